@@ -386,7 +386,7 @@ def test_keys_know_the_tenants_of_a_person(tmp_path: Path) -> None:
     assert act_for(access, caller, "zoe").person == "zoe"
     assert act_for(access, caller, "emil").person == "emil"  # no key, so of any tenant
     assert act_for(access, caller, "x") is caller
-    with pytest.raises(Forbidden, match="not known in the tenant"):
+    with pytest.raises(Forbidden, match="has no key in the tenant"):
         act_for(access, caller, "dora")
     file = tmp_path / "keys.toml"
     file.write_text(entry("x", "x", 'permissions = ["perdure:all"]'))

@@ -318,7 +318,7 @@ def test_streams_at_once(url: str) -> None:
         refused = client.get("/ui/probe.json")
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "5"
-        assert "3 requests are under way" in refused.json()["detail"]
+        assert "3 requests are in progress" in refused.json()["detail"]
         assert client.get("/ok").status_code == 200
         stack.close()
         deadline = time.monotonic() + 30

@@ -85,7 +85,7 @@ def test_without_a_key_nothing_is_reached(url: str, headers: dict[str, str]) -> 
 
     assert reply.status_code == 401
     assert reply.headers["www-authenticate"] == "Bearer"
-    assert "send one as x-api-key" in reply.json()["detail"]
+    assert "send a key in the header x-api-key" in reply.json()["detail"]
 
 
 def test_the_sdk_sends_its_key(url: str) -> None:
@@ -254,7 +254,7 @@ def test_filters(file: Path) -> None:
 
     assert of("ann") == {"owner": "ann"}
     assert of("root", ADMIN_PERMISSION) == {}
-    with pytest.raises(Forbidden, match="expected a label and the user"):
+    with pytest.raises(Forbidden, match="expected a label followed by the user"):
         asyncio.run(keys.permit(Identity("ann"), "store:get", {"namespace": ("memories",)}))
 
 
@@ -297,7 +297,7 @@ def test_a_key_that_is_revoked_ends(
     assert statuses() == [200, 401]
     file.unlink()
     assert statuses() == [401, 401]
-    assert "no key is valid until it is mended" in caplog.text
+    assert "no API key is valid until the keys file is repaired" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""Who sends a request, and what of the database they may reach.
+"""Identify the user who sends a request, and decide which actions and rows the user may reach.
 
-Each route, page and tool names the action that it is, in langgraph's words (`threads:read`,
-`store:put`), or `admin` for what concerns the whole database. What is not allowed is denied.
+Each route, page and tool names its action in langgraph's notation, such as `threads:read` or
+`store:put`. The action `admin` stands for operations on the whole database. An action that is not
+explicitly allowed is denied.
 """
 
 from __future__ import annotations
@@ -45,13 +46,16 @@ Action = Literal[
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Filter = Mapping[str, Any]
-"""What metadata of threads, crons and assistants must meet: equal values, `$eq`, `$contains`."""
+"""The conditions that the metadata of a thread, cron or assistant must meet. Each key has a plain
+value, which must be equal, or a dict with the operator `$eq` or `$contains`."""
 _SCALAR_TYPES: Final = (str, int, float, NoneType)
+# maximum number of lists and dicts inside the lists of a metadata filter; each of them is compared
+# with every element of the list in the metadata, so a larger number would be slow
 _MAX_NESTED_IN_LISTS: Final = 10
 
 
 class Refused(PerdureError):
-    """A request is refused.
+    """Raised when the server refuses a request.
 
     Attributes:
         status: The HTTP status of the reply.
@@ -68,13 +72,13 @@ class Refused(PerdureError):
 
 
 class Unauthenticated(Refused):
-    """A request has no credentials, or none that are valid."""
+    """Raised when a request has no valid credentials."""
 
     status = 401
 
 
 class Forbidden(Refused):
-    """The user who sends a request may not do this."""
+    """Raised when the user who sends a request may not perform its action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +87,13 @@ class Identity:
 
     Attributes:
         user: The id of the user, who owns threads and memories.
-        tenant: The tenant of the database; None: it has none.
-        permissions: As the keys file or the authentication handler lists them.
-        raw: The user as an authentication handler returned it, for other handlers.
-        acting_for: The person for whom the user acts, or None. What may be reached is the person's
-            then, and not the whole database.
-        teams: The teams whose member the user is.
+        tenant: The tenant of the user, or None on a server without tenants.
+        permissions: The permissions that the keys file or the authentication handler lists.
+        raw: The user object that the authentication handler returned. It is passed to the
+            authorization handlers.
+        acting_for: The person for whom the user acts, or None. If it is set, the request reaches
+            only data of this person, also if the user is an admin.
+        teams: The teams that the user, or the person in `acting_for`, belongs to.
     """
 
     user: str
@@ -100,43 +105,54 @@ class Identity:
 
     @property
     def person(self) -> str:
-        """The user whose threads and memories the request is about."""
+        """Return the user whose threads and memories the request may reach."""
         return self.user if self.acting_for is None else self.acting_for
 
     @property
     def is_admin(self) -> bool:
-        """Whether the whole database may be seen and changed."""
+        """Return whether the user may see and change the whole database."""
         return ADMIN_PERMISSION in self.permissions and self.acting_for is None
 
     @property
     def may_act_for_others(self) -> bool:
-        """Whether the user may act for others."""
+        """Return whether the user may act for other users."""
         return bool({ACT_PERMISSION, ADMIN_PERMISSION} & self.permissions)
 
 
 class Access(Protocol):
     """Authentication and authorization of requests.
 
-    An optional attribute `owners_are_people` is False if the `owner` of a thread may be another
-    than the user of an API key, such as an organisation. An optional method `check_person` takes
-    an identity and a name, and raises `Forbidden` if the identity may not act for this person. An
-    optional attribute `identities_list_teams` is False if identities list no teams, so that the
-    config of a run names them. An optional method `find_teams` returns the teams of
-    a user in a tenant.
+    An implementation may have these attributes and methods in addition:
+
+    - `owners_are_people`: False if the `owner` of a thread may be something else than the user of
+      an API key, such as an organisation.
+    - `identities_list_teams`: False if identities list no teams. The config of a run then names
+      the teams whose memory the run uses.
+    - `tenants`: All tenants. The server opens their databases when it starts.
+    - `check_person(identity, person)`: Raise `Forbidden` if the identity may not act for a person.
+    - `find_teams(user, tenant)`: Return the teams of a user.
+    - `refresh_identity(identity)`: Return the identity with its current permissions and teams.
     """
 
     async def identify(self, connection: HTTPConnection) -> Identity:
-        """The user who sends a request.
+        """Return the user who sends a request.
 
         Raises:
-            Unauthenticated: It has no valid credentials.
+            Unauthenticated: The request has no valid credentials.
         """
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
-        """Check that an action is allowed; returns a filter for its threads or assistants.
+        """Check that an action is allowed, and return the filter for the rows that it may reach.
 
-        `value` says what the action is about, as langgraph's handlers are given it: a thread_id,
-        metadata, a namespace. A handler may change it.
+        Args:
+            identity: The user.
+            action: The action that the user requests.
+            value: The arguments of the action, as langgraph passes them to handlers: for example
+                a thread_id, metadata or a namespace. A handler may change them in place.
+
+        Returns:
+            The conditions for the metadata of threads, crons and assistants. An empty filter
+            allows all of them.
 
         Raises:
             Forbidden: The action is not allowed.
@@ -144,9 +160,10 @@ class Access(Protocol):
 
 
 class LocalAccess:
-    """Access without authentication: every request is the local user's, who may do everything.
+    """Access without authentication. Each request is one of the local user, who is an admin.
 
-    An owner that a client names is no person, since no key vouches for it.
+    A client may name any `owner` for a thread. No key proves that owner, so the server does not
+    treat it as a person.
     """
 
     owners_are_people: Final = False
@@ -156,23 +173,28 @@ class LocalAccess:
         self._identity = Identity(user, permissions=frozenset({ADMIN_PERMISSION}))
 
     async def identify(self, connection: HTTPConnection) -> Identity:
-        """The local user."""
+        """Return the local user."""
         return self._identity
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
-        """Allow everything; of a user who acts for a person, what is the person's."""
+        """Allow everything, or only the data of the person for whom the user acts."""
         person = identity.acting_for
         return {} if person is None else permit_own_data(person, action, value)
 
 
 def permit_own_data(user: str, action: Action, value: dict[str, Any]) -> Filter:
-    """Allow what belongs to a user, and return the filter for it. See `Access.permit`.
+    """Allow an action on data of a user, and return the filter that selects this data.
 
-    The threads, crons and assistants of a user name the user as `owner`, and the namespaces have
-    the user's name as second label.
+    Threads, crons and assistants of a user have the user as `owner` in their metadata. Namespaces
+    of a user have the user as their second label. See `Access.permit` for the arguments.
+
+    Args:
+        user: The owner of the data.
+        action: The action that is requested.
+        value: The arguments of the action. The owner or the namespace is added to them in place.
 
     Raises:
-        Forbidden: The action is about something else.
+        Forbidden: The action is about a namespace of another user.
     """
     if action.startswith(("threads:", "assistants:", "crons:")):
         if action.partition(":")[2].startswith("create") or value.get("metadata"):
@@ -183,15 +205,21 @@ def permit_own_data(user: str, action: Action, value: dict[str, Any]) -> Filter:
         namespace = (*(namespace or ("*",)), user)
     if len(namespace) < 2 or namespace[1] != user:
         raise Forbidden(
-            f"{user!r} may not reach the namespace {namespace!r}; expected a label and the "
-            f"user, like ('memories', {user!r})"
+            f"{user!r} may not reach the namespace {namespace!r}; expected a label followed by "
+            f"the user, such as ('memories', {user!r})"
         )
     value["namespace"] = namespace
     return {}
 
 
 def action(name: Action | None) -> Callable[[Endpoint], Endpoint]:
-    """Name the action of an endpoint; `create_app` refuses an endpoint without one."""
+    """Return a decorator that sets the action of an endpoint.
+
+    `create_app` refuses an endpoint without an action.
+
+    Args:
+        name: The action, or None for an endpoint that anyone may call.
+    """
 
     def set_action(endpoint: Endpoint) -> Endpoint:
         endpoint.action = name  # type: ignore[attr-defined]
@@ -201,17 +229,20 @@ def action(name: Action | None) -> Callable[[Endpoint], Endpoint]:
 
 
 public: Final = action(None)
-"""Marks an endpoint that everybody may call, and that reaches no database."""
+"""A decorator for endpoints that anyone may call. They have no access to a database."""
 
 
 def build_containment_check(expected: Any) -> Callable[[Any], bool]:
-    """Tells of a value, in linear time, whether it has all that is wanted.
+    """Return a function that checks whether a JSON value contains the expected value.
 
-    Dicts may have more, lists more and in any order.
+    A dict may have additional keys. A list may have additional elements, in any order. The check
+    takes time linear in the size of the value.
+
+    Args:
+        expected: The JSON value that must be contained.
 
     Raises:
-        InvalidFilter: Lists have more than 10 lists and dicts within; each of them is compared
-            with all that a value's list has.
+        InvalidFilter: The lists of `expected` contain more than 10 lists and dicts.
     """
     if (count := _count_nested_in_lists(expected)) > _MAX_NESTED_IN_LISTS:
         raise InvalidFilter(
@@ -222,6 +253,7 @@ def build_containment_check(expected: Any) -> Callable[[Any], bool]:
 
 
 def _build_containment_check(expected: Any) -> Callable[[Any], bool]:
+    """Return the check of `build_containment_check`, for a value of any nesting."""
     if isinstance(expected, Mapping):
         field_checks = {name: _build_containment_check(value) for name, value in expected.items()}
         return lambda value: (
@@ -244,23 +276,26 @@ def _build_containment_check(expected: Any) -> Callable[[Any], bool]:
 
 
 def _build_scalar_keys(values: list[Any]) -> set[Any]:
-    """The texts, numbers and nulls of a list, as keys that are equal where they are.
+    """Return a hashable key for each text, number and null in a list.
 
-    Hashes of numbers are no secret: of some with the same hash a set takes quadratic time.
+    Equal values have equal keys. The keys of numbers are texts, because Python does not randomise
+    the hashes of numbers: a client could send many numbers with the same hash, and a set of them
+    would take quadratic time.
     """
     return {_build_scalar_key(value) for value in values if isinstance(value, _SCALAR_TYPES)}
 
 
 def _build_scalar_key(value: str | float | None) -> Any:
+    """Return the hashable key of one value; see `_build_scalar_keys`."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int) or value.is_integer():
-        return (hex(int(value)),)  # of any size in linear time
+        return (hex(int(value)),)  # linear time for large numbers, unlike `str`
     return (repr(value),)
 
 
 def _count_nested_in_lists(value: Any, is_in_list: bool = False) -> int:
-    """How many lists and dicts are within lists."""
+    """Return how many lists and dicts are inside lists, at any depth."""
     if isinstance(value, Mapping):
         return is_in_list + sum(_count_nested_in_lists(part, is_in_list) for part in value.values())
     if isinstance(value, list):
@@ -269,21 +304,30 @@ def _count_nested_in_lists(value: Any, is_in_list: bool = False) -> int:
 
 
 def matches_filter(metadata: Mapping[str, Any], filter: Filter) -> bool:
-    """Whether the metadata of a thread or an assistant meets a filter."""
+    """Return whether the metadata of a thread, cron or assistant meets a filter."""
     return all(_matches_condition(metadata.get(name), wanted) for name, wanted in filter.items())
 
 
 def require_filter_match(noun: str, metadata: Mapping[str, Any], filter: Filter) -> None:
-    """Refuse to make or to change what whoever asks could not reach then.
+    """Refuse to create or change an object that its user could not reach afterwards.
+
+    Args:
+        noun: The kind of the object for the error message, such as `a thread`.
+        metadata: The new metadata of the object.
+        filter: The conditions that the metadata must meet.
 
     Raises:
-        Forbidden: Its metadata does not meet the filter.
+        Forbidden: The metadata does not meet the filter.
     """
     if not matches_filter(metadata, filter):
-        raise Forbidden(f"{noun} with the metadata {dict(metadata)!r:.200} is not yours")
+        raise Forbidden(
+            f"{noun} with the metadata {dict(metadata)!r:.200} would not be accessible to you; "
+            "change the metadata"
+        )
 
 
 def _matches_condition(value: Any, condition: Any) -> bool:
+    """Return whether a metadata value meets the condition of a filter."""
     match condition:
         case {"$eq": equal, **others} if not others:
             return bool(value == equal)

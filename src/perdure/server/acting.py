@@ -1,8 +1,8 @@
-"""Acting for a person: a caller with the permission `perdure:act` names the person.
+"""Let a caller with the permission `perdure:act` send a request for another person.
 
-The header `X-Perdure-User` names the person of any request, and the `user_id` in the `context` of a
-run that of this run. The request then reaches what is the person's, and what it makes is the
-person's. Limits, the login that graphs see and the rights that handlers check stay the caller's.
+The header `X-Perdure-User` names the person for any request. The `user_id` in the `context` of a
+run names the person for this run. The request then reads and creates data of the person. Rate
+limits, the user that graphs receive and the permissions that handlers check remain the caller's.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from perdure.settings import is_name
 
 PERSON_HEADER: Final = "X-Perdure-User"
 """The header that names the person for whom a request is sent, in UTF-8."""
-_MAX_NAME_CHARS: Final = 4096  # characters of a name, as of a label of a namespace
+# maximum characters of a person's name, the same as for a label of a namespace
+_MAX_NAME_CHARS: Final = 4096
 
 
 async def identify_caller(connection: HTTPConnection) -> Identity:
-    """Return the user who sends a request, with the person for whom they act.
+    """Return the user who sends a request, with the person for whom the user acts.
+
+    Args:
+        connection: The HTTP request or the websocket.
 
     Raises:
         Unauthenticated: The request has no valid credentials.
@@ -35,7 +39,7 @@ async def identify_caller(connection: HTTPConnection) -> Identity:
         return identity
     if len({*names}) > 1:
         raise Forbidden(
-            f"{PERSON_HEADER} is sent {len(names)} times with different names; send one"
+            f"{PERSON_HEADER} is sent {len(names)} times with different names; send it once"
         )
     try:
         person = names[0].encode("latin-1").decode()
@@ -45,14 +49,23 @@ async def identify_caller(connection: HTTPConnection) -> Identity:
 
 
 def act_for(access: Access, identity: Identity, person: Any) -> Identity:
-    """Return the identity of a caller who acts for a person. For themselves, nobody needs a right.
+    """Return the identity of a caller who acts for a person.
+
+    A caller who names themselves needs no permission.
+
+    Args:
+        access: The rules of the server.
+        identity: The caller.
+        person: The name of the person, which may be any value from a request.
 
     Raises:
-        Forbidden: The name is blank or not valid, the caller may not act for others, already acts
-            for somebody else, or the person is known in other tenants only.
+        Forbidden: The name is blank or not valid, the caller may not act for others, the caller
+            already acts for another person, or the person has keys in other tenants only.
     """
     if not is_name(person) or len(person) > _MAX_NAME_CHARS or person == "*" or "\0" in person:
-        raise Forbidden(f"the person is {person!a:.80}; expected the name of a user")
+        raise Forbidden(
+            f"the person is {person!a:.80}; expected the name of a user, which is not '*'"
+        )
     if person == identity.person:
         return identity
     if identity.acting_for is not None:

@@ -1,6 +1,7 @@
-"""Access by a file with handlers of `langgraph_sdk.Auth`, as langgraph's server takes it.
+"""Authenticate and authorize requests by the handlers of an Auth file.
 
-An action is denied unless a handler allows it.
+An Auth file defines a `langgraph_sdk.Auth`, as for langgraph's server. An action is denied unless a
+handler allows it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _LOG: Final = logging.getLogger("perdure.server")
 _HANDLER_PARAMETERS: Final = (
     "request", "body", "path", "method", "path_params", "query_params", "headers", "authorization"
 )  # fmt: skip
+"""The parameters that an authentication handler may have."""
 Handler = Callable[..., Any]
 _Scalar: TypeAlias = str | bool | int | float
 _FILTER_ADAPTER: Final = TypeAdapter[Filter](
@@ -45,10 +47,10 @@ _FILTER_ADAPTER: Final = TypeAdapter[Filter](
 
 
 class HandlerUser(dict[str, Any]):
-    """A user whom a handler returned as a dict or as an id: its fields are attributes too."""
+    """A user that a handler returned as a dict or as an id. Its fields are also attributes."""
 
     def __getattr__(self, name: str) -> Any:
-        """A field."""
+        """Return a field."""
         try:
             return self[name]
         except KeyError:
@@ -56,7 +58,7 @@ class HandlerUser(dict[str, Any]):
 
 
 class _ActingUser:
-    """A user of another class than a dict, with the person for whom they act."""
+    """A user object that is not a dict, extended by the person for whom the user acts."""
 
     def __init__(self, user: Any, acting_for: str) -> None:
         self._user, self.acting_for = user, acting_for
@@ -66,7 +68,7 @@ class _ActingUser:
         return getattr(self._user, name)
 
     def __getitem__(self, name: str) -> Any:
-        """Return an attribute or an item of the user."""
+        """Return an item of the user, or an attribute if the user has no items."""
         if name == "acting_for":
             return self.acting_for
         return self._user[name] if hasattr(self._user, "__getitem__") else getattr(self, name)
@@ -77,9 +79,10 @@ class _ActingUser:
 
 
 def _build_context_user(identity: Identity) -> Any:
-    """Return the user for handlers: as one of them returned it, with `acting_for`.
+    """Return the user object for authorization handlers.
 
-    `ctx.user["acting_for"]` is the person for whom the user acts, or None.
+    It is the object that the authentication handler returned, with the additional field
+    `acting_for`: the person for whom the user acts, or None.
     """
     raw, person = identity.raw_user, identity.acting_for
     if isinstance(raw, Mapping):
@@ -88,23 +91,26 @@ def _build_context_user(identity: Identity) -> Any:
 
 
 class AuthFileAccess:
-    """Access by the handlers of a file.
+    """Access by the handlers of an Auth file.
 
-    Perdure's own are the permissions `perdure:admin` and `perdure:act`, the fields `tenant` and
-    `teams` of a user, and the field `acting_for` of `ctx.user`.
+    Perdure adds to langgraph's interface the permissions `perdure:admin` and `perdure:act`, the
+    fields `tenant` and `teams` of a user, and the field `acting_for` of `ctx.user`.
 
     Args:
-        path: The file and its `Auth`: `"./auth.py:auth"`.
+        path: The file and the name of its `Auth`, such as `"./auth.py:auth"`.
+
+    Attributes:
+        reads_body: Whether the authentication handler has the parameter `body`.
 
     Raises:
-        ConfigurationError: There is no such file, or no usable `Auth` in it.
+        ConfigurationError: The file does not exist, or has no usable `Auth`.
     """
 
-    owners_are_people: Final = False  # a handler may set an organisation or a team
+    owners_are_people: Final = False  # a handler may set an organisation as owner
 
     def __init__(self, path: str) -> None:
         if (folder := str(Path(path).resolve().parent)) not in sys.path:
-            sys.path.append(folder)  # what it imports lies beside it
+            sys.path.append(folder)  # the file may import modules of its folder
         self._authenticate, self._handlers = _find_handlers(
             import_object(path, Path(), "the file of authentication handlers"), path
         )
@@ -117,11 +123,16 @@ class AuthFileAccess:
             if each.name not in _HANDLER_PARAMETERS and each.default is each.empty:
                 raise ConfigurationError(
                     f"the authentication handler of {path!r} has the parameter {each.name!r}; "
-                    f"expected some of {', '.join(_HANDLER_PARAMETERS)}"
+                    f"rename or remove it; allowed are {', '.join(_HANDLER_PARAMETERS)}"
                 )
 
     async def identify(self, connection: HTTPConnection) -> Identity:
-        """The user that the authentication handler returns."""
+        """Return the user that the authentication handler returns for a request.
+
+        Raises:
+            Unauthenticated: The handler refuses the request, or returns no valid user.
+            Refused: The handler raises an HTTPException with another status.
+        """
         arguments = {
             "request": connection,
             "body": await _read_json_body(connection) if self.reads_body else None,
@@ -149,7 +160,9 @@ class AuthFileAccess:
             user = HandlerUser(default | dict(user))
         identity = getattr(user, "identity", None)
         if not is_name(identity):
-            raise Unauthenticated("the authentication handler returned no user with an identity")
+            raise Unauthenticated(
+                "the authentication handler returned a user without a valid identity"
+            )
         if not getattr(user, "is_authenticated", True):
             raise Unauthenticated("the user is not authenticated")
         tenant = getattr(user, "tenant", None)
@@ -158,28 +171,30 @@ class AuthFileAccess:
         return Identity(identity, tenant, permissions, user, teams=teams)
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
-        """Ask the most specific handler."""
+        """Call the most specific handler for an action; see `Access.permit`."""
         resource, _, verb = action.partition(":")
         candidates = ((resource, verb), (resource, "*"), ("*", verb), ("*", "*"))
         handler = next(
             (self._handlers[each] for each in candidates if each in self._handlers), None
         )
         if handler is None:
-            raise Forbidden(f"no handler allows {action}")
+            raise Forbidden(f"no handler allows {action}; add one to the Auth file")
         context = Auth.types.AuthContext(
             permissions=sorted(identity.permissions),
             user=_build_context_user(identity),
             resource=cast(Any, resource),
             action=cast(Any, verb),
         )
-        if "metadata" in value and value["metadata"] is None:  # handlers write into it
+        if (
+            "metadata" in value and value["metadata"] is None
+        ):  # handlers may write into the metadata
             value["metadata"] = {}
         try:
             result = await _await_handler(handler(ctx=context, value=value))
-        except AssertionError as exc:  # as the handlers in langgraph's guide say no
+        except AssertionError as exc:  # handlers in langgraph's guide refuse by `assert`
             raise Forbidden(str(exc) or f"{action} is not allowed") from exc
         if result is False:
-            raise Forbidden(f"{identity.user!r} may not {action}")
+            raise Forbidden(f"{identity.user!r} may not perform {action}; its handler denied it")
         if value.get("namespace") is not None:
             value["namespace"] = tuple(value["namespace"])
         if result is None or result is True or result == {}:
@@ -187,12 +202,18 @@ class AuthFileAccess:
         with suppress(ValidationError):
             if resource in ("threads", "assistants", "crons"):
                 return _FILTER_ADAPTER.validate_python(result, strict=True)
-        _LOG.error("denied %s: its handler returned %r, which cannot be applied", action, result)
-        raise Forbidden(f"the handler of {action} returned a filter that cannot be applied")
+        _LOG.error(
+            "%s was denied, because its handler returned %r; expected None, a bool or a filter",
+            action,
+            result,
+        )
+        raise Forbidden(
+            f"the handler of {action} returned an invalid filter; see the log of the server"
+        )
 
 
 async def _await_handler(result: Awaitable[Any]) -> Any:
-    """The answer of a handler; its HTTPException becomes one of our errors."""
+    """Return the result of a handler. Convert its HTTPException to a `Refused` error."""
     try:
         return await result
     except Auth.exceptions.HTTPException as exc:
@@ -202,16 +223,30 @@ async def _await_handler(result: Awaitable[Any]) -> Any:
 
 
 async def _read_json_body(connection: HTTPConnection) -> Any:
+    """Return the JSON body of a request, or None if the request has no valid JSON."""
     if isinstance(connection, Request) and "json" in connection.headers.get("content-type", ""):
-        with suppress(ValueError):  # the endpoint refuses what is no JSON
+        with suppress(ValueError):  # the endpoint reports invalid JSON later
             return await connection.json()
     return None
 
 
 def _find_handlers(auth: Any, path: str) -> tuple[Handler, Mapping[tuple[str, str], Handler]]:
-    """The handlers of an `Auth`: it has no public way to them.
+    """Return the handlers of an `Auth`.
+
+    An `Auth` has no public method that returns its handlers, so private attributes are read.
 
     Source: langgraph_sdk/auth/__init__.py, which says that servers read these attributes.
+
+    Args:
+        auth: The object that the Auth file defines.
+        path: The path of the file, for error messages.
+
+    Returns:
+        The authentication handler, and the authorization handlers by resource and action. Of
+        several handlers for the same action, the last one is returned.
+
+    Raises:
+        ConfigurationError: The object is no `Auth`, or has no authentication handler.
     """
     if not isinstance(auth, Auth):
         raise ConfigurationError(f"{path!r} is {type(auth).__name__}; expected langgraph_sdk.Auth")
@@ -220,9 +255,9 @@ def _find_handlers(auth: Any, path: str) -> tuple[Handler, Mapping[tuple[str, st
         handlers = {**auth._handlers, ("*", "*"): auth._global_handlers}
     except AttributeError as exc:
         raise ConfigurationError(
-            f"langgraph-sdk {version('langgraph-sdk')} keeps the handlers of Auth elsewhere "
-            f"({exc}); install another version"
+            f"langgraph-sdk {version('langgraph-sdk')} is not supported: the handlers of Auth "
+            f"were not found ({exc}); install another version"
         ) from exc
     if authenticate is None:
-        raise ConfigurationError(f"{path!r} has no handler under @auth.authenticate")
+        raise ConfigurationError(f"{path!r} has no handler under @auth.authenticate; add one")
     return authenticate, {place: each[-1] for place, each in handlers.items() if each}

@@ -1,6 +1,6 @@
-"""Serve the application `http.app` of a `langgraph.json` behind perdure's own paths.
+"""Serve the custom application that `http.app` in a `langgraph.json` names.
 
-A request for a path that perdure does not have is passed to the application after its sender was
+A request whose path does not belong to perdure is passed to the application, after the user was
 identified. Host name, origin, rate and body size are checked before, as for all requests.
 """
 
@@ -21,10 +21,10 @@ from perdure.server.guard import build_refusal
 
 
 class AppUser(BaseUser):
-    """The user who sends a request, which the application finds in `request.user`.
+    """The user who sends a request. The application reads it from `request.user`.
 
     Attributes:
-        permissions: The permissions of the user.
+        permissions: The permissions of the user, sorted.
         acting_for: The person for whom the user acts, or None.
     """
 
@@ -49,13 +49,13 @@ class AppUser(BaseUser):
 
 
 class CustomApp:
-    """Passes requests to a custom application.
+    """An ASGI application that identifies the user and calls a custom application.
 
     Args:
         app: A Starlette or FastAPI application.
 
     Raises:
-        ConfigurationError: The object is no such application.
+        ConfigurationError: The object is not a Starlette or FastAPI application.
     """
 
     def __init__(self, app: Any) -> None:
@@ -68,15 +68,15 @@ class CustomApp:
         self._state: dict[str, Any] = {}
 
     def run_lifespan(self) -> AbstractAsyncContextManager[Any]:
-        """Return a context that starts the application and ends it."""
+        """Return a context manager that runs startup and shutdown of the application."""
         return self._app.router.lifespan_context(self._app)
 
     def set_state(self, state: dict[str, Any] | None) -> None:
-        """Set what the lifespan of the application yielded, which is `request.state`."""
+        """Set the initial values of `request.state`, which the application's lifespan yielded."""
         self._state = dict(state or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Identify the user, and pass the request on."""
+        """Identify the user and pass the request to the application."""
         state = scope["app"].state
         try:
             identity = await identify_caller(HTTPConnection(scope))

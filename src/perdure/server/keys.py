@@ -1,4 +1,4 @@
-"""API keys: a file names the user of each by its SHA-256. Users reach what is their own."""
+"""Identify users by API keys. A file has the SHA-256 hash of each key and the key's user."""
 
 from __future__ import annotations
 
@@ -27,24 +27,37 @@ from perdure.server.keys_file import Key, check_key_user, read_keys
 from perdure.server.teams import check_team_access, is_team_namespace
 
 _LOG: Final = logging.getLogger("perdure.server")
-_RELOAD_INTERVAL_S: Final = 1.0  # how often the file is read
+# seconds after which a request reads the file again, so that a revoked key stops working
+_RELOAD_INTERVAL_S: Final = 1.0
 
 
 def create_key(user: str) -> tuple[str, str]:
-    """A new random key of a user, and its SHA-256."""
+    """Create a random key for a user.
+
+    Returns:
+        The key, and its SHA-256 hash as hexadecimal digits.
+
+    Raises:
+        ConfigurationError: No user can have this name.
+    """
     check_key_user(user)
     key = f"perdure_{secrets.token_urlsafe(32)}"
     return key, hashlib.sha256(key.encode()).hexdigest()
 
 
 class KeysFileAccess:
-    """Access by the keys of a file; a change of the file is seen within a second.
+    """Access by the API keys of a file. A change of the file takes effect within a second.
 
-    A key with the permission `perdure:admin` may do everything. One with `perdure:act` may act for
-    other users of its tenant, and then reaches what is theirs. Other users reach the threads,
-    crons and assistants whose metadata names them as `owner`, as it does in those that they create,
-    and the namespaces whose second label is their name, like `("memories", "ann")`. Under the first
-    label `teams` they reach the namespaces of the teams that their key lists.
+    A key with the permission `perdure:admin` may do everything. A key with `perdure:act` may act
+    for other users of its tenant, and then reaches the data of that user.
+
+    All other keys reach the data of their user. These are threads, crons and assistants with the
+    user as `owner` in their metadata, which the server sets when the user creates them, and
+    namespaces with the user as second label, such as `("memories", "ann")`. A key also reaches the
+    namespaces `("teams", NAME)` of the teams that it lists.
+
+    Args:
+        file: The path of the file.
 
     Raises:
         ConfigurationError: The file is missing or malformed.
@@ -56,26 +69,30 @@ class KeysFileAccess:
 
     @property
     def is_readable_by_others(self) -> bool:
-        """Whether others of this machine may read the file."""
+        """Return whether other users of this machine may read the file."""
         return bool(self._path.stat().st_mode & 0o077)
 
     @property
     def tenants(self) -> set[str | None]:
-        """The tenants of the keys."""
+        """Return the tenants of all keys."""
         return {each.tenant for each in self._keys}
 
     async def identify(self, connection: HTTPConnection) -> Identity:
-        """The user of the key that a request has."""
+        """Return the user of the key that a request sends.
+
+        Raises:
+            Unauthenticated: The request has no key, or the file does not list the key.
+        """
         await self._reload_if_stale()
         scheme, _, token = connection.headers.get("authorization", "").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else ""
         key = connection.headers.get("x-api-key") or bearer
         digest = hashlib.sha256(key.encode()).hexdigest()
-        # all are compared, so that the time tells nothing
+        # compare with all keys, so that the response time does not depend on which key matches
         matching_keys = [each for each in self._keys if hmac.compare_digest(each.sha256, digest)]
         if not key or not matching_keys:
             raise Unauthenticated(
-                "no valid API key; send one as x-api-key or Authorization: Bearer",
+                "no valid API key; send a key in the header x-api-key or Authorization: Bearer",
                 headers={"WWW-Authenticate": "Bearer"},
             )
         matching_key = matching_keys[0]
@@ -85,12 +102,20 @@ class KeysFileAccess:
         )
 
     async def refresh_identity(self, identity: Identity) -> Identity:
-        """A user who has a key still, with what their keys may do now."""
+        """Return an identity with its current permissions and teams.
+
+        Only permissions that the identity already has are kept. A cron uses this method, so that it
+        stops when its user's keys are revoked.
+
+        Raises:
+            Unauthenticated: The user has no key any more.
+            Forbidden: The user may no longer act for the person.
+        """
         user_and_tenant = identity.user, identity.tenant
         await self._reload_if_stale()
         keys = [each for each in self._keys if (each.user, each.tenant) == user_and_tenant]
         if not keys:
-            raise Unauthenticated(f"{identity.user!r} has no key any more")
+            raise Unauthenticated(f"the keys of {identity.user!r} were revoked; create a new key")
         current_permissions = frozenset(name for each in keys for name in each.permissions)
         current_identity = Identity(
             *user_and_tenant,
@@ -101,12 +126,12 @@ class KeysFileAccess:
         return current_identity if person is None else act_for(self, current_identity, person)
 
     def find_teams(self, user: str, tenant: str | None) -> frozenset[str]:
-        """The teams that the keys of a user list."""
+        """Return the teams that the keys of a user list."""
         keys = [each for each in self._keys if (each.user, each.tenant) == (user, tenant)]
         return frozenset(name for each in keys for name in each.teams)
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
-        """Allow what belongs to the user."""
+        """Allow actions on data of the user and of the user's teams; see `Access.permit`."""
         if identity.is_admin:
             return {}
         namespace = tuple(value.get("namespace") or ())
@@ -117,28 +142,33 @@ class KeysFileAccess:
         return permit_own_data(identity.person, action, value)
 
     def check_person(self, identity: Identity, person: str) -> None:
-        """Refuse a person who has keys, and none of them in the tenant of the caller.
+        """Refuse a person who has keys in other tenants only.
 
-        A person needs no key, so one without keys may be a person of any tenant.
+        A person needs no key. A person without keys may belong to any tenant.
 
         Raises:
-            Forbidden: The person is known in other tenants only.
+            Forbidden: The person has keys, and none of them in the tenant of the caller.
         """
         tenants = {each.tenant for each in self._keys if each.user == person}
         if tenants and identity.tenant not in tenants:
-            raise Forbidden(f"{person!r:.80} is not known in the tenant of {identity.user!r}")
+            raise Forbidden(
+                f"{person!r:.80} has no key in the tenant of {identity.user!r}; name a user "
+                "of this tenant"
+            )
 
     async def _reload_if_stale(self) -> None:
+        """Read the file again if it was last read more than a second ago."""
         if monotonic() - self._read_at > _RELOAD_INTERVAL_S:
             self._read_at = monotonic()
             await asyncio.to_thread(self._reload)
 
     def _reload(self) -> None:
+        """Read the file. If it cannot be read, no key is valid until it can."""
         try:
             self._keys = self._read_file()
-        except ConfigurationError as exc:  # a key that was to be revoked is not valid
+        except ConfigurationError as exc:  # the broken file may have been edited to revoke a key
             self._keys = []
-            _LOG.error("no key is valid until it is mended: %s", exc)
+            _LOG.error("no API key is valid until the keys file is repaired: %s", exc)
 
     def _read_file(self) -> list[Key]:
         return read_keys(self._path)

@@ -1,4 +1,4 @@
-"""The file of API keys: reading it, and revoking keys in it while a server reads it."""
+"""Read the file of API keys, and revoke keys in it while a server uses the file."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from perdure.errors import ConfigurationError
 from perdure.settings import is_name
 
-_TABLE_HEADER: Final = re.compile(r"\s*\[\[\s*keys\s*\]\]\s*(#.*)?")
-_MAX_ATTEMPTS: Final = (
-    20  # how often the file is read again, if another program changes it meanwhile
-)
+_TABLE_HEADER: Final = re.compile(r"\s*\[\[\s*keys\s*\]\]\s*(#.*)?")  # the TOML line [[keys]]
+# number of times that a revocation is tried if another program changes the file at the same time
+_MAX_ATTEMPTS: Final = 20
 
 
 def check_key_user(name: str) -> str:
-    """Check the user of a key, and return it.
+    """Return the name of a key's user if it is valid.
 
     Raises:
-        ConfigurationError: No user can have this name.
+        ConfigurationError: The name is blank, `*`, or has characters that are not allowed.
     """
     if not is_name(name) or name == "*" or "\0" in name:
         raise ConfigurationError(f"no user can be called {name!a}; choose another name")
@@ -35,10 +34,10 @@ def check_key_user(name: str) -> str:
 
 
 def check_team_name(name: str) -> str:
-    """Check the team of a key, and return it.
+    """Return the name of a key's team if it is valid.
 
     Raises:
-        ConfigurationError: No team can have this name.
+        ConfigurationError: The name is blank, `*`, or has characters that are not allowed.
     """
     if not is_name(name) or name == "*" or "\0" in name:
         raise ConfigurationError(f"no team can be called {name!a}; choose another name")
@@ -46,7 +45,15 @@ def check_team_name(name: str) -> str:
 
 
 class Key(BaseModel):
-    """An entry of the file: whose a key is, the hash of the key, and what the user may do."""
+    """An entry of the keys file.
+
+    Attributes:
+        user: The user of the key.
+        sha256: The SHA-256 hash of the key, as 64 hexadecimal digits.
+        tenant: The tenant of the user, or None.
+        permissions: What the key may do in addition to reaching the data of its user.
+        teams: The teams that the user is a member of.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -58,13 +65,15 @@ class Key(BaseModel):
 
 
 class _KeysFile(BaseModel):
+    """The content of the keys file."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     keys: list[Key]
 
 
 def read_keys(path: Path) -> list[Key]:
-    """Read the keys of a file.
+    """Read the entries of a keys file.
 
     Raises:
         ConfigurationError: The file is missing or malformed.
@@ -79,31 +88,38 @@ def _parse_keys(text: str) -> list[Key]:
 
 @contextmanager
 def _wrap_file_errors(path: Path) -> Iterator[None]:
-    """Raise ConfigurationError, which names the file, in place of errors of reading it."""
+    """Convert errors of reading a keys file into a ConfigurationError with the file's name."""
     try:
         yield
     except (OSError, ValueError) as exc:
         problem = str(exc)
-        if isinstance(exc, ValidationError):  # its text has the values
+        if isinstance(exc, ValidationError):  # its text would contain the hashes
             first = exc.errors(include_input=False)[0]
             problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise ConfigurationError(
             f"the keys file {str(path)!r} cannot be read: {problem}; expected [[keys]] "
-            "with user, sha256 and, if wanted, tenant, permissions and teams"
+            "with user, sha256 and optionally tenant, permissions and teams"
         ) from None
 
 
 def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
-    """Remove keys from a file, and return them.
+    """Remove keys from a keys file.
 
-    The file is replaced atomically by one with the same permissions and owner, so a server reads
-    either all keys as they were or those that are left. Other lines and comments stay.
+    The file is replaced atomically by a file with the same permissions and owner. So a server reads
+    either all old keys or only the remaining ones. Other lines and comments are kept.
+
+    Args:
+        path: The keys file. The target of a symbolic link is replaced.
+        is_revoked: Returns True for the keys that are removed.
+
+    Returns:
+        The removed keys, in the order of the file.
 
     Raises:
-        ConfigurationError: The file cannot be read or written, has a form that cannot be edited, or
-            another program changes it all the time.
+        ConfigurationError: The file cannot be read or written, it is written in a form that cannot
+            be edited, or another program kept changing it.
     """
-    path = path.resolve()  # of a link, the file that it names is replaced
+    path = path.resolve()  # replace the target of a symbolic link, not the link
     for _ in range(_MAX_ATTEMPTS):
         with _wrap_file_errors(path):
             old_content = path.read_bytes()
@@ -117,19 +133,21 @@ def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
             new_text, [key for key in keys if not is_revoked(key)]
         ):
             raise ConfigurationError(
-                f"the keys file {str(path)!r} does not have each key under a line [[keys]] of its "
-                "own, so it cannot be edited; remove the keys by hand"
+                f"the keys file {str(path)!r} does not have each key under its own line [[keys]], "
+                "so it cannot be edited; remove the keys by hand"
             )
         try:
             if _replace_file(path, old_content, new_text.encode("utf-8")):
                 return revoked
         except OSError as exc:
-            raise ConfigurationError(f"{str(path)!r} cannot be replaced: {exc}") from exc
-    raise ConfigurationError(f"another program changes {str(path)!r} all the time; try again")
+            raise ConfigurationError(
+                f"the keys file {str(path)!r} cannot be replaced: {exc}"
+            ) from exc
+    raise ConfigurationError(f"another program keeps changing {str(path)!r}; try again")
 
 
 def _has_keys(text: str, keys: Sequence[Key]) -> bool:
-    """Return whether a text is a file with exactly these keys."""
+    """Return whether a text is a valid keys file with exactly these keys."""
     try:
         return _parse_keys(text) == keys
     except ValueError:
@@ -137,9 +155,16 @@ def _has_keys(text: str, keys: Sequence[Key]) -> bool:
 
 
 def _remove_blocks(text: str, is_removed: Sequence[bool]) -> str | None:
-    """Remove tables `[[keys]]` by their numbers, or return None if there are not so many.
+    """Return the text of a keys file without some of its tables `[[keys]]`.
 
-    Comments directly above a table go with it, unless the file begins with them.
+    Comments directly above a table are removed with it, except comments at the start of the file.
+
+    Args:
+        text: The text of the file.
+        is_removed: Whether each table is removed, in the order of the file.
+
+    Returns:
+        The new text, or None if the text does not have one line `[[keys]]` for each table.
     """
     lines = re.split(r"(?<=\n)", text)
     header_lines = [
@@ -153,12 +178,15 @@ def _remove_blocks(text: str, is_removed: Sequence[bool]) -> str | None:
     for first, end, is_block_removed in zip(block_starts, block_ends, is_removed, strict=True):
         remaining_lines += [] if is_block_removed else lines[first:end]
     if all(is_removed):
-        remaining_lines.append("keys = []\n")  # what a file without keys has to say
+        remaining_lines.append("keys = []\n")  # the field is required, also without keys
     return "".join(remaining_lines)
 
 
 def _find_comment_start(lines: Sequence[str], start: int) -> int:
-    """Return the number of the first of the comments directly above a line."""
+    """Return the index of the first comment line in the block of comments directly above a line.
+
+    Return `start` if there are no comments, or if they begin the file.
+    """
     first = start
     while first and lines[first - 1].lstrip().startswith("#"):
         first -= 1
@@ -166,14 +194,14 @@ def _find_comment_start(lines: Sequence[str], start: int) -> int:
 
 
 def _replace_file(path: Path, old_content: bytes, new_content: bytes) -> bool:
-    """Replace a file if it is as it was. Return whether it was."""
+    """Replace a file atomically if it still has its old content. Return whether it was replaced."""
     with _lock_folder(path):
         status = path.stat()
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with open(handle, "wb") as file:
                 if hasattr(os, "fchown"):
-                    with suppress(PermissionError):  # only root gives files away
+                    with suppress(PermissionError):  # only root may change the owner
                         os.fchown(file.fileno(), status.st_uid, status.st_gid)
                 os.chmod(name, stat.S_IMODE(status.st_mode))
                 file.write(new_content)
@@ -191,10 +219,10 @@ def _replace_file(path: Path, old_content: bytes, new_content: bytes) -> bool:
 
 @contextmanager
 def _lock_folder(path: Path) -> Iterator[None]:
-    """Hold a lock on the folder of a file, so that of two revocations none is lost."""
+    """Hold an exclusive lock on a file's folder, so that no concurrent revocation is lost."""
     try:
         import fcntl
-    except ImportError:  # on Windows
+    except ImportError:  # Windows has no fcntl
         yield
         return
     folder = os.open(path.parent, os.O_RDONLY)
@@ -206,8 +234,8 @@ def _lock_folder(path: Path) -> Iterator[None]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush a folder, so that a power cut does not bring the replaced file back."""
-    with suppress(OSError):  # some systems cannot
+    """Flush a folder to disk, so that a power failure does not restore the replaced file."""
+    with suppress(OSError):  # some systems do not support it
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)

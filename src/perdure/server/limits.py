@@ -1,4 +1,4 @@
-"""How much is taken from a client: a rate, requests at once, the size and the time of a body."""
+"""Limit the requests of a client: their rate, their number at once, and the size of a body."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from typing import Final
 
 from perdure.server.access import Refused
 
-_MAX_CLIENTS: Final = 10_000  # clients of which a rate is kept
-_CONCURRENCY_RETRY_S: Final = 5
+_MAX_CLIENTS: Final = 10_000  # maximum number of clients whose request rate is remembered
+_CONCURRENCY_RETRY_S: Final = 5  # seconds in Retry-After if too many requests are in progress
 
 
 class TooManyRequests(Refused):
-    """A client asks more often than it may."""
+    """Raised when a client sends more requests than its limits allow.
+
+    Args:
+        detail: The error message.
+        retry_after_s: Seconds after which the client may try again.
+    """
 
     status = 429
 
@@ -27,16 +32,16 @@ class TooManyRequests(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a server.
+    """The limits of a server. The limits of requests apply to each network address and each user.
 
     Attributes:
-        body_bytes: The size of a request's body.
-        body_wait_s: How long the next part of a body may take.
-        per_s, burst: Requests of an address, and of an identity: so many a second in the long
-            run, so many at a time.
-        at_once: Requests of an identity that are under way, streams among them.
-        user_event_bytes: The most bytes of events that a process keeps in memory for one user.
-        all_event_bytes: The most bytes of events that a process keeps in memory for all users.
+        body_bytes: Maximum bytes of a request's body.
+        body_wait_s: Maximum seconds until the next part of a body arrives.
+        requests_per_s: Average number of requests per second.
+        burst: Number of requests that may be sent at once before the average applies.
+        max_concurrent_requests: Maximum requests of a user that are in progress. Streams count.
+        user_event_bytes: Maximum bytes of events that a process keeps in memory for one user.
+        all_event_bytes: Maximum bytes of events that a process keeps in memory for all users.
     """
 
     body_bytes: int = 10_000_000
@@ -49,9 +54,14 @@ class Limits:
 
 
 class RequestLimiter:
-    """The requests of each client, and whether it may send another.
+    """Counts the requests of each client, and refuses those above the limits.
+
+    A client is any hashable value, such as an address or the tenant and id of a user.
 
     Source: the generic cell rate algorithm, ITU-T I.371.
+
+    Args:
+        limits: The limits of the server.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -66,36 +76,38 @@ class RequestLimiter:
         self._next_due: dict[Hashable, float] = {}
 
     def count_request(self, client: Hashable) -> None:
-        """Count a request.
+        """Count a request against the rate of a client.
 
         Raises:
-            TooManyRequests: There were more than there may be.
+            TooManyRequests: The client sends requests faster than allowed.
         """
         now = monotonic()
         due = max(self._next_due.get(client, 0.0), now)
         if (retry_after_s := due - now - self._burst_s) > 0:
             raise TooManyRequests(
-                f"too many requests; ask again in {retry_after_s:.1f} s", retry_after_s
+                f"too many requests; try again in {retry_after_s:.1f} s", retry_after_s
             )
         if len(self._next_due) >= _MAX_CLIENTS:
             self._next_due = {each: at for each, at in self._next_due.items() if at > now}
             if (
                 len(self._next_due) >= _MAX_CLIENTS
-            ):  # as many ask at once: forget who asked how often
+            ):  # all clients are active; reset all rates to bound the memory
                 self._next_due.clear()
         self._next_due[client] = due + self._interval_s
 
     @contextmanager
     def track_request(self, client: Hashable) -> Iterator[None]:
-        """Count a request, which is under way while this lasts.
+        """Count a request against the rate, and as in progress until the block ends.
 
         Raises:
-            TooManyRequests: There were more than there may be, or as many as may be are under way.
+            TooManyRequests: The client sends requests faster than allowed, or has the maximum
+                number of requests in progress.
         """
         self.count_request(client)
         if self._open_requests[client] >= self._max_concurrent:
             raise TooManyRequests(
-                f"{self._max_concurrent} requests are under way; end some first",
+                f"{self._max_concurrent} requests are in progress, and no more are allowed; end "
+                "one of them first",
                 _CONCURRENCY_RETRY_S,
             )
         self._open_requests[client] += 1

@@ -1,8 +1,9 @@
-"""The person of a thread: the user whose memories its runs use, whoever sends the request.
+"""Determine the person of a thread, which is the user whose memories the thread's runs use.
 
-The person is the `user_id` of the thread's head, else the `owner` that an API key gave. An owner
-that a handler of an Auth file sets, such as an organisation, is no person. docs/server.md has the
-rule as a table.
+The person may be another user than the sender of a request. The person is the `user_id` of the
+thread's head. If the head has none, it is the `owner` that an API key set. An owner that a handler
+of an Auth file sets may be an organisation, so it is not used. docs/server.md has a table of the
+rules.
 """
 
 from __future__ import annotations
@@ -19,20 +20,22 @@ from perdure.checkpointers.thread_list import ListedThread
 from perdure.memory.thread_messages import REMEMBER, REMEMBER_TURN, SEARCHED
 
 CALLER_DEEDS: Final = ("answered", "said", "sent", "scheduled", "continued", "changed")
-"""What a caller may do on a thread: answer a question, send a message, send a message for the
-person, have a cron run, continue a run, or change the state."""
+"""The values of `Sender.deed`, which name the operation of a caller on a thread. In this order:
+answer a question, send a message, send a message for the person, start a run by a cron, continue a
+run, change the state."""
+# roles and types of messages in JSON; the first two are those of a human message
 _ROLES: Final = ("user", "human", "assistant", "ai", "system", "developer", "tool", "function")
 
 
 class Sender(NamedTuple):
-    """The sender of a run, as its row keeps it.
+    """The sender of a run. The row of the run stores the fields under their names.
 
     Attributes:
         caller: The user who sent the request.
         acting_for: The person for whom the caller acts, or None.
         may_act: Whether the caller may act for others.
-        author: The user whose message is the input of the run, or None if it has no new message.
-        deed: What the caller does; one of `CALLER_DEEDS`.
+        author: The user who wrote the message in the run's input, or None without a new message.
+        deed: The operation of the caller; one of `CALLER_DEEDS`.
         teams: The teams of the caller, or of the person for whom the caller acts.
     """
 
@@ -45,12 +48,12 @@ class Sender(NamedTuple):
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """Return the sender that the row of a run keeps. Empty values are not kept."""
+        """Build a sender from the row of a run. Empty values are not stored in a row."""
         fields = {name: row[name] for name in cls._fields if name in row}
         return cls(**{"caller": row["user"], **fields})
 
     def build_row_fields(self) -> dict[str, Any]:
-        """Return the values that the row of a run keeps."""
+        """Return the fields for the row of a run, without empty values."""
         fields = {name: value for name, value in self._asdict().items() if value}
         del fields["caller"]
         return {**fields, "user": self.caller}
@@ -60,35 +63,44 @@ class Person(NamedTuple):
     """The person whose memories a run uses.
 
     Attributes:
-        user: The id of the person; `""` means nobody.
-        remembers: Whether the run recalls and remembers anything of the person.
+        user: The id of the person, or `""` if the thread belongs to nobody.
+        remembers: Whether the run reads and writes memories of the person.
     """
 
     user: str
     uses_memory: bool
 
     def build_configurable(self) -> dict[str, Any]:
-        """Return the values of the run's `configurable` that name the user."""
+        """Return the values of the run's `configurable` that name the user.
+
+        A run that uses no memory gets an empty `user_id` and the flag `WITHOUT_MEMORY_KEY`.
+        """
         if self.uses_memory:
             return {"user_id": self.user}
         return {"user_id": "", WITHOUT_MEMORY_KEY: True}
 
     def build_metadata(self, sender: Sender) -> dict[str, Any]:
-        """Return the metadata of the run's checkpoints that says whose thread it is."""
+        """Return metadata for the run's checkpoints: the person, and the caller if different."""
         caller_fields = (
             {} if sender.caller == self.user else {CALLER: sender.caller, DEED: sender.deed}
         )
         return {"user_id": self.user, **caller_fields}
 
     def apply_to_context(self, context: Any) -> Any:
-        """Return the context of a run, in which `user_id` and `owner` are the person's."""
+        """Return the context of a run, with `user_id` and `owner` replaced by the person.
+
+        Both become `""` if the run uses no memory. Fields that the context lacks are not added.
+        """
         if not isinstance(context, Mapping):
             return context
         names = {name for name in ("user_id", "owner") if name in context}
         return {**context, **dict.fromkeys(names, self.user if self.uses_memory else "")}
 
     def apply_to_input(self, input: Any) -> Any:
-        """Return the input of a run, whose messages are marked if nothing is remembered of them."""
+        """Return the input of a run. Mark its messages if the run uses no memory.
+
+        Messages with the mark are not made into memories; see `_mark_messages`.
+        """
         if self.uses_memory:
             return input
         if isinstance(input, Command):
@@ -110,11 +122,14 @@ class Person(NamedTuple):
 
 
 def find_person(thread: ListedThread, *, owners_are_people: bool) -> str | None:
-    """Return the person of a thread, `""` if it belongs to nobody, or None if nothing names one.
+    """Return the id of a thread's person.
 
     Args:
         thread: The thread.
         owners_are_people: Whether the `owner` of threads is the user of an API key.
+
+    Returns:
+        The id, `""` if the thread belongs to nobody, or None if the thread names no person.
     """
     user = (thread.head_metadata or {}).get("user_id")
     if user is None and owners_are_people:
@@ -125,10 +140,16 @@ def find_person(thread: ListedThread, *, owners_are_people: bool) -> str | None:
 
 
 def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bool) -> Person:
-    """Choose the person whose memories a run uses, when it starts under the thread's lock.
+    """Return the person whose memories a run uses.
 
-    A thread without a checkpoint becomes that of the person for whom its first caller acts, unless
-    it belongs to somebody else than the caller.
+    The caller must hold the thread's lock, because the first run of a thread determines its person.
+    A thread without a checkpoint is assigned to the person for whom the caller acts, unless the
+    thread belongs to another user than the caller.
+
+    Args:
+        thread: The thread of the run.
+        sender: The sender of the run.
+        owners_are_people: Whether the `owner` of threads is the user of an API key.
     """
     thread_person, named = (
         find_person(thread, owners_are_people=owners_are_people),
@@ -147,10 +168,10 @@ def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bo
 
 
 def find_owner(thread: ListedThread, sender: Sender, person: Person) -> Any:
-    """Return the owner of a thread for the checkpoints of a run, or None if it has none.
+    """Return the owner for the checkpoints of a run, or None if the thread has no owner.
 
-    A thread without a checkpoint that the caller made becomes the person's, for whom the caller
-    acts.
+    If the caller created the thread and it has no checkpoint yet, the owner becomes the person for
+    whom the caller acts.
     """
     owner = thread.metadata.get("owner")
     is_new_thread = thread.head_metadata is None and sender.acting_for == person.user
@@ -158,9 +179,14 @@ def find_owner(thread: ListedThread, sender: Sender, person: Person) -> Any:
 
 
 def _mark_messages(name: str, value: Any) -> Any:
-    """Return the value of a channel, with its messages marked so that no memory is made of them.
+    """Return the value of a channel with marked messages, from which no memories are made.
 
-    A human message is marked with its turn. Texts are messages in the channel `messages` only.
+    The mark of a human message applies to its whole turn. A plain text counts as a message only in
+    the channel `messages`.
+
+    Args:
+        name: The channel, or `""` if it is not known.
+        value: The value for the channel: a message, a list of messages, or any other value.
     """
     if isinstance(value, list):
         is_pair = name == "messages" and len(value) == 2 and value[0] in _ROLES
@@ -182,10 +208,10 @@ def _mark_messages(name: str, value: Any) -> Any:
 
 
 def _unwrap_envelope(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields of a message that was serialized as LangChain serializes objects.
+    """Return the role and fields of a message that LangChain serialized, without the envelope.
 
-    Any other value is returned as it is. LangChain takes the class from the last part of the `id`,
-    such as `HumanMessage`, and the fields from `kwargs`, which may be an envelope again.
+    Any other value is returned unchanged. LangChain takes the class from the last part of the `id`,
+    such as `HumanMessage`, and the fields from `kwargs`. The fields may be an envelope, too.
     """
     while value.get("lc") == 1 and value.get("type") == "constructor":
         class_path, fields = value.get("id"), value.get("kwargs")

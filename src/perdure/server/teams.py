@@ -1,6 +1,6 @@
-"""Teams: which a user is in, who reaches the memory of one, and which runs use it.
+"""Find the teams of a user, and decide who may reach a team's memory and which runs use it.
 
-The namespaces under `("teams", NAME)` are those of a team. Only an API key or an
+The memory of a team is in the namespaces under `("teams", NAME)`. Only an API key or an
 authentication handler lists the teams of a user. docs/people.md has the rules.
 """
 
@@ -19,51 +19,77 @@ _LOG: Final = logging.getLogger("perdure.server")
 
 
 def read_teams(user: Any) -> frozenset[str]:
-    """Return the teams of a user whom an authentication handler returned, in its field `teams`."""
+    """Return the field `teams` of a user that an authentication handler returned.
+
+    If the field is not a list of names, an error is logged and no team is returned.
+    """
     teams = getattr(user, "teams", None) or ()
     is_list = not isinstance(teams, str) and isinstance(teams, Iterable)
     names = [*teams] if is_list else []
     if not is_list or not all(map(_is_team_name, names)):
-        _LOG.error("a user is in no team: the handler returned teams that are no list of names")
+        _LOG.error(
+            "the authentication handler returned a user whose teams are not a list of names; the "
+            "user is treated as a member of no team"
+        )
         return frozenset()
     return frozenset(names)
 
 
 def _is_team_name(name: Any) -> bool:
+    """Return whether a value can be the name of a team."""
     return is_name(name) and name != "*" and "\0" not in name
 
 
 def find_teams(access: Access, user: str, tenant: str | None) -> frozenset[str] | None:
-    """Return the teams of a user now, or None if only a request of the user would tell them."""
+    """Return the current teams of a user.
+
+    Args:
+        access: The rules of the server.
+        user: The id of the user.
+        tenant: The tenant of the user, or None.
+
+    Returns:
+        The names of the teams. None if the server learns the teams of a user only from a request
+        of this user.
+    """
     find = getattr(access, "find_teams", None)
     teams: frozenset[str] | None = None if find is None else find(user, tenant)
     return teams
 
 
 def is_team_namespace(namespace: Sequence[str]) -> bool:
-    """Return whether a namespace is that of a team, or of all."""
+    """Return whether a namespace belongs to a team, or is the common prefix of all teams."""
     return tuple(namespace[:1]) == (TEAMS,)
 
 
 def build_team_argument(team: str | None) -> dict[str, Any]:
-    """Return the namespace of a team's memory as an argument, or none for the user's own."""
+    """Return a dict with the `namespace` of a team's memory, or an empty dict without a team."""
     return {} if team is None else {"namespace": (TEAMS, team)}
 
 
 def may_see_namespace(identity: Identity, namespace: Sequence[str]) -> bool:
-    """Return whether a user may see a namespace, as far as it is that of a team."""
+    """Return whether a user may see a namespace of a team. Other namespaces are not checked.
+
+    A user who is in a team may see the common prefix of all teams.
+    """
     if identity.is_admin or not is_team_namespace(namespace):
         return True
     return bool(identity.teams) if len(namespace) < 2 else namespace[1] in identity.teams
 
 
 def check_team_access(identity: Identity, action: str, namespace: Sequence[str]) -> None:
-    """Refuse an action on the memory of a team whose member the user is not.
+    """Refuse an action on the memory of a team if the user is not a member of the team.
 
-    The list of namespaces under `("teams",)` is allowed; see `may_see_namespace` for what it shows.
+    Listing the namespaces under `("teams",)` is allowed; the list shows only those for which
+    `may_see_namespace` returns True.
+
+    Args:
+        identity: The user.
+        action: The action that the user requests.
+        namespace: The namespace of the action. One that is not of a team is not checked.
 
     Raises:
-        Forbidden: The user is not a member, or the namespace is that of all teams.
+        Forbidden: The user is not a member, or the namespace is the common prefix of all teams.
     """
     is_list = action == "store:list_namespaces" and len(namespace) < 2
     if is_list or identity.is_admin or not is_team_namespace(namespace):
@@ -71,34 +97,38 @@ def check_team_access(identity: Identity, action: str, namespace: Sequence[str])
     if len(namespace) < 2 or namespace[1] not in identity.teams:
         own_namespaces = ", ".join(repr((TEAMS, team)) for team in sorted(identity.teams)) or "none"
         raise Forbidden(
-            f"{identity.person!r} may not reach the namespace {tuple(namespace)!r}; those of the "
-            f"user's teams are: {own_namespaces}"
+            f"{identity.person!r} may not reach the namespace {tuple(namespace)!r}; the namespaces "
+            f"of the user's teams are: {own_namespaces}"
         )
 
 
 def check_requested_teams(identity: Identity, names: Iterable[str]) -> None:
-    """Refuse a run that names a team of which the person is no member.
+    """Refuse a run whose config or context names a team that the person is not a member of.
+
+    Args:
+        identity: The user who sends the run, with the person for whom the user acts.
+        names: The teams that the run names.
 
     Raises:
-        Forbidden: There is such a team.
+        Forbidden: The person is not a member of one of the teams.
     """
     others = sorted({*names} - identity.teams)
     if others:
         raise Forbidden(
             f"{identity.person!r} is not in the team {others[0]!r:.80}, which the config or the "
-            "context of the run names; leave it out"
+            "context of the run names; remove the team"
         )
 
 
 class RunTeams:
-    """Chooses the teams whose memory runs use.
+    """Chooses the teams whose memory runs use. One object belongs to each server.
 
     Attributes:
-        are_known: Whether identities list teams. Without, as on a server without authentication,
-            the config of a run decides.
+        are_known: Whether identities list the teams of users. If not, as on a server
+            without authentication, the config of a run names the teams.
 
     Args:
-        access: Who may do what.
+        access: The rules of the server.
     """
 
     def __init__(self, access: Access) -> None:
@@ -106,10 +136,18 @@ class RunTeams:
         self.identities_list_teams: bool = getattr(access, "identities_list_teams", True)
 
     def choose_teams(self, tenant: str | None, sender: Sender, person: Person) -> list[str] | None:
-        """Choose the teams whose memory a run uses, or None if its config decides.
+        """Return the teams whose memory a run uses, sorted by name.
 
-        They are those of which both the person and the caller are members. A caller who may act
-        for the person uses all teams of the person.
+        These are the teams that both the person and the caller are members of. A caller who may
+        act for the person uses all teams of the person.
+
+        Args:
+            tenant: The tenant of the run, or None.
+            sender: The sender of the run.
+            person: The person whose memories the run uses.
+
+        Returns:
+            The names of the teams, or None if the config of the run names them.
         """
         if not self.identities_list_teams:
             return None
