@@ -1,4 +1,4 @@
-"""Provide checkpointers, which store the threads of graphs: `graph.compile(checkpointer=...)`."""
+"""Provide the checkpointers, which store threads. Pass one to `graph.compile(checkpointer=...)`."""
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -50,7 +50,8 @@ __all__ = [
     "read_import_metadata",
     "title",
 ]
-if find_spec("psycopg") is None:  # `import *` must not fail without the extra
+# leave out Postgres, so that `import *` works without the extra `postgres`
+if find_spec("psycopg") is None:
     __all__[:] = [name for name in __all__ if not name.startswith("Postgres")]
 
 

@@ -1,6 +1,6 @@
 """Read checkpoints, pending writes and log items.
 
-Each read sees one consistent state of the database.
+The statements of a flow run on one snapshot of the database.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data classes that the methods of checkpointers return, and the retention rule."""
+"""Define the data classes that methods of checkpointers return, and the retention rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ThreadState = Literal["waiting", "unfinished", "idle"]
 
 @dataclass(frozen=True, slots=True)
 class HistoryItem:
-    """An item that was stored on the way to a checkpoint.
+    """An item of a channel that was stored at a checkpoint or at one of its ancestors.
 
     Attributes:
         value: The message, the element of a list, or the `(key, value)` pair of a dict.
@@ -101,24 +101,27 @@ class ThreadStatus:
 
     @property
     def state(self) -> ThreadState:
-        """`"waiting"` for an answer, `"unfinished"` (running, failed or stopped), or `"idle"`."""
+        """`"waiting"` (for an answer), `"unfinished"` (running, failed or stopped) or `"idle"`."""
         if self.interrupts:
             return "waiting"
         return "unfinished" if self.tasks else "idle"
 
     @property
     def next(self) -> tuple[str, ...]:
-        """The node of each task that has not ended. A node occurs once for each of its tasks."""
+        """The node of each task that has not ended.
+
+        A node with several tasks occurs several times.
+        """
         return tuple(task.node for task in self.tasks if not task.done)
 
     @property
     def interrupts(self) -> tuple[Any, ...]:
-        """The `Interrupt`s of langgraph that wait for an answer."""
+        """The langgraph `Interrupt`s of all tasks that wait for an answer."""
         return tuple(one for task in self.tasks if not task.done for one in task.interrupts)
 
     @property
     def questions(self) -> tuple[tuple[str, Any], ...]:
-        """The node and the value of each interrupt that waits for an answer."""
+        """The open questions: the node and the value of each interrupt that waits for an answer."""
         open_tasks = [task for task in self.tasks if not task.done]
         return tuple((task.node, _question(one)) for task in open_tasks for one in task.interrupts)
 
@@ -149,7 +152,7 @@ class ThreadHead:
 
     @property
     def owner(self) -> str | None:
-        """The user of the thread: the `owner` in the metadata, else the `user_id`, else None."""
+        """The user of the thread, from the metadata's `owner`, or else its `user_id`, or None."""
         owner: str | None = self.metadata.get("owner", self.metadata.get("user_id"))
         return owner
 
@@ -221,7 +224,7 @@ class StateDifference:
 
 @dataclass(frozen=True, slots=True)
 class ThreadUsage:
-    """The largest threads, and the number of threads by the month in which they were created."""
+    """The largest threads, and the number of threads created in each month."""
 
     largest: tuple[ThreadInfo, ...]  # the threads with the most bytes, largest first
     by_month: Mapping[str, int]  # the number of existing threads by month, such as `"2026-11"`
@@ -229,9 +232,9 @@ class ThreadUsage:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """The number of objects that a prune, a retention rule or a deletion has removed.
+    """Counts of the objects that a prune, a retention rule or a deletion has removed.
 
-    In a dry run, the number of objects that would be removed.
+    After a dry run, they count the objects that would be removed.
 
     Attributes:
         items: The number of log items (messages and other elements).
@@ -319,7 +322,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """The number of objects that `import_from` has imported.
+    """Counts of the objects that `import_from` has imported.
 
     Attributes:
         threads: The number of threads that were read.
@@ -342,6 +345,6 @@ class ImportReport:
 
 def _question(interrupt: Any) -> Any:
     """Return the value of an interrupt."""
-    if isinstance(interrupt, Mapping):  # another program has stored it in this form
+    if isinstance(interrupt, Mapping):  # Another program has stored the interrupt as a dict.
         return interrupt.get("value", interrupt)
     return getattr(interrupt, "value", interrupt)

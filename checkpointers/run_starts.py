@@ -1,12 +1,13 @@
 """Record when runs start, to tell when a message was added to a thread.
 
-Each checkpoint that a run of langgraph puts has the start time of the run. A run first loads its
-thread, so the time before that read is its start time. A new input starts a run. A resume continues
-a run, so its checkpoints have the start time of the parent.
+Each checkpoint that a langgraph run puts contains the start time of the run. A run first loads its
+thread, so its start time is the time just before that read. A new input starts a run. A resume
+continues an earlier run, so its checkpoints take the start time of the parent checkpoint.
 
-Other checkpoints have no start time: those of updates of the state and of imports, and those that
-have taken over channels from an update. Copies and merges of threads drop the time. So a file from
-elsewhere cannot claim that a run of this database has added a message.
+Checkpoints of state updates and of imports have no start time, and neither have checkpoints that
+were merged with an update. When a thread is copied or merged, the start times are dropped. A
+database file from another source can therefore not claim that a run of this database has added a
+message.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
 from perdure.checkpointers.removal_records import control_of, drop_oldest, runtime_of
 from perdure.storage.flow import Flow
 
-_MAX_RUNS: Final = 8192  # maximum runs remembered; the oldest are dropped
-_BETWEEN_GRAPHS: Final = "|"  # separates the graphs in the namespace of a subgraph's node
+# maximum number of runs whose start is remembered; the oldest runs are dropped
+_MAX_RUNS: Final = 8192
+# separates the graphs in the checkpoint namespace of a node in a subgraph
+_BETWEEN_GRAPHS: Final = "|"
 
 
 class LoadedRun(NamedTuple):
-    """A run of this process that has loaded its thread.
+    """The state that a run of this process found when it loaded its thread.
 
     Attributes:
         started_at: The time before it loaded the thread, in seconds since 1970.
@@ -49,7 +52,7 @@ class LoadedRun(NamedTuple):
 
 
 class RunStarts:
-    """The runs of this process, by their `RunControl` and thread id."""
+    """Records when each run of this process has loaded its thread."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[object, str], LoadedRun] = {}
@@ -61,7 +64,7 @@ class RunStarts:
         started_at: float,
         loaded: CheckpointTuple | None,
     ) -> None:
-        """Record that a run has loaded a checkpoint, if the config belongs to a run.
+        """Record that a run has loaded a checkpoint. Configs that belong to no run are ignored.
 
         Args:
             config: The config of the read.
@@ -77,7 +80,8 @@ class RunStarts:
         former_run = self._runs.pop(key, None)
         has_empty_id = not is_addressed and "checkpoint_id" in config["configurable"]
         if has_empty_id and former_run is not None and former_run.is_addressed:
-            # langgraph only checks whether the checkpoint that the run has loaded is the head
+            # This read of the head is langgraph's check whether the run has loaded the head, so the
+            # run keeps its record.
             self._runs[key] = former_run
             return
         drop_oldest(self._runs, _MAX_RUNS)
@@ -87,11 +91,11 @@ class RunStarts:
         self._runs[key] = LoadedRun(started_at, checkpoint_id, has_writes, is_addressed)
 
     def find_run(self, config: RunnableConfig, thread_id: str) -> LoadedRun | None:
-        """Return the run to which a config belongs, or None if it is not recorded."""
+        """Return the record of the run to which a config belongs, or None if there is none."""
         return self._runs.get((control_of(runtime_of(config)), thread_id))
 
     def set_run_start(self, put: CheckpointPut) -> None:
-        """Set the start time of a put's run, or mark that the put continues the parent's run."""
+        """Set the start time of the run in a put, or mark the put as part of the parent's run."""
         config, thread_id = put.config, put.address.thread_id
         runtime = None if config is None or put.address.checkpoint_ns else runtime_of(config)
         if config is None or runtime is None:
@@ -114,7 +118,7 @@ def find_added_after(
     after: float,
     config: RunnableConfig | None,
 ) -> Flow[list[bool]]:
-    """Return for each message whether a run that started after a time has added it.
+    """Return for each message whether it was added by a run that started after a given time.
 
     Args:
         reader: Reads checkpoints.
@@ -141,13 +145,13 @@ def find_added_after(
         return [_is_within(run.started_at, period)] * len(message_ids)
     address = address._replace(checkpoint_id=run.checkpoint_id)
     stored_checkpoint = yield from reader.find_checkpoint(address)
-    if stored_checkpoint is None:  # the checkpoint was pruned in the meantime
+    if stored_checkpoint is None:  # another process has pruned the checkpoint that the run loaded
         return [False] * len(message_ids)
     brought_by_id = yield from _find_added_messages(
         reader, thread_id, stored_checkpoint, channel, message_ids, period
     )
     started_at = run.started_at
-    if not run.has_input:  # the run may continue an earlier run that was stopped
+    if not run.has_input:  # without an input of its own, the run may continue a stopped run
         status = yield from reader.find_status(address)
         if status is None or status.tasks:
             started_at = stored_checkpoint.snapshot.run_started_at or 0.0
@@ -156,7 +160,7 @@ def find_added_after(
 
 
 def _is_within(started_at: float | None, period: tuple[float, float]) -> bool:
-    """Return whether a run started after the start of a period, and not after its end."""
+    """Return whether a run's start time is within a period. The start of the period is excluded."""
     return started_at is not None and period[0] < started_at <= period[1]
 
 
@@ -168,11 +172,12 @@ def _find_added_messages(
     message_ids: Sequence[str],
     period: tuple[float, float],
 ) -> Flow[Mapping[str, bool]]:
-    """Return for each message of a checkpoint's transcript whether a run of a period has added it.
+    """Return for each message whether it was added by a run that started in a period.
 
-    If the message has several versions, the result is True only if such runs have added all of
-    them. A version was added by the run of the first checkpoint that contains it. If this
-    checkpoint has a parent, the parent must be stored too. Otherwise the result is False.
+    Only messages in the checkpoint's transcript are in the result. If a message has several
+    versions, the result is True only if such runs have added all versions. A version was added by
+    the run of the first checkpoint that contains it. The result is False if the parent of this
+    first checkpoint is no longer stored.
     """
     if stored_checkpoint is None or channel not in stored_checkpoint.snapshot.transcript:
         return {}
@@ -204,7 +209,7 @@ def _find_added_positions(
     item_positions: set[int],
     period: tuple[float, float],
 ) -> Flow[set[int]]:
-    """Return the positions of a checkpoint's items that were added by runs of a period."""
+    """Return the positions of those items that were added by runs that started in a period."""
     added, remaining = set[int](), item_positions
     checkpoint: Snapshot | None = stored_checkpoint.snapshot
     while remaining and checkpoint is not None and _is_within(checkpoint.run_started_at, period):
@@ -219,7 +224,8 @@ def _find_added_positions(
             in_parent = remaining & (
                 yield from _read_origins(reader, thread_id, stored_checkpoint, parent, channel)
             )
-        # An input is not yet in the channel, so new items at an input come from an earlier run.
+        # The checkpoint of an input does not contain the input yet, so its new items come from an
+        # earlier run.
         if reader.decode_metadata(checkpoint).get("source") != "input":
             added |= remaining - in_parent
         checkpoint, remaining = parent, in_parent
@@ -233,7 +239,7 @@ def _read_origins(
     snapshot: Snapshot,
     channel: str,
 ) -> Flow[set[int]]:
-    """Return the positions of the items in a checkpoint's transcript of a channel."""
+    """Return the positions of a channel's transcript at a checkpoint, with aliases resolved."""
     if channel not in snapshot.transcript:
         return set()
     parts = thread_id, stored.thread, *snapshot.transcript[channel]

@@ -1,8 +1,8 @@
 """Wait for the writes of a run that are in progress, and refuse all later ones.
 
-A cancelled run may still be writing. LangGraph starts each put as a separate task, and cancelling
-the run ends the wait for these tasks, but not the tasks. The code that cleans up after a run
-therefore closes its `RunWrites` first.
+A cancelled run may still be writing. LangGraph starts each put as a separate asyncio task. When a
+run is cancelled, it no longer waits for these tasks, but the tasks continue. The code that cleans
+up after a run therefore closes its `RunWrites` first.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from perdure.storage.flow import Flow
 
 T = TypeVar("T")
 
-_POLL_S: Final = 0.002  # seconds between two checks while writes are in progress
-_QUIET_ROUNDS: Final = 20  # event-loop rounds without a write before a run counts as ended
+_POLL_S: Final = 0.002  # seconds between two checks whether writes are still in progress
+# number of successive event-loop rounds without a write after which a run counts as ended
+_QUIET_ROUNDS: Final = 20
 
 
 class RunWrites:
-    """Counts the writes of a run that are in progress, in any thread."""
+    """Counts the writes of one run that are in progress, in all OS threads."""
 
     def __init__(self) -> None:
         self._in_progress = set[object]()  # adding and removing are atomic
@@ -55,9 +56,10 @@ class RunWrites:
             raise RunEnded("the run has ended, so its writes are no longer stored")
 
     def refuse_when_closed(self, make: Callable[[], Flow[T]]) -> Callable[[], Flow[T]]:
-        """Return a function that builds a flow, and raises RunEnded if the run has ended by then.
+        """Wrap a function that builds a flow, so that it raises RunEnded once the run has ended.
 
-        A write can wait in the queue for longer than `close` waits.
+        The check is repeated when the function is called, because a write can stay in the queue for
+        longer than `close` waits.
         """
 
         def make_if_open() -> Flow[T]:
@@ -79,9 +81,8 @@ class RunWrites:
             is_busy = bool(self._in_progress)
             quiet = 0 if is_busy else quiet + 1
             await asyncio.sleep(_POLL_S if is_busy else 0)
-            self._closed = (
-                quiet == _QUIET_ROUNDS - 1
-            )  # one more round, for a write that has just started in another thread
+            # Close one round early, to notice a write that has just started in another OS thread.
+            self._closed = quiet == _QUIET_ROUNDS - 1
         self._closed = True
 
 

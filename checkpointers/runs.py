@@ -1,9 +1,9 @@
 """Store the server's runs and their events in the checkpointer's database.
 
-A run is accepted, claimed by a process, and ended or cancelled. The columns `request`, `about` and
-`error` and the events are encrypted if the database has a key. The request is deleted when the run
-has ended, unless a client may send it again. The result of a run is not stored here, because its
-last checkpoint contains it.
+The server accepts a run, a process claims the run, and the run ends or is cancelled. If the
+database has a key, the columns `request`, `about` and `error` and the events are encrypted. The
+request is deleted when the run has ended, unless a client may send it again. The result of a run is
+not stored here, because its last checkpoint contains it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ EVENT_RETENTION_S: Final = 3600
 EVENT_NUMBER_BITS: Final = 22
 """The low bits of an event's number that count the events of one attempt. The number of the next
 attempt of the run differs in a higher bit, so that it has no number that was used before."""
-_BATCH_LIMIT: Final = 100  # maximum batches of events that one read returns
-_READ_BYTES: Final = 1_000_000  # bytes of batches that one read returns; one batch may be larger
-_CLEANUP_RUNS: Final = 20  # maximum runs whose old events one transaction deletes
+_BATCH_LIMIT: Final = 100  # maximum number of event batches that one read returns
+# maximum total size in bytes of the event batches that one read returns; a single batch may be
+# larger
+_READ_BYTES: Final = 1_000_000
+_CLEANUP_RUNS: Final = 20  # maximum number of runs whose old events one transaction deletes
 
 
 class EventBatch(NamedTuple):
@@ -64,7 +66,7 @@ class EventBatch(NamedTuple):
 
 
 class RunTable(ServerTable):
-    """The table of runs in a checkpointer's database, with the events of the runs."""
+    """Reads and writes runs and their events in a checkpointer's database."""
 
     def __init__(self, saver: Checkpointer) -> None:
         super().__init__(saver)
@@ -81,8 +83,9 @@ class RunTable(ServerTable):
     ) -> tuple[LiveRun | None, list[str]]:
         """Store a new run.
 
-        The run starts at once if no other run of its thread is live. Otherwise it waits. A delayed
-        run (with `not_before`) is not live until `start_delayed_run` starts it.
+        If the thread has no other live run, the new run starts at once. Otherwise the new run waits
+        in a queue. A delayed run (with `not_before`) is not queued until `start_delayed_run` is
+        called.
 
         Args:
             run: The ids, the owner, the graph and the request of the run.
@@ -108,7 +111,8 @@ class RunTable(ServerTable):
 
         def flow() -> Flow[Any]:
             if due_cron is not None:
-                cron, next_at = due_cron  # the transaction of the run also advances its cron
+                # The transaction that stores the run also sets the next time of its cron.
+                cron, next_at = due_cron
                 if not (yield self._sql("advance_cron", next_at, cron.cron_id, cron.next_at)):
                     return [], []
             return (yield LastRequest([*cancel, accept, list_live]))
@@ -132,9 +136,9 @@ class RunTable(ServerTable):
     ) -> list[str] | None:
         """End a run, and claim the next run of its thread.
 
-        A run that was rolled back is deleted. Nothing is stored if another process has taken over
-        the run, if the thread was deleted, or if the run was cancelled in a way that the caller
-        does not know.
+        A run that was rolled back is deleted. The run stays unchanged if another process has taken
+        over the run, if the thread was deleted, or if the run has a cancellation other than
+        `known_cancel`.
 
         Args:
             run: The run to end.
@@ -172,10 +176,10 @@ class RunTable(ServerTable):
         return [run_id for (run_id,) in results[len(end)]] if ended_rows else None
 
     async def set_person(self, run: LiveRun, person: str) -> None:
-        """Store the person whose memories a run uses, which is known once the run starts.
+        """Store the person whose memories a run uses. The person is known when the run starts.
 
-        The column `about` is read again in the transaction, because messages may have been erased
-        from it.
+        The transaction reads the column `about` again, because messages may have been erased from
+        it in the meantime.
         """
 
         def flow() -> Flow[None]:
@@ -191,9 +195,9 @@ class RunTable(ServerTable):
         await self._database.awrite(flow, exclusive_names=(run.thread_id,))
 
     async def start_delayed_run(self, run: LiveRun, owner: str, cancel_action: str | None) -> None:
-        """Queue a delayed run whose time has come, unless another process has done so.
+        """Queue a delayed run that is now due, unless another process has already queued it.
 
-        The run is queued behind all live runs of its thread, or cancels them.
+        The run starts after all live runs of its thread, or cancels these runs.
 
         Args:
             run: The delayed run.
@@ -211,20 +215,21 @@ class RunTable(ServerTable):
         await self._database.awrite(flow, exclusive_names=(run.thread_id,))
 
     async def delete_ended_run(self, run: LiveRun) -> None:
-        """Delete a run with its events, if the run has ended."""
+        """Delete a run and its events, unless the run is still live."""
         drop = self._sql("drop_ended_run", run.thread_id, run.run_id)
         await self._write_statements([drop, *self._build_cleanup(run)], (run.thread_id,))
 
     def _build_cleanup(self, run: LiveRun) -> list[Statement]:
-        """Build the statements that follow the deletion of a run.
+        """Build the statements that must follow the deletion of a run.
 
-        They delete the events of the run, and keep its number from being used again.
+        The statements delete the events of the run and reserve its sequence number, so that no
+        other run gets this number.
         """
         names = "drop_events_of_missing_run", "keep_run_seq"
         return [self._sql(name, run.thread_key, run.seq) for name in names]
 
     async def claim_runs(self, owner: str, orphaned_runs: Sequence[LiveRun] = ()) -> None:
-        """Take over runs of dead processes, and claim all runs of the owner that can start.
+        """Take over runs of dead processes, then claim all runs of the owner that can start now.
 
         Args:
             owner: The process that claims the runs.
@@ -238,14 +243,14 @@ class RunTable(ServerTable):
         await self._write_statements([*take_over, claim], None)
 
     async def release_runs(self, owner: str) -> None:
-        """Release all runs of a process, so that other processes can take them over."""
+        """Release all runs of a process, so that other processes can execute these runs."""
         await self._write_statements([self._sql("release_runs", owner)], None)
 
     async def cancel_runs(self, thread_id: str, run_id: str, action: str) -> list[str]:
-        """Cancel one run of a thread, or all of them if `run_id` is `""`.
+        """Cancel one run of a thread, or all its runs if `run_id` is `""`.
 
-        The process that executes a running run stops it. A pending or delayed run ends at once, or
-        is deleted if the action is `rollback`.
+        A run that is being executed is stopped by the process that executes it. A pending or
+        delayed run ends at once, or is deleted if the action is `rollback`.
 
         Returns:
             The ids of the cancelled runs. Runs that had ended before are left out.
@@ -270,8 +275,8 @@ class RunTable(ServerTable):
     async def add_events(self, batches: Sequence[tuple[LiveRun, EventBatch]]) -> None:
         """Store batches of events.
 
-        A batch is dropped if another process executes its run by now, or if messages were erased
-        from its thread.
+        A batch of a run is dropped if another process now executes the run, or if messages were
+        erased from the run's thread.
         """
         inserts = chain.from_iterable(self._build_event_insert(*pair) for pair in batches)
         await self._write_statements([self._sql("allow_delayed_commit"), *inserts], ())
@@ -279,7 +284,7 @@ class RunTable(ServerTable):
     async def reserve_event_numbers(
         self, run: LiveRun, default_number: int
     ) -> tuple[int, int] | None:
-        """Reserve numbers for the events of a run that this process has taken over.
+        """Reserve new event numbers for a run that this process has taken over.
 
         Args:
             run: The run.
@@ -296,7 +301,7 @@ class RunTable(ServerTable):
         return rows[0] if rows else None
 
     async def get_thread_key(self, thread_id: str) -> int:
-        """Return the key of a thread. If a thread is deleted and created again, its key changes.
+        """Return the key of a thread. A thread that is deleted and created again gets another key.
 
         Raises:
             UnknownThread: The thread does not exist.
@@ -306,13 +311,13 @@ class RunTable(ServerTable):
         raise UnknownThread(f"there is no thread {thread_id!r}")
 
     async def count_removals(self, thread_keys: Sequence[int]) -> dict[int, int]:
-        """Return the number of erasures from each of some threads, without those that are gone."""
+        """Return the number of erasures from each thread. Deleted threads are left out."""
         return dict(await self._read_rows("newest_removals_of_threads", json.dumps(thread_keys)))
 
     async def read_events(
         self, thread_key: int, seq_range: tuple[int, int], after: int
     ) -> list[EventBatch]:
-        """Read some of the stored events that follow an event, in order.
+        """Read a page of stored events that follow the event `after`, in order.
 
         Args:
             thread_key: The key of the thread.
@@ -332,7 +337,7 @@ class RunTable(ServerTable):
     async def find_newest_event(
         self, thread_key: int, seq_range: tuple[int, int], after: int
     ) -> tuple[int, int, RunState] | None:
-        """Find the newest event of some runs of a thread. The arguments are those of `read_events`.
+        """Find the newest event of a range of runs. The arguments are the same as in `read_events`.
 
         Returns:
             The number of the run, the number of the event, and the state of the run. None if no
@@ -364,7 +369,8 @@ class RunTable(ServerTable):
     ) -> list[Statement]:
         """Build the statements that store a batch of events.
 
-        They store nothing if the run was cancelled in another way than `known_cancel`.
+        When executed, the statements store nothing if the run has a cancellation other than
+        `known_cancel`.
         """
         key, previous = (run.thread_key, run.seq), batch.previous_number
         row = previous, batch.last_number, encrypt_events(self._seal, run, previous, batch.events)
@@ -376,40 +382,40 @@ class RunTable(ServerTable):
     # -- reading
 
     async def list_live_runs(self) -> list[LiveRun]:
-        """Return all live runs: running, pending, and delayed runs that are due.
+        """Return all live runs, which are running, pending, or delayed and due now.
 
-        They are in order within each thread.
+        The runs of each thread are sorted by the order of their execution.
         """
         return [LiveRun(*row) for row in await self._read_rows("live_runs", time.time())]
 
     async def list_live_run_ids(self, thread_id: str) -> list[str]:
-        """Return the ids of the running and pending runs of a thread, in order."""
+        """Return the ids of a thread's running and pending runs, in the order of execution."""
         return [run_id for (run_id,) in await self._read_rows("live_runs_of_thread", thread_id)]
 
     async def list_runs_after(self, thread_id: str, seq: int) -> list[tuple[int, str, RunState]]:
-        """Return the number, id and state of each run that follows run number `seq`, in order."""
+        """Return the sequence number, id and state of each run after number `seq`, in order."""
         return [
             (row[0], row[1], row[2]) for row in await self._read_rows("runs_since", seq, thread_id)
         ]
 
     async def list_runs(self, thread_id: str, run_id: str = "") -> list[RunRow]:
-        """Return the stored runs of a thread, newest first, or only the run with this id."""
+        """Return the stored runs of a thread, newest first. A `run_id` selects only this run."""
         rows = await self._read_rows("runs_of_thread", thread_id, run_id)
         return [decrypt_run(self._seal, row) for row in rows]
 
     async def search_runs(
         self, query: ThreadQuery, status: str | None, limit: int, offset: int
     ) -> list[tuple[RunRow, bool]]:
-        """Return one page of runs from the threads that a query may match, newest first.
+        """Return one page of the runs of all threads that a query may match, newest first.
 
-        The query is applied as far as SQL can, so that runs of other threads may be included. Its
-        order is ignored.
+        Only the query's SQL conditions are applied, so the result may include runs of threads that
+        do not match the query. The sort order of the query is ignored.
 
         Returns:
             Each run, with whether it is the last run of its thread.
         """
         conditions = [*self._threads.build_conditions(query)]
-        if status:  # a delayed run is shown as pending
+        if status:  # clients see a delayed run as pending
             is_status = "r.status IN (?, 'delayed')" if status == "pending" else "r.status = ?"
             conditions.append((is_status, [status]))
         sql, params = append_conditions(self._sql["newest_runs"], conditions)

@@ -1,7 +1,8 @@
-"""Track the transcript index: for each thread, the position up to which it has been indexed.
+"""Track the progress of the transcript index, which makes messages searchable.
 
-The indexed messages are in tables of the store, in the database of the threads. A transaction that
-removes items from a thread also drops the thread from the index, and the next search indexes it
+The progress of a thread is the position up to which its messages have been indexed. The index
+consists of tables of the store in the same database as the threads. A transaction that removes
+items from a thread also drops the thread from the index, and the next search indexes the thread
 again.
 """
 
@@ -19,9 +20,11 @@ from perdure.checkpointers.reports import HistoryItem
 from perdure.checkpointers.threads import ThreadReader
 from perdure.storage.flow import Flow, NamedSQL, Statement
 
-_PAGE: Final = 64  # items that are read from the end of a transcript at once
+_PAGE: Final = 64  # number of items that are read at once, starting at the end of a transcript
 _CHECKPOINTS_PER_MESSAGE: Final = (
-    4  # checkpoints that are read for each message: a run writes a few
+    # number of checkpoints that are read for each new message, because a run writes several
+    # checkpoints
+    4
 )
 
 
@@ -43,17 +46,17 @@ class IndexProgress(NamedTuple):
     path: bytes | None
 
     def position_in(self, path: bytes) -> int:
-        """Return the position up to which the thread is indexed in a namespace, or 0."""
+        """Return the position up to which the thread is indexed in an index namespace, or 0."""
         return (self.position or 0) if self.path == path else 0
 
 
 def build_message_key(thread_key: int, position: int) -> str:
-    """Return the key of a message in the index."""
+    """Return the key under which the transcript index stores a message."""
     return f"{thread_key:x}.{position:08x}"
 
 
 def read_progress(sql: NamedSQL, thread_id: str) -> Flow[IndexProgress | None]:
-    """Return the progress of indexing a thread, or None if the thread does not exist."""
+    """Return how far a thread has been indexed, or None if the thread does not exist."""
     rows = yield sql("transcript_progress_of", thread_id)
     return IndexProgress(*rows[0]) if rows else None
 
@@ -63,7 +66,8 @@ def read_unindexed(
 ) -> Flow[tuple[IndexProgress, list[tuple[HistoryItem, float]]] | None]:
     """Read the items of a thread that are not indexed yet.
 
-    Items that were changed or removed since, and items of branches, are included.
+    The result also includes items that the thread's state no longer contains, and items of
+    branches.
 
     Args:
         threads: The reader of threads.
@@ -80,7 +84,8 @@ def read_unindexed(
         return None
     position, address = progress.position_in(path), Address(thread_id, "", None)
     items: list[HistoryItem] = []
-    # read from the end, so that the cost of a turn does not depend on the length of the thread
+    # Read backwards from the end of the transcript, so that the cost does not grow with the length
+    # of the thread.
     while len(items) % _PAGE == 0:
         earliest = items[0].position if items else None
         page = (yield from threads.read_history(address, channel, (0, _PAGE), earliest))()
@@ -103,7 +108,7 @@ def read_unindexed(
 def _read_log_lengths(
     threads: ThreadReader, thread_id: str, thread_key: int, channel: str, count: int
 ) -> Flow[list[tuple[int, float]]]:
-    """Read how long the log of a channel was at the newest checkpoints.
+    """Read how many items the log of a channel had at each of the newest checkpoints.
 
     Returns:
         The length of the log and the time of the checkpoint in seconds since 1970, oldest first.
@@ -145,7 +150,8 @@ def save_progress(
         or if something was removed from the thread meanwhile.
     """
     rows = yield [sql("transcript_progress_of", thread_id) for thread_id, *_ in steps]
-    # Only the version token may differ: the thread has continued, and its end is read again later.
+    # The version token may have changed, because the thread may have continued; its new end is
+    # indexed later. Nothing else may have changed.
     is_saved = [
         bool(states)
         and IndexProgress(*states[0])._replace(version_token=before.version_token) == before
@@ -164,7 +170,7 @@ def save_progress(
 
 
 def drop_some_indexes(sql: NamedSQL, limit: int) -> Flow[int]:
-    """Remove at most `limit` threads from the index; return how many were removed."""
+    """Remove at most `limit` threads from the transcript index, and return their number."""
     rows = yield sql("some_indexed_threads", limit)
     for (thread_key,) in rows:
         yield from drop_thread_index(sql, thread_key)
@@ -172,10 +178,11 @@ def drop_some_indexes(sql: NamedSQL, limit: int) -> Flow[int]:
 
 
 def drop_thread_index(sql: NamedSQL, thread_key: int) -> Flow[None]:
-    """Remove a thread from the index.
+    """Remove a thread from the transcript index.
 
-    The caller must have changed the row of the thread in the same transaction. A process that adds
-    messages to the index then waits for this transaction, or comes before it.
+    The caller must have changed the row of the thread in the same transaction. This change locks
+    the row, so a process that adds messages of the thread to the index does so either before or
+    after this transaction.
     """
     for (path,) in (yield sql("drop_transcript_progress", thread_key)):
         keys = f"{thread_key:x}.", f"{thread_key:x}/"

@@ -1,9 +1,9 @@
 """Implement langgraph's `BaseCheckpointSaver`, in blocking and asynchronous form.
 
-This module has the methods that a run calls: it gets, lists and puts checkpoints and pending
-writes. `writer` plans writes, `reader` reads, and `listing` finds checkpoints; none of them depends
-on a database driver. Blocking reads run in the calling thread. Writes run in the writing thread of
-the database. The asynchronous methods read in another thread.
+This module contains the methods that a run calls to get, list and put checkpoints and pending
+writes. The module `writer` plans writes, `reader` reads rows, and `listing` finds checkpoints. None
+of these three modules depends on a database driver. Blocking methods read in the calling OS thread.
+All writes run in the database's writing thread. Asynchronous methods read in a worker thread.
 """
 
 from __future__ import annotations
@@ -69,13 +69,15 @@ from perdure.storage.flow import Flow, NamedSQL
 from perdure.storage.switching import short_switch_interval
 
 T = TypeVar("T")
-OFF_LOOP_ITEMS: Final = 512  # items; larger states are encoded in a thread, not on the event loop
-_NO_RUN: Final = nullcontext()  # used for writes of runs that have no `RunWrites`
-_MAX_REMEMBERED: Final = 1024  # maximum checkpoints read by id, and threads with labels, remembered
+# maximum number of items that are encoded on the event loop; larger states use a worker thread
+OFF_LOOP_ITEMS: Final = 512
+_NO_RUN: Final = nullcontext()  # context manager for writes of runs that have no `RunWrites`
+# maximum number of checkpoints read by id, and of threads with labels, that are remembered
+_MAX_REMEMBERED: Final = 1024
 
 
 class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
-    """langgraph's checkpoint saver over a database, which the saver owns and closes.
+    """Implements langgraph's checkpoint saver on a database, which the saver owns and closes.
 
     Args:
         database: The database.
@@ -106,7 +108,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._create_parts()
 
     def _create_parts(self) -> None:
-        """Create the codec, cache, reader, writer and listing for the present serializer."""
+        """Create the codec, cache, reader, writer and listing for the current serializer."""
         self._codec = Codec(self.serde, self.types)
         self._cache = Cache(self._cache_bytes, self._overlapped)
         parts = self._sql, self._seal, self._cache, self._codec, self._removals
@@ -122,9 +124,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         yield from self._removals.load_key(read_only=read_only)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
-        """Return a copy of the checkpointer that may also rebuild these types.
+        """Return a copy of the checkpointer that may also rebuild objects of these types.
 
-        Both use the same database, so closing one closes both.
+        Both checkpointers use the same database, so closing one of them closes both.
         """
         clone = super().with_allowlist(extra_allowlist)
         assert isinstance(clone, type(self))
@@ -174,16 +176,17 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         return checkpoint
 
     def _find_cached_tuple(self, address: Address, epoch: object | None) -> CheckpointTuple | None:
-        """Return the head from the cache, if the cache is valid for an epoch of the database."""
+        """Return the head from the cache if it is still valid in this epoch, or None."""
         if epoch is None:
             return None
         with collector_paused():
             return self._reader.cached_tuple(address, epoch)
 
     def _read_tuple(self, address: Address, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
-        """Read a checkpoint, and remember its address if it was read by its id and is no head.
+        """Read a checkpoint.
 
-        A put on top of such a checkpoint continues it on purpose (`CheckpointPut.is_deliberate`).
+        Remember its address if the config names its id and it is not a head. A put whose parent is
+        such a checkpoint continues this parent on purpose (`CheckpointPut.is_deliberate`).
         """
         checkpoint = yield from self._reader.read_tuple(address)
         if checkpoint is None and not address.checkpoint_ns and self._removals.key is not None:
@@ -197,7 +200,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         return checkpoint
 
     def _note_loaded_removal(self, config: RunnableConfig, checkpoint: CheckpointTuple) -> None:
-        """Record the number of the newest removal for the run that has loaded a checkpoint."""
+        """Record which removal was the newest when a run loaded a checkpoint."""
         configurable: Any = checkpoint.config["configurable"]
         self._removals.note_load(config, configurable["thread_id"], configurable[REMOVALS_KEY])
 
@@ -209,9 +212,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Yield checkpoints, last put first. Each checkpoint is read when it is requested.
+        """Yield checkpoints, last put first. Each checkpoint is read when the iterator reaches it.
 
-        The head of a namespace comes first. Without a thread in the config, the checkpoints are
+        The head of a namespace comes first. If the config names no thread, the checkpoints are
         grouped by thread.
 
         Args:
@@ -266,10 +269,10 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """Store a checkpoint. When the method returns, a crash cannot lose the checkpoint.
 
         The config names the parent. The checkpoint becomes the head of its thread and namespace if
-        its parent is the head, or if it starts a run: with an input, an update, a fork, or a resume
-        from a checkpoint that was read by its id. If a later run has started in the meantime, the
-        checkpoint becomes a branch. Channels that `new_versions` does not name keep the value of
-        the parent. For lists and dicts, only new items are stored.
+        its parent is the head, or if it starts a run. A run starts with an input, an update, a
+        fork, or a resume from a checkpoint that was read by its id. If a later run has started in
+        the meantime, the checkpoint becomes a branch. Channels that `new_versions` does not name
+        keep the value of the parent. For lists and dicts, only new items are stored.
 
         The metadata inherits `user_id` and `owner` from the parent. It inherits neither if the
         config or the context of the run names another user, or sets a name to `""` or None.
@@ -305,7 +308,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> CheckpointPut:
-        """Check the arguments of `put`, and build the request from them."""
+        """Check the arguments of `put`, and build the request to store the checkpoint."""
         address = parse_address(config)
         check_text("the id of the checkpoint", checkpoint["id"])
         full_metadata = dict(get_checkpoint_metadata(config, metadata))
@@ -327,9 +330,10 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
 
         langgraph copies the `configurable` of a run into the metadata, but not its `context`, which
         may contain secrets. Memory nodes call this method with the names of the values that they
-        have read from the context. The next checkpoint of the root graph gets the texts of these
-        names that have at most 4,096 characters. They replace values from `configurable`. Later
-        checkpoints inherit them, unless the context of their run has other values.
+        have read from the context. The metadata of the next checkpoint of the root graph gets those
+        values of these names that are texts of at most 4,096 characters. These values replace
+        values from `configurable`. Later checkpoints inherit these values, unless the context of
+        their run has other values.
 
         Args:
             thread_id: The thread.
@@ -381,7 +385,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         task_id: str,
         task_path: str,
     ) -> TaskWrites:
-        """Check the arguments of `put_writes`, and build the request from them."""
+        """Check the arguments of `put_writes`, and build the request to store the writes."""
         address = parse_address(config)
         check_text("task_id", task_id)
         check_text("task_path", task_path)
@@ -398,8 +402,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     def get_next_version(self, current: Any, channel: None) -> Any:
         """Return the next version of a channel.
 
-        Versions are integers. A channel whose version is text, as another saver has stored it,
-        keeps the form of that saver.
+        Versions are integers. If another saver has stored the version as text, the next version has
+        the text form of that saver.
         """
         if current is None:
             return 1
@@ -414,7 +418,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             return self.database.read(make)
 
     def _write(self, put: CheckpointPut | TaskWrites) -> None:
-        """Store a request, and count it among the writes of its run."""
+        """Execute a write request, and count it among the current run's writes meanwhile."""
         run_writes = RUN_WRITES.get()
         with _NO_RUN if run_writes is None else run_writes.count_write():
             database_write = self._writer.plan_database_write(put)
@@ -425,7 +429,10 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             self.database.write(*database_write)
 
     async def _awrite(self, put: CheckpointPut | TaskWrites, item_count: int) -> None:
-        """Store a request without blocking the event loop; large requests use another thread."""
+        """Execute a write request without blocking the event loop.
+
+        Large values are encoded in another OS thread.
+        """
         run_writes = RUN_WRITES.get()
         with _NO_RUN if run_writes is None else run_writes.count_write():
             if item_count <= OFF_LOOP_ITEMS:
@@ -453,7 +460,7 @@ def choose_serializer(
     types: Sequence[StoredType[Any]] = (),
     aliases: Aliases = (),
 ) -> tuple[SerializerProtocol, Seal, StoredTypes]:
-    """Return the serializer, the encryption and the stored types for the options of `open`."""
+    """Choose the serializer, the encryption and the stored types from the options of `open`."""
     seal, stored_types = build_seal(key), StoredTypes(types, aliases)
     if serde is None:
         names = [class_name(t) if isinstance(t, type) else t for t in allow]
@@ -472,7 +479,8 @@ def choose_serializer(
             "both a key and an EncryptedSerializer are set; use one of them. With key= (or "
             "PERDURE_KEY) each row is also bound to its position"
         )
-    # The serializer encrypts equal values to different bytes. Values are compared as plain text.
+    # Values are encoded without encryption, because an EncryptedSerializer encrypts equal values to
+    # different bytes, which cannot be compared. The seal encrypts the rows.
     return serde.serde, LangGraphSeal(serde.cipher), stored_types
 
 
@@ -484,7 +492,8 @@ def _remember_recent(recent: dict[Any, Any], key: Any, value: Any) -> None:
 
 def _count_items(values: Iterable[Any]) -> int:
     count = 0
-    for value in values:  # a loop, because a generator is slower and every write runs this
+    # A loop is used because a generator is slower, and this function runs at every write.
+    for value in values:
         if type(value) is list or type(value) is dict:
             count += len(value)
     return count

@@ -1,4 +1,4 @@
-"""Base class of the server's tables (runs, crons and others) in the checkpointer's database."""
+"""Define the base class for the server's tables in a checkpointer's database, such as runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perdure.storage.flow import Flow, LastRequest, Row, Statement, fetch_rows
 
 
 class ServerTable:
-    """A table of the server in a checkpointer's database, accessed by named SQL statements."""
+    """Base class of a server table. It reads and writes the table by named SQL statements."""
 
     def __init__(self, saver: Checkpointer) -> None:
         self._database, self._sql, self._seal = saver.database, saver._sql, saver._seal
@@ -23,9 +23,9 @@ class ServerTable:
     async def _write_statements(
         self, statements: list[Statement], exclusive: Sequence[str] | None, *, removes: bool = False
     ) -> list[list[Row]]:
-        """Execute statements in one transaction and return the rows of each statement.
+        """Execute statements in one transaction, and return the rows of each statement.
 
-        See `Database.write` for `exclusive` and `removes`.
+        The arguments `exclusive` and `removes` are explained in `Database.write`.
         """
 
         def flow() -> Flow[list[list[Row]]]:

@@ -1,9 +1,9 @@
 """Filter the puts of runs that loaded their state before an erasure or a deletion of the thread.
 
-Such a run still holds the erased messages, so its next checkpoint and the writes of its tasks
-contain them. The erased messages and quotations of them are recognised by the hashes in the removal
-records and left out. The rest is stored. If the thread was deleted, nothing is stored, and the put
-raises `ThreadDeleted`.
+Such a run still has the erased messages in memory, so its next checkpoint and the writes of its
+tasks contain them. The erased messages and quotations of them are recognised by the hashes in the
+removal records and are not stored again. The rest is stored. If the thread was deleted, nothing is
+stored, and the put raises `ThreadDeleted`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ from perdure.checkpointers.values import DeltaSnapshot
 from perdure.errors import ThreadDeleted
 from perdure.storage.flow import Flow
 
-_NO_ROWS: Final = 0, -1  # thread key and generation of no thread, so that no log is referred to
+# a key and generation that no thread has, so that references to logs are replaced with items
+_NO_ROWS: Final = 0, -1
 
 
 class KeyedTexts(TextSet):
-    """Texts of one kind, some of which are known only by their keyed hashes.
+    """A set of texts of one kind. Some of the texts are known only by their keyed hashes.
 
     Args:
         kind: The kind of the texts; see `removal.Remover.texts_by_kind`.
@@ -57,7 +58,7 @@ class KeyedTexts(TextSet):
     def __init__(self, kind: str, hashes: Iterable[bytes], removals: RemovalRecords) -> None:
         super().__init__()
         self._kind, self._removals = kind, removals
-        self._spared: set[str] = set()  # texts that also occur in a message that is kept
+        self._spared: set[str] = set()  # texts that also occur in a kept message
         self._starts: dict[bytes, set[tuple[int, bytes]]] = {}
         self._hashes = {*hashes}
         for part in [*self._hashes] if kind in SUBSTRING_KINDS else ():
@@ -85,7 +86,7 @@ class KeyedTexts(TextSet):
         return super().has_part_of(text) or any(self._iter_part_matches(text))
 
     def _iter_part_matches(self, text: str) -> Iterator[bool]:
-        """Yield, for each part of a text that may be one of these texts, whether it is one."""
+        """Yield, for each candidate part of a text, whether the part is in this set."""
         hash_text = self._removals.hash_text
         for first in range(len(text) - PREFIX_CHARS + 1 if self._starts else 0):
             start = hash_text("start", text[first : first + PREFIX_CHARS])
@@ -94,12 +95,12 @@ class KeyedTexts(TextSet):
                 yield part not in self._spared and hash_text(self._kind, part) == whole
 
     def learned_texts(self) -> Mapping[str, Iterable[str]]:
-        """Return the texts that are known as plain text and not only as hashes, by kind."""
+        """Return the texts that are known in plain form, not only by hash, under their kind."""
         return {self._kind: [*self]}
 
 
 class StalePut:
-    """A filter for a put, or for the writes of a task, of a run that loaded an older state.
+    """Removes erased messages from a put, or task writes, of a run that loaded its state before.
 
     Args:
         reader: The reader that decodes values.
@@ -125,7 +126,7 @@ class StalePut:
     def read_removals(
         cls, reader: CheckpointReader, request: CheckpointPut | TaskWrites
     ) -> Flow[StalePut | None]:
-        """Read the removal records that are newer than the state of a request.
+        """Read the removal records that are newer than a request's state, and build the filter.
 
         Returns:
             The filter for the request, or None if nothing has to be removed from it.
@@ -144,12 +145,12 @@ class StalePut:
                 *(records[index].checkpoints or () for index in deletions)
             )
             yield from _check_not_deleted(reader, request, deleted_hashes, is_run)
-            # earlier records belong to a deleted conversation
+            # Records before the last deletion belong to a conversation that no longer exists.
             records = records[deletions[-1] + 1 :]
         return cls(reader, records, bool(checkpoint_ns)) if records else None
 
     def learned_texts(self) -> Mapping[str, Iterable[str]]:
-        """Return the texts of erased messages that were found by id only in this request."""
+        """Return the texts of erased messages that were found by their ids in this request."""
         return {
             kind: texts for known in self._known for kind, texts in known.learned_texts().items()
         }
@@ -161,7 +162,7 @@ class StalePut:
     # -- a checkpoint
 
     def filter_checkpoint(self, put: CheckpointPut) -> CheckpointPut:
-        """Return a put without the erased messages and without quotations of them."""
+        """Return a copy of a put without erased messages and without quotations of them."""
         values, other_fields, metadata = put.decode_values(self._codec)
         self._find_erased(values.items(), inputs=False)
         self._remover.remove_from(other_fields, ValueContext())
@@ -172,7 +173,7 @@ class StalePut:
             if filtered is not REMOVED:
                 remaining[channel] = filtered
             is_answer_gone = is_answer_gone or self._lost_last_tool_call(value)
-        if is_answer_gone:  # otherwise a tool node would execute the call again
+        if is_answer_gone:  # drop the triggers, or a tool node would execute the tool call again
             remaining = {
                 name: value for name, value in remaining.items() if not name.startswith(NEXT_NODE)
             }
@@ -182,7 +183,7 @@ class StalePut:
         return put.with_values(self._codec, remaining, *fields)
 
     def _find_erased(self, values: Iterable[tuple[str, Any]], *, inputs: bool) -> None:
-        """Find the erased messages in values by their ids, and learn their texts."""
+        """Find erased messages in values by their ids, and remember their texts."""
         values = [*values]
         for channel, value in values:
             new = self._remove_erased(channel, value, inputs=inputs or channel.startswith("__"))
@@ -194,7 +195,10 @@ class StalePut:
         )
 
     def _remove_erased(self, channel: str, value: Any, *, inputs: bool) -> Any:
-        """Return the value of a channel without erased messages, or `GONE` if nothing is left."""
+        """Remove erased messages from a channel's value.
+
+        The result is `REMOVED` if nothing is left.
+        """
         if channel == TASKS and isinstance(value, list) and {*map(type, value)} == {Send}:
             remaining, is_changed = remove_quoting_tasks(self._remover, value)
             return remaining if is_changed else value
@@ -203,7 +207,7 @@ class StalePut:
         return self._remover.remove_from(value, ValueContext(inputs, texts, tasks))
 
     def _lost_last_tool_call(self, value: Any) -> bool:
-        """Return whether a list ends with an erased message that calls tools."""
+        """Return whether a value is a list whose last message calls tools and was erased."""
         value = value.value if type(value) is DeltaSnapshot else value
         last = value[-1] if isinstance(value, list) and value else None
         if not isinstance(last, AIMessage) or not last.tool_calls:
@@ -215,7 +219,7 @@ class StalePut:
     def filter_writes(self, request: TaskWrites) -> tuple[list[Write], bool]:
         """Remove erased messages from the writes of a task.
 
-        A question or an answer that quotes an erased message is removed as a whole.
+        An interrupt's question or an answer that quotes an erased message is removed as a whole.
 
         Returns:
             The remaining writes, and whether the task still waits for an answer.
@@ -235,7 +239,7 @@ class StalePut:
                 remaining.append(
                     [index, channel, encode_inline(self._codec, None, channel, filtered, path)]
                 )
-        # without a write, langgraph would run the task again
+        # A task without a result would run again, so give the task an empty result.
         if len(remaining) < len(writes) and has_no_result(remaining):
             no_writes = [0, NO_WRITES, self._codec.encode(None, lambda: NO_WRITES)]
             remaining = [no_writes] if has_no_result(writes) else [*remaining, no_writes]
@@ -248,9 +252,9 @@ def find_erased(
     messages: Sequence[BaseMessage],
     since: int,
 ) -> Flow[list[bool]]:
-    """Return for each message whether a removal with a higher number than `since` erased it.
+    """Return for each message whether a removal with a number above `since` has erased it.
 
-    If the thread was deleted since, the result is True for all messages.
+    If the thread was deleted after removal number `since`, the result is True for all messages.
     """
     removals = reader.removals
     number = yield from removals.count_removals(thread_id)
@@ -276,10 +280,10 @@ def _check_not_deleted(
 ) -> Flow[None]:
     """Raise ThreadDeleted if a request continues a checkpoint that was deleted with its thread.
 
-    A run of this process may also name a checkpoint that was never stored. With durability `exit`
-    the run has not stored a checkpoint yet, and after a put is refused, the run still stores the
-    writes of its tasks. A request of such a run is refused too, because the run loaded the thread
-    before the deletion.
+    A request of a run of this process is also refused if none of its checkpoints is stored. With
+    durability `exit`, the run has not stored a checkpoint yet. After a put was refused, the run
+    still stores the writes of its tasks. In both cases, the run loaded the thread before the
+    deletion.
     """
     thread_id, checkpoint_ns, uid = request.address
     ids_by_namespace = {checkpoint_ns: uid} if uid is not None else {}

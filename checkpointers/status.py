@@ -1,7 +1,7 @@
-"""Compute the status of a thread: which tasks run next, and which wait for an answer.
+"""Determine which tasks of a thread run next and which wait for an answer, without its graph.
 
-The graph is not needed. A checkpoint contains the channels that trigger the nodes, and each pending
-write has the path of its task, which langgraph passes to `put_writes`.
+The channels in a checkpoint show which nodes are triggered. Each pending write contains the path of
+its task, which langgraph passes to `put_writes`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,27 @@ SENDS: Final = "__pregel_tasks"
 """langgraph's channel that contains the `Send`s for the next superstep."""
 CANCELLED: Final = "__erased__"
 """The node of a `Send` that replaces an erased one. It keeps the index, and never runs."""
-_BRANCH: Final = "branch:to:"  # prefix of a channel; the node that the channel triggers follows
-_JOIN: Final = "join:"  # prefix of a channel; awaited nodes joined by "+", then ":" and the node
-_NO_NODES: Final = ("__input__", INTERRUPT)  # names in `versions_seen` that are not nodes
+# prefix of the name of a channel that triggers one node, whose name follows
+_BRANCH: Final = "branch:to:"
+# prefix of the name of a channel that waits for several nodes; the name continues with the awaited
+# nodes joined by "+", ":" and the node that is triggered
+_JOIN: Final = "join:"
+# keys of langgraph's `versions_seen` that are not nodes
+_NO_NODES: Final = ("__input__", INTERRUPT)
 ASIDE_SUFFIX: Final = "~aside"
 """The suffix of the path of writes by an update in the name of a task that has already run."""
 FORMER_WRITES_CHANNEL: Final = "__run_former"
 """The channel for the pending writes that existed before a run of the server; see `undo_writes`."""
-_UPDATE: Final = "~__interrupt__"  # prefix of the path of a task that `update_state` creates
+# prefix of the path of a task that langgraph's `update_state` creates
+_UPDATE: Final = "~__interrupt__"
 NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"
 """The id of the task in whose name langgraph writes the answers of a person."""
 _CONTROL: Final = {INTERRUPT, RESUME, ERROR, "__error_source_node__"}
-_PULL: Final = "~__pregel_pull, "  # prefix of the path of a triggered task; the node follows
-_PUSH: Final = "~__pregel_push, "  # prefix of a `Send`'s path; its index or a caller's path follows
+# prefix of the path of a task that a channel triggers; the node's name follows
+_PULL: Final = "~__pregel_pull, "
+# prefix of the path of a task that a `Send` or a call creates; the index of the `Send` or the path
+# of the caller follows
+_PUSH: Final = "~__pregel_push, "
 _HANDLER: Final = ", node_error_handler, 0000000000"
 Versions = Mapping[str, Any]
 IDLE: Final = ThreadStatus()
@@ -60,7 +68,7 @@ def build_thread_status(
     versions_seen: Mapping[str, Versions],
     writes: Sequence[TaskWrite],
 ) -> ThreadStatus:
-    """Return the status of a thread at a checkpoint.
+    """Build the status of a thread from the contents of a checkpoint and its pending writes.
 
     Args:
         values: The value of each channel that has one. It may be None for channels that do not
@@ -76,7 +84,7 @@ def build_thread_status(
         if _has_path(task_writes)
     }
     due = dict(_iter_due_tasks(values, versions, versions_seen))
-    for path in tasks:  # channels of any name can trigger a node
+    for path in tasks:  # also include triggers with other channel names
         if path.startswith(_PULL):
             due.setdefault(path, path.removeprefix(_PULL))
     if not due and START in values:
@@ -84,7 +92,7 @@ def build_thread_status(
     if not due and not by_task:
         return IDLE
     unmatched_paths = [path for path in due if path not in tasks]
-    for task, task_writes in by_task.items():  # files of other savers may have no paths
+    for task, task_writes in by_task.items():  # writes of other savers may have no paths
         if not _has_path(task_writes):
             if len(unmatched_paths) == 1:
                 tasks[unmatched_paths.pop()] = task
@@ -100,13 +108,13 @@ def build_thread_status(
 
 
 def find_send_targets(sends: Any) -> list[str | None]:
-    """Return the node of each `Send` of a checkpoint, or None for a cancelled `Send`."""
+    """Return the target node of each `Send` in a checkpoint, with None for a cancelled `Send`."""
     nodes = [getattr(send, "node", None) for send in (sends if _is_list(sends) else ())]
     return [None if node == CANCELLED else node for node in nodes]
 
 
 def _group_by_task(writes: Sequence[TaskWrite]) -> dict[str, list[TaskWrite]]:
-    """Group the writes by the task of the superstep that has written them."""
+    """Group pending writes by their task. Only tasks of the superstep itself are included."""
     by_task: dict[str, list[TaskWrite]] = {}
     for write in writes:
         if write.task_id != NULL_TASK and not _is_nested_path(write.task_path):
@@ -119,14 +127,14 @@ def _has_path(writes: list[TaskWrite]) -> bool:
 
 
 def is_update_path(path: str) -> bool:
-    """Return whether writes with this path come from `update_state` and not from a run."""
+    """Return whether this path marks writes of `update_state`, in contrast to writes of a run."""
     return path.startswith(_UPDATE)
 
 
 def _is_nested_path(path: str) -> bool:
-    """Return whether a path belongs to a call by another task, an error handler or an update.
+    """Return whether a path belongs to a called task, an error handler or an update.
 
-    Such a path is not the path of a task of the superstep.
+    Such a task is not one of the tasks of the superstep.
     """
     return path.endswith(ASIDE_SUFFIX) or path.startswith(f"{_PUSH}~") or path.endswith(_HANDLER)
 
@@ -134,11 +142,12 @@ def _is_nested_path(path: str) -> bool:
 def _iter_due_tasks(
     values: Mapping[str, Any], versions: Versions, versions_seen: Mapping[str, Versions]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the path and the node of each task that a checkpoint triggers."""
+    """Yield the path and the node of each task that the channels of a checkpoint trigger."""
     for index, sent in enumerate(find_send_targets(values[SENDS]) if SENDS in values else ()):
         if sent is not None:
             yield f"{_PUSH}{index:010d}, {0:010d}", sent
-    nodes_by_channel: dict[str, list[str]] = {}  # the nodes that have seen each channel before
+    # by channel, the nodes that have seen a version of the channel before
+    nodes_by_channel: dict[str, list[str]] = {}
     for node, channels in versions_seen.items():
         for channel in channels if node not in _NO_NODES else ():
             nodes_by_channel.setdefault(channel, []).append(node)
@@ -154,10 +163,11 @@ def _iter_due_tasks(
 
 
 def _find_triggered_nodes(channel: str, value: Any) -> list[str]:
-    """Return the node that a channel of a `StateGraph` triggers, or nothing if it must wait."""
+    """Return a list with the node that a `StateGraph` channel triggers, empty if it must wait."""
     is_ready = True
     if _is_list(value) and len(value) == 2 and isinstance(value[1], bool):
-        value, is_ready = value  # a deferred node waits until all others have ended
+        # the flag of a deferred node, which waits until all other nodes have ended
+        value, is_ready = value
     if channel.startswith(_BRANCH):
         return [channel.removeprefix(_BRANCH)] if is_ready else []
     awaited_names, _, node = channel.removeprefix(_JOIN).rpartition(":")
@@ -171,7 +181,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _build_task(path: str, node: str, task_id: str | None, writes: list[TaskWrite]) -> ThreadTask:
-    """Build the task of a path from its pending writes."""
+    """Build the `ThreadTask` for a path from the pending writes of the task."""
     interrupts: list[Any] = []
     for write in writes:
         if write.channel == INTERRUPT:

@@ -1,7 +1,7 @@
-"""Registered types and aliases: how a program tells a checkpointer about its own classes.
+"""Let a program register its own classes, and aliases of renamed classes, with a checkpointer.
 
-Stored values are rebuilt only with functions and classes that the program has named here. A stored
-row never decides which module is imported or which function is called.
+For registered types and aliases, a checkpointer uses only functions and classes that the program
+has named here. A stored row never decides which module is imported or which function is called.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _NAME: Final = "(module, qualified name), or text like 'module:Name'"
 
 @dataclass(frozen=True, slots=True)
 class StoredType(Generic[T]):
-    """The functions that store and load values of a class which perdure cannot store by itself.
+    """Registers functions to dump and load values of a class that perdure cannot store itself.
 
     `StoredType(Fraction, str, Fraction)` stores a `Fraction` as text. Values of a subclass are
-    refused, because they would be loaded as the base class; register the subclass as well.
+    refused, because they would be loaded as values of the base class. To store them, register the
+    subclass as well.
 
     Attributes:
         cls: The class.
@@ -76,9 +77,9 @@ class StoredType(Generic[T]):
     ) -> StoredType[T]:
         """Build a `StoredType` that stores values of one class with a serializer of langgraph.
 
-        A `JsonPlusSerializer` can then rebuild this class only, whatever its own allowlist
-        contains. With `pickle_fallback=True` values are stored with pickle, which runs code from
-        the file when a value is read.
+        A `JsonPlusSerializer` is replaced with a copy whose allowlist contains only this class.
+        With `pickle_fallback=True`, values are stored with pickle, which runs code from the
+        database when a value is read.
         """
         for method in ("dumps_typed", "loads_typed"):
             if not callable(getattr(serde, method, None)):
@@ -133,7 +134,7 @@ class StoredType(Generic[T]):
 
 
 class StoredTypes:
-    """The types that a program has registered, and its aliases for stored names.
+    """Looks up the types that a program has registered, and the aliases of renamed classes.
 
     Attributes:
         by_class: The registered types, by class.
@@ -172,23 +173,26 @@ class StoredTypes:
             self.former.setdefault(self._stored_name(target), []).append(old)
 
     def _stored_name(self, cls: type) -> Name:
-        """Return the name under which new values of a class are stored."""
+        """Return the name under which new values of a class are stored, as a pair."""
         registered = self.by_class.get(cls)
         return class_name(cls) if registered is None else registered.stored_name
 
     @property
     def classes(self) -> list[type]:
-        """The targets of aliases that are not registered types. Their values may be rebuilt."""
+        """The target classes of aliases that are not registered types.
+
+        Objects of these classes may be rebuilt.
+        """
         return [cls for cls in self._targets.values() if cls not in self.by_class]
 
     @property
     def is_used(self) -> bool:
-        """Whether the program has registered a type or given an alias."""
+        """Whether the program has registered at least one type or alias."""
         return bool(self.by_class or self._targets)
 
     @property
     def encoded_names_of_searchable_types(self) -> list[bytes]:
-        """The stored names of the types with a `texts` function, encoded as UTF-8."""
+        """The stored class names of all types with a `texts` function, encoded as UTF-8."""
         names = [each.stored_name[1] for each in self.by_class.values() if each.texts is not None]
         names += [old[1] for old, cls in self._targets.items() if self._has_texts_function(cls)]
         return [name.encode() for name in names]
@@ -197,7 +201,7 @@ class StoredTypes:
         return cls in self.by_class and self.by_class[cls].texts is not None
 
     def find_alias_target(self, name: Name) -> type | None:
-        """Return the class to which an alias maps a stored name, or None."""
+        """Return the class to which an alias maps a stored class name, or None without an alias."""
         module, qualified_name = name
         target = self._targets.get(name)
         if target is None and "[" in qualified_name:  # a parametrised pydantic model
@@ -212,14 +216,14 @@ class StoredTypes:
         return target
 
     def find_registered(self, name: Name) -> StoredType[Any] | None:
-        """Return the registered type with this present or earlier stored name, or None."""
+        """Return the registered type with this current or earlier stored name, or None."""
         registered = self._by_name.get(name)
         if registered is None and (target := self._targets.get(name)) is not None:
             registered = self.by_class.get(target)
         return registered
 
     def build_former_name_tables(self) -> list[dict[Name, Name]]:
-        """Build tables that map present names to earlier names, one table per renaming."""
+        """Build tables that map current class names to earlier names, one table per renaming."""
         depth = max(map(len, self.former.values()), default=0)
         return [
             {new: old_names[min(i, len(old_names) - 1)] for new, old_names in self.former.items()}
@@ -242,7 +246,7 @@ class StoredTypes:
             texts = list(returned)
         except Exception as exc:
             raise _build_texts_error(registered, f"raised {_format_error(exc)}") from exc
-        if isinstance(returned, str):  # a str is also an iterable of texts, its characters
+        if isinstance(returned, str):  # A single str would count as a list of its characters.
             raise _build_texts_error(
                 registered, "returned a single text instead of a list of texts"
             )
@@ -252,7 +256,7 @@ class StoredTypes:
 
 
 def parse_name(label: str, name: Any) -> Name:
-    """Return the module and the qualified name in a pair or in text like 'module:Name'.
+    """Parse a class name, given as a pair or as text like 'module:Name', to a pair.
 
     Raises:
         ConfigurationError: The name is neither such a pair nor such text.
@@ -266,9 +270,10 @@ def parse_name(label: str, name: Any) -> Name:
 
 
 def rename_class(name: Name, table: Mapping[Name, Name]) -> Name:
-    """Return the name to which a table maps a class name, or the name itself.
+    """Return the new name of a class from a table, or the same name if it is not in the table.
 
-    A parametrised pydantic model is looked up by the name of its generic class.
+    A parametrised pydantic model, such as `Box[int]`, is looked up by the name of its generic class
+    `Box`.
     """
     new_name = table.get(name)
     if new_name is None and "[" in name[1]:
@@ -279,7 +284,7 @@ def rename_class(name: Name, table: Mapping[Name, Name]) -> Name:
 
 
 def _resolve_aliases(aliases: Aliases, stored_name: Callable[[type], Name]) -> dict[Name, type]:
-    """Return the final target class of each alias.
+    """Follow chains of aliases, and return the class to which each alias finally leads.
 
     Raises:
         ConfigurationError: The aliases form a cycle, one name has two targets, or a target is not
@@ -314,7 +319,7 @@ def _resolve_aliases(aliases: Aliases, stored_name: Callable[[type], Name]) -> d
 def _follow_alias(
     old: Name, steps: Mapping[Name, type | Name], stored_name: Callable[[type], Name]
 ) -> type:
-    """Follow the chain of aliases that begins with a name, and return the class at its end."""
+    """Follow the chain of aliases from the name `old`, and return the class at its end."""
     chain: list[Name] = [old]
     while True:
         target = steps[chain[-1]]
@@ -348,7 +353,7 @@ def _import_class(old: Name, name: Name) -> type:
 
 
 def _refuse_supported_class(cls: Any) -> None:
-    """Raise ConfigurationError for a class that perdure stores without registration."""
+    """Raise ConfigurationError if perdure can store values of the class without registration."""
     if (
         cls in _BUILTIN
         or cls is type(None)

@@ -1,8 +1,8 @@
 """Copy threads within a database, and merge the threads of another database into this one.
 
-Items, checkpoints and pending writes are copied as stored bytes, which are decrypted with the key
-of the source and encrypted with the key of the target. Only metadata is decoded, because the index
-of metadata is built from it.
+Items, checkpoints and pending writes are copied in encoded form. Their bytes are decrypted with the
+key of the source and encrypted with the key of the target. Only metadata is decoded, because the
+target's metadata index is built from it.
 
 In a merge, a thread that exists in both databases is handled as follows. The thread is skipped if
 both are equal or if only the target's thread has continued. It is replaced if only the source's
@@ -73,11 +73,11 @@ from perdure.errors import (
 )
 from perdure.storage.flow import NO_LIMIT, Flow, Statement
 
-_MAX_NAMED_THREADS: Final = 20  # refused threads that an error message names
+_MAX_NAMED_THREADS: Final = 20  # maximum number of refused threads listed in an error message
 
 
 class TranscriptTree(NamedTuple):
-    """The transcripts of a thread up to its head and up to the end of each branch.
+    """The transcripts of a thread: one up to the head, and one up to the end of each branch.
 
     Attributes:
         values: The items, by position.
@@ -193,7 +193,7 @@ def write_thread(
 
 
 class _ThreadWriter:
-    """Writes the parts of a thread under a new key.
+    """Writes the records of a thread to a database under a new thread key.
 
     Args:
         reader: The reader of the target database.
@@ -214,7 +214,7 @@ class _ThreadWriter:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.records, self.target_id, self.thread_key = records, target_id, thread_key
         self.keys = keys
-        self.logs: dict[int, int] = {}  # new keys of logs, by their keys in the source
+        self.logs: dict[int, int] = {}  # the new key of each log, by the log's key in the source
 
     def write_logs(self) -> Flow[None]:
         """Write all logs with their items, page by page."""
@@ -258,9 +258,13 @@ class _ThreadWriter:
             )
 
     def _write_checkpoint(self, ns: str, key: int, put_at: float, snapshot: Snapshot) -> Flow[None]:
-        """Write a checkpoint with references to the new logs, and its tags."""
+        """Write a checkpoint and its tags.
+
+        References to logs are replaced with the new log keys.
+        """
         refs, transcripts = _map_value_logs(snapshot, self.logs)
-        # no run of the new thread has put the checkpoint
+        # The copy has no start time of a run, because no run of the new thread has put the
+        # checkpoint.
         mapped = replace(snapshot, references=refs, run_started_at=None)
         row = (
             key,
@@ -276,7 +280,7 @@ class _ThreadWriter:
 
 
 def _map_logs(ref: Any, logs: Mapping[int, Any]) -> Any:
-    """Return a reference in which each log is replaced with `logs[log]`."""
+    """Return a copy of a reference in which each log key is replaced with its value in `logs`."""
     if isinstance(ref, bytes):
         return ref
     kind, *rest = ref
@@ -293,7 +297,7 @@ def _map_logs(ref: Any, logs: Mapping[int, Any]) -> Any:
 def _map_value_logs(
     snapshot: Snapshot, logs: Mapping[int, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Replace the logs in the references and in the stored transcripts of a checkpoint.
+    """Replace the log keys in a checkpoint's references and in its stored transcripts.
 
     Returns:
         The references by channel, and the stored transcripts by channel.
@@ -353,7 +357,7 @@ def copy_thread(
 
 @dataclass
 class ThreadContents:
-    """The comparable content of a thread, in which references name channels and not keys of logs.
+    """The content of a thread in a form that can be compared between databases.
 
     Attributes:
         checkpoints: The checkpoints, in put order.
@@ -370,11 +374,12 @@ class ThreadContents:
     items: dict[tuple[str, int], bytes] = field(compare=False)
 
     def continues(self, other: ThreadContents) -> bool:
-        """Return whether this thread equals the other one or is a continuation of it."""
+        """Return whether this thread is equal to `other` or continues it."""
         return (
             self.checkpoints[: len(other.checkpoints)] == other.checkpoints
             and all(self.items.get(key, item) == item for key, item in other.items.items())
-            # a special write, such as an answer, has a negative index and may have been replaced
+            # Special writes, such as answers, have a negative index. They may have been replaced,
+            # so their values may differ.
             and all(
                 key in self.writes and (self.writes[key] == write or key[-1] < 0)
                 for key, write in other.writes.items()
@@ -383,10 +388,10 @@ class ThreadContents:
         )
 
     def _has_later_heads(self, other: ThreadContents) -> bool:
-        """Return whether each head equals that of the other thread or was put after it.
+        """Return whether each head is the same as in `other` or was put later.
 
-        If the head of the other thread was rewound, the next checkpoint must have that head as its
-        parent.
+        If a head of the other thread was rewound to an older checkpoint, the next checkpoint of
+        this thread must have that head as its parent.
         """
         common = len(other.checkpoints)
         newest = {ns: checkpoint_id for ns, checkpoint_id, *_ in other.checkpoints}
@@ -399,7 +404,7 @@ class ThreadContents:
 
 
 def build_contents(records: ThreadRecords) -> ThreadContents:
-    """Build the comparable content of a thread whose items were read."""
+    """Build the comparable content of a thread. Its items must have been read into `records`."""
     names = {log: name for log, name, *_ in records.logs}
     checkpoints, heads, writes = [], {}, {}
     for ns, head, stored, write_records in records.namespaces:
@@ -423,7 +428,10 @@ def build_contents(records: ThreadRecords) -> ThreadContents:
 
 
 def _format_thread_ids(thread_ids: list[str]) -> str:
-    """Format thread ids for a message. Only the number of further ids is given for long lists."""
+    """Format a list of thread ids for a message.
+
+    A long list is cut, and the number of omitted ids is added.
+    """
     names = ", ".join(map(repr, thread_ids[:_MAX_NAMED_THREADS]))
     unnamed_count = len(thread_ids) - _MAX_NAMED_THREADS
     return f"{names} and {unnamed_count} more" if unnamed_count > 0 else names
@@ -432,7 +440,7 @@ def _format_thread_ids(thread_ids: list[str]) -> str:
 class DatabaseMerge:
     """Merges the threads of another database into this one.
 
-    If `stopped` is set, the merge stops before the next thread.
+    If the event `stopped` is set, the merge ends before the next thread.
 
     Args:
         source: The maintenance of the other database.
@@ -445,11 +453,13 @@ class DatabaseMerge:
     ) -> None:
         self.source, self.target, self.new_ids = source, target, new_ids
         self.stopped = threading.Event()
-        self._is_new = False  # whether the last written thread is new in the target
-        self._rolled_back: list[str] = []  # refused threads with a run that was rolled back here
+        self._is_new = False  # whether the target had no such thread before the last write
+        # ids of threads that are refused because they contain a run that was rolled back in the
+        # target
+        self._rolled_back: list[str] = []
 
     def run(self) -> ImportReport:
-        """Merge all threads, and refuse those that have continued in both databases.
+        """Merge all threads. Threads that have continued in both databases are refused.
 
         Returns:
             The number of imported objects.
@@ -507,10 +517,11 @@ class DatabaseMerge:
         return report
 
     def _import_thread(self, thread_id: str, target: str) -> ImportReport | None:
-        """Copy a thread from the source to the target, or return None if the thread is refused.
+        """Copy a thread from the source to the target.
 
-        If something is erased from the source between the read and the write, a thread that is new
-        in the target is deleted from the target and read again.
+        Return None if the thread is refused. If something is erased from the source thread between
+        the read and the write, a thread that is new in the target is deleted there and copied
+        again.
 
         Raises:
             ImportFailed: Something was erased from the source meanwhile, and the target already had
@@ -537,7 +548,7 @@ class DatabaseMerge:
             self.target.write(target, delete)
 
     def _read_records(self, thread_id: str) -> Flow[ThreadRecords]:
-        """Read a thread with its items, and check everything that the target relies upon.
+        """Read a thread with its items, and check the properties on which the target relies.
 
         Raises:
             CorruptRecord: A record has a form that perdure does not write.
@@ -559,7 +570,7 @@ class DatabaseMerge:
     def _compare_with_target(
         self, records: ThreadRecords, target: str, source_contents: ThreadContents
     ) -> Flow[ThreadContents | ImportReport | None]:
-        """Compare a thread of the source with the thread of the target.
+        """Compare a thread of the source with the target's thread of the same conversation.
 
         Returns:
             The contents of the thread of the target, which the thread of the source continues; or a
@@ -590,7 +601,7 @@ class DatabaseMerge:
         return target_contents
 
     def _write_new_records(self, records: ThreadRecords, target: str) -> ImportReport | None:
-        """Write a thread unless it is here; return None if the thread is refused."""
+        """Write a thread unless the target has all of it. Return None if the thread is refused."""
         reader, keys = self.target.reader, list[int]()
         source_contents = build_contents(records)
 

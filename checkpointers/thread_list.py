@@ -1,10 +1,10 @@
-"""Search, count, create, change and delete threads, with the data that the server keeps of them.
+"""Search, count, create, change and delete threads, with the data that the server stores.
 
-A list of threads is one SELECT over the rows of threads. A row contains the part of the head's
-metadata that lists show, the metadata that clients set, and the status of the last run. SQL sorts
-the rows and leaves out those that cannot match. The remaining rows are decrypted and compared. The
-head itself is read only for threads that may wait for an answer, and for threads from which
-something was removed.
+Each search in the list of threads is one SELECT over the rows of threads. A row contains the
+metadata of the head that lists show, the metadata that clients set, and the status of the last run.
+SQL sorts the rows and leaves out rows that cannot match. The remaining rows are decrypted and
+compared with the query in Python. The head itself is read only for threads that may wait for an
+answer, and for threads from which something was removed.
 """
 
 from __future__ import annotations
@@ -38,10 +38,15 @@ from perdure.storage.flow import Flow, GuardedRequest, GuardFailed, Row, Stateme
 T = TypeVar("T")
 RunStatus = Literal["idle", "busy", "interrupted", "error"]
 SortBy = Literal["thread_id", "created_at", "updated_at", "state_updated_at", "status"]
-_PAGE: Final = 2_000  # maximum rows that one statement reads for a comparison
-_MAX_OFFSET: Final = 1 << 62  # more rows than a database has; keeps the offset within 64 bits
-_MAX_TAGS: Final = 20  # metadata values that become SQL conditions; the rest is only compared
-_BY_STATUS: Final[Mapping[str, str]] = {  # conditions that select a superset of each status
+# maximum number of rows that one SQL statement reads, to be compared with the query
+_PAGE: Final = 2_000
+# maximum offset in SQL, which fits in 64 bits; no database has as many rows
+_MAX_OFFSET: Final = 1 << 62
+# maximum number of metadata values of a query that become SQL conditions; other values are compared
+# in Python
+_MAX_TAGS: Final = 20
+# by status, an SQL condition that matches all threads with this status, and possibly others
+_BY_STATUS: Final[Mapping[str, str]] = {
     "interrupted": "t.may_wait = 1",
     "idle": "(t.may_wait = 1 OR t.status IN ('idle', 'interrupted') "
     "OR t.client_metadata IS NOT NULL)",
@@ -98,21 +103,23 @@ class ListedThread:
 
     @property
     def uses_client_metadata(self) -> bool:
-        """Whether the clients' metadata applies to this thread.
+        """Whether the metadata that clients set belongs to this thread.
 
-        If a client only reserved the id, another program may have created the thread with that id.
+        It may not if a client has only reserved the thread id, because another program may then
+        have created a thread with this id.
         """
         if self.head_metadata is None or self.client is None or not self.client.is_reserved:
             return True
-        # checkpoints of the server have both keys; those of other programs may have assistant_id
+        # The server stores both keys in its checkpoints. Checkpoints of other programs may have
+        # assistant_id, but not both keys.
         return self.head_metadata.keys() >= {"assistant_id", "user_id"}
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata of the head and of clients, with the `owner` if there is one.
+        """The merged metadata of the head and of clients, with the `owner` of the thread.
 
-        The values of clients take precedence, except for `owner` and `user_id`, which the head
-        decides. The client that created the thread may belong to another user.
+        Values that clients set take precedence. The exceptions are `owner` and `user_id`, which the
+        head decides, because the client that created the thread may belong to another user.
         """
         head_metadata = self.head_metadata or {}
         client = self.client if self.uses_client_metadata and self.client else ClientMetadata({})
@@ -126,7 +133,7 @@ class ListedThread:
 
     @property
     def display_title(self) -> str:
-        """The title that a client set, or else the title of the head."""
+        """The title that a client set, or the title of the head if no client has set one."""
         metadata = self.client.metadata if self.uses_client_metadata and self.client else {}
         return str(metadata.get("title") or self.title)
 
@@ -135,7 +142,8 @@ class ListedThread:
 class ThreadQuery:
     """The conditions and the order of a list of threads. A field with None is no condition.
 
-    SQL leaves out threads that cannot match. The caller must compare the others.
+    SQL excludes most threads that do not match; the caller must compare the others. The caller must
+    compare the others.
 
     Attributes:
         metadata: Values that the metadata of the head or of the client contains. A dict matches a
@@ -169,7 +177,7 @@ class ThreadQuery:
 
 
 class ThreadList:
-    """The threads of a checkpointer, with the data that the server keeps of them."""
+    """Searches and changes the threads of a checkpointer, with the data that the server stores."""
 
     def __init__(self, saver: Checkpointer) -> None:
         self._saver, self._reader = saver, saver._reader
@@ -207,7 +215,7 @@ class ThreadList:
     aget = make_async_twin(get)
 
     def count(self, query: ThreadQuery) -> int:
-        """Return the number of threads that match the SQL conditions of a query."""
+        """Count the threads that match the SQL conditions of a query."""
         sql, params = append_conditions(
             self._sql["count_listed_threads"], self.build_conditions(query)
         )
@@ -244,9 +252,10 @@ class ThreadList:
         return next(iter((yield from self._decrypt_rows(rows))), None)
 
     def build_conditions(self, query: ThreadQuery) -> Iterator[tuple[str, list[Any]]]:
-        """Yield the SQL conditions of a query, each with its parameters."""
+        """Yield each SQL condition of a query with its parameters."""
         if query.ids is not None:
-            # no thread has an id with a null character, which Postgres refuses as a parameter
+            # Leave out ids with a null character, which no thread has and which Postgres refuses as
+            # parameters.
             ids = [thread_id for thread_id in query.ids if "\0" not in thread_id]
             yield f"t.thread_id IN ({', '.join('?' for _ in ids) or 'NULL'})", ids
         if query.status is not None:
@@ -259,23 +268,23 @@ class ThreadList:
             yield self._sql["is_unindexed"], []
         if query.text and isinstance(self._seal, ChecksumSeal):
             yield self._build_key_condition([fold_search_text(query.text)])
-        if not isinstance(self._seal, LangGraphSeal):  # rows have no search keys with this cipher
+        if not isinstance(self._seal, LangGraphSeal):  # With this seal, rows have no search keys.
             tags = islice(self._iter_tags(query.metadata or {}), _MAX_TAGS)
             yield from map(self._build_key_condition, tags)
 
     def _build_key_condition(self, alternatives: Sequence[bytes]) -> tuple[str, list[Any]]:
-        """Build the condition that a row contains one of several search keys.
+        """Build the SQL condition that a row contains at least one of several search keys.
 
-        A row without stored search keys also meets the condition.
+        A row without stored search keys also matches the condition.
         """
         sql = " OR ".join([self._sql["matches_search_key"]] * len(alternatives))
         return f"({sql})", [param for search_key in alternatives for param in (search_key,) * 2]
 
     def _iter_tags(self, metadata: Mapping[str, Any]) -> Iterator[list[bytes]]:
-        """Yield the alternative tags of each text or number in the metadata of a query.
+        """Yield a list of alternative tags for each text or number in the metadata of a query.
 
-        A thread with this value has one of the alternative tags. `owner` has two alternatives,
-        because the user of a thread may be stored as `user_id` only.
+        A thread that contains this value has at least one of the alternative tags. `owner` has two
+        alternatives, because the user of a thread may be stored as `user_id` only.
         """
         for name, value in metadata.items():
             names = (name, "user_id") if name == "owner" else (name,)
@@ -284,7 +293,7 @@ class ThreadList:
                 yield [tag.to_bytes(8, "big", signed=True) for tag in alternatives]
 
     def _decrypt_rows(self, rows: Sequence[Row]) -> Flow[list[ListedThread]]:
-        """Decrypt rows of threads, and read the heads of threads whose rows are incomplete."""
+        """Decrypt rows of threads. If a row is incomplete, read the head of its thread as well."""
         list_entries = {row[0]: decrypt_list_entry(self._seal, row[1], row[5]) for row in rows}
         incomplete_rows = [
             row[:6] for row in rows if row[6] or (row[7] and None in list_entries[row[0]])
@@ -338,7 +347,7 @@ class ThreadList:
     # -- writing
 
     def create(self, thread_id: str, client: ClientMetadata) -> bool:
-        """Create a thread without a checkpoint, unless the thread exists.
+        """Create a thread without checkpoints. A thread that already exists is not changed.
 
         Args:
             thread_id: The id of the thread.
@@ -359,7 +368,8 @@ class ThreadList:
             thread.newest_removal = yield from removals.read_newest_number(thread_id)
             row = thread.key, thread_id, 0, thread.version_token, now, now, thread.newest_removal
             insert = self._sql("new_thread", *row, removals.hash_thread(thread_id))
-            # no title, and an empty value for its search keys, because there is no head to read
+            # Store no title and empty search keys, because the thread has no head from which to
+            # read them.
             set_title = self._sql("set_list_entry", None, b"", thread.key)
             sealed = encrypt_client_metadata(self._seal, thread_id, client)
             try:
@@ -422,12 +432,12 @@ class ThreadList:
     aupdate = make_async_twin(update)
 
     def count_without_ttl(self) -> int:
-        """Return the number of threads that have no time to live."""
+        """Count the threads that have no time to live."""
         ((count,),) = self._database.read(lambda: fetch_rows(self._sql["count_without_ttl"]))
         return int(count)
 
     def set_ttl(self, thread_id: str, ttl: TimeToLive) -> None:
-        """Set the time to live of a thread, counted from now."""
+        """Set the time to live of a thread. The time is counted from now."""
         self._write_row(thread_id, "set_ttl", ttl.minutes, time.time(), int(ttl.keeps_latest))
 
     aset_ttl = make_async_twin(set_ttl)
@@ -447,7 +457,10 @@ class ThreadList:
     alist_expired = make_async_twin(list_expired)
 
     def delete_if_expired(self, thread_id: str) -> bool:
-        """Delete a thread, or only its older checkpoints, if its time to live has ended.
+        """Apply the time to live of a thread.
+
+        If it has ended, delete the thread or, if the latest checkpoint is to be kept, only the
+        older checkpoints.
 
         Returns:
             Whether the time to live had ended.
@@ -471,7 +484,7 @@ class ThreadList:
     adelete_if_expired = make_async_twin(delete_if_expired)
 
     def _write_row(self, thread_id: str, name: str, *params: Any) -> None:
-        """Execute a statement that changes the row of a thread."""
+        """Execute the SQL statement `name`, which changes the row of a thread."""
         sql = self._sql[name]
         self._database.write(
             lambda: fetch_rows(sql, *params, thread_id), exclusive_names=(thread_id,)
@@ -494,7 +507,7 @@ class ThreadList:
 
 
 def append_conditions(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple[str, list[Any]]:
-    """Append conditions to a SELECT statement; return the statement and all parameters."""
+    """Append conditions to a SELECT statement. Return the statement and all its parameters."""
     params: list[Any] = []
     for condition, values in where:
         sql += f" AND {condition}"
@@ -503,7 +516,7 @@ def append_conditions(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple
 
 
 def _build_order(query: ThreadQuery) -> str:
-    """Return the SQL expressions by which the threads of a query are sorted."""
+    """Return the ORDER BY expressions for the sort order of a query."""
     direction = "ASC" if query.sort_order == "asc" else "DESC"
     if query.sort_by in ("thread_id", "created_at"):
         return f"t.{query.sort_by} {direction}, t.updated_at DESC, t.thread_key DESC"

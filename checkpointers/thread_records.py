@@ -1,4 +1,4 @@
-"""Read the records of a thread, so that it can be copied into this or another database."""
+"""Read the records of a thread, so that the thread can be copied into any database."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SEQ_MASK: Final = 0xFFFFFFFF
 
 
 class NamespaceRecords(NamedTuple):
-    """The checkpoints and pending writes of a namespace.
+    """The decrypted checkpoints and pending writes of one checkpoint namespace.
 
     Attributes:
         ns: The namespace.
@@ -45,7 +45,7 @@ class NamespaceRecords(NamedTuple):
 
 @dataclass
 class ThreadRecords:
-    """The records of a thread.
+    """All records of a thread in decrypted form, as they are copied to another thread.
 
     Attributes:
         seq: The counter of puts.
@@ -77,13 +77,13 @@ class ThreadRecords:
 
     @property
     def key_count(self) -> int:
-        """The number of keys that are needed to store the thread."""
+        """The number of keys needed to store a copy of the thread, with its namespaces and logs."""
         return 1 + len(self.logs) + len(self.namespaces)
 
     def read_page(
         self, reader: CheckpointReader, name: str, log: int, start: int, stop: int
     ) -> Flow[list[tuple[int, bytes]]]:
-        """Return the position and the bytes of the first items in a range of a log.
+        """Return one page of the items in a range of a log, as pairs of position and bytes.
 
         Positions without an item are skipped.
         """
@@ -100,7 +100,7 @@ class ThreadRecords:
     def read_page_times(
         self, reader: CheckpointReader, log: int, start: int, stop: int
     ) -> Flow[dict[int, float]]:
-        """Return the time at which each item in a range of a log was first stored, by position."""
+        """Return by position when each item in a range of a log was first stored."""
         if self.items is None:
             return (yield from reader.read_item_times(log, [(start, stop)]))
         return self.times[log]
@@ -109,7 +109,7 @@ class ThreadRecords:
 def read_thread_records(
     reader: CheckpointReader, thread_id: str, checkpoint_id: str | None = None
 ) -> Flow[ThreadRecords]:
-    """Read the records of a thread without its items.
+    """Read the records of a thread. The items of its logs are not read; see `read_items`.
 
     Args:
         reader: The reader of the database.
@@ -134,7 +134,7 @@ def read_thread_records(
     thread_key, _, created_at, updated_at, _, stored = rows[0]
     ((status, seq, sealed_client, may_wait),) = yield reader.sql("find_client_metadata", thread_id)
     title, listed_metadata = decrypt_list_entry(reader.seal, thread_id, stored)
-    if checkpoint_id is not None:  # the stored ones may come from a later checkpoint
+    if checkpoint_id is not None:  # the stored title and metadata may come from a later checkpoint
         title = listed_metadata = None
     client = decrypt_client_metadata(reader.seal, thread_id, sealed_client)
     logs = yield reader.sql("thread_logs", thread_key)
@@ -155,9 +155,9 @@ def read_thread_records(
 def _read_namespace(
     reader: CheckpointReader, thread_id: str, namespace: int, ns: str, head: int, last_seq: int
 ) -> Flow[NamespaceRecords]:
-    """Read the records of a namespace up to a sequence number.
+    """Read the records of a namespace up to the sequence number `last_seq`.
 
-    In the root namespace, only the checkpoint with this number and its ancestors are read.
+    In the root namespace, only the checkpoint with this sequence number and its ancestors are read.
     """
     rows = yield reader.sql("checkpoints_page", *key_range(namespace), NO_LIMIT)
     yield from reader.check_complete(len(rows), *key_range(namespace))
@@ -178,7 +178,7 @@ def _read_namespace(
 
 
 def read_items(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
-    """Read the items of a thread into its records, so that it can be copied or compared."""
+    """Read all items of a thread into its records, so that the thread can be compared."""
     items = {}
     for log, name, *last_keys in records.logs:
         items[log] = log_items = dict[int, bytes]()

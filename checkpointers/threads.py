@@ -1,4 +1,4 @@
-"""Read threads beyond langgraph's contract: lists, heads, transcripts, checkpoints and sizes."""
+"""Read lists, heads, transcripts, checkpoints and sizes of threads, for perdure's own methods."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _INFINITY: Final = float("inf")
 
 
 class ThreadReader:
-    """The flows that read threads, their heads, their transcripts and their checkpoints."""
+    """Reads threads, their heads, their transcripts and their checkpoints, as flows."""
 
     def __init__(self, reader: CheckpointReader) -> None:
         self.reader, self.sql = reader, reader.sql
@@ -151,7 +151,7 @@ class ThreadReader:
         return decode_items
 
     def _load_times(self, thread_id: str, log: ChannelLog, positions: set[int]) -> Flow[None]:
-        """Load the times of first storage of the items at some positions, unless cached."""
+        """Load into the cache when the items at some positions were first stored."""
         missing_ranges = join_ranges(
             (position, position + 1) for position in sorted(positions.difference(log.stored_times))
         )
@@ -160,7 +160,7 @@ class ThreadReader:
             log.stored_times[position] = _to_datetime(thread_id, stored_at)
 
     def _classify_value(self, ref: Any) -> tuple[bool, bool]:
-        """Return whether a reference belongs to a dict, and whether its items are known.
+        """Return whether a reference is that of a dict, and whether the value's items are known.
 
         The items of a `DeltaChannel` are unknown if its value is unknown, or if its snapshot is
         neither a list nor a dict.
@@ -182,7 +182,7 @@ class ThreadReader:
         channel: str,
         value_positions: set[int],
     ) -> Flow[set[int]]:
-        """Find transcript items that the value of a `DeltaChannel` contains in another form.
+        """Find transcript items that a `DeltaChannel`'s value contains in another stored form.
 
         Returns:
             The positions of these items in the log.
@@ -232,7 +232,7 @@ class ThreadReader:
     def _find_branch_positions(
         self, address: Address, checkpoint: StoredCheckpoint, channel: str
     ) -> Flow[list[int]]:
-        """Return the positions of the items that are only in transcripts of branches, sorted."""
+        """Return the sorted positions of the items that only transcripts of branches contain."""
         rows = yield self.sql("checkpoint_keys", *key_range(checkpoint.namespace_key))
         head_lineage = {key for key, *_ in select_lineage(rows, checkpoint.snapshot.key)}
         parents = {parent for _, _, parent in rows}
@@ -309,7 +309,7 @@ class ThreadReader:
         return head
 
     def read_heads(self, rows: list[Row]) -> Flow[list[ThreadHead]]:
-        """Return the heads of the threads of some rows, with two statements for all of them."""
+        """Read the heads of the threads in `rows`, with two SQL statements for all threads."""
         keys = json.dumps([row[0] for row in rows])
         head_rows, write_rows = yield [self.sql("root_heads", keys), self.sql("root_writes", keys)]
         checkpoints = {thread_key: row for thread_key, *row in head_rows}
@@ -334,7 +334,7 @@ class ThreadReader:
         return heads
 
     def refresh_list_entry(self, row: Row) -> Flow[None]:
-        """Build the title and metadata in the row of a thread again, from its head."""
+        """Rebuild the title and the metadata in a thread's row from the thread's head."""
         title, listed_metadata = None, dict[str, Any]()
         for _, *checkpoint in (yield self.sql("root_heads", json.dumps([row[0]]))):
             head = self.reader.decrypt_row(row[1], "", tuple(checkpoint))
@@ -353,7 +353,7 @@ class ThreadReader:
     ) -> Flow[Title | None]:
         """Build the title of a thread from its head and its first messages.
 
-        The row of the thread has no title after an erasure or a prune.
+        This is needed after an erasure or a prune, which removes the title from the thread's row.
         """
         checkpoint = yield from self.reader.find_checkpoint(
             Address(thread_id, "", head.checkpoint_id), head.key
@@ -405,7 +405,7 @@ class ThreadReader:
             raise ConfigurationError(f"limit is {limit!r}; expected at least 1")
         since = -_INFINITY
         if active_since is not None:
-            # a microsecond less, because a stored time may be rounded down
+            # Subtract a microsecond, because a stored time may have been rounded down.
             since = check_datetime("active_since", active_since).timestamp() - 1e-6
         prefix, last_key = check_text("prefix", prefix), (_INFINITY, 0)
         if after is not None:
@@ -426,7 +426,7 @@ class ThreadReader:
         """
         thread_id = check_thread_id(thread_id)
         [others] = yield self.sql("neighbouring_thread_ids", thread_id)
-        # in sorted order, the ids with the longest common prefix are the two neighbours
+        # In sorted order, the id with the longest common prefix is the previous or the next id.
         shared = max(len(commonprefix([thread_id, other or ""])) for other in others)  # noqa: RUF071
         return thread_id[: max(min_length, shared + 1)]
 
@@ -444,7 +444,7 @@ class ThreadReader:
         return rows[0]  # type: ignore[no-any-return]
 
     def _build_info(self, row: Row) -> Flow[ThreadInfo]:
-        """Read the sizes and the head of a thread, and return its `ThreadInfo`."""
+        """Read the sizes and the head of a thread, and build its `ThreadInfo`."""
         thread_key, thread_id, created_at, updated_at, indexed, _ = row
         if indexed != thread_key:
             raise damaged_index_error(f"thread {thread_key}")
@@ -468,9 +468,9 @@ class ThreadReader:
         )
 
     def find_idle(self, thread_id: str, before: datetime) -> Flow[ThreadInfo | None]:
-        """Return a thread if its conversation has not been active since a moment, else None.
+        """Return a thread if its last activity was before a given time, or else None.
 
-        A thread with a waiting run of the server or with a cron is not idle.
+        A thread that has a cron or a waiting run of the server is not idle.
         """
         rows = yield self.sql("one_thread", check_thread_id(thread_id))
         planned_runs = yield self.sql("has_planned_runs", thread_id)
@@ -507,7 +507,7 @@ class ThreadReader:
     def _build_checkpoint_info(
         self, thread_id: str, ns: str, row: Row, head_lineage: set[int], head: int
     ) -> Flow[CheckpointInfo]:
-        """Decrypt the row of a checkpoint, and return its `CheckpointInfo`.
+        """Decrypt the row of a checkpoint, and build its `CheckpointInfo`.
 
         Args:
             thread_id: The thread.
@@ -535,7 +535,7 @@ class ThreadReader:
 
 
 def _interleave_positions(transcript: Iterable[int], branches: list[int]) -> list[tuple[int, bool]]:
-    """Merge the positions of two transcripts in order.
+    """Merge the positions of the head's transcript with those of branches, in order.
 
     Args:
         transcript: The positions up to the head, in the order of the transcript.
@@ -569,7 +569,7 @@ def _to_datetime(thread_id: str, seconds: float) -> datetime:
 
 
 def _parse_bounds(bounds: Any) -> tuple[int, int]:
-    """Return the two numbers of the argument `bounds`.
+    """Check the argument `bounds`, and return its two numbers.
 
     Raises:
         ConfigurationError: The argument is not a pair of numbers that are zero or more.

@@ -13,13 +13,14 @@ from perdure.errors import UnknownThread
 
 IMPORTED_KEYS: Final = ("title", "model", "gizmo_id", "create_time", "update_time")
 """The names of the metadata that an import stores in each checkpoint of a conversation."""
-TITLED: Final = "titled"  # metadata key that is True in imported checkpoints, to find them by index
+# metadata key that is True in imported checkpoints, by which an index finds these checkpoints
+TITLED: Final = "titled"
 
 
 def read_import_metadata(
     saver: Checkpointer, thread_id: str, head_metadata: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the title, the model and the times that an import stored in a thread.
+    """Return the title, model and times that an import stored in a thread's metadata.
 
     Args:
         saver: The checkpointer.
@@ -35,7 +36,8 @@ def read_import_metadata(
     if head_metadata is None:
         head_metadata = read_existing_head(saver, thread_id).metadata
     if "title" not in head_metadata:
-        # another program may have continued the thread and left the title out
+        # The head lacks the title if another program has continued the thread, so search an
+        # imported checkpoint.
         root: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
         for tagged in saver.list(root, filter={TITLED: True}, limit=1):
             head_metadata = {**tagged.metadata}
@@ -65,7 +67,7 @@ def read_existing_head(saver: Checkpointer, thread_id: str) -> ThreadHead:
 def title(
     saver: Checkpointer, thread_id: str, import_metadata: Mapping[str, Any] | None = None
 ) -> str:
-    """Return the title of a thread for people.
+    """Return the title of a thread to show to people.
 
     Args:
         saver: The checkpointer.

@@ -1,7 +1,8 @@
-"""Undo the writes of a run to checkpoints that other runs have put.
+"""Undo pending writes that a run has added to checkpoints of other runs.
 
-The answers to questions, and the results of nodes that ran after an answer, are pending writes of
-the checkpoint at which the thread waited. They are not removed with the checkpoints of the run.
+A run that answers a question stores the answer, and the results of the nodes that then run, as
+pending writes of the checkpoint at which the thread waited. This checkpoint belongs to an earlier
+run, so these writes are not removed with the checkpoints of the run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from perdure.storage.flow import Flow
 
 
 class FormerWrites(NamedTuple):
-    """The pending writes of a task to a checkpoint at an earlier time.
+    """The pending writes that a task had at a checkpoint at an earlier time.
 
     Attributes:
         has_result: Whether the task had written to channels of the graph.
@@ -32,7 +33,7 @@ class FormerWrites(NamedTuple):
 
 
 class FormerCheckpoint(NamedTuple):
-    """The pending writes of a checkpoint at an earlier time.
+    """A record of all pending writes that a checkpoint had at an earlier time.
 
     Attributes:
         checkpoint_ns: The namespace of the checkpoint.
@@ -50,7 +51,7 @@ async def undo_writes(
 ) -> None:
     """Restore the pending writes of a checkpoint to an earlier state, in one transaction.
 
-    Writes of `update_state` are kept. The rows in the name of the run itself are removed.
+    Writes of `update_state` are kept. Rows whose task id is the id of the run are removed.
 
     Args:
         saver: The checkpointer.
@@ -70,7 +71,7 @@ async def undo_writes(
 def _restore_writes(
     reader: CheckpointReader, thread_id: str, run_id: str, former: FormerCheckpoint
 ) -> Flow[None]:
-    """Rewrite or delete the rows of pending writes that differ from the former state."""
+    """Rewrite or delete those rows of pending writes that differ from their former state."""
     checkpoint_ns, checkpoint_id, tasks = former
     for thread_key, *_ in (yield reader.sql("find_thread", thread_id)):
         namespaces = {

@@ -1,12 +1,12 @@
-"""Convert values to msgpack and back: plain data, and extensions for everything else.
+"""Convert values to msgpack and back. Values that are not plain data become extensions.
 
-The extensions are those of langgraph (`langgraph.checkpoint.serde.jsonplus`). Each contains
-`[module, name, payload, ...]`. There are three differences from langgraph. Class names are
-qualified names. Models are stored by their attributes and not by `model_dump()`. Tuples, bytearrays
-and dict keys inside a plain data class keep their types.
+The extensions have the format of langgraph's serializer (`langgraph.checkpoint.serde.jsonplus`).
+Each extension contains `[module, name, payload, ...]`. There are three differences from langgraph.
+Class names are qualified names. Pydantic models are stored by their attributes and not by
+`model_dump()`. Tuples, bytearrays and dict keys inside a plain data class keep their types.
 
-Only classes in `KNOWN` and classes that an allowlist names are called to rebuild a value. Instances
-of other classes are rebuilt without running their code; see `objects`.
+To rebuild a value, only classes in `KNOWN` and classes that an allowlist names are called.
+Instances of other classes are rebuilt without running their code; see `objects`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ from perdure.checkpointers.stored_types import NO_TYPES, StoredType, StoredTypes
 
 _log = logging.getLogger("perdure")
 
-# langgraph's options, with two differences: langgraph encodes subclasses as their base class, and
-# always replaces lone surrogates, which `Converter` does only if the value contains some
+# These are the options of langgraph's serializer, with two differences. langgraph encodes instances
+# of subclasses as their base class. langgraph always passes the option to replace lone surrogates,
+# but `Converter` passes it only for values that contain lone surrogates.
 PACK: Final = (
     ormsgpack.OPT_NON_STR_KEYS
     | ormsgpack.OPT_PASSTHROUGH_DATACLASS
@@ -52,10 +53,12 @@ PACK: Final = (
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
 _EXACT: Final = PACK | ormsgpack.OPT_PASSTHROUGH_TUPLE
-SURROGATES: Final = "string contains surrogates"  # ormsgpack's error message for lone surrogates
+# the message of ormsgpack's error for lone surrogates
+SURROGATES: Final = "string contains surrogates"
 _UNPACK: Final = ormsgpack.OPT_NON_STR_KEYS
-_MAX_LEVELS: Final = 254  # levels of nested lists and dicts; a limit of ormsgpack
-_MAX_OBJECTS: Final = 100  # levels of nested objects; each level uses stack of the OS thread
+_MAX_LEVELS: Final = 254  # maximum depth of nested lists and dicts, which is a limit of ormsgpack
+# maximum depth of nested objects, because each level needs space on the stack of the OS thread
+_MAX_OBJECTS: Final = 100
 _TOO_DEEP: Final = (
     f"lists and dicts are nested deeper than {_MAX_LEVELS} levels, or objects are nested deeper "
     f"than {_MAX_OBJECTS} levels"
@@ -64,15 +67,16 @@ _KEYS: Final = frozenset((str, int, float, bool, bytes, NoneType))
 
 # langgraph's extension codes
 _SINGLE, _POSITIONAL, _KEYWORDS, _METHOD, _MODEL_V1, _MODEL, _ARRAY, _SNAPSHOT = range(8)
-# perdure's own extension types: a tuple as an array, a dict with keys that msgpack does not support
-# as pairs, and a value of a registered type as [module, name, result of its `dump`]
+# These are perdure's own extension codes. A tuple is stored as an array. A dict whose keys msgpack
+# does not support is stored as pairs. A value of a registered type is stored as [module, name,
+# result of `dump`].
 _TUPLE, _PAIRS, _REGISTERED = 64, 65, 66
 
 _SEND: Final = ("langgraph.types", "Send")
 _ITEM: Final = ("langgraph.store.base", "Item")
 _DELTA_SNAPSHOT: Final = ("langgraph.checkpoint.serde.types", "_DeltaSnapshot")
 
-# langgraph's serializer, for values that contain no other objects
+# This serializer of langgraph encodes values that contain no other objects.
 _LANGGRAPH: Final = JsonPlusSerializer(allowed_msgpack_modules=None)
 DeltaSnapshot: Final[Any] = type(
     _LANGGRAPH.loads_typed(
@@ -84,12 +88,12 @@ DeltaSnapshot: Final[Any] = type(
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A list channel's value: all items of the parent checkpoint's value, followed by `items`.
+    """A list channel's value that continues the value in the parent checkpoint with `items`.
 
-    A program that puts many checkpoints of one long list, such as an import, passes it in place of
-    the list. Only `items` are encoded and compared with the log, so the cost of the put does not
-    grow with the length of the list. The put continues its parent on purpose, also if the parent is
-    not the head.
+    A program that puts many checkpoints of one long list, such as an import, passes a
+    `Continuation` in place of the list. Only `items` are encoded and compared with the log, so the
+    cost of the put does not grow with the length of the list. The put always continues its parent,
+    even if the parent is not the head.
     """
 
     items: list[Any]
@@ -98,17 +102,18 @@ class Continuation:
 # -- plain data
 
 
-# raises TypeError if some part of the value is not plain data
+# `pack` raises TypeError if the value or a part of it is not plain data.
 pack: Final[Callable[[Any], bytes]] = functools.partial(ormsgpack.packb, option=PACK)
-# raises ValueError if the bytes are not msgpack, or contain an extension
+# `unpack` raises ValueError if the bytes are not valid msgpack or contain an extension.
 unpack: Final[Callable[[bytes | memoryview], Any]] = functools.partial(
     ormsgpack.unpackb, option=_UNPACK
 )
 
 
 def unpack_all(encoded: Sequence[bytes]) -> list[Any]:
-    """Unpack several values in one call, which is faster than a call of `unpack` for each."""
-    count = len(encoded)  # build the header of an array; see https://msgpack.org
+    """Unpack several values in one call, which is faster than calling `unpack` for each value."""
+    # Build the header of a msgpack array; for its format, see https://msgpack.org.
+    count = len(encoded)
     if count < 16:
         header = bytes((0x90 | count,))
     else:
@@ -121,7 +126,7 @@ def unpack_all(encoded: Sequence[bytes]) -> list[Any]:
 
 
 class TypeNotAllowed(TypeError):
-    """A class is not on the allowlist, so its instances may not be rebuilt."""
+    """The allowlist does not contain a class, so instances of the class may not be rebuilt."""
 
     def __init__(self, name: Name) -> None:
         super().__init__(f"{name[0]}.{name[1]} is not on the allowlist")
@@ -129,11 +134,11 @@ class TypeNotAllowed(TypeError):
 
 
 class Allowlist:
-    """The classes that may be rebuilt, according to a serializer's `allowed_msgpack_modules`.
+    """Decides which classes may be rebuilt, from the option `allowed_msgpack_modules`.
 
-    If this option is True or contains `LOADED`, these are all plain data classes that the process
-    has imported, and the classes that the option names. Otherwise the strict rule applies, and only
-    the named classes may be rebuilt.
+    If this option of the serializer is True or contains `LOADED`, the named classes and all plain
+    data classes that the process has imported may be rebuilt. Otherwise the strict rule applies,
+    and only the named classes may be rebuilt.
 
     Attributes:
         types: The types that the program has registered, and its aliases for stored names.
@@ -156,9 +161,9 @@ class Allowlist:
         )
 
     def check_allowed(self, name: Name) -> None:
-        """Raise `TypeNotAllowed` if the strict rule applies and does not name a plain data class.
+        """Raise `TypeNotAllowed` if the strict rule applies and the class is not named.
 
-        The callers check classes that are not plain data classes by `has_name`.
+        This check is for plain data classes. Callers check other classes with `has_name`.
         """
         if self.is_strict and not self.has_name(name):
             raise TypeNotAllowed(name)
@@ -167,7 +172,8 @@ class Allowlist:
 class DetachedFields(dict[str, Any]):
     """The fields of an object whose class is not available in this process.
 
-    If the dict is stored again, it is stored as an object of that class, with its present fields.
+    If the dict is stored again, it is stored as an object of that class with the current fields of
+    the dict.
 
     Attributes:
         origin: The extension code, the name of the class, and the values after the payload.
@@ -180,7 +186,8 @@ class DetachedFields(dict[str, Any]):
     origin: tuple[int, Name, list[Any]]
     is_payload: bool
 
-    # hashed by identity, so that it can be an element of a set or a key, like the original object
+    # Hash the dict by identity, so that it can be an element of a set or a key of a dict, like the
+    # original object.
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
@@ -188,7 +195,7 @@ class DetachedFields(dict[str, Any]):
 
 
 class Converter:
-    """Convert one value, with everything that it contains, to msgpack or back.
+    """Converts one value, including all nested values, to msgpack or back.
 
     Args:
         allowlist: The classes that may occur in the value.
@@ -211,10 +218,12 @@ class Converter:
         self._allowlist, self._types, self._former = allowlist, allowlist.types, former or {}
         self._may_replace = not exact
         self.replacing = False
-        # inside a registered type, a nested value that cannot be loaded is an error
+        # Whether the converter is inside a value of a registered type, where a nested value that
+        # cannot be loaded is an error.
         self._in_registered = False
         self._depth = 0
-        self._error: Exception | None = None  # the innermost error, whose message ormsgpack drops
+        # the innermost error, kept because ormsgpack replaces its message
+        self._error: Exception | None = None
 
     def pack(self, value: Any) -> bytes:
         """Convert a value to msgpack.
@@ -236,7 +245,7 @@ class Converter:
             raise error from None
 
     def unpack(self, data: bytes | memoryview) -> Any:
-        """Convert msgpack from `pack` or from langgraph's serializer to the value.
+        """Convert msgpack data from `pack` or from langgraph's serializer back to the value.
 
         Raises:
             TypeNotAllowed: The strict rule applies, and a class in the value is not named.
@@ -259,7 +268,7 @@ class Converter:
         return ormsgpack.unpackb(data, ext_hook=hook, option=_UNPACK)
 
     def _call_one_level_deeper(self, step: Callable[..., Any], *args: Any) -> Any:
-        """Call a function for a nested object, with a limit on the number of levels."""
+        """Call a function for a nested object, and limit the depth of nested objects."""
         self._depth += 1
         try:
             if self._depth > _MAX_OBJECTS:
@@ -274,7 +283,7 @@ class Converter:
     # -- to msgpack
 
     def _encode_extension(self, value: Any) -> Any:
-        """Encode a value that msgpack does not support as an extension."""
+        """Encode a value that msgpack does not support, as an extension."""
         cls: type = type(value)
         name = (cls.__module__, cls.__qualname__)
         if cls is tuple:
@@ -298,11 +307,11 @@ class Converter:
         return self._encode_other(value, name)
 
     def _encode_exactly(self, code: int, parts: list[Any]) -> ormsgpack.Ext:
-        """Build an extension in which every value keeps its exact type."""
+        """Build an extension in which all nested values keep their exact types."""
         return ormsgpack.Ext(code, self._pack_value(self._convert_exactly(parts), _EXACT))
 
     def _convert_exactly(self, value: Any) -> Any:
-        """Replace values that msgpack would change with extensions that keep their exact type."""
+        """Replace values whose type msgpack would change with extensions that keep the type."""
         if type(value) is list or type(value) is tuple:
             return type(value)(map(self._convert_exactly, value))
         if type(value) is bytearray:
@@ -316,13 +325,13 @@ class Converter:
     def _encode_known_class(self, value: Any, name: Name) -> ormsgpack.Ext:
         """Encode an instance of a class in `KNOWN` as langgraph does.
 
-        The values that the instance contains are encoded by this converter.
+        Values inside the instance are encoded by this converter.
         """
         cls: Any = type(value)
         code, further_parts = _KEYWORDS, []
         payload: Any
         if isinstance(value, set | frozenset):
-            # sort the elements, because equal sets may iterate in different orders
+            # Sort the elements, because equal sets may have different iteration orders.
             parts = sorted(
                 value, key=lambda part: self._pack_value(self._convert_exactly(part), _EXACT)
             )
@@ -335,7 +344,7 @@ class Converter:
                 payload.append(timeout)
         elif isinstance(value, BaseModel):
             code, payload, further_parts = _MODEL, value.model_dump(), ["model_validate_json"]
-            # otherwise pydantic would dump such values as text or plain dicts
+            # Keep such values as they are, because pydantic would dump them as text or plain dicts.
             payload |= {
                 n: v for n, v in value.__dict__.items() if self._contains_extension_value(v)
             }
@@ -350,14 +359,14 @@ class Converter:
         return ormsgpack.Ext(code, self._pack_value([*name, payload, *further_parts]))
 
     def _encode_deque(self, value: deque[Any], name: Name) -> ormsgpack.Ext:
-        """Encode a deque as langgraph does, but with its `maxlen`, which langgraph drops."""
+        """Encode a deque as langgraph does, and add its `maxlen`, which langgraph drops."""
         items = list(value)
         if value.maxlen is None:
             return ormsgpack.Ext(_SINGLE, self._pack_value([*name, items]))
         return ormsgpack.Ext(_POSITIONAL, self._pack_value([*name, [items, value.maxlen]]))
 
     def _encode_object(self, value: Any) -> ormsgpack.Ext:
-        """Encode an instance of a plain data class by its attributes."""
+        """Encode an instance of a plain data class as its class name and its attributes."""
         cls: Any = type(value)
         name, kind, fields = class_name(cls), plain_class_kind(cls), read_attributes(value)
         self._allowlist.check_allowed(name)
@@ -386,7 +395,7 @@ class Converter:
         return ormsgpack.Ext(_REGISTERED, packed)
 
     def _contains_extension_value(self, value: Any) -> bool:
-        """Return whether data contains a detached object or a value of a registered type."""
+        """Return whether a value contains `DetachedFields` or a value of a registered type."""
         cls = type(value)
         if cls is DetachedFields or cls in self._types.by_class:
             return True
@@ -432,7 +441,7 @@ class Converter:
     # -- from msgpack
 
     def _decode_extension(self, code: int, data: bytes) -> Any:
-        """Decode the content of a msgpack extension."""
+        """Decode a msgpack extension from its type code and its content."""
         if code == _TUPLE:
             return tuple(self._unpack_value(data))
         if code == _PAIRS:
@@ -458,7 +467,8 @@ class Converter:
                 return _call_class(
                     getattr(importlib.import_module(module), name), code, payload, rest
                 )
-            except Exception as exc:  # return the payload, as langgraph's serializer does
+            except Exception as exc:
+                # langgraph's serializer also returns the payload after an error
                 _note_detached((module, name), f"the object cannot be rebuilt ({exc})")
                 return payload
         return self._rebuild_object((code, (module, name), rest), payload)
@@ -466,7 +476,8 @@ class Converter:
     def _rebuild_object(self, origin: tuple[int, Name, list[Any]], payload: Any) -> Any:
         """Rebuild an object of a class that is not in `KNOWN`.
 
-        If its class is not available, return its fields as `DetachedFields`.
+        If the object cannot be rebuilt, for example because its class is not available, return its
+        fields as `DetachedFields`.
         """
         code, name, rest = origin
         cls = self._types.find_alias_target(name)
@@ -481,7 +492,8 @@ class Converter:
         reason = explain_missing_class(*name)
         try:
             if kind is not None:
-                is_exact = len(rest) == 3  # a model that langgraph has encoded has one part more
+                # langgraph's encoding of a model has another number of parts
+                is_exact = len(rest) == 3
                 private, fields_set = rest[1:] if is_exact else (None, None)
                 dumped = kind == "model" and not is_exact
                 return rebuild_object(cls, payload, private, fields_set, dumped=dumped)
@@ -495,7 +507,10 @@ class Converter:
         return _build_detached(origin, payload, is_payload=type(payload) is dict and kind != "enum")
 
     def _load_registered(self, name: Name, payload: Any) -> Any:
-        """Load a value of a registered type, or return its payload if it cannot be loaded."""
+        """Load a value of a registered type.
+
+        If that fails, return the payload as `DetachedFields`.
+        """
         registered = self._types.find_registered(name)
         if registered is None:
             self._allowlist.check_allowed(name)
@@ -524,7 +539,8 @@ def _is_plain_key(key: Any) -> bool:
     return type(key) in _KEYS or (type(key) is tuple and all(map(_is_plain_key, key)))
 
 
-# converts a value of a subclass to the builtin type, as langgraph's serializer does
+# By builtin type, the function that converts a value of a subclass to this type, as langgraph's
+# serializer does.
 _BUILTINS: Final[dict[type, Callable[[Any], Any]]] = {
     str: str.__str__,
     int: int.__int__,
@@ -543,14 +559,15 @@ def _decode_by_langgraph(code: int, data: bytes) -> Any:
 
 
 def _call_class(cls: Any, code: int, payload: Any, rest: list[Any]) -> Any:
-    """Build an object by calling its trusted class with the payload."""
+    """Build an object by calling its class with the payload. The class must be trusted."""
     if code == _SINGLE:
         return cls(payload)
     if code == _POSITIONAL:
         if len(payload) == 3 and class_name(cls) == _SEND:
             return cls(*payload[:2], timeout=payload[2])
         if issubclass(cls, deque):
-            with suppress(TypeError):  # a subclass may fix the limit and accept only the items
+            # the constructor of a subclass may accept only the items and no limit
+            with suppress(TypeError):
                 return cls(*payload)
             return cls(payload[0])
         return cls(*payload)
@@ -571,7 +588,9 @@ _MAX_NOTED: Final = 1000
 
 
 def _note_detached(name: Name, reason: str, remedy: str = "") -> None:
-    """Log, once for each class, that its objects are returned as dicts, and the remedy.
+    """Log that objects of a class are returned as dicts, and how to avoid it.
+
+    Each class is logged once.
 
     Args:
         name: The stored name of the class.

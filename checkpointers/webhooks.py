@@ -1,6 +1,6 @@
-"""Store the webhooks of runs in the checkpointer's database until they are delivered or given up.
+"""Store the webhooks of runs in the checkpointer's database until delivery succeeds or ends.
 
-The URL and the body of a webhook are encrypted if the database has a key.
+If the database has a key, the URL and the body of a webhook are encrypted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perdure.storage.flow import Flow, Statement
 
 
 class WebhookTable(ServerTable):
-    """The table of webhooks in a checkpointer's database."""
+    """Reads and writes the table of webhooks in a checkpointer's database."""
 
     async def add(
         self, run: LiveRun, content: Any, content_if_erased: Any, *, keeps_thread: bool
@@ -38,8 +38,8 @@ class WebhookTable(ServerTable):
     ) -> Statement:
         """Build the statement that stores the webhook of a run.
 
-        Nothing is stored if this process no longer owns the run or has stored the webhook already,
-        or if the run was cancelled in a way that the caller does not know.
+        When executed, the statement stores nothing if this process no longer owns the run, if the
+        webhook is already stored, or if the run has a cancellation other than `known_cancel`.
 
         Args:
             run: The run that ends.
@@ -69,7 +69,7 @@ class WebhookTable(ServerTable):
     ) -> tuple[Any, int] | None:
         """Claim the next attempt to deliver a webhook.
 
-        Unless the webhook is deleted, it is due again after the delay of this attempt.
+        The webhook becomes due again after the delay of this attempt, unless it is deleted before.
 
         Args:
             run_id: The run whose webhook is due.
@@ -92,5 +92,5 @@ class WebhookTable(ServerTable):
         return await self._database.awrite(flow, exclusive_names=(run_id,))
 
     async def delete(self, run_id: str) -> None:
-        """Delete the webhook of a run after its delivery, or when it is given up."""
+        """Delete the webhook of a run, after its delivery or after the last failed attempt."""
         await self._write_statements([self._sql("drop_webhook", run_id)], (run_id,))

@@ -1,9 +1,9 @@
 """Plan and store checkpoints and pending writes.
 
-A put is planned from the cached head of its thread and the new checkpoint. The plan is a list of
-statements and the new head. One transaction executes the statements if the thread has not changed
-since it was cached. If it has changed, or if it was not cached, the transaction reads the thread
-first and then plans the put again. See docs/decisions/0022.
+A put is planned from the cached head of its thread and the new checkpoint. The plan consists of a
+list of SQL statements and the new head. One transaction executes the statements if the thread has
+not changed since it was cached. If the thread has changed or was not cached, the transaction first
+reads the thread and then plans the put again. See docs/decisions/0022.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ from perdure.checkpointers.status import NULL_TASK, is_update_path
 from perdure.storage.database import Watch
 from perdure.storage.flow import Flow, GuardedRequest, GuardFailed, Row, Statement
 
-ACTIVITY_PRECISION_S: Final = 0.1  # seconds; earlier activity is not stored again, to save writes
-_SEQ_MASK: Final = 0xFFFFFFFF  # bits of a checkpoint's row key that are its sequence number
+# minimum time in seconds between two stored times of activity of a thread, to save writes
+ACTIVITY_PRECISION_S: Final = 0.1
+_SEQ_MASK: Final = 0xFFFFFFFF  # the bits of a checkpoint's row key that contain the sequence number
 _log = logging.getLogger("perdure")
 
 
@@ -76,7 +77,7 @@ class DatabaseWrite(NamedTuple):
 
 
 class _MissingParts(NamedTuple):
-    """The data that a put needs and that is not cached.
+    """Lists the data that a put needs but that is not cached, so that it must be read first.
 
     Attributes:
         key_count: The number of new keys for the thread, the namespace and the logs.
@@ -90,7 +91,7 @@ class _MissingParts(NamedTuple):
 
 
 class CheckpointWriter:
-    """Plan writes from cached data, or in a transaction that reads the thread first."""
+    """Plans writes from cached data, or in a transaction that reads the thread first."""
 
     def __init__(self, reader: CheckpointReader, watch: Watch) -> None:
         self.watch = watch
@@ -98,10 +99,10 @@ class CheckpointWriter:
         self.sql, self.seal, self.removals = reader.sql, reader.seal, reader.removals
 
     def plan_database_write(self, request: CheckpointPut | TaskWrites) -> DatabaseWrite:
-        """Plan a request from cached data if possible, and return the arguments for the database.
+        """Plan a request, from cached data if possible, as arguments of `Database.write`.
 
-        If the thread has changed since it was cached, the same transaction reads it and plans the
-        request again. So requests are stored in the order in which they were made.
+        If the thread has changed since it was cached, the same transaction reads the thread and
+        plans the request again. Requests are therefore stored in the order in which they were made.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -111,12 +112,12 @@ class CheckpointWriter:
             request.encode_rest(self.codec)
 
         def store_request() -> Flow[Commit]:
-            """Execute the planned statements, or read the thread and plan the request again."""
+            """Execute the planned statements. If they fail, read the thread and plan again."""
             if commit is not None:
                 try:
                     commit.record_whether_head_has_writes((yield GuardedRequest(commit.statements)))
                 except GuardFailed:
-                    # later puts must not be planned from this head
+                    # The cached head is outdated, so later puts must not be planned from it.
                     if isinstance(request, CheckpointPut):
                         self.cache.invalidate_heads(thread_id)
                         if commit.statements[0].sql == self.sql["new_thread"]:
@@ -130,8 +131,9 @@ class CheckpointWriter:
         on_failure = partial(
             self._invalidate_after_failure, None if isinstance(request, TaskWrites) else thread_id
         )
-        # The writes of a task may wait for the put that follows. An answer to an interrupt must not
-        # wait, because the code that acts on the answer runs at once (docs/decisions/0029).
+        # The writes of a task may wait to share the commit of the next put. An answer to an
+        # interrupt must not wait, because the nodes that use the answer run at once
+        # (docs/decisions/0029).
         task = request.task_id if isinstance(request, TaskWrites) else None
         urgency = task not in (None, NULL_TASK), task == NULL_TASK
         return DatabaseWrite(
@@ -141,14 +143,14 @@ class CheckpointWriter:
     def _invalidate_after_failure(self, thread_id: str | None) -> None:
         """Drop the cached heads of a thread and the reserved keys after a failed transaction.
 
-        The keys may be the cause of the failure.
+        The keys are dropped because they may be the cause of the failure.
         """
         if thread_id is not None:
             self.cache.invalidate_heads(thread_id)
         self.cache.keys.discard_keys()
 
     def plan_from_cache(self, request: CheckpointPut | TaskWrites) -> Commit | None:
-        """Plan a request from cached data; return None if the thread must be read first.
+        """Plan a request from cached data. Return None if the thread must be read first.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -166,7 +168,7 @@ class CheckpointWriter:
             return None
         if isinstance(request, TaskWrites):
             return self._plan_task_writes(request, thread)
-        # do not block, because the caller may be an event loop
+        # Do not wait for the lock, because the caller may be running on an event loop.
         if not thread.lock.acquire(blocking=False):
             return None
         try:
@@ -188,14 +190,14 @@ class CheckpointWriter:
                     return None
             result = self._plan_checkpoint(request, thread, head, parent)
             return result if isinstance(result, Commit) else None
-        except BaseException:  # the cached thread is planned only in part
+        except BaseException:  # an error may leave the cached thread half updated
             thread.version_token = None
             raise
         finally:
             thread.lock.release()
 
     def _plan_new_thread(self, request: CheckpointPut | TaskWrites) -> Commit | None:
-        """Plan the first checkpoint of a thread that is not cached, as if it were a new thread."""
+        """Plan the first checkpoint of an uncached thread, assuming that the thread is new."""
         if isinstance(request, TaskWrites) or request.address.checkpoint_id is not None:
             return None
         if self.removals.key is None:  # the database is not open yet
@@ -294,7 +296,7 @@ class CheckpointWriter:
     def _find_missing_parts(
         self, thread: Thread, head: Head, nodes: dict[str, Node | None]
     ) -> _MissingParts:
-        """Return the keys and stored items that a put needs and that are not cached."""
+        """List the keys and stored items that a put needs but that are not cached."""
         logs, hashes = [], list[int]()
         for channel, node in nodes.items():
             if not isinstance(node, SplitValue):
@@ -316,9 +318,9 @@ class CheckpointWriter:
         version_token: int,
         now: float,
     ) -> Statement:
-        """Build the first statement of a put, which fails if the thread has changed since the plan.
+        """Build the first statement of a put, which fails if the cached thread is outdated.
 
-        It also fails if a row that the put creates already exists.
+        The statement also fails if a row that the put creates already exists.
         """
         (thread_id, checkpoint_ns, _), seq = put.address, thread.last_seq + 1
         if not thread.key:
@@ -370,9 +372,9 @@ class CheckpointWriter:
     def _inherit_labels(
         self, put: CheckpointPut, snapshot: Snapshot, parent: Snapshot | None
     ) -> dict[str, Any]:
-        """Add the labels of the parent to a checkpoint, and return its complete metadata.
+        """Add the labels of the parent to a checkpoint, and return the complete metadata.
 
-        The metadata is encoded again only if a label is missing from it.
+        The metadata is encoded again only if the encoded metadata lacks a label.
         """
         metadata, labels = put.metadata, dict[str, Any]()
         inherited, needs_encoding = dict[str, Any](), LABELS in metadata or MERGED in metadata
@@ -404,11 +406,11 @@ class CheckpointWriter:
         head: Head,
         snapshot: Snapshot,
     ) -> list[Statement]:
-        """Build the statements that update the list entry of a thread: its title and metadata.
+        """Build the statements that update a thread's list entry, which is its title and metadata.
 
-        The metadata is that of the head of the root namespace. A put that becomes a branch leaves
-        it unchanged. Such a put marks the thread as one that may wait for an answer, because the
-        head may still wait.
+        The list entry contains the metadata of the root namespace's head. A put that becomes a
+        branch does not change this metadata. Such a put marks the thread as one that may wait for
+        an answer, because the head may still wait.
         """
         if put.address.checkpoint_ns:
             return []
@@ -426,7 +428,7 @@ class CheckpointWriter:
                     is_new = is_new or type(value) is not str  # True == 1, so compare the encodings
             try:
                 is_new = is_new or listed is None or new_listed != listed[0]
-            except Exception:  # some values, such as arrays, cannot be compared by ==
+            except Exception:  # some values, such as arrays, cannot be compared with ==
                 is_new = True
             listed = self._encode_listed_metadata(new_listed, listed) if is_new else listed
         statements = [] if is_head else [self.sql("mark_may_wait", thread.key)]
@@ -439,7 +441,7 @@ class CheckpointWriter:
     def _encode_listed_metadata(
         self, metadata: dict[str, Any], former: tuple[Any, bytes] | None
     ) -> tuple[Any, bytes]:
-        """Return listed metadata, decoded and encoded; the former pair if it is unchanged."""
+        """Return listed metadata in decoded and encoded form, or `former` if it is unchanged."""
         stored = self.codec.encode(metadata, lambda: "metadata", exact=True)
         if former is not None and stored == former[1]:
             return former
@@ -448,7 +450,7 @@ class CheckpointWriter:
     def _build_item_replacement(
         self, address: Address, thread: Thread, snapshot: Snapshot, replaced: Snapshot, now: float
     ) -> list[Statement]:
-        """Build the statements that replace the content of a stored checkpoint."""
+        """Build the statements that replace a stored checkpoint with a new snapshot."""
         snapshot.key, snapshot.run_start = replaced.key, replaced.run_start
         checkpoint_key, _, parent, *_, body = self._build_row(address, snapshot, now)
         old_tags = metadata_tags(self.seal, self.reader.decode_metadata(replaced))
@@ -458,7 +460,7 @@ class CheckpointWriter:
         return statements
 
     def _build_row(self, address: Address, snapshot: Snapshot, now: float) -> Row:
-        """Return the row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`."""
+        """Build a row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`."""
         row = (
             snapshot.key,
             pack_id(snapshot.checkpoint_id),
@@ -478,9 +480,9 @@ class CheckpointWriter:
         snapshot: Snapshot,
         additions: Additions,
     ) -> list[Statement]:
-        """Build statements that replace values in pending writes by references to the logs.
+        """Build statements that replace values in pending writes with references to the logs.
 
-        The writes are those of the tasks that led to the checkpoint.
+        These are the writes of the tasks whose results the new checkpoint contains.
         """
         statements, address = [], put.address
         tasks = thread.pending_writes.pop((address.checkpoint_ns, address.checkpoint_id or ""), {})
@@ -497,7 +499,7 @@ class CheckpointWriter:
     # -- in a transaction that reads the thread
 
     def _read_and_put(self, put: CheckpointPut) -> Flow[Commit]:
-        """Read the present state of a thread, and store a checkpoint, in one transaction."""
+        """Read the current state of a thread and store a checkpoint, in one transaction."""
         thread_id, _, parent_id = put.address
         thread, head, existing_key, is_cache_valid = yield from self._read_thread_state(
             put.address, put.checkpoint["id"]
@@ -552,7 +554,7 @@ class CheckpointWriter:
     def _read_stale_put(
         self, request: CheckpointPut | TaskWrites, newest_removal: int
     ) -> Flow[Any]:
-        """Return the `StalePut` of a request if its state is older than a removal, else None."""
+        """Return a `StalePut` if a request's state was loaded before a removal, or else None."""
         if not newest_removal or not self.removals.is_stale(request, newest_removal):
             return None
         from perdure.checkpointers.stale_puts import StalePut  # langgraph.types is slow to import
@@ -560,14 +562,14 @@ class CheckpointWriter:
         return (yield from StalePut.read_removals(self.reader, request))
 
     def _cached_thread(self, thread_id: str, key: int, generation: int) -> Thread | None:
-        """Return the cached thread if it has this key and generation, or None."""
+        """Return the cached thread, or None if its key or generation differs."""
         thread = self.cache.get_thread(thread_id)
         return thread if thread and (thread.key, thread.generation) == (key, generation) else None
 
     def _state_for_references(
         self, request: CheckpointPut | TaskWrites, state: tuple[int, int], is_cache_valid: bool
     ) -> tuple[int, int]:
-        """Return the key and generation of the thread to whose logs a request may refer.
+        """Return the key and generation of the thread whose logs a request may reference.
 
         Returns:
             The state of the thread if its cached data is valid, otherwise that of no thread.
@@ -580,7 +582,7 @@ class CheckpointWriter:
     def _read_thread_state(
         self, address: Address, checkpoint_id: str
     ) -> Flow[tuple[Thread, Head, int | None, bool]]:
-        """Read the present state of a thread before a put.
+        """Read the current state of a thread before a put.
 
         Returns:
             The thread with its logs, with the key 0 if it does not exist; the head of the
@@ -633,7 +635,7 @@ class CheckpointWriter:
     def _resolve_first_row(
         self, address: Address, thread: Thread, rows: list[Row]
     ) -> Flow[Snapshot | None]:
-        """Return the snapshot of the first row, with its ranges, or None if there is no row."""
+        """Decrypt the snapshot in the first row. Return None if there is no row."""
         if not rows:
             return None
         snapshot = self.reader.decrypt_row(*address[:2], rows[0])
@@ -641,7 +643,7 @@ class CheckpointWriter:
         return snapshot
 
     def set_explicit_head(self, address: Address) -> Flow[bool]:
-        """Make a checkpoint the head, and return whether there is such a checkpoint."""
+        """Make a checkpoint the head. Return whether the checkpoint exists."""
         packed_id = pack_id(address.checkpoint_id)
         rows = yield self.sql(
             "checkpoint_with_keys", packed_id, address.thread_id, address.checkpoint_ns
@@ -656,9 +658,10 @@ class CheckpointWriter:
     # -- pending writes
 
     def _plan_task_writes(self, request: TaskWrites, thread: Thread) -> Commit | None:
-        """Plan the writes of a task from cached data; return None if the thread must be read first.
+        """Plan the writes of a task from cached data.
 
-        The checkpoint of the writes may not be stored yet.
+        Return None if the thread must be read first. The writes may be stored before the checkpoint
+        to which they belong.
         """
         thread_id, checkpoint_ns, checkpoint_id = request.address
         head, last_namespace = thread.heads.get(checkpoint_ns), thread.last_namespace
@@ -689,7 +692,8 @@ class CheckpointWriter:
             snapshot.has_stopped_task = True
             insert = self.sql("new_writes_at_head", *insert.params, snapshot.key)
         statements = [insert]
-        if request.task_id != NULL_TASK:  # an answer is stored by a single statement, for speed
+        # the write of an answer uses a single statement, for speed
+        if request.task_id != NULL_TASK:
             statements += self._build_touch(thread)
         statements += [self.sql("mark_may_wait", thread.key)] if request.has_interrupt else []
         cache_pending_writes(thread, request, request.encoded, body)
@@ -702,7 +706,7 @@ class CheckpointWriter:
         return bool(self.reader.decode_metadata(snapshot).get("source") == "update")
 
     def _build_touch(self, thread: Thread) -> list[Statement]:
-        """Build the statement that stores the time of the last activity, if it has changed enough.
+        """Build the statement that stores the thread's time of activity, if it is outdated.
 
         A difference of up to `ACTIVITY_PRECISION_S` is not stored, because the index of this time
         is expensive to write.
@@ -716,7 +720,7 @@ class CheckpointWriter:
     def _read_and_store_writes(self, request: TaskWrites) -> Flow[Commit]:
         """Read a thread and store the writes of a task, in one transaction.
 
-        If the task has stored writes before, they are kept. Errors, interrupts and similar special
+        Earlier writes of the same task are kept. Earlier errors, interrupts and similar special
         writes are replaced.
         """
         thread_id, checkpoint_ns, checkpoint_id = request.address
@@ -729,7 +733,8 @@ class CheckpointWriter:
             (yield from self._read_stale_put(request, newest_removal)),
             request.has_interrupt,
         )
-        if not rows or rows[0][5] is None:  # before all other rows, see `allocate_keys`
+        # Allocate keys before writing any row; see `allocate_keys`.
+        if not rows or rows[0][5] is None:
             keys = yield from self.reader.allocate_keys(1 if rows else 2)
         if rows:
             key, _, generation, _, updated_at, namespace_key, *_ = rows[0]
@@ -737,7 +742,9 @@ class CheckpointWriter:
             key, generation, updated_at, namespace_key = keys.pop(), 0, time.time(), None
             row = key, thread_id, 0, random.getrandbits(62), updated_at, updated_at, newest_removal
             yield self.sql("new_thread", *row, self.removals.hash_thread(thread_id))
-        if namespace_key is None:  # a put that was planned to create it must fail
+        # Creating the namespace here changes the thread, so that a put which was planned to create
+        # it fails.
+        if namespace_key is None:
             namespace_key = keys.pop()
             yield [
                 self.sql("new_namespace", namespace_key, key, checkpoint_ns),
