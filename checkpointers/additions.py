@@ -1,4 +1,4 @@
-"""Append items to the logs of a thread, and update the cache after the commit."""
+"""Append items to the channel logs of a thread, and update the cache after the commit."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Additions:
         parent: Snapshot | None,
         merge: Merge | None,
     ) -> None:
-        """Set the references of a checkpoint's channels, and add new items to the logs.
+        """Set the reference to the value of each channel of a checkpoint, and log new items.
 
         Args:
             snapshot: The checkpoint, without references.
@@ -108,7 +108,8 @@ class Additions:
                 snapshot.inherit_channel(channel, parent)
         if parent is not None:
             for channel, version in snapshot.channel_versions.items():
-                # a graph without this channel keeps the version of the channel, but not its value
+                # A graph without this channel keeps the version of the channel, but not its value.
+                # Take the value from the parent.
                 if channel not in snapshot.references and parent.has_version(channel, version):
                     snapshot.inherit_channel(channel, parent)
         if merge is not None:
@@ -152,7 +153,7 @@ class Additions:
             transcript = _extend_transcript(
                 log, parent_transcript[1], new_ranges, first_new_position
             )
-        # the value contains the whole transcript, followed by new items
+        # The value consists of the whole transcript of the parent, followed by new items.
         elif parent_transcript[1] == kept_ranges and other_ranges in (
             [],
             [(first_new_position, log.next_position)],
@@ -174,7 +175,7 @@ class Additions:
     def _add_delta_update(
         self, channel: str, update: ChannelUpdate, snapshot: Snapshot, parent: Snapshot | None
     ) -> Any:
-        """Add the writes to a `DeltaChannel` to its log, and return the channel's reference."""
+        """Append the writes to a `DeltaChannel` to its log, and return the value's reference."""
         log, entry_positions = self.thread.logs_by_channel[channel], list[int | None]()
         first_new_position = log.next_position
         for entry in update.entries:
@@ -195,7 +196,8 @@ class Additions:
         new_ranges = join_ranges(
             (entry_position, entry_position + 1) for entry_position in transcript_positions
         )
-        if update.base:  # the transcript already has these items, perhaps in another form
+        # Items of the parent's value are in the transcript already, perhaps in another form.
+        if update.base:
             new_ranges = subtract_ranges(
                 new_ranges, merge_ranges(_replace_aliases_by_origins(log, update.base))
             )
@@ -216,7 +218,7 @@ class Additions:
         return [DELTA, [LIST, log.key, flatten_ranges(stored_ranges)]]
 
     def replace_write_by_reference(self, snapshot: Snapshot, write: Write) -> Write:
-        """Return a pending write with references to the log, if the log contains all its items.
+        """Replace the value of a pending write by a reference to log items, if the log has them.
 
         Args:
             snapshot: The checkpoint that contains the result of the write.
@@ -245,15 +247,16 @@ class Additions:
         ]
 
     def append_new_items(self, channel: str, parts: list[bytes | Range]) -> Ranges:
-        """Append the new items among parts, and return the ranges of all parts.
+        """Append the items in `parts` that are new, and return the ranges of all parts.
 
-        The number of ranges is limited by aliases; see `max_ranges`.
+        If there would be more ranges than `max_ranges` allows, scattered items are appended to the
+        log again as aliases.
         """
         log = self.thread.logs_by_channel[channel]
         return self._limit_ranges(log, self._append_parts_to_log(log, parts))
 
     def _append_parts_to_log(self, log: ChannelLog, parts: Iterable[bytes | Range]) -> Ranges:
-        """Append the new items among parts, and return the ranges of all parts in order."""
+        """Append the items in `parts` that are new, and return the ranges of all parts in order."""
         ranges = []
         for part in parts:
             if isinstance(part, bytes):
@@ -272,7 +275,7 @@ class Additions:
         self._rows.append((row_key(log.key, position), hashed, stored_at, body))
 
     def _limit_ranges(self, log: ChannelLog, ranges: Ranges) -> Ranges:
-        """Return ranges with the same items, at most as many as `max_ranges` allows.
+        """Return ranges that contain the same items, but not more ranges than `max_ranges` allows.
 
         Scattered items are appended to the log again as aliases.
         """
@@ -308,7 +311,7 @@ class Additions:
 
 @dataclass(slots=True)
 class Commit:
-    """A planned transaction, with the changes of the cache that follow its commit.
+    """A planned transaction, together with the changes of the cache to make after its commit.
 
     Attributes:
         cache: The cache of threads.
@@ -344,7 +347,7 @@ class Commit:
     remaining_keys: list[int] = field(default_factory=list)
 
     def record_whether_head_has_writes(self, rows: list[Row]) -> None:
-        """Record from the first statement's row whether the new head has pending writes already."""
+        """Record whether the new head has pending writes, as the first statement has returned."""
         if self.head is not None and self.head.snapshot is self.snapshot:
             self.head.write_rows = None if rows[0][-1] else {}
 
@@ -381,7 +384,7 @@ class Commit:
     def _cache_written_row(
         self, checkpoint_ns: str, checkpoint_id: str, task_id: str, row: Row
     ) -> None:
-        """Cache a pending write, if its checkpoint is the head."""
+        """Cache the row of a task's pending writes, if their checkpoint is the head."""
         thread = self.cache.get_thread(self.thread_id)
         head = thread.heads.get(checkpoint_ns) if thread is not None else None
         if head is None or head.snapshot is None or head.snapshot.checkpoint_id != checkpoint_id:
@@ -393,7 +396,7 @@ class Commit:
 def _extend_transcript(
     log: ChannelLog, former_ranges: Ranges, new_ranges: Ranges, first_new_position: int
 ) -> Ranges:
-    """Return a transcript with the new items of a value appended.
+    """Append the new items of a value to the ranges of a channel's transcript.
 
     Args:
         log: The log.
@@ -411,13 +414,14 @@ def _extend_transcript(
 
 
 def _replace_aliases_by_origins(log: ChannelLog, ranges: Ranges) -> Ranges:
-    """Return ranges with aliases replaced by the positions that they repeat."""
+    """Replace aliases in ranges by the positions of the items that the aliases repeat."""
     originals: Ranges = []
     for start, stop in ranges:
         if start < ALIASES:
             originals.append((start, stop))
         else:
-            # raise KeyError for an alias that is not cached, instead of treating it as an item
+            # `__getitem__` raises KeyError for an alias that is not cached. Otherwise the alias
+            # would be treated as an item.
             originals += ((o, o + 1) for o in map(log.origins.__getitem__, range(start, stop)))
     return join_ranges(originals)
 
@@ -437,6 +441,6 @@ def cache_pending_writes(
 
 
 def _may_be_stored_in_log(write: Write) -> bool:
-    """Return whether the next checkpoint may store items of a write in a log."""
+    """Return whether the next checkpoint may store items of this write in a log."""
     ref = write[2]
     return ref[:1] == MESSAGE if isinstance(ref, bytes) else ref[0] in LOG_KIND_BY_INLINE_KIND

@@ -1,4 +1,4 @@
-"""Read and check the thread id, namespace, checkpoint id and other values in a config."""
+"""Read and check the thread id, namespace, checkpoint id and other values in a LangGraph config."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MAPPING: Final = (dict, Mapping)
 class Address(NamedTuple):
     """The address of a checkpoint: thread id, namespace and checkpoint id.
 
-    The id of the checkpoint is None if the address means the head of the namespace.
+    `checkpoint_id` is None if the address stands for the head of the namespace.
     """
 
     thread_id: str
@@ -45,7 +45,7 @@ class Address(NamedTuple):
     checkpoint_id: str | None
 
     def config(self, checkpoint_id: str, removals: int = 0) -> RunnableConfig:
-        """Return the config of one checkpoint at this address.
+        """Return a LangGraph config for one checkpoint of this thread and namespace.
 
         Args:
             checkpoint_id: The id of the checkpoint.
@@ -98,7 +98,9 @@ def parse_address(config: RunnableConfig) -> Address:
 
 
 def build_address(thread_id: object, checkpoint_ns: object, checkpoint_id: object) -> Address:
-    """Return the address of these parts; None or `""` as checkpoint_id means the head.
+    """Check the parts of an address, and build the address from them.
+
+    None or `""` as checkpoint_id means the head.
 
     Raises:
         InvalidConfig: `thread_id` is missing or empty, or one of the three is not text.
@@ -111,9 +113,9 @@ def build_address(thread_id: object, checkpoint_ns: object, checkpoint_id: objec
 
 
 def find_run_context(config: RunnableConfig) -> Any:
-    """Return the `context` of the run that a config belongs to, or None if it has none.
+    """Return the `context` of the run that a config belongs to, or None if there is none.
 
-    Only a config that langgraph gives to a node, a tool or a checkpointer has a context.
+    langgraph adds the context only to configs that it passes to a node, a tool or a checkpointer.
     """
     runtime: Any = sys.modules.get("langgraph.runtime")  # if it is not imported, no graph runs
     for value in config.get("configurable", {}).values() if runtime else ():
@@ -123,7 +125,7 @@ def find_run_context(config: RunnableConfig) -> Any:
 
 
 def find_run_context_values(config: RunnableConfig, names: Iterable[str]) -> dict[str, Any]:
-    """Return the named values in the `context` of the run that a config belongs to.
+    """Return the values with these names in the `context` of the run that a config belongs to.
 
     The context is a dict or an object with attributes. Names whose value is None are omitted.
     """
@@ -133,7 +135,9 @@ def find_run_context_values(config: RunnableConfig, names: Iterable[str]) -> dic
 
 
 def check_thread_id(thread_id: object) -> str:
-    """Return the thread id as text. Integers and UUIDs are converted, as in langgraph's savers.
+    """Return the thread id as text.
+
+    Integers and UUIDs are converted to text, as in langgraph's savers.
 
     Raises:
         InvalidConfig: The thread id is missing, empty or of another type.
@@ -150,17 +154,23 @@ def check_thread_id(thread_id: object) -> str:
 
 
 def check_thread_ids(thread_ids: object) -> list[str]:
-    """Check a list of thread ids by `check_thread_id`, and return them as text."""
+    """Check each thread id in a list with `check_thread_id`, and return the ids as text."""
     return [check_thread_id(value) for value in _check_list("thread_ids", thread_ids)]
 
 
 def check_texts(argument_name: str, values: object) -> list[str]:
-    """Check a list of texts. `name` is the name of the argument, for error messages."""
+    """Check that a value is a list of texts, and return it.
+
+    Error messages contain `argument_name`.
+    """
     return [check_text(argument_name, value) for value in _check_list(argument_name, values, str)]
 
 
 def _check_list(argument_name: str, values: object, item_type: type = object) -> list[Any]:
-    """Check that values are an iterable of a type other than text, and return them as a list."""
+    """Check that a value is an iterable of items of type `item_type`, and return a list.
+
+    A single text or bytes object is refused.
+    """
     if not isinstance(values, str | bytes) and isinstance(values, Iterable):
         items = list(values)
         if all(isinstance(item, item_type) for item in items):
@@ -172,7 +182,7 @@ def _check_list(argument_name: str, values: object, item_type: type = object) ->
 
 
 def check_optional_text(argument_name: str, value: object) -> str | None:
-    """Check text by `check_text`; None is allowed."""
+    """Return None for None, and check any other value with `check_text`."""
     return None if value is None else check_text(argument_name, value)
 
 

@@ -1,7 +1,7 @@
 """Store the server's assistants, with their versions, in the checkpointer's database.
 
-The content of a version, which clients supplied, is encrypted if the database has a key. A stored
-version never changes. An update adds a version.
+The content of a version comes from a client. It is encrypted if the database has an encryption key.
+A stored version never changes. An update adds a version.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def assistant_associated_data(assistant_id: str, version: int) -> AssociatedData
 
 
 class AssistantTable(ServerTable):
-    """The table of assistants in a checkpointer's database."""
+    """Reads and writes the table of assistants in a checkpointer's database."""
 
     async def get(self, assistant_id: str) -> AssistantRow | None:
         """Return the latest version of an assistant, or None if the assistant does not exist."""
@@ -56,7 +56,7 @@ class AssistantTable(ServerTable):
         return await self._read_versions("versions_of", assistant_id)
 
     async def create(self, assistant_id: str, content: Mapping[str, Any]) -> bool:
-        """Store the first version of an assistant, unless the assistant exists.
+        """Store the first version of an assistant, unless an assistant with this id exists.
 
         Returns:
             Whether the assistant was created.

@@ -1,10 +1,10 @@
 """Cache the items and heads of threads in one process, within a memory budget.
 
 The cache is never the source of truth. An item at a log position never changes, so a cached item
-stays valid when other processes write. Only a deletion makes it stale. Each deletion raises the
-`generation` of the thread, and every read compares it. A put that was planned from a cached head is
-stored only if the thread still has the same version token. Each transaction that changes a thread
-changes the token.
+stays valid when other processes write. Only a deletion makes it stale. Each deletion from a thread
+increments its `generation`, and every read compares the cached `generation` with the stored one. A
+put that was planned from a cached head is stored only if the thread still has the same version
+token. Each transaction that changes a thread changes the version token of the thread.
 """
 
 from __future__ import annotations
@@ -20,12 +20,18 @@ from typing import Any, Final, NamedTuple
 from perdure.checkpointers.manifest import ALIASES, DELTA, Ranges, count_positions
 from perdure.storage.flow import Row
 
-_WEIGH_EVERY: Final = 64  # requests between two checks of the cache's total size
-_THREAD_OVERHEAD: Final = 10_000  # estimated bytes of a cached thread without items, with its heads
-_RECENT: Final = 16  # per thread: maximum heads cached, and checkpoints whose writes are cached
-_MAX_OVERLAPPED: Final = 1024  # maximum thread ids remembered because their overlap was logged
-_SEQ_MASK: Final = 0xFFFFFFFF  # bits of a checkpoint's row key that are its sequence number
-_ITEM_OVERHEAD: Final = 300  # estimated bytes that a cached item takes in addition to its content
+# number of requests to the cache between two checks of its total size
+_WEIGH_EVERY: Final = 64
+# estimated size in bytes of a cached thread with its heads and without the items of its logs
+_THREAD_OVERHEAD: Final = 10_000
+# maximum number of heads, and of checkpoints with pending writes, that are cached for each thread
+_RECENT: Final = 16
+# maximum number of threads that are remembered, so that overlapping runs are logged once for each
+_MAX_OVERLAPPED: Final = 1024
+# mask for the bits of a checkpoint's row key that contain its sequence number
+_SEQ_MASK: Final = 0xFFFFFFFF
+# estimated size in bytes of a cached item in addition to its content
+_ITEM_OVERHEAD: Final = 300
 
 UNREAD_STEP: Final = -1 << 31
 """The value of `Snapshot.step` before the step was read from the metadata."""
@@ -73,13 +79,17 @@ class ChannelLog:
     )
 
     def __init__(self, key: int, name: str, cached: ChannelLog | None = None) -> None:
-        """Create a log with the cached items of an earlier object for the same log, if given."""
+        """Create the cached part of a log.
+
+        If `cached` is given, which is an older object for the same log, its items are copied.
+        """
         self.key = key
         self.name = name
         self.planned_count = 0
         self._index: dict[bytes, int] = {}
         self._indexed = 0
-        # copy the index before the items, because another thread may add items in between
+        # Copy the index before the items, because another OS thread may add items between the
+        # copies.
         if cached is not None and not cached.planned_count:
             self._indexed, self._index = cached._indexed, cached._index.copy()
         self.items: dict[int, bytes] = {} if cached is None else cached.items.copy()
@@ -94,7 +104,7 @@ class ChannelLog:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every item of the log is cached or planned."""
+        """Whether every item of the log is cached, or planned and not committed yet."""
         return len(self.items) + self.planned_count == self.next_position
 
     def has_range(self, start: int, stop: int) -> bool:
@@ -110,7 +120,7 @@ class ChannelLog:
         return list(map(get_item, range(start, stop))) == items
 
     def get(self, position: int) -> bytes | None:
-        """Return the item at a position or alias position, or None if it is not cached."""
+        """Return the item at the position of an item or alias, or None if it is not cached."""
         return self.items.get(self.origin_position(position))
 
     def get_items(self, ranges: Ranges) -> list[bytes]:
@@ -121,7 +131,10 @@ class ChannelLog:
         return list(map(self.items.__getitem__, item_positions))
 
     def has_no_repeats(self, ranges: Ranges) -> bool:
-        """Return whether no item occurs twice in ranges. All aliases in them must be cached."""
+        """Return whether each item occurs only once in ranges.
+
+        All aliases in the ranges must be cached.
+        """
         originals: set[int] = set()
         for start, stop in ranges:
             range_positions = range(start, stop)
@@ -133,7 +146,7 @@ class ChannelLog:
         return len(originals) == count_positions(ranges)
 
     def find_position(self, item: bytes) -> int | None:
-        """Return the position of a cached or planned item, or None."""
+        """Return the log position of an equal item that is cached or planned, or None."""
         if self._indexed != len(self.items):
             for position in list(self.items)[self._indexed :]:
                 self._index.setdefault(self.items[position], position)
@@ -151,14 +164,17 @@ class ChannelLog:
         return len(item) + _ITEM_OVERHEAD
 
     def find_stored_position(self, item: bytes) -> int | None:
-        """Return the position of a cached item, or None. Planned items are not found."""
+        """Return the log position of an equal item that is cached, or None.
+
+        Items that are planned and not committed yet are not found.
+        """
         position = self.find_position(item)
         if position is None or self.items.get(position) != item:
             return None
         return position
 
     def plan_item(self, item: bytes) -> int:
-        """Assign the next position to a new item, which `find_position` finds from now on."""
+        """Assign the next log position to a new item, so that `find_position` finds the item."""
         position = self.next_position
         self.next_position += 1
         self.planned_count += 1
@@ -172,7 +188,7 @@ class ChannelLog:
 
 @dataclass(slots=True)
 class Snapshot:
-    """A decrypted and unpacked row of a checkpoint, with the ranges of its lists and dicts.
+    """A checkpoint, read from its row and decrypted, with the log ranges of its lists and dicts.
 
     Attributes:
         checkpoint_id: The id of the checkpoint.
@@ -211,15 +227,18 @@ class Snapshot:
     run_started_at: float | None = None
 
     def has_version(self, channel: str, version: Any) -> bool:
-        """Return whether the checkpoint has a value of a channel in this version."""
+        """Return whether the checkpoint has a value of a channel, and has it in this version."""
         return channel in self.references and self.channel_versions.get(channel) == version
 
     def stored_channels(self) -> frozenset[str]:
-        """Return the channels whose values are stored and not replayed from writes."""
+        """Return the channels whose values are stored.
+
+        Channels whose values are replayed from writes are left out.
+        """
         return frozenset(channel for channel, ref in self.references.items() if ref[0] != DELTA)
 
     def inherit_channel(self, channel: str, parent: Snapshot) -> None:
-        """Take over a channel's reference and ranges from the parent."""
+        """Copy the reference and the log ranges of a channel from the parent checkpoint."""
         self.references[channel] = parent.references[channel]
         if channel in parent.ranges:
             self.ranges[channel] = parent.ranges[channel]
@@ -249,7 +268,10 @@ class Head:
 
 
 class Thread:
-    """The cached data of one thread, which is valid while `key` and `generation` are unchanged.
+    """The cached data of one thread.
+
+    The data is valid as long as the row of the thread in the database has the same `key` and
+    `generation`.
 
     Attributes:
         key: The key of the thread's row, or 0 for a new thread.
@@ -298,7 +320,7 @@ class Thread:
         self.lock = threading.Lock()
 
     def record_newest_checkpoint(self, snapshot: Snapshot) -> None:
-        """Record that a checkpoint is in the database, if it is the newest one so far."""
+        """Record a checkpoint as the newest one in the database, unless a newer one is recorded."""
         if (
             self.newest_checkpoint is None
             or snapshot.key & _SEQ_MASK >= self.newest_checkpoint[0] & _SEQ_MASK
@@ -308,7 +330,10 @@ class Thread:
     def get_or_add_log(
         self, key: int, name: str, cached_thread: Thread | None = None
     ) -> ChannelLog:
-        """Return the log with a key; a new log gets the cached items of `cached_thread`."""
+        """Return the log with this key.
+
+        A missing log is added, with the items that `cached_thread` has of the same log.
+        """
         log = self.logs.get(key)
         if log is None:
             cached_log = cached_thread.logs.get(key) if cached_thread is not None else None
@@ -321,9 +346,10 @@ class Thread:
         self.size_bytes += sum(log.add_item(position, item) for position, item in items)
 
     def committed_heads(self, version_token: int) -> dict[str, Head]:
-        """Return the committed heads by namespace, or nothing if the version token has changed.
+        """Return the committed heads by namespace, or no heads if the version token has changed.
 
-        They can be the parents of new checkpoints. They contain no pending writes.
+        New checkpoints can have these heads as parents. The heads are returned without their
+        pending writes.
         """
         if not self.lock.acquire(blocking=False):  # another thread is planning a write
             return {}
@@ -338,7 +364,7 @@ class Thread:
             self.lock.release()
 
     def committed_snapshot(self, checkpoint_ns: str, checkpoint_id: str) -> Snapshot | None:
-        """Return the cached head of a namespace if it is committed and has this id, or None."""
+        """Return the checkpoint with this id if it is the cached, committed head of a namespace."""
         head = self.heads.get(checkpoint_ns)
         snapshot = head.snapshot if head is not None and not head.is_uncommitted else None
         return (
@@ -347,22 +373,21 @@ class Thread:
 
 
 def add_recent_entry(recent_entries: dict[Any, Any], key: Any, value: Any) -> None:
-    """Add a value to the recent ones of a thread, and drop the oldest beyond the limit."""
+    """Add an entry to a dict of recent entries, and drop the oldest entries beyond the limit."""
     recent_entries.pop(key, None)
     recent_entries[key] = value
     if len(recent_entries) > _RECENT:
-        for oldest in [*recent_entries][
-            :-_RECENT
-        ]:  # a copy, because another thread may change the dict
+        # Iterate over a copy of the keys, because another OS thread may change the dict.
+        for oldest in [*recent_entries][:-_RECENT]:
             recent_entries.pop(oldest, None)
 
 
 class KeyBlock:
-    """Reserved keys for new threads, namespaces and logs.
+    """Database keys that are reserved for rows of new threads, namespaces and logs.
 
     The database reserves many keys at once, so a put can plan rows that refer to each other without
-    asking the database. No key is used twice, and later keys are higher. Keys that are left when
-    the process ends are never used.
+    asking the database. No key is used twice. Keys that are reserved later are higher. Keys that
+    are left when the process ends are never used.
     """
 
     def __init__(self) -> None:
@@ -370,7 +395,7 @@ class KeyBlock:
         self._lock = threading.Lock()
 
     def take_keys(self, count: int) -> list[int] | None:
-        """Take keys from the block, highest first; return None if fewer than `count` are left."""
+        """Take `count` keys from the block, highest first, or return None if fewer are left."""
         with self._lock:
             start = len(self._left) - count
             if start < 0:
@@ -380,19 +405,21 @@ class KeyBlock:
             return keys
 
     def discard_keys(self) -> None:
-        """Discard the reserved keys, because a copy may have added rows with the same keys."""
+        """Discard all reserved keys, because rows of other threads may have the same keys."""
         with self._lock:
             self._left = []
 
     def refill(self, keys: list[int]) -> None:
-        """Replace the block by newly reserved keys, highest first, unless it has higher ones."""
+        """Replace all keys by new ones, highest first, unless the block has higher keys."""
         with self._lock:
             if keys > self._left:
                 self._left = keys
 
 
 class Cache:
-    """The cached threads of a process. The least recently used ones are dropped first.
+    """The cached threads of a process.
+
+    If the threads exceed the memory limit, the least recently used ones are dropped.
 
     Args:
         limit_bytes: The approximate maximum memory of the cached data, in bytes.
@@ -413,7 +440,7 @@ class Cache:
     def get_or_add_thread(
         self, thread_id: str, key: int, generation: int, newest_removal: int
     ) -> Thread:
-        """Return the cached thread, or an empty one if the cached data is from an earlier state."""
+        """Return the cached thread with this key and generation, or else a thread without data."""
         with self._lock:
             thread = self._threads.get(thread_id)
             if thread is None or thread.key != key or thread.generation < generation:
@@ -424,13 +451,13 @@ class Cache:
             return thread
 
     def replace_thread(self, thread_id: str, thread: Thread) -> None:
-        """Cache the state of a thread after a transaction, instead of the former state."""
+        """Replace the cached data of a thread by its state after a transaction."""
         with self._lock:
             self._threads[thread_id] = thread
             self._mark_used_while_locked(thread_id)
 
     def record_overlap(self, thread_id: str) -> bool:
-        """Record that runs of a thread overlap, and return whether this was not recorded before."""
+        """Record that runs of a thread overlap, and return whether this is its first record."""
         with self._lock:
             is_first = thread_id not in self._overlapped
             self._overlapped[thread_id] = None

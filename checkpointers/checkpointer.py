@@ -1,7 +1,7 @@
 """Add perdure's own methods to langgraph's saver: inspect, lock, change and delete threads.
 
-`threads` and `differences` read, and `maintenance` and `erasure` delete. None of these modules
-depends on a database driver.
+The modules `threads` and `differences` read from the database, and the modules `maintenance` and
+`erasure` delete from it. All of this code is independent of the database driver.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ from perdure.storage.database import Lock, make_async_twin
 from perdure.storage.flow import fetch_rows, sum_by_month
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
-_List = list  # inside the class, the name `list` is a method
+# Annotations in the class use this alias, because the name `list` is a method there.
+_List = list
 
 
 class Checkpointer(CheckpointSaver):
@@ -68,11 +69,11 @@ class Checkpointer(CheckpointSaver):
         self._maintenance = Maintenance(self._reader, self._listing, self.database)
 
     def lock(self, thread_id: str, *, timeout_s: float | None = None) -> Lock:
-        """Return a lock on a thread, for `with` and `async with`, to run one turn at a time.
+        """Return a lock for `with` and `async with`, to run one turn of a thread at a time.
 
         The lock works across OS threads, event loops and processes of this machine, and is released
-        when its process ends. It does not stop runs that do not take it; see `put` for overlapping
-        runs.
+        when the process that holds it ends. The lock does not stop runs that do not acquire it. The
+        documentation of `put` says what happens to overlapping runs.
 
             async with saver.lock("thread-1", timeout_s=30):
                 await graph.ainvoke(question, config)
@@ -148,9 +149,11 @@ class Checkpointer(CheckpointSaver):
     ) -> dict[str, Any]:
         """Return the values of the `DeltaChannel`s at a checkpoint, by channel.
 
-        langgraph stores snapshots of such a value, which `get_tuple` returns. Between two snapshots
-        it replays the writes of tasks with the reducer of the graph. perdure can replay messages
-        without the graph. Any other value is None if the checkpoint has no snapshot of it.
+        langgraph stores the value of a `DeltaChannel` only in some checkpoints, as a snapshot that
+        `get_tuple` returns. Between two snapshots, langgraph computes the value from the writes of
+        tasks, with the reducer of the graph. For a channel of messages, perdure can compute the
+        value without the graph. For any other channel, the value is None if the checkpoint has no
+        snapshot.
 
         Args:
             thread_id: The thread.
@@ -215,7 +218,7 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[ThreadHead]:
         """Return the heads of one page of threads, latest activity first.
 
-        This is cheaper than `threads`, which also returns sizes and counts.
+        `heads` is cheaper than `threads`, which also returns sizes and counts.
 
         Args:
             limit: The maximum number of threads.
@@ -244,8 +247,8 @@ class Checkpointer(CheckpointSaver):
     ) -> ThreadStatus:
         """Return whether a thread waits for an answer, is unfinished, or is idle.
 
-        The status is computed from the head, or from another checkpoint, and its pending writes.
-        The graph is not needed, and any saver may have written them.
+        The status is computed from a checkpoint and its pending writes. The default is the head.
+        The graph is not needed, and any saver may have written the checkpoint.
 
         Raises:
             UnknownThread: There is no such thread or namespace.
@@ -289,7 +292,7 @@ class Checkpointer(CheckpointSaver):
         limit: int | None = None,
         before: int | None = None,
     ) -> _List[CheckpointInfo]:
-        """Return the checkpoints of a thread without their values, last put first.
+        """Return the checkpoints of a thread without their values, most recently put first.
 
         Args:
             thread_id: The thread.
@@ -337,7 +340,7 @@ class Checkpointer(CheckpointSaver):
     adifferences = make_async_twin(differences)
 
     def stats(self) -> dict[str, Any]:
-        """Return sizes in bytes, counts, and the name and version of the database driver."""
+        """Return sizes in bytes, row counts, and the name and version of the database driver."""
         sizes = self.database.stats()
         ((threads, checkpoints, items, size),) = self.database.read(
             lambda: fetch_rows(self._sql["totals"])
@@ -358,9 +361,9 @@ class Checkpointer(CheckpointSaver):
     # -- changing and deleting threads
 
     def delete_thread(self, thread_id: str) -> None:
-        """Delete a thread and return its space to the disk. An unknown id is not an error.
+        """Delete a thread and free its disk space. An unknown id is not an error.
 
-        A run of the thread that is in progress can no longer store anything and ends with
+        If a run of the thread is in progress, it cannot store anything more, and fails with
         `ThreadDeleted`.
         """
         self._maintenance.delete_threads([thread_id])
@@ -384,22 +387,24 @@ class Checkpointer(CheckpointSaver):
     async def adelete_for_runs(
         self, run_ids: Sequence[str], *, thread_id: str | None = None
     ) -> None:
-        """See `delete_for_runs`."""  # not `make_async_twin`, whose signature mypy rejects
+        """See `delete_for_runs`."""
+        # Do not use `make_async_twin` here: mypy rejects the signature of its result.
         await asyncio.to_thread(self.delete_for_runs, run_ids, thread_id=thread_id)
 
     def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> ErasureReport:
-        """Erase messages from a thread permanently, also from the bytes of the file.
+        """Erase messages from a thread permanently, including their bytes in the database file.
 
         The messages are removed from all checkpoints of all namespaces, from the history, from
-        pending writes and from other values, in every version, together with their tool calls and
-        quotations (docs/erasure.md). A message without an id is removed if its content is equal. A
-        task that quotes a message is cancelled and named in the report. The result of a tool stays
-        unless its own message is erased. The thread can continue. Unknown ids are not an error.
+        pending writes and from other values, in every version. Their tool calls and quotations of
+        the messages are removed as well (docs/erasure.md). A stored message without an id is
+        removed if its content equals that of an erased message. A pending task that quotes an
+        erased message is cancelled, and the report names the task. The message with a tool's result
+        is kept unless it is erased itself. The thread can continue. Unknown ids are not an error.
 
-        Copies of the thread and paraphrases are kept. A run that is in progress still has the
-        messages in memory; they are removed from everything that it stores later. If the whole
-        thread is erased, the run ends with `ThreadDeleted`. Other writers wait while the file is
-        rewritten.
+        Copies of the thread and paraphrases of the messages are not changed. A run that is in
+        progress still has the messages in memory; they are removed from everything that the run
+        stores later. If the whole thread is erased, a run in progress fails with `ThreadDeleted`.
+        Other writers wait while the database file is rewritten.
 
         Args:
             thread_id: The thread.
@@ -426,8 +431,8 @@ class Checkpointer(CheckpointSaver):
     def removals(self, thread_id: str) -> int:
         """Return the number of erasures from a thread and of deletions of a thread with this id.
 
-        Call this before you read messages for long work, and pass the number to `removed` as
-        `since` when the work is done.
+        Call `removals` before you read messages that you process for a long time. Then pass the
+        number to `removed` as `since`, to find out which of the messages were removed meanwhile.
         """
         thread_id = check_thread_id(thread_id)
         return self.database.read(lambda: self._removals.count_removals(thread_id))
@@ -468,9 +473,10 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[bool]:
         """Return for each message whether it was added by a run that started after `moment`.
 
-        The run must have been executed on this database. The result is False for messages of
-        updates, imports, merges and copies, and if the answer is not certain, for example because
-        the checkpoint before the message was pruned. A resume belongs to the run that it continues.
+        The run must have been executed on this database. The result is False for messages that were
+        added by an update, an import, a merge or a copy. The result is also False if the answer is
+        not certain, for example because the checkpoint before the message was pruned. A run that
+        resumes an interrupted run counts as the same run.
 
         Args:
             thread_id: The thread.
@@ -511,7 +517,8 @@ class Checkpointer(CheckpointSaver):
     async def acopy_thread(
         self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None
     ) -> None:
-        """See `copy_thread`."""  # not `make_async_twin`, whose signature mypy rejects
+        """See `copy_thread`."""
+        # Do not use `make_async_twin` here: mypy rejects the signature of its result.
         await asyncio.to_thread(
             self.copy_thread, source_thread_id, target_thread_id, checkpoint_id=checkpoint_id
         )
@@ -538,7 +545,7 @@ class Checkpointer(CheckpointSaver):
     def retain(
         self, rule: Retention, *, thread_ids: Sequence[str] | None = None, dry_run: bool = False
     ) -> PruneReport:
-        """Apply a retention rule to threads, in batches between which others can write.
+        """Apply a retention rule to threads, in batches, so that other writers do not wait long.
 
         Args:
             rule: The rule, which says which checkpoints are kept.
@@ -555,10 +562,10 @@ class Checkpointer(CheckpointSaver):
     def delete_idle(
         self, before: datetime, *, thread_ids: Sequence[str] | None = None, dry_run: bool = False
     ) -> _List[ThreadInfo]:
-        """Delete threads whose conversation has not continued since a time.
+        """Delete threads whose conversation has not continued since the time `before`.
 
-        The time of a conversation is the `ts` of its head, which for an imported thread is older
-        than the import. Each thread is checked again in the transaction that deletes it.
+        The `ts` of a thread's head is compared with `before`. In an imported thread, this `ts` is
+        older than the import. Each thread is checked again in the transaction that deletes it.
 
         Args:
             before: Threads whose head is older than this time are deleted.
@@ -601,10 +608,11 @@ class Checkpointer(CheckpointSaver):
         """Import a database of langgraph's own saver, or all threads of another checkpointer.
 
         The source is only read. All threads, namespaces, checkpoints and pending writes keep their
-        ids. An interrupted import can be repeated. Checkpoints of langgraph's saver are read back
-        and compared after they were stored, and existing checkpoints are kept. Threads of a
-        checkpointer are merged as stored bytes. If a thread exists in both databases, the version
-        that has continued the other one is kept. The import needs memory for the largest thread.
+        ids. An interrupted import can be repeated. After a checkpoint of langgraph's saver was
+        stored, it is read back and compared with the source. Existing checkpoints are kept. Threads
+        of another checkpointer are copied as stored bytes, and their values are not decoded. If a
+        thread exists in both databases, and only one of them has continued the thread, that version
+        is kept. The import needs enough memory for the largest thread.
 
         Args:
             source: The path of a file, a Postgres DSN, or an open checkpointer.

@@ -1,9 +1,9 @@
 """Encode values as bytes, and decode them.
 
-With langgraph's `JsonPlusSerializer`, messages have a compact form (`messages`), because most
-stored values are messages. All other values are msgpack (`values`). A decoded value equals the
-value that langgraph's serializer would return, type for type. With another serializer, all values
-are encoded by that serializer.
+With langgraph's `JsonPlusSerializer`, messages are encoded in a compact form (module `messages`),
+because most stored values are messages. All other values are encoded as msgpack (module `values`).
+A decoded value equals the value that langgraph's serializer would return, type for type. With
+another serializer, all values are encoded by that serializer.
 
 Equal values have equal encodings, except that the order of a message's fields may differ.
 """
@@ -47,21 +47,27 @@ from perdure.checkpointers.values import (
 )
 from perdure.errors import CorruptRecord, ForbiddenType, SerializationError, Unstorable
 
-# the first byte of an encoded value that is not a message says which form the rest has
+# The first byte of an encoded value says which form the rest has, except in the compact form of
+# messages.
 _FORM_CODES: Final = {"msgpack": 16, "null": 17, "bytes": 18, "bytearray": 19}
 _FORM_NAMES: Final = {code: name for name, code in _FORM_CODES.items()}
-_OTHER_FORM: Final = 31  # followed by the length of the form's name (one byte) and the name
+# first byte of a value in another form; the length of the form's name (one byte) and the name
+# follow
+_OTHER_FORM: Final = 31
 _PLAIN: Final = b"\x10"  # "msgpack"
-MESSAGE: Final = b"\x92"  # first byte of a message in compact form: a msgpack array of two
+# first byte of a message in compact form, which is a msgpack array of two elements
+MESSAGE: Final = b"\x92"
 _MESSAGES: Final = frozenset(CLASSES.values())
 _NULL: Final = b"\x11"
-_SERIALIZER_TYPES: Final = (bytes, bytearray, NoneType)  # types for which the serializer has a form
+# types that langgraph's serializer does not encode as msgpack
+_SERIALIZER_TYPES: Final = (bytes, bytearray, NoneType)
 _log = logging.getLogger("perdure")
-_MAX_STEPS: Final = 20  # maximum steps in the path of an error; each step encodes all parts again
+# maximum number of steps in the path that an error names; each step encodes all parts again
+_MAX_STEPS: Final = 20
 
 
 class Codec:
-    """Encode values for the log with one serializer, and decode them.
+    """Encodes values for storage with one serializer, and decodes them.
 
     Args:
         serde: The serializer. Of langgraph's own serializer, only the allowlist and
@@ -69,8 +75,8 @@ class Codec:
         types: Registered types and aliases, which are used only with langgraph's serializer.
 
     Attributes:
-        former_names: Tables that map present names of classes to earlier names. `former_forms`
-            uses them.
+        former_names: Tables that map present names of classes to earlier names, for
+            `iter_former_encodings`.
     """
 
     def __init__(self, serde: SerializerProtocol, types: StoredTypes = NO_TYPES) -> None:
@@ -78,9 +84,8 @@ class Codec:
         self._allowlist = Allowlist(serde, types) if type(serde) is JsonPlusSerializer else None
         self.former_names = types.build_former_name_tables() if self._allowlist is not None else []
         self.packs_messages = self._allowlist is not None
-        self.replaced_path = (
-            ""  # the path of the first value with a lone surrogate, if there was one
-        )
+        # the path of the first value in which a lone surrogate was replaced, or `""` if none was
+        self.replaced_path = ""
         self.is_replacement_logged = False
 
     def encode(self, value: Any, get_path: Callable[[], str], *, exact: bool = False) -> bytes:
@@ -114,7 +119,7 @@ class Codec:
             return self._encode_or_explain(value, get_path, exact=exact)
 
     def _reencode_after_decoding(self, stored: bytes) -> bytes:
-        """Return the encoding of the message that is read back from an encoded message."""
+        """Decode an encoded message, and return the encoding of the message that results."""
         if stored[:1] != _PLAIN:
             return stored
         value = self.decode(stored)
@@ -145,7 +150,7 @@ class Codec:
     def _encode_without_explanation(
         self, value: Any, get_path: Callable[[], str] | None = None, *, exact: bool = False
     ) -> bytes:
-        """Encode a value; errors of the serializer or the converter are passed on."""
+        """Encode a value. Errors of the serializer or the converter are raised unchanged."""
         if self._allowlist is None or isinstance(value, _SERIALIZER_TYPES):
             name, data = self.serde.dumps_typed(value)
             return _prepend_form_tag(name, bytes(data))
@@ -174,7 +179,7 @@ class Codec:
         return self.load_with_serializer(name, data)
 
     def load_with_serializer(self, form_name: str, data: bytes) -> Any:
-        """Decode bytes that the serializer has written, or this codec in the same form.
+        """Decode bytes of a named form, which the serializer or this codec has written.
 
         Args:
             form_name: The name of the form, such as "msgpack".
@@ -201,7 +206,7 @@ class Codec:
         return value
 
     def log_replaced_surrogate(self, thread_id: str) -> None:
-        """Log that a character of a text was replaced, once for each codec."""
+        """Log a warning that a lone surrogate was replaced, once for each codec."""
         if self.replaced_path and not self.is_replacement_logged:
             self.is_replacement_logged = True
             _log.warning(
@@ -215,7 +220,7 @@ class Codec:
     def encode_for_comparison(
         self, values: Sequence[Any], get_path: Callable[[int], str]
     ) -> list[bytes]:
-        """Return the encodings by which values are compared.
+        """Encode values for comparison, so that equal values have equal encodings.
 
         Args:
             values: The values.
@@ -232,19 +237,20 @@ class Codec:
     def _encode_one_for_comparison(
         self, value: Any, get_path: Callable[[int], str], index: int
     ) -> bytes:
-        """Return the encoding by which one value is compared; see `encode_for_comparison`."""
+        """Encode one value for comparison; see `encode_for_comparison`."""
         if self.packs_messages and (packed := _encode_if_all_plain([value])) is not None:
             return packed[0]
-        if type(value) is bytearray:  # inside a list, the serializer converts them to bytes
+        # Convert a bytearray to bytes, as the serializer does inside a list.
+        if type(value) is bytearray:
             value = bytes(value)
         return self._encode_or_explain(value, lambda: get_path(index))
 
     def encode_for_storage(self, value: Any, encoded: bytes, get_path: Callable[[], str]) -> bytes:
         """Return the bytes that are stored for a value.
 
-        They are the encoding for comparison, except for a message that would be read back as a
-        different object. Then they are the encoding of that object, so that storing it again gives
-        the same bytes.
+        The result is the encoding for comparison, unless the value is a message that would be read
+        back as a different object. In this case, the result is the encoding of that object, so that
+        storing the object again gives the same bytes.
 
         Args:
             value: The value.
@@ -254,7 +260,8 @@ class Codec:
         if not self.packs_messages or not isinstance(value, BaseMessage):
             return encoded
         if encoded[:1] == MESSAGE:
-            if is_plain_message(value):  # equal messages get equal bytes, regardless of field order
+            # Equal messages must have equal bytes, regardless of the order of their fields.
+            if is_plain_message(value):
                 return pack_message_in_class_order(value) or encoded
             encoded = self._encode_or_explain(value, get_path)
         return self._reencode_after_decoding(encoded)
@@ -262,8 +269,8 @@ class Codec:
     def iter_former_encodings(self, value: Any, stored: bytes) -> Iterator[bytes]:
         """Yield the encodings of a value under the earlier names of its classes.
 
-        They find the items that were stored before a class was renamed. Otherwise a thread would
-        store all objects of the class again.
+        These encodings find items that were stored before a class was renamed. Otherwise a thread
+        would store all objects of the class again.
         """
         for names in self.former_names:
             if not any(name.encode() in stored for _, name in names):
@@ -283,13 +290,15 @@ class Codec:
         if kinds == {MESSAGE}:
             return unpack_messages(stored)
         if kinds == {_PLAIN} and self.packs_messages:
-            with suppress(ValueError):  # one of them contains an extension; decode each value
+            # `unpack_all` raises ValueError if a value contains a msgpack extension. Decode each
+            # value then.
+            with suppress(ValueError):
                 return unpack_all([item[1:] for item in stored])
         return [*map(self.decode, stored)]
 
 
 def _encode_if_all_plain(values: Sequence[Any]) -> list[bytes] | None:
-    """Return the encodings of values that are all messages or all plain data, or else None."""
+    """Encode values if all are messages, or all are plain data; otherwise return None."""
     classes = list(map(type, values))
     distinct_classes = set(classes)
     if distinct_classes <= _MESSAGES:
@@ -322,7 +331,7 @@ def _split_form_tag(stored: bytes) -> tuple[str, bytes]:
 def _build_storage_error(
     encode: Callable[[Any], object], value: Any, path: str, reason: Exception
 ) -> SerializationError:
-    """Return the error that names the innermost part of a value for which `encode` fails."""
+    """Build an error that names the innermost part of a value for which `encode` fails."""
     part_path, parts = path, _list_parts_with_paths(value)
     for _ in range(_MAX_STEPS):
         for step, part in parts:
@@ -358,8 +367,9 @@ def _build_storage_error(
 
 
 def _list_parts_with_paths(value: Any) -> list[tuple[str, Any]]:
-    """Return the parts of a value, each with its step in a path, such as `[0]` or `.name`."""
-    from langgraph.types import Send  # slow to import, and only an error needs it
+    """Return the direct parts of a value, each with its relative path, such as `[0]` or `.name`."""
+    # Import `Send` here, because langgraph.types is slow to import and only errors need it.
+    from langgraph.types import Send
 
     if isinstance(value, dict):
         return [(f"[{key!r}]", part) for key, part in value.items()]
@@ -392,7 +402,7 @@ register_serde_event_listener(_record_refused_type)
 
 @contextmanager
 def _collect_refused_types() -> Iterator[list[tuple[str, str]]]:
-    """Collect the types that the serializer refuses in this OS thread while the block runs."""
+    """Yield a list of the types that the serializer refuses during the `with` block."""
     _refused.names = names = list[tuple[str, str]]()
     try:
         yield names
@@ -401,7 +411,7 @@ def _collect_refused_types() -> Iterator[list[tuple[str, str]]]:
 
 
 def _build_forbidden_type_error(type_name: tuple[str, ...], location: str) -> ForbiddenType:
-    """Return the error that names a refused type and says how to allow the type."""
+    """Build an error that names a refused type and says how to allow the type."""
     module, cls = type_name
     return ForbiddenType(
         f"{location} contains a {module}.{cls}, which is not on the allowlist of types that may be "
@@ -411,10 +421,10 @@ def _build_forbidden_type_error(type_name: tuple[str, ...], location: str) -> Fo
 
 
 class ValuesAsEncoded(Sequence[Any]):
-    """A sequence of values that protects messages from later changes.
+    """A sequence of values in which later changes of a message are not visible.
 
-    Each message is decoded from its encoding, so it is as it was when it was encoded. All other
-    values are returned unchanged.
+    Each access decodes the message from its encoding, so the message is returned as it was when it
+    was encoded. All values that are not messages are returned unchanged.
     """
 
     def __init__(self, values: Sequence[Any], encoded: list[bytes]) -> None:

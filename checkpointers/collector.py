@@ -12,10 +12,10 @@ from contextlib import contextmanager
 class _CollectorPause:
     """A context manager that pauses Python's cyclic garbage collector.
 
-    Every 700 new containers start a collection. While messages are rebuilt, it finds nothing to
-    collect (docs/decisions/0003). The pause sets the threshold to 0 and does not call
-    `gc.disable()`, because the application decides whether the collector is enabled, also while
-    another thread reads.
+    By default, Python starts a collection after every 700 new container objects. While messages are
+    rebuilt, these collections find nothing to free (docs/decisions/0003). The pause sets the
+    threshold of the collector to 0. It does not call `gc.disable()`, because the application
+    decides whether the collector is enabled.
     """
 
     def __init__(self) -> None:
@@ -40,11 +40,15 @@ class _CollectorPause:
                 self._paused = max(0, self._paused - 1)
 
     def _restore_thresholds(self) -> None:
-        if gc.get_threshold()[0] == 0:  # otherwise the application has changed it meanwhile
+        # If the threshold is not 0, the application has changed it during the pause.
+        if gc.get_threshold()[0] == 0:
             gc.set_threshold(*self._thresholds)
 
     def reset_in_child(self) -> None:
-        """End the pause in a forked process, which has none of the threads that paused it."""
+        """End the pause in a forked process.
+
+        The OS threads that paused the collector run only in the parent process.
+        """
         if self._paused:
             self._restore_thresholds()
         self._lock, self._paused = threading.Lock(), 0

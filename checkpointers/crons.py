@@ -1,7 +1,7 @@
-"""Store the server's crons, which are runs on a schedule, in the checkpointer's database.
+"""Store the server's crons, which start runs on a schedule, in the checkpointer's database.
 
 The schedule of a cron, its user and the fields that clients supplied are encrypted if the database
-has a key.
+has an encryption key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perdure.storage.flow import Row
 
 
 class CronTable(ServerTable):
-    """The table of crons in a checkpointer's database."""
+    """Reads and writes the table of crons in a checkpointer's database."""
 
     async def get(self, cron_id: str) -> CronRow | None:
         """Return a cron, or None if it does not exist."""
@@ -29,7 +29,7 @@ class CronTable(ServerTable):
         return await self._read_crons("all_crons")
 
     async def list_due_ids(self) -> list[str]:
-        """Return the ids of the crons that are due now, the one that has been due longest first."""
+        """Return the ids of the crons that are due now, the longest overdue cron first."""
         return [cron_id for (cron_id,) in await self._read_rows("due_crons", time.time())]
 
     async def create(self, cron: CronRow) -> bool:
@@ -64,7 +64,9 @@ class CronTable(ServerTable):
         await self._write_cron(cron, "advance_cron", next_at, cron.cron_id, cron.next_at)
 
     async def list_not_due_before(self, moment: float) -> list[CronRow]:
-        """Return the crons that are due after a moment, or never. Damaged rows are left out.
+        """Return the crons whose next run is due after `moment`, or never.
+
+        Damaged rows are left out.
 
         Args:
             moment: The moment, in seconds since 1970.

@@ -1,4 +1,4 @@
-"""The rule that decides which checkpoint of a namespace is its head.
+"""Decide which checkpoint of a namespace is its head.
 
 The head belongs to the run that started last: see docs/decisions/0005.
 """
@@ -10,7 +10,8 @@ from typing import Final
 from perdure.checkpointers.cache import Head, Snapshot
 from perdure.checkpointers.put import CheckpointPut
 
-_SEQ_MASK: Final = 0xFFFFFFFF  # bits of a checkpoint's row key that are its sequence number
+# mask for the bits of a checkpoint's row key that contain its sequence number
+_SEQ_MASK: Final = 0xFFFFFFFF
 START_SOURCES: Final = {"input", "update", "fork"}
 """The sources in the metadata of a put that starts a run."""
 
@@ -20,10 +21,11 @@ def find_run_start(
 ) -> int:
     """Return the sequence number of the put that started the run to which a put belongs.
 
-    A put starts a run itself if it is an input, an update or a fork. A put that skips steps starts
-    a run too, because durability `exit` writes a whole run at once. So does a put whose parent is
-    not the head and was read by its id. If the parent of a put was pruned and another run or an
-    update has the head, the run started before those, at 0.
+    A put starts a new run if it is an input, an update or a fork. A put that skips steps starts a
+    run too, because with durability `exit`, langgraph puts only the end of a run. A put also starts
+    a run if its parent is not the head and was read by its checkpoint id. If the parent of a put
+    was pruned, and the head belongs to another run or to an update, the result is 0, because the
+    run of the put started earlier.
 
     Args:
         put: The put.
@@ -46,8 +48,8 @@ def find_run_start(
 def choose_head(put: CheckpointPut, head: Head, snapshot: Snapshot, seq: int) -> tuple[Head, bool]:
     """Return the head after a put, and whether the put reveals that two runs overlap.
 
-    Runs overlap if the put becomes a branch, or if an input replaces a head that its own run has
-    not read. A deliberate return to an earlier checkpoint is not an overlap.
+    Two runs overlap if the put becomes a branch, or if an input replaces a head that the run of the
+    input has not read. A deliberate return to an earlier checkpoint is not an overlap.
 
     Args:
         put: The put.
