@@ -1,4 +1,4 @@
-"""Composed agent graphs, ready to run or to take apart."""
+"""Ready-made agent graphs, whose parts can also be used one by one."""
 
 from perdure.graphs.chat import chat_graph, memory_agent
 from perdure.graphs.responder import QuotingResponder

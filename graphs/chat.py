@@ -149,7 +149,7 @@ def memory_agent(
         checkpointer: See `chat_graph`.
         store: See `chat_graph`.
     """
-    # instructions replace the system message, so they come first
+    # Instructions replace the system message, so their node comes before the other nodes.
     first_parts: list[Part] = [part for part in memory if isinstance(part, UseInstructions)]
     other_parts = [part for part in memory if not isinstance(part, UseInstructions)]
     if not any(isinstance(part, UseMemories) for part in other_parts):
@@ -164,7 +164,7 @@ def memory_agent(
 
 
 def _name_parts(parts: Sequence[Part]) -> dict[str, Part]:
-    """Return the parts by the names of their nodes."""
+    """Return the memory parts of a graph by the names of their nodes."""
     parts_by_name: dict[str, Part] = {}
     for part in parts:
         name = _NODE_NAMES.get(type(part).__name__, type(part).__name__.lower())
@@ -173,9 +173,9 @@ def _name_parts(parts: Sequence[Part]) -> dict[str, Part]:
 
 
 def _hide_removals_from_stream(part: Part) -> Runnable[Any, Any]:
-    """Wrap a part so that its messages and removals do not appear in a stream of messages.
+    """Wrap a node so that its updates do not appear in a stream of messages.
 
-    The update of the wrapped node consists of pairs. With `stream_mode="messages"`, langgraph
+    The wrapped node returns its update as a list of pairs. With `stream_mode="messages"`, langgraph
     streams only messages in an update that is a dict.
     """
 
@@ -212,4 +212,6 @@ def _choose_step_after_tools(steps: Sequence[str], nodes: dict[str, Part], state
     return _choose_next_step(steps, nodes, state) if is_due else "respond"
 
 
-graph = chat_graph()  # for servers that read `langgraph.json` and pass their own checkpointer
+graph = (
+    chat_graph()
+)  # Servers that read `langgraph.json` use these graphs and pass a checkpointer of their own.

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from perdure.checkpointers.thread_list import TimeToLive
 from perdure.errors import ConfigurationError
 
-_MAX_TTL: Final = 100 * 366 * 24 * 60  # minutes of the longest time to live, 100 years
+_MAX_TTL: Final = 100 * 366 * 24 * 60  # maximum time to live in minutes, which is 100 years
 _Minutes = Annotated[float, Field(gt=0, le=_MAX_TTL)]
 _NO_EFFECT: Final = frozenset({"$schema"})  # keys that are not reported as ignored
 _CORS_REASON: Final = (
@@ -31,7 +31,7 @@ _CORS_REASON: Final = (
 
 
 class _Section(BaseModel):
-    """A section of the file. Keys that are not declared here have no effect in perdure."""
+    """A section of `langgraph.json`. Keys that a subclass does not declare have no effect."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -168,7 +168,7 @@ class LanggraphFile:
         return str(self.path.parent / auth.path) if auth else None
 
     def import_graphs(self) -> dict[str, Any]:
-        """Import the graphs, by name. A graph may also be a function that returns one.
+        """Import the graphs, by name. A graph may also be a function that returns a graph.
 
         Raises:
             ConfigurationError: A graph cannot be imported, or an object is not a graph.
@@ -222,7 +222,7 @@ class LanggraphFile:
             index = section.index.model_dump(
                 include=set(_StoreIndex.model_fields), exclude_none=True
             )
-            if ".py:" in index["embed"]:  # otherwise it is a provider and its model
+            if ".py:" in index["embed"]:  # a text without a path names a provider and a model
                 index["embed"] = import_object(
                     index["embed"], self.path.parent, "store.index.embed"
                 )

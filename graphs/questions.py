@@ -42,14 +42,14 @@ class _AllowedDecisions(BaseModel):
 
 
 class _BatchReview(BaseModel):
-    """The question about all calls of a message."""
+    """A question about all tool calls of a message."""
 
     action_requests: list[ToolReview]
     review_configs: list[_AllowedDecisions]
 
 
 def find_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
-    """Return the calls that a question asks about, or an empty list if it has another form.
+    """Return the tool calls that a question concerns, or [] if the question has another form.
 
     Args:
         question: A dict with the `value` of an interrupt, and its `response_schema`, if any.
@@ -74,12 +74,12 @@ def find_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
 
 
 def is_single_review(value: Any) -> bool:
-    """Return whether a question is about one call, and is answered by one decision."""
+    """Return whether a question concerns a single tool call, so that one decision answers it."""
     return isinstance(value, Mapping) and value.get("type") == "tool_approval"
 
 
 def build_answer(question: Mapping[str, Any], decisions: Sequence[dict[str, Any]]) -> Any:
-    """Build the answer to a question about calls from one decision for each call."""
+    """Build the answer to a question about tool calls, from one decision for each call."""
     return decisions[0] if is_single_review(question["value"]) else {"decisions": [*decisions]}
 
 

@@ -17,11 +17,11 @@ from perdure.stores.text import STOP_WORDS
 NOTICE: Final = "(No model is configured; set PERDURE_MODEL for real answers.)"
 _WORD_PATTERN: Final = re.compile(r"\w+")
 _MEMORIES_PATTERN: Final = re.compile(r"<memories>\n(.*?)\n</memories>", re.DOTALL)
-_MAX_QUOTES = 2  # quotes from the thread, and from memories
+_MAX_QUOTES = 2  # maximum numbers of quotes from the thread and from the memories
 
 
 class QuotingResponder(BaseChatModel):
-    """Answers the newest message by quoting earlier ones that share words with it."""
+    """A chat model that answers by quoting earlier messages that share words with the newest."""
 
     @property
     def _llm_type(self) -> str:
@@ -65,7 +65,7 @@ def _quote_thread(words: set[str], thread: list[BaseMessage]) -> list[str]:
 
 
 def _quote_memories(words: set[str], messages: list[BaseMessage]) -> list[str]:
-    """Return lines that quote memories in the system messages with shared words."""
+    """Return lines that quote memories which share words with the newest message."""
     quotes = []
     system_text = "\n".join(
         message.text for message in messages if isinstance(message, SystemMessage)

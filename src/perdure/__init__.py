@@ -20,7 +20,9 @@ __all__ = [
     "SQLiteStore",
     "__version__",
 ]
-if find_spec("psycopg") is None:  # so that `import *` works without psycopg
+if (
+    find_spec("psycopg") is None
+):  # Names that need psycopg are left out, so that `import *` works without psycopg.
     __all__[:] = [name for name in __all__ if not name.startswith("Postgres")]
 
 _PARTS = {

@@ -24,7 +24,7 @@ ThreadCaller = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class Effect(Generic[T]):
-    """A step of an operation that waits, and has a blocking and an asynchronous form.
+    """A step of an operation that may block, with a blocking and an asynchronous implementation.
 
     Args:
         blocking: A function that makes the step and blocks.
@@ -87,7 +87,7 @@ async def arun(operation: Operation[T], call_in_thread: ThreadCaller | None = No
 
 
 def _run_to_next_effect(continue_operation: Callable[[], Any]) -> Effect[Any] | _OperationEnd:
-    """Continue an operation, and return its next effect or its end."""
+    """Run an operation up to its next effect, and return that effect or the operation's end."""
     try:
         return continue_operation()  # type: ignore[no-any-return]
     except StopIteration as stop:  # a future does not accept StopIteration
@@ -95,12 +95,12 @@ def _run_to_next_effect(continue_operation: Callable[[], Any]) -> Effect[Any] | 
 
 
 def run_in_thread(operation: Operation[T]) -> Effect[T]:
-    """Return an effect that runs a whole operation; if awaited, its code runs in a thread."""
+    """Return an effect that runs an operation, in a thread if the effect is awaited."""
     return Effect(lambda: run(operation), lambda: arun(operation, asyncio.to_thread))
 
 
 def call_method(target: Any, method: str, *args: Any, **options: Any) -> Effect[Any]:
-    """Return an effect that calls a method, or if awaited its twin with the prefix `a`."""
+    """Return an effect that calls a method, or its twin with the prefix `a` if it is awaited."""
     return Effect(
         lambda: getattr(target, method)(*args, **options),
         lambda: getattr(target, f"a{method}")(*args, **options),
@@ -108,7 +108,7 @@ def call_method(target: Any, method: str, *args: Any, **options: Any) -> Effect[
 
 
 def run_computation(call: Callable[[], T]) -> Effect[T]:
-    """Return an effect that calls a function; if awaited, the call is made in a thread."""
+    """Return an effect that calls a function, in a thread if the effect is awaited."""
     return Effect(call, lambda: asyncio.to_thread(call))
 
 
@@ -119,7 +119,7 @@ def blocking(operation: Callable[P, Operation[T]]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         return run(operation(*args, **kwargs))
 
-    del call.__wrapped__  # otherwise libraries would take `call` for a coroutine function
+    del call.__wrapped__  # Without this mark, libraries would treat `call` as a coroutine function.
     call.__signature__ = signature(operation)  # type: ignore[attr-defined]
     return _rename_function(call, operation.__name__.lstrip("_"))
 

@@ -57,7 +57,7 @@ class InvalidConfig(ConfigurationError):
 
 
 class WrongKey(ConfigurationError):
-    """The encryption key is not that of the database, or only one of the two is without a key."""
+    """The encryption key does not fit the database, or only one of them has a key."""
 
 
 class MissingDependency(ConfigurationError, ImportError):
@@ -93,7 +93,7 @@ class SchemaMismatch(StorageError):
 
 
 class CorruptRecord(StorageError):
-    """A stored row cannot be read, because it is damaged, truncated or was tampered with."""
+    """A stored row cannot be read, because it is damaged, truncated or forged."""
 
 
 class SerializationError(PerdureError, TypeError):

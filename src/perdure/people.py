@@ -48,9 +48,11 @@ ERASED: Final = (
     *("threads", "messages", "checkpoints", "runs", "crons", "webhooks", "items", "versions"),
 )
 """The kinds of data that are erased, in the order in which a report lists them."""
-_PAGE_LINES: Final = 100  # lines of an archive that a coroutine reads at once
-_MAX_ROUNDS: Final = 3  # passes, so that data which others write during the erasure is erased
-_PAUSE_S: Final = 0.05  # seconds between two checks whether cancelled runs have ended
+_PAGE_LINES: Final = 100  # number of archive lines that an asynchronous export reads at once
+_MAX_ROUNDS: Final = (
+    3  # number of passes; the later ones erase data that was written during the first
+)
+_PAUSE_S: Final = 0.05  # seconds between two checks whether the cancelled runs have ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +221,7 @@ def forget(
 
 
 def limit_to_namespaces(report: Report, visible: Collection[str]) -> Report:
-    """Return the report without the kept namespaces that are not in `visible`."""
+    """Return a copy of the report that lists only the kept namespaces in `visible`."""
     kept_parts = (
         replace(part, ids=tuple(namespace for namespace in part.ids if namespace in visible))
         if part.what == "namespaces"
@@ -279,17 +281,17 @@ class _PersonErasure:
         return self._build_report(kept_parts, scrubbed=False, dry_run=True)
 
     def forget(self, timeout_s: float) -> Report:
-        """Erase the data, then the data that others have written during the erasure."""
+        """Erase the data, and also data that other processes write during the erasure."""
         try:
             threads, person_namespaces = self._find_threads_and_namespaces()
         except UnknownPerson:
-            self._scrub_databases()  # an earlier call may have been interrupted before it
+            self._scrub_databases()  # An earlier call may have been interrupted before this step.
             raise
         self._record_owned_threads(threads)
         kept_parts = self._list_kept_parts(threads, person_namespaces)
         for _ in range(_MAX_ROUNDS):
             self._stop_runs(threads, timeout_s)
-            # first the items, because the threads name the conversations in `chat_memory`
+            # Erase the items first, because threads identify the conversations of `chat_memory`.
             self._forget_items(threads, dry_run=False)
             for thread_id in threads:
                 self._erase_thread(thread_id, timeout_s)
@@ -338,7 +340,7 @@ class _PersonErasure:
             self._count("webhooks", run_id)
 
     def _forget_items(self, threads: list[str], *, dry_run: bool) -> None:
-        """Erase the items of the person, or with `dry_run` only count them."""
+        """Erase the items of the person. With `dry_run`, only count them."""
         receipt: Receipt = run(
             forget_person(
                 StoreAdapter(self.store),
@@ -421,7 +423,7 @@ class _PersonErasure:
     def _find_quotations(
         self, threads: list[str], namespaces: list[Namespace], crons: list[CronRow]
     ) -> list[tuple[str, ...]]:
-        """Find the threads of others that contain a text of the person, or a message of a cron.
+        """Find threads of other people that contain a text of the person or of a cron's message.
 
         Texts that somebody else sent on the person's threads are not counted as the person's.
 
@@ -483,7 +485,7 @@ def _build_person_rows(
     owners_are_people: bool | None,
     thread_ids: Collection[str] | None,
 ) -> PersonRows:
-    """Check the name of a person, and build the access to the person's rows."""
+    """Check the name of a person, and return the object that reads the person's rows."""
     check_user("user", user, "give the name of the person")
     only = None if thread_ids is None else frozenset(thread_ids)
     if owners_are_people is None:

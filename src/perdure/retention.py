@@ -28,7 +28,9 @@ from perdure.stores.whole_store import WholeStore
 __all__ = ["Removal", "Report", "Rules", "aapply", "aplan", "apply", "plan"]
 
 T = TypeVar("T")
-_LOCK_NAME: Final = "\0retention"  # name of the lock; no thread can have this id
+_LOCK_NAME: Final = (
+    "\0retention"  # name of the lock that retention takes; no thread can have this id
+)
 _THREADS_PER_BATCH: Final = 200  # threads that are locked at once
 _ENTRIES_PER_BATCH: Final = 1_000
 
@@ -140,7 +142,7 @@ async def aapply(*args: Any, **options: Any) -> Report:
 
 @dataclass(slots=True)
 class _RetentionPass:
-    """One application of the rules, or its plan.
+    """Applies the rules once, or only counts what they would remove.
 
     Attributes:
         idle_thread_ids: The threads that are deleted.
@@ -160,7 +162,7 @@ class _RetentionPass:
     erased_keys: set[tuple[Namespace, str]] = field(default_factory=set)
 
     def run(self) -> Report:
-        """Apply the rules, or with `dry_run` only count, and return the report.
+        """Apply the rules and return the report. With `dry_run`, only count.
 
         Each step depends on the results of the steps before it.
         """
@@ -205,7 +207,9 @@ class _RetentionPass:
                     batch = [thread_id for thread_id in batch if self._try_lock(thread_id, stack)]
                 batch_infos = self.saver.delete_idle(idle_since, thread_ids=batch, dry_run=True)
                 batch = [info.thread_id for info in batch_infos]
-                if self.rules.memories and batch:  # first, because only the threads identify them
+                if (
+                    self.rules.memories and batch
+                ):  # Erase the memories first, because only the threads identify them.
                     size += self._erase_items((), provenance={"thread_id": {"$in": batch}})
                 if not self.dry_run:
                     batch_infos = self.saver.delete_idle(idle_since, thread_ids=batch)
@@ -232,14 +236,14 @@ class _RetentionPass:
         return receipt.size_bytes
 
     def _remove_checkpoints(self) -> Iterator[Removal]:
-        """Remove old checkpoints, and messages that belong to none."""
+        """Remove old checkpoints, and messages that no remaining checkpoint contains."""
         rules = self.rules
         rule = Retention(rules.checkpoints_last, rules.checkpoints_days, rules.turns, rules.history)
         removed = self.saver.retain(rule, thread_ids=self.thread_ids, dry_run=self.dry_run)
         counts = [removed.checkpoints, removed.size_bytes, removed.items]
         if (
             self.dry_run and self.idle_thread_ids
-        ):  # a plan must not count those of idle threads again
+        ):  # A plan must not count the checkpoints of idle threads again.
             removed_with_threads = self.saver.retain(
                 rule, thread_ids=self.idle_thread_ids, dry_run=True
             )
@@ -276,7 +280,9 @@ class _RetentionPass:
         """Clear the records of extractions that failed long ago."""
         ids = []
         for note in self._find_older_items((RESERVED_LABEL, WATERMARKS), "failed_at", days):
-            with suppress(VersionConflict):  # an extraction has changed the record just now
+            with suppress(
+                VersionConflict
+            ):  # An extraction has changed the record in the meantime, so keep the record.
                 if not self.dry_run:
                     self.store.batch([build_failure_reset(note)])
                 ids.append(note.value.get("thread_id", note.key))

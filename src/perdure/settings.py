@@ -44,7 +44,9 @@ TIMEOUT_S: Final = 30.0
 """Seconds to wait for a database: for another process that writes, or for a connection."""
 Setting = tuple[Any, str]
 """The value of a setting, and its source: a file, a variable or `"argument"`."""
-_MAX_NUMBER: Final = 1_000_000  # largest number of a setting; a calendar has fewer days
+_MAX_NUMBER: Final = (
+    1_000_000  # maximum value of a numeric setting; dates cannot be further apart in days
+)
 _BOOLEANS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _VALUE_KINDS: Final[
     Mapping[str, tuple[str, Callable[[str], Any]]]
@@ -250,15 +252,17 @@ NAMES: Final = {
 }
 
 
-_DSN_KEYWORDS: Final = re.compile(  # keywords of libpq; a file name contains no password
-    r"\s*(host|hostaddr|port|dbname|user|passfile|service|options|application_name|"
-    r"connect_timeout|target_session_attrs|ssl\w+)\s*=|(.*\s)?password\s*=",
-    re.IGNORECASE | re.DOTALL,
+_DSN_KEYWORDS: Final = (
+    re.compile(  # libpq keywords whose values are file names, which contain no password
+        r"\s*(host|hostaddr|port|dbname|user|passfile|service|options|application_name|"
+        r"connect_timeout|target_session_attrs|ssl\w+)\s*=|(.*\s)?password\s*=",
+        re.IGNORECASE | re.DOTALL,
+    )
 )
 
 
 def is_dsn(db: str) -> bool:
-    """Return whether a text is a Postgres DSN, as a URI or `keyword=value` pairs, and no path.
+    """Return whether a text is a Postgres DSN (a URI or `keyword=value` pairs) and not a path.
 
     Raises:
         ConfigurationError: The text is a DSN of another form, or the URL of an SQLite file.
@@ -269,7 +273,9 @@ def is_dsn(db: str) -> bool:
         raise ConfigurationError(
             f"the database is a URL of SQLite; expected a path; pass {_extract_sqlite_path(db)!r}"
         )
-    if "://" in db:  # the message does not show it, because it may contain a password
+    if (
+        "://" in db
+    ):  # The message does not show the value, because the value may contain a password.
         raise ConfigurationError(
             "the database looks like a connection string of another form; expected "
             "postgresql://user@host/database"
@@ -419,7 +425,7 @@ def _find_settings_file() -> Path | None:
             raise ConfigurationError(f"PERDURE_CONFIG is {configured_path!r}, which does not exist")
         return Path(configured_path)
     folder, home = Path(), _read_folder_identity("~")
-    while True:  # with relative paths, because langgraph's server forbids getcwd
+    while True:  # The path stays relative, because langgraph's server forbids os.getcwd().
         if os.path.isfile(path := folder / "perdure.toml"):
             return path
         top_folders = (home, _read_folder_identity(folder / ".."))
@@ -450,6 +456,6 @@ def _parse_variable(text: str, kind: str) -> Any:
 def _build_default_path() -> str:
     """Return the default path of the database, and create its folder."""
     folder = platformdirs.user_data_path("perdure")
-    if not folder.is_dir():  # langgraph's server forbids mkdir in its event loop
+    if not folder.is_dir():  # langgraph's server forbids os.mkdir() in its event loop.
         folder.mkdir(parents=True, exist_ok=True)
     return str(folder / "perdure.db")
