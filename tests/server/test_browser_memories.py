@@ -198,7 +198,7 @@ def test_versions_are_compared(tab: Page, client: httpx.Client) -> None:
 
 
 def test_a_memory_is_corrected_and_superseded(tab: Page, ann: Collection) -> None:
-    """Both pass the gate; what came meanwhile is not overwritten."""
+    """Both pass the gate; what was saved meanwhile is not overwritten."""
     path = f"/ui/memory?{place('memories', 'ann', key='move')}"
     tab.goto(path)
     tab.get_by_label("Text").fill("Ann moved to Lisbon")
@@ -216,7 +216,7 @@ def test_a_memory_is_corrected_and_superseded(tab: Page, ann: Collection) -> Non
 
     ann.update("move", "Ann moved to Oslo", config=ANN)
     reply = tab.request.post(path, form={"text": "Ann moved to Paris", "version": 3})
-    assert (reply.status, "version 4 came meanwhile" in reply.text()) == (409, True)
+    assert (reply.status, "version 4 was saved meanwhile" in reply.text()) == (409, True)
     assert "Ann moved to Paris" in reply.text()
 
 
@@ -290,7 +290,7 @@ def test_quarantine_is_reviewed(tab: Page, ann: Collection) -> None:
 
 
 def test_an_item_is_edited(tab: Page, store: SQLiteStore) -> None:
-    """JSON is edited; a version that came meanwhile is shown, and not overwritten."""
+    """JSON is edited; a version that was saved meanwhile is shown, and not overwritten."""
     store.put(("notes",), "plan", {"steps": [1, 2], "title": "Plan"}, ttl=60)
     tab.goto(f"/ui/memory?{place('notes', key='plan')}")
     tab.get_by_label("Value").fill('{"steps": [1, 3], "title": "Plan"}')
@@ -309,7 +309,7 @@ def test_an_item_is_edited(tab: Page, store: SQLiteStore) -> None:
         form={"value": '{"title": "Mine"}', "version": 2},
     )
     assert html.status == 409
-    assert "version 3 came meanwhile" in html.text()
+    assert "version 3 was saved meanwhile" in html.text()
     assert "&#34;Mine&#34;" in html.text()
     wrong = tab.request.post(
         f"/ui/memory?{place('notes', key='plan')}", form={"value": "{", "version": 3}

@@ -145,7 +145,7 @@ def test_a_call_is_edited(plain: Page, sdk: SyncLangGraphClient) -> None:
     sdk.runs.wait("t", "one", input=says("write to Bob"))
     plain.goto(PAGE)
     for sent, button, refused in (
-        ('{"to": "cy", "text": "hi"}', "Approve", "were changed, and the decision is 'approve'"),
+        ('{"to": "cy", "text": "hi"}', "Approve", "were changed, but the decision is 'approve'"),
         ('{"to": ', "Send as edited", "is not JSON"),
         ("[" * 100_000, "Send as edited", "is not JSON"),
         ('["cy"]', "Send as edited", "the arguments of the call 1 of 'send' are ['cy']"),

@@ -1,4 +1,4 @@
-"""What all pages share: routes and templates, messages and other values as text to be shown."""
+"""Routes, templates and text formatting that all pages share."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from perdure.memory.thread_messages import parse_time
 from perdure.server.access import Action, action
 from perdure.server.reply import JSONReply, encode_json, format_as_text, truncate_text, wants_json
 
-MAX_TEXT_CHARS: Final = 4_000  # characters of a text that a page shows; a link leads to the whole
-MAX_LINE_CHARS: Final = 160  # of a value in a list of changes
+MAX_TEXT_CHARS: Final = 4_000  # characters of a text on a page; a link opens the full text
+MAX_LINE_CHARS: Final = 160  # characters of a value that is shown in one line
 _TOOL_CALL_BLOCK_TYPES: Final = frozenset(
     {"tool_use", "tool_call", "function_call", "server_tool_call"}
 )
@@ -37,12 +37,12 @@ _GENERATED_ID: Final = re.compile(
     r"(?:\w+-{1,2})?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?:-\d+)?|[0-9a-f]{32}"
     r"|(?:call|chatcmpl|msg|resp|run|toolu)[_-][\w-]{12,}"
 )
-"""An id that a program made, of a message, a tool call or a run."""
+"""Matches generated ids of messages, tool calls and runs: UUIDs, and those of model providers."""
 _DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,[A-Za-z0-9+/=]{64,}")
 
 
 def type_name(value: Any) -> str:
-    """Return the name of a value's class, also if the value is the fields of an unknown class."""
+    """Return the class name of a value, or the original class name if its class is unknown here."""
     if isinstance(value, DetachedFields):
         _, (_, name), _ = value.origin
         return name
@@ -50,7 +50,16 @@ def type_name(value: Any) -> str:
 
 
 def build_message_row(value: Any, max_chars: int = MAX_TEXT_CHARS) -> dict[str, Any]:
-    """A message, or another element of a channel: what it is, its blocks and its tool calls."""
+    """Build the template data of a message, or of another element of a channel.
+
+    Args:
+        value: A message, or any other stored element.
+        max_chars: The number of characters after which each text is cut.
+
+    Returns:
+        The type, id, name, time, model, content blocks and tool calls. `more` is the number of
+            characters that were cut off.
+    """
     message = value if isinstance(value, BaseMessage) else None
     response_metadata = message.response_metadata if message else {}
     tool_calls = (
@@ -70,7 +79,7 @@ def build_message_row(value: Any, max_chars: int = MAX_TEXT_CHARS) -> dict[str, 
             )
         ],
         "calls": [
-            {n: call[n] for n in ("id", "name")} | {"text": format_as_text(call["args"])}
+            {name: call[name] for name in ("id", "name")} | {"text": format_as_text(call["args"])}
             for call in tool_calls
         ],
         "more": 0,
@@ -82,7 +91,10 @@ def build_message_row(value: Any, max_chars: int = MAX_TEXT_CHARS) -> dict[str, 
 
 
 def format_one_line(value: Any) -> str:
-    """The beginning of a value, in one line."""
+    """Return the beginning of a value's text in one line, at most `MAX_LINE_CHARS` long.
+
+    An AI message without text is shown as the names of its tool calls.
+    """
     text = value.text if isinstance(value, BaseMessage) else format_as_text(value)
     if isinstance(value, AIMessage) and not text:
         text = ", ".join(f"{call['name']}(…)" for call in value.tool_calls)
@@ -90,11 +102,16 @@ def format_one_line(value: Any) -> str:
 
 
 def are_generated_ids(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the lines of a value are ids alone, which pages fold."""
+    """Return whether all lines are ids that a program generated. Pages fold such lists."""
     return bool(lines) and all(_GENERATED_ID.fullmatch(line["text"]) for line in lines)
 
 
 def _iter_content_blocks(message: BaseMessage) -> Iterator[tuple[str, str]]:
+    """Yield the kind ("text", "reasoning" or "other") and the text of each content block.
+
+    Tool calls are skipped if the message lists them separately. Base64 data is replaced by its
+    media type.
+    """
     content = message.content
     for block in [content] if isinstance(content, str) else content:
         if isinstance(block, str) or not isinstance(block, Mapping):
@@ -114,14 +131,24 @@ def _iter_content_blocks(message: BaseMessage) -> Iterator[tuple[str, str]]:
 
 
 def build_change_rows(difference: StateDifference) -> list[dict[str, Any]]:
-    """The elements added and removed, by channel; langgraph's triggers of nodes are left out."""
+    """Build the template data of what changed between two checkpoints, channel by channel.
+
+    Channels that langgraph uses to trigger nodes are left out.
+
+    Args:
+        difference: The difference between two checkpoints.
+
+    Returns:
+        For each channel, its name, the number of added and removed elements, and one line for each
+            loaded element. `left` is the number of elements without a line.
+    """
     rows = []
     for channel, channel_change in difference.channels.items():
         if channel.startswith(("branch:to:", "__")):
             continue
         removed, lines = dict(channel_change.removed), []
         for value in channel_change.added.values():
-            # what it replaces: an element of the same id, or the value of a channel stored whole
+            # the removed element that the new one replaces; a channel stored whole has one value
             replaced = [
                 position
                 for position, old in removed.items()
@@ -143,17 +170,22 @@ def build_change_rows(difference: StateDifference) -> list[dict[str, Any]]:
 
 
 def _is_same_element(old: Any, new: Any) -> bool:
+    """Return whether a new element replaces an old one, by message id or by dict key."""
     if isinstance(old, BaseMessage) and isinstance(new, BaseMessage):
         return old.id is not None and old.id == new.id
     return _is_pair(old) and _is_pair(new) and bool(old[0] == new[0])
 
 
 def _is_pair(value: Any) -> bool:
+    """Return whether the value is a sequence of two elements, such as a dict's key and value."""
     return isinstance(value, list | tuple) and len(value) == 2
 
 
 def build_element_line(element: Any) -> dict[str, Any]:
-    """An element of a channel in one line; one of a dict is its name and value."""
+    """Return the type of a channel's element and its text in one line.
+
+    An element of a dict is shown as its key and value.
+    """
     is_named_pair = _is_pair(element) and isinstance(element[0], str)
     text = (
         f"{element[0]}: {format_one_line(element[1])}"
@@ -163,12 +195,12 @@ def build_element_line(element: Any) -> dict[str, Any]:
     return {"type": getattr(element, "type", None), "text": text}
 
 
-# -- pages
+# -- templates and routes
 
 _SERVER_FOLDER: Final = Path(__file__).parent
 ASSETS: Final = _SERVER_FOLDER / "assets"
 NonNegativeNumber = Annotated[int, Field(ge=0, lt=1 << 63)]
-"""A number of a query or a form: a database has no larger ones."""
+"""A number in a query or a form. Databases store at most 64 bits with a sign."""
 FormText = Annotated[str, Form()]
 PageValues = dict[str, Any]
 PageEndpoint = Callable[..., Awaitable[Response]]
@@ -176,17 +208,22 @@ _TIME_UNITS: Final = ((60, "s"), (60, "min"), (24, "h"), (365, "d"))
 
 
 def render_visible_text(text: Any, isolated: bool = True) -> Markup:
-    """Text to show: escaped, in a `<bdi>`, with control and bidi characters by their numbers.
+    """Return text as HTML: escaped, in a `<bdi>`, with control and bidi characters as code points.
 
-    What is written from right to left does not move what stands beside it. A character that moves
-    or hides others is shown as `<U+202E>`, marked up as `<i class="ctl">` (Unicode Technical
-    Report 36, on spoofing by such characters). A part of a text is not isolated from the others.
+    The `<bdi>` keeps right-to-left text from moving the text beside it. A character that moves or
+    hides others is shown as `<i class="ctl">U+202E</i>`. Unicode Technical Report 36 describes how
+    such characters are used for spoofing.
+
+    Args:
+        text: The value to show; it is converted to a string.
+        isolated: Whether to add the `<bdi>`. Use False for one part of a longer text.
     """
     html = _POSSIBLY_HIDDEN.sub(_mark_hidden_character, str(escape(text)))
     return Markup(f"<bdi>{html}</bdi>" if isolated else html)
 
 
 def _mark_hidden_character(match: re.Match[str]) -> str:
+    """Return the code point as HTML if the matched character is invisible, else the character."""
     is_hidden = (
         unicodedata.category(match[0]) in _HIDDEN_CATEGORIES or match[0] in _INVISIBLE_FILLERS
     )
@@ -199,11 +236,14 @@ _INVISIBLE_FILLERS: Final = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
 _POSSIBLY_HIDDEN: Final = re.compile(
     r"[^\n\t -~\xa0-\xac\xae-\u02ff\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3]"
 )
-"""Characters that may be hidden ones; those in common use that are not are left out for speed."""
+"""Matches all characters except common visible ones, whose categories need no lookup."""
 
 
 def remove_hidden_characters(text: str) -> str:
-    """Text to be edited, without what `visible` shows by its number, but joiners of letters."""
+    """Return text for editing, without the characters that pages show as code points.
+
+    Line breaks, tabs and zero-width joiners are kept, because people type them.
+    """
     return "".join(
         character
         for character in text
@@ -213,7 +253,7 @@ def remove_hidden_characters(text: str) -> str:
 
 
 def format_elapsed_time(start: datetime) -> str:
-    """How long ago a moment was, in its largest unit: `"5 min"`."""
+    """Return the time since `start` in its largest whole unit, such as `"5 min"`."""
     amount = max((datetime.now(UTC) - start).total_seconds(), 0)
     for unit_size, unit in _TIME_UNITS:
         if amount < unit_size:
@@ -223,31 +263,42 @@ def format_elapsed_time(start: datetime) -> str:
 
 
 def format_as_json(value: Any) -> str:
-    """A value as indented JSON, to be shown."""
+    """Return a value as indented JSON."""
     return json.dumps(json.loads(encode_json(value)), indent=2, ensure_ascii=False)
 
 
 def parse_form_moment(text: str, days: int = 0) -> datetime | None:
-    """A moment or a day as a form has it, or days later, in UTC if it does not say; None: now."""
+    """Parse a date or a time that was entered into a form.
+
+    Args:
+        text: An ISO 8601 date or time. It is in UTC if it names no time zone.
+        days: A number of days to add.
+
+    Returns:
+        The moment with its time zone, or None if the text is empty.
+
+    Raises:
+        ConfigurationError: The text is not an ISO 8601 date or time.
+    """
     if not text:
         return None
     try:
         moment = datetime.fromisoformat(text) + timedelta(days)
     except (ValueError, OverflowError) as exc:
         raise ConfigurationError(
-            f"the moment is {text!r:.80}; expected one like 2026-01-31 or 2026-01-31T12:00"
+            f"{text!r:.80} is not a date or time; enter one such as 2026-01-31 or 2026-01-31T12:00"
         ) from exc
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def build_link(path: str, /, **values: Any) -> str:
-    """A link with a query; a value that is a list is repeated, an empty one is left out."""
+    """Return a path with a query string. Empty values are left out, and lists are repeated."""
     parameters = {name: value for name, value in values.items() if value not in (None, "")}
     return f"{path}?{urlencode(parameters, doseq=True, errors='surrogatepass')}"
 
 
 def redirect_to(path: str, /, **values: Any) -> Response:
-    """Lead a browser to a page, after a form was sent."""
+    """Redirect the browser to a page after it sent a form."""
     return RedirectResponse(build_link(path, **values) if values else path, 303)
 
 
@@ -271,14 +322,22 @@ HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'",
-    "Referrer-Policy": "same-origin",  # with no-referrer, forms are sent with the Origin null
+    # with no-referrer, browsers would send forms with "Origin: null"
+    "Referrer-Policy": "same-origin",
 }
 
 
 def render_page(request: Request, template: str, status: int = 200, /, **values: Any) -> Response:
-    """A page, or its JSON twin, the values themselves: at `.json`, or if the client accepts JSON.
+    """Render a page as HTML, or its values as JSON.
 
-    Within a page, `{{ text | visible }}` shows stored text.
+    The reply is JSON if the path ends with `.json` or if the client accepts JSON. A template shows
+    stored text by `{{ text | visible }}`.
+
+    Args:
+        request: The request, which selects HTML or JSON.
+        template: The file name of the template.
+        status: The HTTP status of the reply.
+        **values: The template's variables, which are also the fields of the JSON.
     """
     if wants_json(request):
         return JSONReply(values, status)
@@ -289,20 +348,25 @@ def render_page(request: Request, template: str, status: int = 200, /, **values:
 def render_error_page(
     request: Request, status: int, detail: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """A page that says what went wrong."""
+    """Render a page that shows an error message."""
     response = render_page(request, "error.html", status, code=status, detail=detail)
     response.headers.update(headers or {})
     return response
 
 
 class Pages(APIRouter):
-    """Routes of pages, each with its JSON twin at `.json`; see `page`."""
+    """Routes of pages. Each page is also available as JSON, at its path with `.json` added."""
 
     def __init__(self) -> None:
         super().__init__(include_in_schema=False)
 
     def page(self, path: str, required_action: Action) -> Callable[[PageEndpoint], PageEndpoint]:
-        """Add a page, and what it is allowed by."""
+        """Return a decorator that adds an endpoint for a page and for its JSON.
+
+        Args:
+            path: The path of the page.
+            required_action: The action that a request must be permitted to do.
+        """
 
         def add_routes(endpoint: PageEndpoint) -> PageEndpoint:
             for route_path in (path, f"{path}.json"):

@@ -1,4 +1,4 @@
-"""Pages of checkpoints: a thread's tree, one of them, two compared, and ways on from one."""
+"""Pages of checkpoints: the tree, one checkpoint, a comparison, rewind, fork, prune and delete."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ from perdure.server.runs import ServerRuns
 
 routes = Pages()
 CHECKPOINTS_PER_PAGE: Final = 100
-_MAX_ELEMENTS: Final = 8  # of a list or dict that the page of a checkpoint shows
-_MAX_VALUE_CHARS: Final = 2_000  # characters of another value
-_MAX_LANE: Final = 12  # lanes that are drawn side by side
-_TRIGGER_PREFIX: Final = "branch:to:"  # how channels begin by which nodes are triggered
+_MAX_ELEMENTS: Final = 8  # elements of a list or dict that the page of a checkpoint shows
+_MAX_VALUE_CHARS: Final = 2_000  # characters shown of a value that is no list or dict
+_MAX_LANE: Final = 12  # lanes further to the right are drawn in this one
+_TRIGGER_PREFIX: Final = "branch:to:"  # the names of channels that trigger nodes begin with it
 
 
 @routes.page("/ui/checkpoints", "threads:read")
 async def show_checkpoints(
     request: Request, target: PermittedThread, before: NonNegativeNumber | None = None
 ) -> Response:
-    """The time line of a thread, newest first, as a tree."""
+    """Show the checkpoints of a thread as a tree, newest first."""
     infos = await target.saver.acheckpoints(
         target.id, checkpoint_ns=target.ns, limit=CHECKPOINTS_PER_PAGE + 1, before=before
     )
@@ -90,9 +90,17 @@ async def show_checkpoints(
 
 
 def build_lane_drawings(infos: Sequence[CheckpointInfo]) -> list[dict[str, Any]]:
-    """How a tree is drawn beside its checkpoints, newest first: each row's dot and lines.
+    """Compute how to draw the tree of checkpoints beside their rows.
 
-    A lane waits for the parent of the checkpoint above it; where several wait for one, they join.
+    A lane is a vertical line that continues down to the parent of the checkpoint above. Lanes that
+    wait for the same parent join at the parent's row.
+
+    Args:
+        infos: The checkpoints, newest first.
+
+    Returns:
+        For each checkpoint, the lane of its dot, the lanes that pass its row, the lanes that join
+            at its dot, and whether its lane goes on below.
     """
     lane_parents: list[str | None] = []
     drawings = []
@@ -104,9 +112,9 @@ def build_lane_drawings(infos: Sequence[CheckpointInfo]) -> list[dict[str, Any]]
         dot_lane = (joining_lanes or free_lanes or [len(lane_parents)])[0]
         lane_parents += [None] * (dot_lane + 1 - len(lane_parents))
         passing_lanes = [
-            n
-            for n, parent_id in enumerate(lane_parents)
-            if parent_id is not None and n not in joining_lanes
+            lane
+            for lane, parent_id in enumerate(lane_parents)
+            if parent_id is not None and lane not in joining_lanes
         ]
         for lane in joining_lanes:
             lane_parents[lane] = None
@@ -122,20 +130,25 @@ def build_lane_drawings(infos: Sequence[CheckpointInfo]) -> list[dict[str, Any]]
     return drawings
 
 
-# -- one checkpoint, and two
+# -- one checkpoint, and the comparison of two
 
 
 @routes.page("/ui/checkpoint", "threads:read")
 async def show_checkpoint(
     request: Request, target: PermittedThread, checkpoint: str, channel: str | None = None
 ) -> Response:
-    """The values, next tasks, metadata and pending writes; of one channel, the whole value."""
+    """Show a checkpoint's values, next tasks, metadata and pending writes.
+
+    With `channel`, only the whole value of that channel is shown.
+    """
     stored = await _read_checkpoint(target.saver, target.id, target.ns, checkpoint)
     values, parent = await arun(read_channel_values(target.saver, stored)), stored.parent_config
     page_fields = {**target.link_arguments, "checkpoint_id": checkpoint, "channel": channel}
     if channel is not None:
         if channel not in values:
-            raise UnknownCheckpoint(f"the checkpoint {checkpoint!r} has no channel {channel!r}")
+            raise UnknownCheckpoint(
+                f"the checkpoint {checkpoint!r} has no channel {channel!r}; open it again"
+            )
         return render_page(request, "checkpoint.html", **page_fields, value=values[channel])
     status = await target.saver.astatus(
         target.id, checkpoint_ns=target.ns, checkpoint_id=checkpoint
@@ -174,7 +187,14 @@ async def show_checkpoint(
 async def _read_checkpoint(
     saver: Checkpointer, thread_id: str, ns: str, checkpoint_id: str
 ) -> CheckpointTuple:
-    """A checkpoint. It is listed, not got: from one that was got by its id a run goes on."""
+    """Read a checkpoint with `alist`.
+
+    `aget_tuple` with a checkpoint id is not used here, because it marks the checkpoint as the one
+    from which the next run continues.
+
+    Raises:
+        UnknownCheckpoint: The thread has no such checkpoint.
+    """
     configurable: Any = {
         "thread_id": thread_id,
         "checkpoint_ns": ns,
@@ -185,11 +205,15 @@ async def _read_checkpoint(
         async for checkpoint in open_checkpoints:
             return checkpoint  # type: ignore[no-any-return]
     raise UnknownCheckpoint(
-        f"the thread {thread_id!r} has no checkpoint {checkpoint_id!r}; it may be pruned"
+        f"the thread {thread_id!r} has no checkpoint {checkpoint_id!r}; it may have been pruned"
     )
 
 
 def _build_channel_row(name: str, value: Any) -> dict[str, Any]:
+    """Build the template data of a channel's value. `cut` says whether a part is left out.
+
+    The last `_MAX_ELEMENTS` elements of a list or dict are shown, one line each.
+    """
     row: dict[str, Any] = {"name": name, "kind": type_name(value)}
     if not isinstance(value, list | tuple | dict):
         text, cut_chars = truncate_text(format_as_text(value), _MAX_VALUE_CHARS)
@@ -206,7 +230,7 @@ def _build_channel_row(name: str, value: Any) -> dict[str, Any]:
 
 @routes.page("/ui/compare", "threads:read")
 async def show_comparison(request: Request, target: PermittedThread, a: str, b: str) -> Response:
-    """Two checkpoints, channel by channel."""
+    """Show what differs between two checkpoints, channel by channel."""
     for checkpoint_id in (a, b):
         await _read_checkpoint(target.saver, target.id, target.ns, checkpoint_id)
     (difference,) = await target.saver.adifferences(
@@ -226,17 +250,20 @@ async def show_comparison(request: Request, target: PermittedThread, a: str, b: 
 @routes.post("/ui/compare")
 @action("threads:read")
 async def redirect_to_comparison(target: PermittedThread, a: FormText, b: FormText) -> Response:
-    """Lead to the comparison of two that were chosen in a form, which has their ids encoded."""
+    """Redirect to the comparison of two checkpoints that were chosen in a form.
+
+    The form percent-encodes the ids, because they may contain any character.
+    """
     return redirect_to("/ui/compare", **target.link_arguments, a=unquote(a), b=unquote(b))
 
 
-# -- what can be done from one
+# -- rewind, fork, prune and delete
 
 
 @routes.post("/ui/rewind")
 @action("threads:update")
 async def rewind_thread(target: PermittedThread, checkpoint: str) -> Response:
-    """Let the thread go on from a checkpoint."""
+    """Make a checkpoint the head of its thread."""
     async with target.call.threads.lock_for_change(target.id):
         await target.saver.arewind(target.id, checkpoint, checkpoint_ns=target.ns)
         await target.call.threads.set_run_status(target.id, "idle")
@@ -246,7 +273,7 @@ async def rewind_thread(target: PermittedThread, checkpoint: str) -> Response:
 @routes.post("/ui/fork")
 @action("threads:create")
 async def fork_thread(call: CurrentCall, id: str, checkpoint: str, new: FormText) -> Response:
-    """Copy what led to a checkpoint to a new thread, which is the user's."""
+    """Copy a checkpoint and its ancestors to a new thread, which the user owns."""
     read_call = call.with_action("threads:read")
     await read_call.permit_thread(id)
     await _read_checkpoint(read_call.saver, id, "", checkpoint)
@@ -256,7 +283,7 @@ async def fork_thread(call: CurrentCall, id: str, checkpoint: str, new: FormText
 
 
 class PruneRule(BaseModel):
-    """Which checkpoints of a thread are kept, as a form has it."""
+    """The form's rule for which checkpoints of a thread to keep."""
 
     last: NonNegativeNumber | None = None
     days: FiniteFloat | None = None
@@ -266,7 +293,7 @@ class PruneRule(BaseModel):
 
     @property
     def retention(self) -> Retention | None:
-        """The rule; None: none was given."""
+        """The rule as a `Retention`, or None if the form is empty."""
         if self.last is None and self.days is None and not self.turns:
             return None
         return Retention(last=self.last, days=self.days, turns=self.turns, history=not self.forget)
@@ -276,7 +303,7 @@ class PruneRule(BaseModel):
 async def preview_pruning(
     request: Request, target: PermittedThread, rule: Annotated[PruneRule, Query()]
 ) -> Response:
-    """What pruning a thread by a rule would free."""
+    """Show how much the rule would remove from the thread, without removing anything."""
     report = None
     if (retention := rule.retention) is not None:
         report = await target.saver.aretain(retention, thread_ids=[target.id], dry_run=True)
@@ -288,21 +315,23 @@ async def preview_pruning(
 @routes.post("/ui/prune")
 @action("threads:update")
 async def prune_thread(target: PermittedThread, rule: Annotated[PruneRule, Form()]) -> Response:
-    """Prune a thread by the rule that was previewed."""
+    """Prune a thread by a rule, or redirect to the preview of the rule."""
     if rule.preview:
         rule_fields = rule.model_dump(exclude_defaults=True, exclude={"preview"})
         return redirect_to("/ui/prune", id=target.id, **rule_fields)
     if (retention := rule.retention) is None:
-        raise ConfigurationError("no rule was given; say what is kept: last, days or turns")
+        raise ConfigurationError(
+            "no rule is set, so nothing was pruned; fill in last, days or turns"
+        )
     await target.call.threads.prune(target.id, retention)
     return redirect_to("/ui/checkpoints", id=target.id)
 
 
 @routes.page("/ui/delete", "threads:read")
 async def show_delete_form(request: Request, target: PermittedThread) -> Response:
-    """Ask before a thread is deleted, and whether the memories of it are kept."""
+    """Show the form that deletes a thread and asks what to do with the memories from it."""
     memories = None
-    with suppress(Refused):  # the memories are kept if the user may not erase them
+    with suppress(Refused):  # memories that the user may not erase are kept
         memory_places = await api_threads.find_memory_places(target.call)
         options: PageValues = {"places": memory_places, "dry_run": True}
         memories = await aforget_thread_memories(target.call.store, [target.id], **options)
@@ -314,6 +343,6 @@ async def show_delete_form(request: Request, target: PermittedThread) -> Respons
 async def delete_thread(
     call: CurrentCall, runs: ServerRuns, id: str, memories: FormText = "erase"
 ) -> Response:
-    """Delete a thread, and the memories of it unless they are to be kept."""
+    """Delete a thread and the memories from it, unless the form says to keep the memories."""
     await api_threads.delete_thread(call, runs, id, "keep" if memories == "keep" else "erase")
     return redirect_to("/ui/threads")

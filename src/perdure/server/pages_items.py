@@ -1,4 +1,4 @@
-"""Pages of items: the tree of namespaces, a namespace, an item with its versions, editing it."""
+"""Pages of the store: the tree of namespaces, their items, and one item with its versions."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _NAMESPACES_PER_PAGE: Final = 100
 _VERSIONS_PER_PAGE: Final = 20
 _ITEM_FIELDS: Final = ("namespace", "key", "value", "version", "created_at")
 _VALIDITY_FIELDS: Final = ("valid_from", "valid_to", "expires_at", "provenance")
-_ADMIN_ACTOR: Final = "an admin"  # the actor of what an admin changes among the memories of others
-_EDIT_RESULTS: Final = ("updated", "superseded", "unchanged", "saved")  # what a page says
+_ADMIN_ACTOR: Final = "an admin"  # named as the actor when an admin changes others' memories
+_EDIT_RESULTS: Final = ("updated", "superseded", "unchanged", "saved")  # have a message on the page
 
 
 class ItemTarget(NamedTuple):
-    """The place that a request is about: a namespace, and maybe a key in it."""
+    """The namespace that a request is about, and the key of an item in it, which may be empty."""
 
     ns: Namespace
     key: str
@@ -59,23 +59,36 @@ class ItemTarget(NamedTuple):
 def _parse_item_target(
     ns: Annotated[Namespace, Query()] = (), key: str = "", within: str = ""
 ) -> ItemTarget:
-    """The place in a query; a form has it as `within`, percent-encoded once more."""
+    """Read the namespace and the key from the query.
+
+    A form sends them as one percent-encoded field `within`, because labels may contain any
+    character.
+    """
     form_fields = parse_qsl(within)
     labels = ns or tuple(value for name, value in form_fields if name == "ns")
     return ItemTarget(tuple(filter(None, labels)), key or dict(form_fields).get("key", ""))
 
 
 RequestedItem = Annotated[ItemTarget, Depends(_parse_item_target)]
-"""An endpoint's argument, which is not permitted yet."""
+"""The requested namespace and key. Endpoints must check the permission themselves."""
 
 
 async def permit_namespace(
     call: Call, namespace: Namespace, **request_fields: Any
 ) -> dict[str, Any]:
-    """What is permitted of a request about a namespace.
+    """Ask the access check for a namespace, and return the fields that it permitted.
 
-    A handler may begin each namespace with a label, as those of langgraph's guide do. A link of a
-    page has it already; then it is the namespace that the handler makes of the rest.
+    A handler may put a label, such as the user's id, before each namespace, as langgraph's guide
+    does. Links on pages contain that label already. If the handler adds it a second time, the
+    namespace without the label is checked instead.
+
+    Args:
+        call: The call that is checked.
+        namespace: The requested namespace.
+        **request_fields: Further fields of the request, such as `key` or `query`.
+
+    Returns:
+        The permitted fields, with `namespace` as a tuple.
     """
     permitted = await call.permit({"namespace": namespace, **request_fields})
     permitted_namespace = tuple(permitted["namespace"] or ())
@@ -91,8 +104,9 @@ async def permit_namespace(
 
 
 async def _permit_item(call: CurrentCall, requested: RequestedItem) -> ItemTarget:
+    """Check that the caller may use the requested item."""
     if not requested.key:
-        raise ConfigurationError("no key is given; expected ns=…&key=…")
+        raise ConfigurationError("the request names no item; add ns=…&key=… to the query")
     permitted = await permit_namespace(call, requested.ns or call.memories, key=requested.key)
     return ItemTarget(permitted["namespace"], permitted["key"])
 
@@ -100,13 +114,14 @@ async def _permit_item(call: CurrentCall, requested: RequestedItem) -> ItemTarge
 async def _permit_item_change(
     call: CurrentCall, requested: RequestedItem, new_key: FormText = ""
 ) -> ItemTarget:
+    """Check that the caller may change the requested item. A new item's key comes from the form."""
     return await _permit_item(call, ItemTarget(requested.ns, requested.key or new_key))
 
 
 PermittedItem = Annotated[ItemTarget, Depends(_permit_item)]
-"""The place of an item, once it is permitted."""
+"""The namespace and key of an item that the caller may use."""
 ChangeableItem = Annotated[ItemTarget, Depends(_permit_item_change)]
-"""The place of an item that may be changed."""
+"""The namespace and key of an item that the caller may change."""
 
 
 # -- namespaces and their items
@@ -116,7 +131,7 @@ ChangeableItem = Annotated[ItemTarget, Depends(_permit_item_change)]
 async def show_namespaces(
     request: Request, call: CurrentCall, requested: RequestedItem, start: NonNegativeNumber = 0
 ) -> Response:
-    """The namespaces right under one, with what is in each."""
+    """Show the namespaces directly below one, with the number and size of their items."""
     ns = requested.ns
     prefix = (await permit_namespace(call, ns, limit=_NAMESPACES_PER_PAGE, offset=start))[
         "namespace"
@@ -130,7 +145,7 @@ async def show_namespaces(
     visible_namespaces = await call.list_visible(
         call.store.alist_namespaces, prefix=prefix, hides_own=True, **options
     )
-    if prefix == ns:  # in which "*" is a label, not any label
+    if prefix == ns:  # here "*" is a label, and not a wildcard as in the search
         visible_namespaces = [
             namespace for namespace in visible_namespaces if namespace[: len(ns)] == ns
         ]
@@ -168,7 +183,7 @@ async def show_namespaces(
 
 
 async def _find_teams(call: Call) -> list[Namespace]:
-    """Return the namespaces of the user's teams that hold something and may be read."""
+    """Return the namespaces of the user's teams that contain items and that the user may read."""
     permitted_namespaces = list[Namespace]()
     for team in sorted(call.identity.teams):
         with suppress(Forbidden):
@@ -191,7 +206,17 @@ async def show_items(
     as_of: str = "",
     start: NonNegativeNumber = 0,
 ) -> Response:
-    """The items under a namespace."""
+    """Show the items in a namespace and in the namespaces below.
+
+    Args:
+        request: The request.
+        call: The permitted call.
+        requested: The namespace.
+        q: Text to search for; empty lists all items.
+        filter: A filter of values as a JSON object; empty applies none.
+        as_of: The moment whose items are shown; empty shows the current ones.
+        start: The number of items to skip.
+    """
     value_filter = parse_json_object(filter, "the filter") if filter.strip() else None
     permitted = await permit_namespace(
         call, requested.ns, query=q.strip() or None, filter=value_filter
@@ -217,7 +242,7 @@ async def show_items(
 
 
 def build_item_record(item: Any) -> PageValues:
-    """An item of the store by its fields, with the text and kind that a memory has."""
+    """Build the template data of an item: its fields, and a memory's text and kind."""
     text = item.value.get("text")
     return {
         **{name: getattr(item, name) for name in (*_ITEM_FIELDS, *_VALIDITY_FIELDS)},
@@ -226,7 +251,7 @@ def build_item_record(item: Any) -> PageValues:
     }
 
 
-# -- an item
+# -- one item
 
 
 @routes.page("/ui/memory", "store:get")
@@ -238,7 +263,7 @@ async def show_item(
     start: NonNegativeNumber = 0,
     done: str = "",
 ) -> Response:
-    """An item with its versions and what changed between them."""
+    """Show an item with its versions and the changes between them."""
     edit_result = done if done in _EDIT_RESULTS else ""
     values = await _load_item_page(call, target, as_of=as_of, start=start, done=edit_result)
     return render_page(request, "memory.html", **values)
@@ -247,7 +272,16 @@ async def show_item(
 async def _load_item_page(
     call: Call, target: ItemTarget, *, as_of: str = "", start: int = 0, **page_fields: str
 ) -> PageValues:
-    """The values of its page; `result` says what was done or is wrong, and what was typed."""
+    """Load the values of an item's page.
+
+    Args:
+        call: The permitted call.
+        target: The namespace and key of the item.
+        as_of: The moment whose version is shown; empty shows the latest.
+        start: The number of versions to skip.
+        **page_fields: Fields that replace defaults: `done` (the result of a change), `wrong` (an
+            error message) and `typed` (the text that was entered).
+    """
     history = await _load_history(call, target)
     last_version = shown_version = history[-1]
     if as_of_moment := parse_form_moment(as_of):
@@ -275,17 +309,31 @@ async def _load_item_page(
 
 
 async def _load_history(call: Call, target: ItemTarget) -> list[Any]:
-    """The versions of an item, oldest first."""
+    """Load the versions of an item, oldest first.
+
+    Raises:
+        UnknownMemory: There is no such item.
+    """
     history: list[Any] = await call.store.ahistory(*target)
     if not history:
-        raise UnknownMemory(f"there is no item {target.key!r:.80} in {target.ns!r}")
+        raise UnknownMemory(
+            f"there is no item {target.key!r:.80} in {target.ns!r}; it may have been erased"
+        )
     return history
 
 
 def _build_version_rows(versions: list[Any]) -> list[PageValues]:
-    """Versions, newest first, each with what it changed; without the texts of earlier ones."""
+    """Build the template data of versions, each with its changes from the version before.
+
+    Args:
+        versions: The versions, newest first.
+
+    Returns:
+        One row for each version, in the same order. Changes leave out `formerly`, which repeats the
+            texts of earlier versions.
+    """
     values = [
-        {name: part for name, part in each.value.items() if name != "formerly"} for each in versions
+        {name: part for name, part in row.value.items() if name != "formerly"} for row in versions
     ]
     budget = WordBudget()
     return [
@@ -298,6 +346,7 @@ def _build_version_rows(versions: list[Any]) -> list[PageValues]:
 
 
 def _is_memory(call: Call, item: Any) -> bool:
+    """Return whether an item is a memory of a user or a team, and not any other item."""
     is_text = isinstance(item.value.get("text"), str)
     return is_text and (
         is_team_namespace(item.namespace) or item.namespace[:1] == call.memories[:1]
@@ -305,10 +354,11 @@ def _is_memory(call: Call, item: Any) -> bool:
 
 
 def _may_change(namespace: Namespace) -> bool:
+    """Return whether pages may change items of a namespace. Internal namespaces are read-only."""
     return bool(namespace) and not is_internal_namespace(namespace)
 
 
-# -- changing it
+# -- changes of an item
 
 
 @routes.post("/ui/memory")
@@ -323,16 +373,25 @@ async def edit_item(
     searched: FormText = "",
     version: Annotated[NonNegativeNumber, Form()] = 0,
 ) -> Response:
-    """Correct the text of a memory, or supersede it; or put the value of an item, maybe a new one.
+    """Correct or supersede the text of a memory, or save the value of an item.
 
-    The version is the one that was shown; of a new item it is 0.
+    Args:
+        request: The request.
+        call: The permitted call.
+        target: The namespace and key of the item.
+        text: The new text of a memory; empty for other items.
+        how: "update" corrects the text, "supersede" closes the version and begins a new one.
+        value: The new value of an item, as a JSON object.
+        searched: Whether searches find the item; any text means yes.
+        version: The version that the page showed, or 0 for a new item.
     """
     text, provenance = text.replace("\r\n", "\n"), _build_edit_provenance(call, target.ns)
     current_item = await call.store.aget(*target, refresh_ttl=False)
     try:
         if current_item is not None and current_item.version != version:
             raise VersionConflict(
-                f"version {current_item.version} came meanwhile; below is your text"
+                f"version {current_item.version} was saved meanwhile; "
+                "check your text below and save it again"
             )
         if text:
             collection, config = build_collection(call, target.ns)
@@ -343,7 +402,7 @@ async def edit_item(
                 raise ConfigurationError(str(outcome))
             return redirect_to("/ui/memory", **target._asdict(), done=outcome.change)
         options = {} if searched else {"index": False}
-        if current_item is not None:  # it expires when it would have
+        if current_item is not None:  # keep the moment at which the item expires
             remaining_time = current_item.expires_at and current_item.expires_at - datetime.now(UTC)
             options["ttl"] = remaining_time and max(remaining_time.total_seconds() / 60, 0.01)
         new_value = parse_json_object(value, "the value")
@@ -360,7 +419,7 @@ async def edit_item(
 
 @routes.page("/ui/forget", "store:delete")
 async def show_forget_form(request: Request, call: CurrentCall, target: PermittedItem) -> Response:
-    """What would be erased with an item."""
+    """Show what would be erased together with an item, and the button that erases it."""
     last_version = (await _load_history(call, target))[-1]
     preview = await call.store.aforget(target.ns, key=target.key, dry_run=True)
     page_fields = {
@@ -373,7 +432,7 @@ async def show_forget_form(request: Request, call: CurrentCall, target: Permitte
 @routes.post("/ui/forget")
 @action("store:delete")
 async def forget_item(request: Request, call: CurrentCall, target: ChangeableItem) -> Response:
-    """Erase an item with its versions."""
+    """Erase an item with all its versions."""
     if _is_memory(call, (await _load_history(call, target))[-1]):
         collection, config = build_collection(call, target.ns)
         receipt = await collection.aforget(target.key, config=config)
@@ -384,15 +443,15 @@ async def forget_item(request: Request, call: CurrentCall, target: ChangeableIte
 
 
 def build_collection(call: Call, namespace: Namespace) -> tuple[Collection, RunnableConfig]:
-    """The memories of a namespace, and the config to call its methods with."""
+    """Return the collection of a namespace's memories, and the config for its methods."""
     template, config = build_literal_template(namespace)
     return Collection(call.store, template), config
 
 
 def _build_edit_provenance(call: Call, namespace: Namespace) -> Provenance:
-    """Return the provenance of a change on a page.
+    """Return the provenance of a change that was made on a page.
 
-    A memory does not name an admin who changes it for its person. The audit log does.
+    The provenance does not name an admin who changes another person's memory. The audit log does.
     """
     person, author = call.identity.person, call.find_team_author(namespace)
     is_own_change = author is not None or person in namespace[1:2]
@@ -400,27 +459,27 @@ def _build_edit_provenance(call: Call, namespace: Namespace) -> Provenance:
     return Provenance(actor=actor, trust="user", at=datetime.now(UTC), author=author)
 
 
-# -- what changed between two values, path by path and word by word
+# -- differences between two values, path by path and word by word
 
 
 PartKind = Literal["same", "removed", "added"]
 _WORD_PATTERN: Final = re.compile(r"\s+|\w+|[^\w\s]")
-_MAX_TEXT_WORDS: Final = 2_000  # texts of more are not compared word by word
-_MAX_PAGE_WORDS: Final = 10_000  # of the texts of a page that are
-_MAX_PART_CHARS: Final = 2_000  # of a part that is shown
-_MAX_PATHS: Final = 100  # paths that are shown
+_MAX_TEXT_WORDS: Final = 2_000  # words; longer texts are not compared word by word
+_MAX_PAGE_WORDS: Final = 10_000  # words of one page that are compared; later texts are shown whole
+_MAX_PART_CHARS: Final = 2_000  # characters shown of a part
+_MAX_PATHS: Final = 100  # changed paths that are shown
 
 
 @dataclass(slots=True)
 class WordBudget:
-    """How many words may be compared; what changed in further ones is shown whole."""
+    """The number of words that may still be compared on a page. Later texts are shown whole."""
 
     remaining_words: int = _MAX_PAGE_WORDS
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What changed at a path of a value: texts that stayed, went and came, in order."""
+    """The change at one path of a value, as text parts that stayed, were removed or were added."""
 
     path: str
     parts: tuple[tuple[PartKind, str], ...]
@@ -429,9 +488,17 @@ class Change:
 def find_differences(
     before: Mapping[str, Any], after: Mapping[str, Any], budget: WordBudget | None = None
 ) -> list[Change]:
-    """The paths at which two values differ, at most a hundred of them.
+    """Return the changes between two values, for at most `_MAX_PATHS` paths.
 
-    >>> differences({"text": "likes tea"}, {"text": "likes green tea"})[0].parts
+    Args:
+        before: The old value.
+        after: The new value.
+        budget: The number of words that may be compared; None starts a new budget.
+
+    Returns:
+        One change for each path, in the order of the old value's paths, then new ones.
+
+    >>> find_differences({"text": "likes tea"}, {"text": "likes green tea"})[0].parts
     (('same', 'likes '), ('added', 'green '), ('same', 'tea'))
     """
     old_leaves, new_leaves, budget = (
@@ -451,7 +518,7 @@ def find_differences(
 
 
 def _iter_leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Each leaf of a value, as text, by its path; a list is a leaf."""
+    """Yield the path and the text of each leaf of a value. A list counts as a leaf."""
     if isinstance(value, Mapping) and (value or not path):
         for name, part in value.items():
             yield from _iter_leaves(part, f"{path}.{name}" if path else name)
@@ -464,6 +531,11 @@ def _iter_leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
 def _compare_texts(
     old: str | None, new: str | None, budget: WordBudget
 ) -> tuple[tuple[PartKind, str], ...]:
+    """Return the parts of two texts, compared word by word.
+
+    Texts that are too long, or that exceed the budget, are returned as one removed and one added
+    part.
+    """
     if old is None or new is None:
         return (
             (("added", _truncate_part(new or "")),)
@@ -498,6 +570,7 @@ def _compare_texts(
 
 
 def _truncate_part(text: str) -> str:
+    """Return the text, cut to `_MAX_PART_CHARS` characters with a note of its full length."""
     return (
         text
         if len(text) <= _MAX_PART_CHARS

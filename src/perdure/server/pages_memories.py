@@ -1,4 +1,4 @@
-"""Pages of memories: search with why and why not, what is in quarantine, forgetting all."""
+"""Pages of memories: search with explanations, quarantine, and erasing all memories of a user."""
 
 from __future__ import annotations
 
@@ -50,25 +50,34 @@ SCORE_PART_LABELS: Final = {
     "recency": "recent",
     "question": "it is a short question",
 }
-"""What the parts of a score stand for."""
+"""The explanation that pages show for each part of a score."""
 CONFIRMATION_PHRASE: Final = "forget everything"
-_MAX_USERS: Final = 500  # in a list to choose from; of more, one is typed
+_MAX_USERS: Final = 500  # users in the list to choose from; if there are more, the name is typed
 _USER_DATA_LABELS: Final = (
     "profiles",
     "instructions",
     "examples",
-)  # first labels of what else is known of a user
+)  # first labels of other namespaces with data about a user
 
 
 async def _permit_memories(
     call: CurrentCall, requested: RequestedItem, q: str = "", user: str | None = None
 ) -> ItemTarget:
-    """The place of the user's memories, or for an admin of others: of a `user`, or any."""
+    """Check that the caller may use a namespace of memories, and return it.
+
+    Without an argument, these are the caller's own memories. An admin may name a `user` or any
+    namespace.
+
+    Raises:
+        Forbidden: The caller is no admin and asks for memories of another user.
+    """
     if user is not None:
-        check_user("user", user, "leave it out for your own memories")
+        check_user("user", user, "leave it out to see your own memories")
     namespace = (NAMESPACE[0], user) if user else requested.ns or call.memories
     if namespace != call.memories and not call.identity.is_admin:
-        raise Forbidden(f"{call.identity.user!r} may not see the memories in {namespace!r}")
+        raise Forbidden(
+            f"{call.identity.user!r} may not see the memories in {namespace!r}; only an admin may"
+        )
     request_fields = {
         name: value for name, value in (("query", q), ("key", requested.key)) if value
     }
@@ -94,7 +103,21 @@ async def show_memories(
     why: str = "",
     start: NonNegativeNumber = 0,
 ) -> Response:
-    """A user's memories: those that answer a query, as an agent is given them, or the newest."""
+    """Show the memories that an agent would get for a query, or the newest without a query.
+
+    Args:
+        request: The request.
+        call: The permitted call.
+        target: The namespace, and the key of a memory to explain.
+        q: The query; empty lists the newest memories.
+        kind: The kinds of memories to show; empty shows all.
+        limit: The maximum number of memories that answer the query.
+        tokens: The token budget of the answers; 0 means no limit.
+        min_score: The lowest score of an answer, from 0 to 1.
+        as_of: The moment whose memories are searched; empty searches the current ones.
+        why: The key of a memory whose rank is explained.
+        start: The number of memories to skip when there is no query.
+    """
     ns, why, as_of_moment, kind = (
         target.ns,
         why or target.key,
@@ -146,9 +169,9 @@ async def show_memories(
 
 
 async def _list_users(call: Call, ns: tuple[str, ...]) -> list[str]:
-    """The users whose memories an admin may choose; empty: there is no choice.
+    """Return the users whose memories an admin may choose, or an empty list if there is no choice.
 
-    A form would send what `plain` leaves of a name.
+    A user id with hidden characters is left out, because a form would send it without them.
     """
     if (
         not call.identity.is_admin
@@ -176,7 +199,7 @@ async def _list_users(call: Call, ns: tuple[str, ...]) -> list[str]:
 async def show_quarantine(
     request: Request, target: PermittedMemories, call: CurrentCall
 ) -> Response:
-    """What the gate held back; secrets are redacted, but of the entry that is asked for."""
+    """Show the entries in quarantine. Only the entry that `key` names is not redacted."""
     quarantine, config = _build_quarantine(call, target)
     entries = reversed(await quarantine.alist(config))
     entry_rows = [
@@ -188,7 +211,7 @@ async def show_quarantine(
 @routes.post("/ui/quarantine/release")
 @action("store:put")
 async def release_entry(call: CurrentCall, target: PermittedMemories) -> Response:
-    """Make an entry a memory."""
+    """Store an entry of the quarantine as a memory."""
     quarantine, config = _build_quarantine(call, target)
     outcome = await quarantine.arelease(target.key, config)
     return redirect_to("/ui/memory", ns=target.ns, key=outcome.key)
@@ -197,25 +220,26 @@ async def release_entry(call: CurrentCall, target: PermittedMemories) -> Respons
 @routes.post("/ui/quarantine/discard")
 @action("store:delete")
 async def discard_entry(call: CurrentCall, target: PermittedMemories) -> Response:
-    """Erase an entry."""
+    """Erase an entry of the quarantine."""
     quarantine, config = _build_quarantine(call, target)
     await quarantine.adiscard(target.key, config)
     return redirect_to("/ui/quarantine", ns=target.ns)
 
 
 def _build_quarantine(call: Call, target: ItemTarget) -> tuple[Quarantine, RunnableConfig]:
+    """Return the quarantine of a namespace, and the config for its methods."""
     template, config = build_literal_template(target.ns)
     return Quarantine(call.store, template), config
 
 
-# -- forgetting all
+# -- erasing all memories
 
 
 @routes.page("/ui/forget-all", "store:delete")
 async def show_forget_all_form(
     request: Request, call: CurrentCall, target: PermittedMemories
 ) -> Response:
-    """What would be erased of a user."""
+    """Show what erasing all memories of a user would remove."""
     previews = [
         await call.store.aforget(ns, dry_run=True)
         for ns in await _list_user_namespaces(call, target)
@@ -234,10 +258,10 @@ async def show_forget_all_form(
 async def forget_all_memories(
     request: Request, call: CurrentCall, target: PermittedMemories, typed: FormText = ""
 ) -> Response:
-    """Erase all memories of a user, once the phrase was typed."""
+    """Erase all memories of a user, after the confirmation phrase was typed."""
     if typed.strip() != CONFIRMATION_PHRASE:
         raise ConfigurationError(
-            f"nothing was erased: {typed!r} was typed, expected {CONFIRMATION_PHRASE!r}"
+            f"nothing was erased: {typed!r} was typed; type {CONFIRMATION_PHRASE!r} to confirm"
         )
     receipts = []
     for ns in await _list_user_namespaces(call, target):
@@ -249,7 +273,7 @@ async def forget_all_memories(
 
 
 async def _list_user_namespaces(call: Call, target: ItemTarget) -> list[tuple[str, ...]]:
-    """The namespaces of what is known of a user."""
+    """Return the permitted namespaces that store data about a user, the memories first."""
     related_namespaces = [
         (label, *target.ns[1:]) for label in _USER_DATA_LABELS if target.ns[0] == call.memories[0]
     ]

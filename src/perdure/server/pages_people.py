@@ -1,4 +1,4 @@
-"""Pages of a person: what belongs to the person, the archive, and forgetting all of it."""
+"""Pages of a person: all data of the person, its export, and its erasure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ routes = Pages()
 
 @routes.page("/ui/person", "threads:read")
 async def show_person(request: Request, call: CurrentCall, user: str = "") -> Response:
-    """What belongs to the user, or for an admin to any person."""
+    """Show the data that belongs to the user. An admin may name any person."""
     person_name = user or call.identity.person
     report = await plan_person_erasure(call, await permit_person(call, person_name))
     ids = [id for part in report.erased if part.what == "items" for id in part.ids]
@@ -43,7 +43,7 @@ async def erase_confirmed_person(
     typed: FormText = "",
     hand_over: FormText = "",
 ) -> Response:
-    """Erase everything that belongs to a person, once the name was typed.
+    """Erase all data that belongs to a person, after the person's name was typed.
 
     The button `hand_over` keeps what the person wrote for teams, without the name.
     """
@@ -51,7 +51,7 @@ async def erase_confirmed_person(
     permitted = await permit_person(call, person_name, "store:delete")
     if typed != person_name:
         raise ConfigurationError(
-            f"nothing was erased: {typed!r} was typed, expected {person_name!r}"
+            f"nothing was erased: {typed!r} was typed; type {person_name!r} to confirm"
         )
     permitted.options["hand_over"] = bool(hand_over)
     return render_page(

@@ -1,4 +1,4 @@
-"""Pages on which people talk to graphs: what a graph asks, what is said to it, and its runs."""
+"""Pages on which a person talks to a graph: its questions, messages to it, and its runs."""
 
 from __future__ import annotations
 
@@ -42,35 +42,41 @@ from perdure.server.runs import Runs, ServerRuns
 from perdure.server.threads import Thread
 
 routes = Pages()
-_RUNS_PER_PAGE: Final = 50  # runs
-_MAX_THREAD_RUNS: Final = 5  # of a thread, on its page
+_RUNS_PER_PAGE: Final = 50
+_MAX_THREAD_RUNS: Final = 5  # runs that the page of a thread lists
 _UNSUCCESSFUL_STATUSES: Final = ("error", "timeout", "interrupted")
-_MAX_RUN_WAIT_S: Final = (
-    5  # for the end of a run, before a browser without scripts is shown its thread
-)
+_MAX_RUN_WAIT_S: Final = 5  # a browser without scripts waits this long for the end of a run
 
-# -- what a graph asks
+# -- questions of a graph
 
 
 class ToolReview(questions.ToolReview):
-    """A call of a tool that a person reviews, as its form shows it."""
+    """A tool call that waits for a person's review, as its form shows it."""
 
     @property
     def arguments_json(self) -> str:
-        """The arguments as JSON to be read and edited, in which nothing is hidden."""
+        """The arguments as JSON for reading and editing. Invisible characters are escaped."""
         return escape_unprintable(format_as_json(self.args))
 
 
 def find_tool_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
-    """Return the calls that a question is about, or none if it has another form."""
+    """Return the tool calls that a question asks to review, if any."""
     return [ToolReview(**call.model_dump()) for call in questions.find_reviews(question)]
 
 
 def parse_answer(question: Mapping[str, Any], form: Mapping[str, str]) -> Any:
-    """The answer to a question that a form has.
+    """Build the answer to a question from the fields of its form.
+
+    Args:
+        question: The value of the interrupt.
+        form: The fields of the form.
+
+    Returns:
+        The decisions on tool calls, or the text or JSON that was entered.
 
     Raises:
-        ConfigurationError: A decision is missing or not allowed, or what is to be JSON is none.
+        ConfigurationError: A decision is missing or not allowed, or text that must be JSON is not
+            JSON.
     """
     decisions = [
         _parse_decision(call, index, form) for index, call in enumerate(find_tool_reviews(question))
@@ -82,6 +88,11 @@ def parse_answer(question: Mapping[str, Any], form: Mapping[str, str]) -> Any:
 
 
 def _parse_decision(call: ToolReview, call_index: int, form: Mapping[str, str]) -> dict[str, Any]:
+    """Build the decision on one tool call from the fields of the form.
+
+    Arguments that were edited are accepted only with the decision "edit". Otherwise the edit would
+    be lost without notice.
+    """
     kind, message = (
         form.get(f"decision-{call_index}"),
         _normalize_newlines(form.get(f"message-{call_index}", "")),
@@ -94,29 +105,37 @@ def _parse_decision(call: ToolReview, call_index: int, form: Mapping[str, str]) 
     decision = questions.build_decision(call, call_index + 1, kind, args=args, message=message)
     if kind != "edit" and args != json.loads(call.arguments_json):
         raise ConfigurationError(
-            f"the arguments of {call_label} were changed, and the decision is {kind!r}; "
-            "choose 'edit', or leave them as they were"
+            f"the arguments of {call_label} were changed, but the decision is {kind!r}; "
+            "choose 'edit', or restore the arguments"
         )
     return decision
 
 
 def _normalize_newlines(text: str) -> str:
-    """A text of a form, whose lines browsers end by CR LF."""
+    """Replace CR LF, which browsers send in forms, by LF."""
     return text.replace("\r\n", "\n")
 
 
 def _list_questions(thread: Thread) -> list[dict[str, Any]]:
-    """What the tasks of a thread ask, in order."""
+    """Return the interrupts of a thread's tasks, in order."""
     return [*chain.from_iterable(thread["interrupts"].values())]
 
 
 def _can_resend_input(row: RunRow) -> bool:
-    """Whether a run failed before its input was stored, which can be sent again."""
+    """Return whether a run failed before its input was stored in the thread.
+
+    The request of such a run is still stored, so its input can be sent again.
+    """
     return row.live.status == "error" and row.request is not None
 
 
 def build_run_row(row: RunRow) -> PageValues:
-    """A run as pages show it; `events`: where the script reads what it says; `stop`: its form."""
+    """Build the template data of a run.
+
+    Returns:
+        The JSON of the run, and further fields. `events` is the path at which the page's script
+            reads the run's output. `stop` is the path that stops the run.
+    """
     live, is_delayed = row.live, row.live.status == "delayed"
     thread_path = quote(live.thread_id, safe="", errors="surrogatepass")
     return {
@@ -131,7 +150,7 @@ def build_run_row(row: RunRow) -> PageValues:
 
 
 def _build_people_fields(row: RunRow) -> PageValues:
-    """The caller and the person of a run, and what the caller did if the person is another."""
+    """Return the caller and the person of a run, and the caller's action if the two differ."""
     sender, person = Sender.from_row(row.details), row.details.get("person")
     is_other_person = person is not None and person != sender.caller
     deed = f"{sender.deed} by {sender.caller}" if is_other_person else None
@@ -141,17 +160,28 @@ def _build_people_fields(row: RunRow) -> PageValues:
 async def load_conversation(
     call: Call, runs: Runs, thread: Thread, waiting_nodes: Sequence[PageValues]
 ) -> PageValues:
-    """What the page of a thread has to talk: its questions, and who answers, nobody if it may not.
+    """Load the part of a thread's page that talks to a graph: questions, assistants and runs.
 
-    A graph that a question is of must answer that; a message is answered by any, if the last one
-    is not served.
+    A question is answered by the graph that asked it. A message may go to any served graph if the
+    thread's last graph is not served.
+
+    Args:
+        call: The permitted call.
+        runs: The runs of this server.
+        thread: The thread.
+        waiting_nodes: The node and the text of each question, in the order of the interrupts.
+
+    Returns:
+        The template data. `assistants` is empty if the caller may not start runs.
     """
     last_graph, served_graphs = thread["metadata"].get("graph_id"), [*runs.graphs]
     may_run = await call.may_use_thread("threads:create_run", thread)
     stored_runs = await runs.list_runs(call.identity.tenant, thread["thread_id"])
     run_rows = [*map(build_run_row, stored_runs)]
     live_runs = [row for row in run_rows if row["is_live"] and not row["begins_at"]]
-    questions = [] if live_runs else _list_questions(thread)  # else they may be answered
+    questions = (
+        [] if live_runs else _list_questions(thread)
+    )  # during a run, they may already be answered
     return {
         "last": last_graph,
         "assistants": ([last_graph] if last_graph in served_graphs else served_graphs)
@@ -172,11 +202,11 @@ async def load_conversation(
     }
 
 
-# -- what is said to it
+# -- messages to a graph
 
 
 async def find_new_thread_metadata(call: Call) -> PageValues | None:
-    """The metadata of a thread that the user begins; None: they may not, or not talk on it."""
+    """Return the metadata of a new thread, or None if the user may not create and run threads."""
     with suppress(Refused):
         permitted = await call.permit({"metadata": {}})
         if await call.may_use_thread("threads:create_run", {"thread_id": None, **permitted}):
@@ -187,10 +217,13 @@ async def find_new_thread_metadata(call: Call) -> PageValues | None:
 @routes.post("/ui/new")
 @action("threads:create")
 async def create_thread(call: CurrentCall) -> Response:
-    """Begin a thread, whose page has a box for the first message."""
+    """Create a thread and redirect to its page, which has a box for the first message."""
     metadata = await find_new_thread_metadata(call)
     if metadata is None:
-        raise Forbidden(f"{call.identity.user!r} may not begin a thread and talk on it")
+        raise Forbidden(
+            f"{call.identity.user!r} may not create a thread and start runs on it; "
+            "ask an admin for this permission"
+        )
     thread = await call.threads.create(metadata=metadata)
     call.record_for_audit(thread_id=thread["thread_id"])
     return redirect_to("/ui/thread", id=thread["thread_id"])
@@ -201,7 +234,7 @@ async def create_thread(call: CurrentCall) -> Response:
 async def answer_question(
     call: CurrentCall, runs: ServerRuns, request: Request, id: str, assistant: FormText
 ) -> Response:
-    """Answer a question of a graph; others that wait go on waiting."""
+    """Resume a graph with the answer to one question. Other questions stay open."""
     _, thread = await _load_permitted_thread(call, id)
     form = {name: text for name, text in (await request.form()).items() if isinstance(text, str)}
     question = next(
@@ -229,9 +262,9 @@ async def send_message(
     text: FormText,
     assistant: FormText,
 ) -> Response:
-    """Say something to a graph: a message of the user is its input."""
+    """Start a run whose input is a message of the user."""
     if not text.strip():
-        raise ConfigurationError(f"the message is {text!r:.80}; expected some text")
+        raise ConfigurationError(f"the message is {text!r:.80}; enter some text")
     graph_input = {"messages": [{"role": "user", "content": _normalize_newlines(text)}]}
     request_fields = {"assistant_id": assistant, "input": graph_input}
     _, thread = await _load_permitted_thread(call, id)
@@ -243,7 +276,7 @@ async def send_message(
 async def retry_or_continue(
     call: CurrentCall, runs: ServerRuns, request: Request, id: str, assistant: FormText
 ) -> Response:
-    """Go on where a run failed, was stopped or cut off, or ask again what was not stored."""
+    """Continue after an unfinished run, or send its input again if the input was not stored."""
     read_call, thread = await _load_permitted_thread(call, id)
     request_fields, author = dict[str, Any](), None
     stored_runs = await runs.list_runs(call.identity.tenant, id)
@@ -251,13 +284,15 @@ async def retry_or_continue(
         request_fields = restore_request(stored_runs[0]).model_dump(exclude_unset=True)
         sender = Sender.from_row(stored_runs[0].details)
         author = sender.author or sender.caller
-        person_fields = ("user_id", "owner")  # the person of the thread, which the run finds again
+        person_fields = ("user_id", "owner")  # the run reads the person from the thread again
         context = request_fields.get("context") or {}
         request_fields["context"] = {
             name: value for name, value in context.items() if name not in person_fields
         } or None
     elif not (await read_call.saver.astatus(id)).next:
-        raise VersionConflict(f"thread {id!r} has nothing to go on with; say something to it")
+        raise VersionConflict(
+            f"thread {id!r} has no unfinished run to continue; send a message instead"
+        )
     request_fields |= {"assistant_id": assistant, "multitask_strategy": "reject"}
     return await _start_run_and_respond(call, runs, request, thread, request_fields, author)
 
@@ -272,7 +307,16 @@ async def stop_run(
     run_id: str,
     listed: bool = False,
 ) -> Response:
-    """Stop a run, also of the list; what it has stored stays."""
+    """Stop a run. Its stored checkpoints stay.
+
+    Args:
+        call: The permitted call.
+        runs: The runs of this server.
+        request: The request.
+        id: The thread.
+        run_id: The run.
+        listed: Whether to return to the list of runs instead of the thread's page.
+    """
     run = await get_permitted_run(call, runs, id, run_id)
     await runs.cancel_run(run.tenant, run.row.live)
     response = await _respond_with_run(request, id, run)
@@ -287,7 +331,7 @@ async def show_runs(
     status: Literal["", RunStatus] = "",
     start: NonNegativeNumber = 0,
 ) -> Response:
-    """The runs of the threads that may be reached, or of one, newest first."""
+    """Show the runs of one thread or of all permitted threads, newest first."""
     permitted = await call.permit({"metadata": {}})
     if id:
         await call.threads.get(id)
@@ -312,7 +356,7 @@ async def show_runs(
 
 
 async def _load_permitted_thread(call: Call, thread_id: str) -> tuple[Call, Thread]:
-    """A thread that a form is about, and the call that may read it."""
+    """Return the thread that a form is about, and a call that may read it."""
     read_call = call.with_action("threads:read")
     return read_call, await read_call.permit_thread(thread_id)
 
@@ -325,7 +369,10 @@ async def _start_run_and_respond(
     request_fields: dict[str, Any],
     author: str | None = None,
 ) -> Response:
-    """Begin a run on a thread, of its assistant if it is of the graph that was chosen."""
+    """Start a run on a thread, and build the response to the form.
+
+    If the chosen graph is the thread's graph, the run uses the thread's assistant.
+    """
     thread_id = thread["thread_id"]
     if request_fields["assistant_id"] == thread["metadata"].get("graph_id"):
         request_fields["assistant_id"] = await choose_thread_assistant(call, runs.graphs, thread)
@@ -340,7 +387,10 @@ async def _start_run_and_respond(
 
 
 async def _respond_with_run(request: Request, thread_id: str, run: Run) -> Response:
-    """The script of the page is told of a run at once, other browsers once it has ended."""
+    """Return the run as JSON to the page's script. Redirect other browsers to the thread.
+
+    The redirect waits for the end of the run, for at most `_MAX_RUN_WAIT_S` seconds.
+    """
     if wants_json(request):
         return JSONReply(build_run_row(run.row))
     with suppress(TimeoutError):

@@ -23,17 +23,19 @@ from perdure.settings import Rules, Settings
 
 routes = Pages()
 CONFIRMATION_PHRASE: Final = "remove"
-_LARGEST_COUNT: Final = 15
-_MAX_JOBS: Final = 500  # jobs; the JSON twin lists all
-_JOB_STATES: Final = ("dead", "running", "retrying", "due", "waiting", "done")  # in this order
+_LARGEST_COUNT: Final = 15  # threads and namespaces in the lists of the largest
+_MAX_JOBS: Final = 500  # jobs on the page; the JSON of the page lists all
+_JOB_STATES: Final = ("dead", "running", "retrying", "due", "waiting", "done")  # sort order
 
 
 async def _permit_admin(call: CurrentCall) -> Call:
+    """Check that the caller is an admin."""
     await call.permit()
     return call
 
 
 def _get_settings(request: Request) -> Settings:
+    """Return the settings of the server."""
     return request.app.state.settings  # type: ignore[no-any-return]
 
 
@@ -43,7 +45,7 @@ ServerSettings = Annotated[Settings, Depends(_get_settings)]
 
 @routes.page("/ui/storage", "admin")
 async def show_storage(request: Request, call: AdminCall, settings: ServerSettings) -> Response:
-    """Sizes by kind, the largest threads and namespaces, and growth by month."""
+    """Show sizes by kind, the largest threads and namespaces, and growth by month."""
     thread_stats, item_stats, thread_usage, item_usage = await asyncio.gather(
         call.saver.astats(),
         call.store.astats(),
@@ -73,7 +75,7 @@ async def show_storage(request: Request, call: AdminCall, settings: ServerSettin
 async def show_retention_plan(
     request: Request, call: AdminCall, settings: ServerSettings
 ) -> Response:
-    """What the rules of the settings would remove now."""
+    """Show what the retention rules of the settings would remove now."""
     report = await retention.aplan(settings.retention, call.saver, call.store)
     page_fields = {"phrase": CONFIRMATION_PHRASE, "is_done": False}
     return render_page(
@@ -90,10 +92,10 @@ async def show_retention_plan(
 async def apply_retention(
     request: Request, call: AdminCall, settings: ServerSettings, typed: FormText = ""
 ) -> Response:
-    """Apply the rules, once the phrase was typed."""
+    """Remove what the retention rules select, after the confirmation phrase was typed."""
     if typed.strip() != CONFIRMATION_PHRASE:
         raise ConfigurationError(
-            f"nothing was removed: {typed!r} was typed, expected {CONFIRMATION_PHRASE!r}"
+            f"nothing was removed: {typed!r} was typed; type {CONFIRMATION_PHRASE!r} to confirm"
         )
     report = await retention.aapply(settings.retention, call.saver, call.store)
     page_fields = {
@@ -105,7 +107,7 @@ async def apply_retention(
 
 
 def _list_set_rules(rules: Rules) -> dict[str, Any]:
-    """The rules of retention that are set."""
+    """Return the retention rules that differ from their defaults."""
     return {name: value for name, value in asdict(rules).items() if value != getattr(Rules(), name)}
 
 
@@ -116,7 +118,7 @@ def _list_set_rules(rules: Rules) -> dict[str, Any]:
 async def show_jobs(
     request: Request, call: AdminCall, settings: ServerSettings, queued: str = ""
 ) -> Response:
-    """The threads that wait for extraction, failed for good, or were extracted within a day."""
+    """Show the extraction jobs that wait, run or failed, and those that ended within a day."""
     found_jobs, missing_dependency = [], ""
     try:
         found_jobs = await asyncio.to_thread(_list_or_queue_jobs, call, settings, None)
@@ -140,14 +142,20 @@ async def show_jobs(
 @routes.post("/ui/jobs")
 @action("admin")
 async def retry_extraction(call: AdminCall, settings: ServerSettings, thread: str) -> Response:
-    """Have a thread extracted as soon as a worker is free."""
+    """Queue a thread for extraction by the next free worker."""
     await asyncio.to_thread(_list_or_queue_jobs, call, settings, thread)
     return redirect_to("/ui/jobs", queued=thread)
 
 
 def _list_or_queue_jobs(call: Call, settings: Settings, thread_id: str | None) -> list[Any]:
-    """The jobs; or queue a thread. This process never extracts: a worker does."""
-    from perdure.memory import Background  # it takes half a second, and the extra `background`
+    """List the extraction jobs, or queue a thread if `thread_id` is given.
+
+    This process never extracts. A worker does.
+
+    Returns:
+        The jobs, or an empty list if a thread was queued.
+    """
+    from perdure.memory import Background  # the import takes half a second and needs `background`
 
     model = build_configured_model(settings) if settings.worker.facts else None
     extractor = None if model is None else ModelExtractor(model)

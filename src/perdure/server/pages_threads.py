@@ -1,4 +1,4 @@
-"""Pages of threads: the list, and what was said beside what the model saw and what changed."""
+"""Pages of threads: the list, and one thread with its messages, model inputs and changes."""
 
 from __future__ import annotations
 
@@ -37,15 +37,17 @@ from perdure.server.runs import ServerRuns
 from perdure.settings import SHOWN_LIMIT
 
 routes = Pages()
-THREADS_PER_PAGE: Final = 50  # threads
-_MAX_INDEX_WAIT_S: Final = 1.0  # for threads to be read that have changed, before hits are shown
-_PAGE_REFRESH_S: Final = 2
-_MAX_QUESTION_CHARS: Final = 2_000  # characters of what waits for an answer
+THREADS_PER_PAGE: Final = 50
+_MAX_INDEX_WAIT_S: Final = 1.0  # wait for changed threads to be indexed before hits are shown
+_PAGE_REFRESH_S: Final = 2  # reload the page while threads are still being indexed
+_MAX_QUESTION_CHARS: Final = 2_000  # characters of a question that waits for an answer
 _MAX_TITLE_CHARS: Final = 120  # characters of a title that a list shows
-_MESSAGES_AFTER_TARGET: Final = 20  # messages below one that a link leads to
+_MESSAGES_AFTER_TARGET: Final = (
+    20  # the page of a linked message ends before the 20th message after it
+)
 
 
-# -- the list
+# -- the list of threads
 
 
 @routes.page("/ui/threads", "threads:search")
@@ -54,12 +56,23 @@ async def show_threads(
     call: CurrentCall,
     runs: ServerRuns,
     q: str = "",
-    meta: Annotated[list[str], Query()] = [],  # noqa: B006 - as FastAPI wants it
+    meta: Annotated[list[str], Query()] = [],  # noqa: B006 - FastAPI requires this default
     since: str = "",
     until: str = "",
     start: NonNegativeNumber = 0,
 ) -> Response:
-    """Threads, the latest activity first, of days from `since` to `until`."""
+    """Show the threads that match the filters, those with the latest activity first.
+
+    Args:
+        request: The request.
+        call: The permitted call.
+        runs: The runs of this server.
+        q: Text that is searched in titles, ids and messages.
+        meta: Filters by metadata, each `key=value`.
+        since: The first day of activity.
+        until: The last day of activity, included.
+        start: The number of threads to skip.
+    """
     metadata_filters = [metadata_filter for metadata_filter in meta if metadata_filter.strip()]
     permitted = await call.permit({"metadata": dict(map(_parse_metadata_filter, metadata_filters))})
     conditions = ThreadQuery(
@@ -98,20 +111,24 @@ async def show_threads(
         start=start,
         more=len(matching_threads) > THREADS_PER_PAGE,
     )
-    if hits.unread:  # a browser asks again, and shows what was read meanwhile
+    if hits.unread:  # the browser reloads and shows hits that were indexed meanwhile
         response.headers["Refresh"] = str(_PAGE_REFRESH_S)
     return response
 
 
 def _parse_metadata_filter(text: str) -> tuple[str, Any]:
+    """Split a filter such as `key=value` into its key and value."""
     name, separator, value = text.partition("=")
     if not separator or not name.strip():
-        raise ConfigurationError(f"{text!r:.80} is no filter by metadata; expected key=value")
+        raise ConfigurationError(f"{text!r:.80} is not a metadata filter; enter key=value")
     return name.strip(), value.strip()
 
 
 async def load_thread_row(call: Call, thread: dict[str, Any]) -> PageValues:
-    """What pages say of a thread."""
+    """Load the fields of a thread that pages show.
+
+    A thread without any checkpoint has size 0 and no title.
+    """
     metadata, thread_id = thread["metadata"], thread["thread_id"]
     row = {
         "thread_id": thread_id,
@@ -125,7 +142,7 @@ async def load_thread_row(call: Call, thread: dict[str, Any]) -> PageValues:
         "updated_at": thread["updated_at"],
         "active_at": thread["updated_at"],
     }
-    with suppress(UnknownThread):  # it had no turn
+    with suppress(UnknownThread):  # no checkpoint is stored yet
         info = await call.saver.athread(thread_id)
         row |= {"size": info.size_bytes, "active_at": info.active_at, "messages": info.messages}
         row["namespaces"] = sorted(ns for ns in info.namespaces if ns != VIEWS_NAMESPACE)
@@ -135,7 +152,7 @@ async def load_thread_row(call: Call, thread: dict[str, Any]) -> PageValues:
 
 
 def _build_status_fields(status: ThreadStatus) -> PageValues:
-    """Whether a run is unfinished, what waits for an answer, and the nodes that are to run."""
+    """Return a thread's state, the questions that wait for an answer, and the next nodes."""
     questions = [
         {"node": node, "text": truncate_text(format_as_text(question), _MAX_QUESTION_CHARS)[0]}
         for node, question in status.questions
@@ -144,7 +161,11 @@ def _build_status_fields(status: ThreadStatus) -> PageValues:
 
 
 async def load_thread_titles(saver: Checkpointer, thread_ids: Iterable[str]) -> dict[str, str]:
-    """The titles of threads, as lists show them, by their ids; of one that has none, `""`."""
+    """Load the titles of threads as lists show them.
+
+    Returns:
+        The title of each thread by its id. A thread without a title has an empty one.
+    """
     titles_by_id = dict.fromkeys(thread_ids, "")
     pairs = await ThreadList(saver).asearch(
         ThreadQuery(ids=[*titles_by_id]),
@@ -154,11 +175,11 @@ async def load_thread_titles(saver: Checkpointer, thread_ids: Iterable[str]) -> 
     return titles_by_id | dict(pairs)
 
 
-# -- a thread
+# -- one thread
 
 
 class ThreadTarget(NamedTuple):
-    """The thread that a request is about, once it is permitted, and a namespace of it."""
+    """The permitted thread that a request is about, and a checkpoint namespace of it."""
 
     call: Call
     id: str
@@ -167,25 +188,26 @@ class ThreadTarget(NamedTuple):
 
     @property
     def saver(self) -> Checkpointer:
-        """Where its checkpoints are."""
+        """The checkpointer that stores the thread."""
         return self.call.saver
 
     @property
     def link_arguments(self) -> PageValues:
-        """The arguments of links to it."""
+        """The query arguments of links to the thread."""
         return {"id": self.id, "ns": self.ns}
 
     async def load_row(self) -> PageValues:
-        """What pages say of it."""
+        """Load the fields of the thread that pages show."""
         return await load_thread_row(self.call, self.thread)
 
 
 async def _permit_thread(call: CurrentCall, id: str, ns: str = "") -> ThreadTarget:
+    """Check that the caller may use the thread, and return it as the target of the request."""
     return ThreadTarget(call, id, ns, await call.permit_thread(id))
 
 
 PermittedThread = Annotated[ThreadTarget, Depends(_permit_thread)]
-"""An endpoint's argument."""
+"""The type of an endpoint's parameter that receives the permitted thread."""
 
 
 @routes.page("/ui/thread", "threads:read")
@@ -197,7 +219,16 @@ async def show_thread(
     order: NonNegativeNumber | None = None,
     message: str | None = None,
 ) -> Response:
-    """What was said by turn, what the model saw, and the change of state."""
+    """Show a thread turn by turn: its messages, the model's inputs, and the changes of its state.
+
+    Args:
+        request: The request.
+        target: The thread and its namespace.
+        runs: The runs of this server.
+        before: Show turns before the message at this position.
+        order: Show checkpoints before the one with this order number.
+        message: The id of a message; the reply redirects to the page that contains it.
+    """
     if message is not None:
         return await _redirect_to_message(target, message)
     thread_row = {**await target.load_row(), "metadata": target.thread["metadata"]}
@@ -213,7 +244,7 @@ async def show_thread(
 
 
 async def _redirect_to_message(target: ThreadTarget, message_id: str) -> Response:
-    """Lead to the page that has a message, and some below it."""
+    """Redirect to the page that contains the message with this id and some later messages."""
     items = await target.saver.ahistory(target.id, checkpoint_ns=target.ns)
     for index, item in enumerate(items):
         if getattr(item.value, "id", None) == message_id:
@@ -223,19 +254,23 @@ async def _redirect_to_message(target: ThreadTarget, message_id: str) -> Respons
             )
             path = build_link("/ui/thread", **target.link_arguments, before=end_position)
             return RedirectResponse(f"{path}#m-{item.position}", 303)
-    raise UnknownThread(f"the thread {target.id!r} has no message {message_id!r}; it may be erased")
+    raise UnknownThread(
+        f"the thread {target.id!r} has no message {message_id!r}; it may have been erased"
+    )
 
 
-# -- parts of a thread as a whole
+# -- a model view and a message in full
 
 
 @routes.page("/ui/seen", "threads:read")
 async def show_model_view(request: Request, target: PermittedThread, view: str) -> Response:
-    """What the model was shown in a call."""
-    end_id = f"{view}~"  # ids that no checkpoint has are compared as texts
+    """Show the messages that a model was given in one call."""
+    end_id = f"{view}~"  # sorts directly after the view: unknown ids are compared as text
     views = await aviews(target.saver, target.id, checkpoint_ns=None, limit=1, before=end_id)
     if not views or views[0].id != view:
-        raise UnknownCheckpoint(f"nothing is recorded as {view!r} in the thread {target.id!r}")
+        raise UnknownCheckpoint(
+            f"the thread {target.id!r} has no recorded model view {view!r}; open the thread again"
+        )
     message_rows = [build_message_row(message) for message in views[0].messages]
     return render_page(
         request,
@@ -250,7 +285,7 @@ async def show_model_view(request: Request, target: PermittedThread, view: str) 
 async def show_message(
     request: Request, target: PermittedThread, position: NonNegativeNumber
 ) -> Response:
-    """A message in full."""
+    """Show a message with its full text."""
     for item in await target.saver.ahistory(target.id, checkpoint_ns=target.ns):
         if item.position == position:
             row = {**build_item_row(item, 1 << 40), "position": position}
@@ -261,26 +296,26 @@ async def show_message(
                 item=row,
                 raw=format_as_text(item.value),
             )
-    raise UnknownThread(f"the thread {target.id!r} has nothing at position {position}")
+    raise UnknownThread(
+        f"the thread {target.id!r} has no message at position {position}; open the thread again"
+    )
 
 
-# -- a thread by turns: messages, what the model was shown, changes of state
+# -- a thread by turns: messages, model views and changes of the state
 
 
 Step = tuple[CheckpointInfo, StateDifference]
-"""A checkpoint, and what changed in it."""
+"""A checkpoint and its difference from its parent."""
 TURNS_PER_PAGE: Final = 30
-_MAX_ITEMS: Final = 240  # messages of a page, at most
-_CHECKPOINT_BATCH: Final = 200  # checkpoints read at once
-_VIEW_BATCH: Final = 100  # views listed at once
-_MAX_STEPS: Final = 400  # of a page
-_MAX_VIEW_MESSAGES: Final = (
-    2_000  # messages of all the views that a page reads, which are the newest
-)
+_MAX_ITEMS: Final = 240  # messages on a page
+_CHECKPOINT_BATCH: Final = 200  # checkpoints that one query reads
+_VIEW_BATCH: Final = 100  # views that one query lists
+_MAX_STEPS: Final = 400  # checkpoints on a page; older ones move to the previous page
+_MAX_VIEW_MESSAGES: Final = 2_000  # messages of views on a page that are read, newest views first
 
 
 def split_into_turns(items: Iterable[HistoryItem]) -> list[list[HistoryItem]]:
-    """Items cut before each message of a human."""
+    """Split items into turns. Each message of a human begins a turn."""
     turns: list[list[HistoryItem]] = []
     for item in items:
         if not turns or getattr(item.value, "type", None) == "human":
@@ -292,9 +327,18 @@ def split_into_turns(items: Iterable[HistoryItem]) -> list[list[HistoryItem]]:
 async def load_turns(
     saver: Checkpointer, thread_id: str, ns: str, before: int | None, order: int | None
 ) -> dict[str, Any]:
-    """The newest turns that begin before a message's position and a checkpoint's order.
+    """Load the newest turns of a thread that begin before the given position and order.
 
-    The `before` and `order` that it returns are those of the page above; None: this is the first.
+    Args:
+        saver: The checkpointer of the thread.
+        thread_id: The thread.
+        ns: The checkpoint namespace.
+        before: Load messages before this position; None loads the newest.
+        order: Load checkpoints before the one with this order number; None loads the newest.
+
+    Returns:
+        `turns`, oldest first, and `before` and `order`, which load the previous page. Both are None
+            if there is no previous page.
     """
     items = await saver.ahistory(
         thread_id, checkpoint_ns=ns, ends=(0, _MAX_ITEMS + 1), before=before
@@ -302,14 +346,16 @@ async def load_turns(
     turns = split_into_turns(items) or [[]]
     has_earlier = len(items) > _MAX_ITEMS or len(turns) > TURNS_PER_PAGE
     if len(items) > _MAX_ITEMS and len(turns) > 1:
-        turns = turns[1:]  # the first one may begin on the page above
+        turns = turns[1:]  # the first turn may begin on the previous page
     turns = turns[-TURNS_PER_PAGE:]
     steps, is_cut = await _load_steps(
         saver, thread_id, ns, order, turns[0][0].position if has_earlier else 0
     )
     turn_steps = _group_steps_by_turn(turns, steps, has_earlier)
-    if is_cut:  # the first turn that has steps may have more of them
-        turns_with_steps = [n for n, step_list in enumerate(turn_steps) if step_list][:2] or [0]
+    if is_cut:  # the first turn with steps may have more steps that were left out
+        turns_with_steps = [index for index, step_list in enumerate(turn_steps) if step_list][
+            :2
+        ] or [0]
         turns, turn_steps, has_earlier = (
             turns[turns_with_steps[-1] :],
             turn_steps[turns_with_steps[-1] :],
@@ -318,7 +364,9 @@ async def load_turns(
     first_order = next((step_list[0][0].order for step_list in turn_steps if step_list), order)
     views = await _load_view_rows(saver, thread_id, ns, order, first_order) if steps else {}
     return {
-        "turns": [_build_turn_row(turn, turn_steps[n], views) for n, turn in enumerate(turns)],
+        "turns": [
+            _build_turn_row(turn, turn_steps[index], views) for index, turn in enumerate(turns)
+        ],
         "before": turns[0][0].position if has_earlier and turns[0] else None,
         "order": first_order if has_earlier else None,
     }
@@ -327,7 +375,12 @@ async def load_turns(
 async def _load_steps(
     saver: Checkpointer, thread_id: str, ns: str, order: int | None, first_position: int
 ) -> tuple[list[Step], bool]:
-    """The checkpoints since the message at position `first`; whether any were left out."""
+    """Load the checkpoints since the message at a position, oldest first.
+
+    Returns:
+        The checkpoints with their changes, and whether older ones were left out because of
+            `_MAX_STEPS`.
+    """
     steps: list[Step] = []
     while len(steps) < _MAX_STEPS:
         infos = await saver.acheckpoints(
@@ -348,11 +401,18 @@ async def _load_steps(
 def _group_steps_by_turn(
     turns: Sequence[Sequence[HistoryItem]], steps: Iterable[Step], has_earlier: bool
 ) -> list[list[Step]]:
-    """The checkpoints of each turn: it has those from its input on, until the next one's input."""
-    turn_by_position = {item.position: n for n, turn in enumerate(turns) for item in turn}
+    """Assign checkpoints to turns. A turn has the checkpoints from its input to the next input.
+
+    Args:
+        turns: The items of each turn, oldest first.
+        steps: The checkpoints, oldest first.
+        has_earlier: Whether there are turns before the first one. If so, the first checkpoints may
+            belong to them and are dropped.
+    """
+    turn_by_position = {item.position: index for index, turn in enumerate(turns) for item in turn}
     turn_steps: list[list[Step]] = [[] for _ in turns]
-    current_turn = None if has_earlier else 0  # the first checkpoints may be of a turn above
-    unassigned: list[Step] = []  # an input and what follows, until a message tells their turn
+    current_turn = None if has_earlier else 0  # the first steps may belong to an earlier turn
+    unassigned: list[Step] = []  # steps since an input, until a message shows their turn
     for step in steps:
         unassigned.append(step)
         message_turns = [
@@ -372,7 +432,7 @@ def _group_steps_by_turn(
 
 
 def _added_message_positions(step: Step) -> list[int]:
-    """The positions of the messages that a checkpoint added."""
+    """Return the positions of the messages that a checkpoint added."""
     messages = step[1].channels.get("messages")
     return [*messages.added] if messages and not messages.whole else []
 
@@ -380,17 +440,28 @@ def _added_message_positions(step: Step) -> list[int]:
 async def _load_view_rows(
     saver: Checkpointer, thread_id: str, ns: str, order: int | None, after_order: int | None
 ) -> dict[str, list[dict[str, Any]]]:
-    """The views after `began` and before `order`, by the checkpoint from which a model was called.
+    """Load the model views between two checkpoints.
 
-    The newest are read; of the others only their number of messages is known.
+    Only the newest views are read in full. For the others, only the number of messages is known.
+
+    Args:
+        saver: The checkpointer of the thread.
+        thread_id: The thread.
+        ns: The checkpoint namespace of the calls.
+        order: Load views before this order number; None loads the newest.
+        after_order: Load views after this order number; None loads from the first.
+
+    Returns:
+        The template data of views, oldest first, by the id of the checkpoint from which the model
+            was called.
     """
     infos: list[CheckpointInfo] = []
     while order is None or after_order is None or order > after_order:
         batch = await saver.acheckpoints(
             thread_id, checkpoint_ns=VIEWS_NAMESPACE, limit=_VIEW_BATCH, before=order
         )
-        newer_infos = [each for each in batch if after_order is None or each.order > after_order]
-        infos += [each for each in newer_infos if ns in each.metadata["parents"]]
+        newer_infos = [info for info in batch if after_order is None or info.order > after_order]
+        infos += [info for info in newer_infos if ns in info.metadata["parents"]]
         if len(batch) < _VIEW_BATCH:
             break
         order = batch[-1].order
@@ -400,7 +471,8 @@ async def _load_view_rows(
     read_count = max(
         1, sum(total <= _MAX_VIEW_MESSAGES for total in accumulate(message_counts.values()))
     )
-    end_id = f"{infos[0].checkpoint_id}~"  # ids that no checkpoint has are compared as texts
+    # sorts directly after the newest view, since unknown ids are compared as text
+    end_id = f"{infos[0].checkpoint_id}~"
     views = await aviews(saver, thread_id, checkpoint_ns=ns, limit=read_count, before=end_id)
     rows_by_id = await asyncio.to_thread(lambda: {view.id: build_view_row(view) for view in views})
     rows: dict[str, list[dict[str, Any]]] = {}
@@ -415,13 +487,14 @@ async def _load_view_rows(
     return rows
 
 
-# -- a turn in the form of the page
+# -- template data of turns
 
 
 def _build_turn_row(
     items: Sequence[HistoryItem], steps: Sequence[Step], views: dict[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
-    message_count = None  # messages before the first answer
+    """Build the template data of one turn from its items, checkpoints and model views."""
+    message_count = None  # messages in the state before the first answer
     for (info, _), (_, change) in pairwise(steps):
         message_change = change.channels.get("messages")
         if message_change and any(
@@ -455,7 +528,7 @@ def find_mark(item: HistoryItem) -> str:
 
 
 def build_view_row(view: ModelView) -> dict[str, Any]:
-    """A view with its tokens by part, and where each part begins in the bar of all."""
+    """Build the template data of a model view: tokens by part, and each part's offset."""
     parts = view.parts
     starts = accumulate(parts.values(), initial=0)
     field_names = ("id", "checkpoint_id", "at", "node", "model")
@@ -471,7 +544,7 @@ def build_view_row(view: ModelView) -> dict[str, Any]:
 
 
 def _build_step_row(info: CheckpointInfo, change: StateDifference) -> dict[str, Any]:
-    """A checkpoint with what changed in it, channel by channel."""
+    """Build the template data of a checkpoint, with its changes channel by channel."""
     return {
         "checkpoint_id": info.checkpoint_id,
         "step": info.metadata.get("step"),

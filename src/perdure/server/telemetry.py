@@ -1,6 +1,7 @@
-"""Telemetry: metrics for Prometheus and spans for OpenTelemetry. Both are off unless configured.
+"""Metrics for Prometheus and spans for OpenTelemetry. Both are off unless configured.
 
-Labels and attributes are names of routes, parts and operations: no content, no ids, no users.
+Labels and attributes contain the names of routes, parts and operations. They never contain content,
+ids or users.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from perdure.server.guard import RequestSummary
 
 _LOG: Final = logging.getLogger("perdure.server")
+# upper bounds of the histograms' buckets, in seconds
 _BUCKETS_S: Final = (
     0.0005,
     0.001,
@@ -44,21 +46,21 @@ _BUCKETS_S: Final = (
     10,
     60,
 )
-_RECOUNT_INTERVAL_S: Final = 60.0  # how long sizes and jobs are not counted again
-_MAX_COUNT_WAIT_S: Final = 0.5  # how long a reply waits for their count
+_RECOUNT_INTERVAL_S: Final = 60.0  # seconds until sizes and jobs are counted again
+_MAX_COUNT_WAIT_S: Final = 0.5  # seconds that a reply waits for the count
 _MEASURED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     "threads": ("put", "put_writes", "get_tuple", "history", "erase", "delete_thread"),
     "store": ("put", "get", "delete", "search", "batch", "list_namespaces", "forget"),
 }
-"""The methods that are measured, and their async forms."""
+"""The measured methods of checkpointers and stores. Their async twins are measured, too."""
 
 
 class Telemetry:
-    """Measures the requests of a server, and what they do with its database.
+    """Measures the requests of a server and its database operations.
 
     Args:
         metrics: Whether Prometheus may read the metrics at /metrics.
-        tracer: The tracer of OpenTelemetry; None: there are no spans.
+        tracer: The OpenTelemetry tracer; None records no spans.
     """
 
     def __init__(self, *, metrics: bool = False, tracer: Tracer | None = None) -> None:
@@ -84,7 +86,18 @@ class Telemetry:
 
     @classmethod
     def from_environment(cls, *, metrics: bool = False) -> Telemetry | None:
-        """As the option and the environment of OpenTelemetry say; None: both are off."""
+        """Build the telemetry from the option and the environment variables of OpenTelemetry.
+
+        Args:
+            metrics: Whether Prometheus may read the metrics.
+
+        Returns:
+            The telemetry, or None if both metrics and spans are off.
+
+        Raises:
+            MissingDependency: The packages for metrics and spans are not installed.
+            ConfigurationError: OTEL_TRACES_EXPORTER names an exporter that is not installed.
+        """
         default = "otlp" if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") else "none"
         exporters = os.environ.get("OTEL_TRACES_EXPORTER") or default
         if exporters == "none" and not metrics:
@@ -95,26 +108,26 @@ class Telemetry:
             )
         except ImportError as exc:
             raise MissingDependency(
-                'metrics and spans need packages: pip install ".[watch]" in a checkout'
+                'metrics and spans need more packages; run pip install ".[watch]" in a checkout'
             ) from exc
 
-    # -- what is measured
+    # -- measuring operations
 
     def build_measured_class(self, base: type[Any]) -> type[Any]:
-        """A subclass of a class of threads or items, whose public methods are measured."""
+        """Return a subclass of a checkpointer or store class whose operations are measured."""
         part = "threads" if issubclass(base, Checkpointer) else "store"
         methods = dict[str, Any]()
         for name in _MEASURED_METHODS[part]:
             sync_method, async_method = getattr(base, name), getattr(base, f"a{name}")
             methods[name] = self._measure(part, name)(sync_method)
-            if (
-                getattr(async_method, "__wrapped__", None) is not sync_method
-            ):  # else it calls that one
+            # an async method that wraps the sync one calls it, which is measured already
+            if getattr(async_method, "__wrapped__", None) is not sync_method:
                 methods[f"a{name}"] = self._ameasure(part, name)(async_method)
         return type(base.__name__, (base,), methods)
 
     @contextmanager
     def _measure(self, part: str, operation: str) -> Iterator[None]:
+        """Record the duration and the error class of an operation, and a span for it."""
         start, error = time.perf_counter(), ""
         try:
             with self._start_span(f"perdure.{part}.{operation}"):
@@ -128,18 +141,24 @@ class Telemetry:
 
     @asynccontextmanager
     async def _ameasure(self, part: str, operation: str) -> AsyncIterator[None]:
+        """Measure an async operation. As a decorator, it includes the time of each await."""
         with self._measure(part, operation):
             yield
 
     def measure_run(self) -> AbstractContextManager[None]:
-        """Measure the run of a graph."""
+        """Return a context manager that measures the run of a graph."""
         return self._measure("graph", "run")
 
     @contextmanager
     def measure_request(
         self, headers: Mapping[str, str], summary: RequestSummary
     ) -> Iterator[None]:
-        """Measure a request; `seen` has its route and status when it ends."""
+        """Measure a request until its reply has ended.
+
+        Args:
+            headers: The headers of the request; its span continues a trace that they name.
+            summary: The method of the request. Its route, status and duration are set by the end.
+        """
         with self._start_span(summary.method, headers) as span:
             try:
                 yield
@@ -155,9 +174,10 @@ class Telemetry:
 
     @contextmanager
     def _start_span(self, name: str, headers: Mapping[str, str] | None = None) -> Iterator[Span]:
+        """Start a span. With headers, it is a server span that continues the caller's trace."""
         kind = SpanKind.INTERNAL if headers is None else SpanKind.SERVER
         context = None if headers is None else extract(dict(headers))
-        # an error's text may have content in it; its class has none
+        # the message of an error may contain stored text, so only its class is recorded
         without_message: Any = {"record_exception": False, "set_status_on_exception": False}
         with self._tracer.start_as_current_span(name, context, kind, **without_message) as span:
             try:
@@ -167,12 +187,13 @@ class Telemetry:
                 span.set_status(StatusCode.ERROR)
                 raise
 
-    # -- counts, made when metrics are read
+    # -- sizes and jobs, counted when metrics are read
 
     async def render_metrics(self, database: OpenDatabase) -> bytes:
-        """The metrics as Prometheus reads them.
+        """Return the metrics in Prometheus's text format.
 
-        Sizes and jobs are at most a minute old, or of the last count while another takes long.
+        Sizes and jobs are counted at most once a minute. If a count takes longer than
+        `_MAX_COUNT_WAIT_S` seconds, the values of the previous count are returned.
         """
         from prometheus_client import generate_latest
 
@@ -183,6 +204,7 @@ class Telemetry:
         return await asyncio.to_thread(generate_latest, self._registry)
 
     async def _update_counts(self, database: OpenDatabase) -> None:
+        """Count the database's sizes and extraction jobs, and set the gauges."""
         try:
             saver, store = await database.saver.astats(), await database.store.astats()
             counts = {**saver, "messages": saver["items"], **asdict(store)}
@@ -197,7 +219,7 @@ class Telemetry:
         self._counted_at = time.monotonic()
 
     def _count_job_states(self, database: OpenDatabase) -> Counter[str]:
-        """How many threads wait for an extraction, by state; only new activity is read again."""
+        """Count the threads that wait for extraction, by state. Only new activity is read again."""
         from perdure.memory.extraction import DueThreads, Extraction, Pace
 
         if self._due_threads is None or self._due_threads[0] is not database:
@@ -212,7 +234,14 @@ class Telemetry:
 
 
 def _build_tracer(exporters: str) -> Tracer:
-    """A tracer of this process's provider, or of a new one with these exporters."""
+    """Return a tracer of the process's provider, or of a new provider with these exporters.
+
+    Args:
+        exporters: The names of exporters, separated by commas.
+
+    Raises:
+        ConfigurationError: No installed package has an exporter of that name.
+    """
     from importlib.metadata import entry_points
 
     from opentelemetry import trace
@@ -232,8 +261,9 @@ def _build_tracer(exporters: str) -> Tracer:
             ]
             if not exporter_entries:
                 raise ConfigurationError(
-                    f"OTEL_TRACES_EXPORTER names {name!r}, and no package here has such an "
-                    "exporter; for otlp: pip install opentelemetry-exporter-otlp-proto-http"
+                    f"OTEL_TRACES_EXPORTER names {name!r}, but no installed package has this "
+                    "exporter; install it, for otlp by "
+                    "pip install opentelemetry-exporter-otlp-proto-http"
                 )
             provider.add_span_processor(BatchSpanProcessor(exporter_entries[0].load()()))
         trace.set_tracer_provider(provider)
