@@ -269,7 +269,7 @@ def own_file(tmp_path: Path) -> Path:
 def test_a_key_that_is_revoked_ends(
     own_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_LOOK_S", 0.0)
+    monkeypatch.setattr(module, "_RELOAD_INTERVAL_S", 0.0)
     file, keys = own_file, KeysFileAccess(own_file)
 
     def statuses() -> list[int]:

@@ -123,7 +123,7 @@ def test_logging_out(client: httpx.Client) -> None:
 def test_a_revoked_key_ends_its_sessions(
     client: httpx.Client, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.server.keys._LOOK_S", 0.0)
+    monkeypatch.setattr("perdure.server.keys._RELOAD_INTERVAL_S", 0.0)
     login(client, ANN)
     assert client.get("/ui/probe.json").status_code == 200
     time.sleep(0.02)  # the time of the file changes

@@ -154,7 +154,7 @@ async def everything(client: Client) -> None:
         assert f"there is no thread '{missing}'" in told(other)
     nothing: dict[str, Any] = {"query": "quantum chromodynamics"}
     quiet = told(await client.call_tool("recall", nothing))
-    assert quiet.startswith("Nothing is known of that; the nearest ")
+    assert quiet.startswith("Nothing is known about that; the nearest ")
     assert "below the minimum score" in quiet
     assert "ann drinks" in told(await client.call_tool("recall", nothing | {"min_score": 0}))
     wrong = await client.call_tool("recall", {"query": "tea", "limit": 100_000})
@@ -186,7 +186,9 @@ async def corrections(client: Client) -> None:
     assert "chess" in told(await client.call_tool("recall", {"query": "chess"}))
     for wrong in (5, ["x"]):
         refused = await client.call_tool("remember", {"text": "It rains.", "key": wrong})
-        assert told(refused) == f"nothing was done: key is {wrong!r}; expected a text, or null"
+        assert (
+            told(refused) == f"the tool was not called: key is {wrong!r}; expected a text, or null"
+        )
 
 
 def lines_of(recalled: str) -> list[dict[str, Any]]:
@@ -229,7 +231,7 @@ def test_only_facts_are_superseded(settings: Settings, named: str, value: dict[s
     with open_store(settings.db) as store:
         store.put(("memories", "ann"), "k", value)
 
-    with pytest.raises(InvalidValue, match=f"nothing was kept: 'k' is .*{named}"):
+    with pytest.raises(InvalidValue, match=f"nothing was stored: 'k' is .*{named}"):
         call_tool(settings, "store:put", remember_tool, text="Ann keeps wasps.", key="k")
 
     with open_store(settings.db) as store:

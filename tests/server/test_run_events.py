@@ -446,7 +446,7 @@ def test_whoever_deletes_a_thread_does_not_hear_the_next_one(
 def test_a_revoked_key_ends_its_streams(
     ann: httpx.Client, keys: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr(keys_module, "_LOOK_S", -1.0)
+    monkeypatch.setattr(keys_module, "_RELOAD_INTERVAL_S", -1.0)
     monkeypatch.setattr(run_log, "ACCESS_CHECK_S", 0.05)
     ok(ann.post("/threads", json={"thread_id": "t"}))
     asked = VALUES if path.endswith("events") else body("hello")

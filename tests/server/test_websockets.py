@@ -309,7 +309,7 @@ def test_a_session_is_used_by_pages_of_this_server_only(url: str) -> None:
 def test_a_key_that_is_revoked_ends_it(
     url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys_module, "_LOOK_S", -1.0)
+    monkeypatch.setattr(keys_module, "_RELOAD_INTERVAL_S", -1.0)
     monkeypatch.setattr(run_log, "ACCESS_CHECK_S", 0.05)
     with opened(url) as reads, opened(url) as commands:
         reads.send(subscribe())

@@ -1,7 +1,7 @@
-"""The server of `perdure serve`: pages, langgraph's REST paths and MCP over one database.
+"""The server of `perdure serve`, with pages, langgraph's REST API and MCP for one database.
 
-It calls what every user of perdure can call. `create_app` makes an ASGI application; it is imported
-when it is first used, since `perdure mcp` does not need it.
+`create_app` builds its ASGI application. The function is imported when it is first used, because
+`perdure mcp` does not need it. The server calls only functions that any user of perdure can call.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Memories of the user, or with `?team=` those of one of the user's teams, by REST."""
+"""REST endpoints for the memories of a user, or with `?team=` of one of the user's teams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perdure.stores import Provenance
 
 routes = APIRouter(tags=["memories"])
 TeamName = Annotated[str | None, Query(min_length=1)]
-"""The query parameter that names a team, in place of the user's own memories."""
+"""The query parameter that selects the memories of a team instead of the user's own memories."""
 
 
 class MemorySearch(BaseModel):
@@ -63,7 +63,10 @@ async def list_memories(
     offset: Annotated[int, Query(ge=0)] = 0,
     team: TeamName = None,
 ) -> Response:
-    """The memories of one kind or of all, oldest first; with `as_of`, those of that moment."""
+    """List the memories of one kind or of all kinds, oldest first.
+
+    With `as_of`, list the memories that were valid at that time.
+    """
     arguments = {"filter": None, "query": None, "limit": limit, "offset": offset}
     memories, config = await _open_collection(call, arguments, team)
     options: JSONObject = {"kind": kind, "limit": limit, "offset": offset, "as_of": as_of}
@@ -73,10 +76,11 @@ async def list_memories(
 @routes.post("/memories/search")
 @action("store:search")
 async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName = None) -> Response:
-    """The memories that answer a question, best first, with the parts of their scores.
+    """Search the memories that answer a question, best first, with the parts of their scores.
 
-    These are what an agent is shown with the same options; `text` is what its model would read.
-    With `explain`, `below` has those that were found below the floor, `min_score`.
+    An agent with the same options would see the same memories. `text` is the text that its model
+    would read. With `explain`, `below` lists the memories with a score below `min_score`, which is
+    returned as `floor`.
     """
     arguments = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
     selection = await call.permit_memories({**arguments, **build_team_argument(team)})
@@ -93,7 +97,10 @@ async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName 
 @routes.post("/memories")
 @action("store:put")
 async def add_memory(call: CurrentCall, body: NewMemory, team: TeamName = None) -> Response:
-    """Add a memory through the gate; the outcome says whether it was added, and why if not."""
+    """Add a memory if the gate admits it.
+
+    The outcome says whether the memory was added, and if not, why.
+    """
     arguments = {
         "key": body.key,
         "value": {"memory": body.memory, "kind": body.kind},
@@ -113,7 +120,10 @@ async def add_memory(call: CurrentCall, body: NewMemory, team: TeamName = None) 
 async def change_memory(
     call: CurrentCall, key: PathId, body: MemoryChange, team: TeamName = None
 ) -> Response:
-    """Correct a memory, or with `supersede` replace what was true until `at`, or until now."""
+    """Correct a memory.
+
+    With `supersede`, the old text stays as a fact that was true until `at`, or until now.
+    """
     memories, config = await _open_collection(
         call, {"key": key, "value": {"memory": body.memory}, "index": None}, team
     )
@@ -129,7 +139,7 @@ async def change_memory(
 @routes.delete("/memories/{key}")
 @action("store:delete")
 async def forget_memory(call: CurrentCall, key: PathId, team: TeamName = None) -> Response:
-    """Erase a memory with all its versions; returns the receipt."""
+    """Erase a memory with all its versions, and return the receipt."""
     memories, config = await _open_collection(call, {"key": key}, team)
     receipt = await memories.aforget(key, config=config)
     call.record_for_audit(hashes=receipt.hashes)
@@ -139,13 +149,23 @@ async def forget_memory(call: CurrentCall, key: PathId, team: TeamName = None) -
 async def _open_collection(
     call: Call, arguments: JSONObject, team: str | None, *, kind: str = "fact"
 ) -> tuple[Collection, RunnableConfig]:
-    """Return the memories where the access says that they are, and the config for their methods."""
+    """Check the permission, and return the memories that the request may use.
+
+    Args:
+        call: The request.
+        arguments: The arguments of the action, for the permission check.
+        team: The team that the memories belong to, or None for the memories of the user.
+        kind: The kind of memories that are added.
+
+    Returns:
+        The collection, and the config for its methods.
+    """
     selection = await call.permit_memories({**arguments, **build_team_argument(team)})
     return Collection(call.store, selection["namespace"], kind=kind), selection["config"]
 
 
 def _build_team_provenance(call: Call, team: str | None) -> Provenance | None:
-    """Return where a memory of a team comes from, or None for a memory of the user."""
+    """Return the provenance for a memory of a team. Return None for a memory of the user."""
     if team is None:
         return None
     author = call.identity.person

@@ -1,7 +1,7 @@
-"""A person by REST: what belongs to the person, its archive, and its erasure.
+"""REST endpoints to list, export and erase everything that belongs to a person.
 
-A user may ask for their own name; an admin for any. What the access does not let a user reach is
-left out, or refused if a namespace may not be reached.
+A user may do this for their own name, and an admin for any name. Threads that the user may not
+reach are left out. The request is refused if the user may not reach one of the person's namespaces.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _ERASE_ACTION: Action = "store:delete"
 
 
 class PermittedPerson(NamedTuple):
-    """A person whom the caller may ask about.
+    """A person whose data the caller may export or erase.
 
     Attributes:
         user: The name of the person.
-        threads: The person's threads that the caller may reach.
+        threads: The ids of the person's threads that the caller may reach.
         others: The namespaces with the name that the caller may reach, and that are kept.
-        options: The options of the functions of `perdure.people`.
+        options: The keyword arguments for functions of `perdure.people`.
     """
 
     user: str
@@ -52,20 +52,29 @@ async def permit_person(
 ) -> PermittedPerson:
     """Check that the caller may export or erase everything that belongs to a person.
 
+    Args:
+        call: The request.
+        user: The name of the person.
+        store_action: The action that is performed on each namespace of the person.
+
     Raises:
-        Forbidden: It is another person, or one of the namespaces may not be reached.
+        Forbidden: The caller is neither the person nor an admin, or may not reach one of the
+            person's namespaces.
     """
     if user != call.identity.person and not call.identity.is_admin:
-        raise Forbidden(f"{call.identity.user!r} may not ask about another person")
+        raise Forbidden(
+            f"{call.identity.user!r} may not access the data of another person; name yourself, or "
+            "use the key of an admin"
+        )
     await call.permit({"metadata": {}})
     owners_are_people = getattr(call._access, "owners_are_people", True)
     rows = PersonRows(call.saver, user, owners_are_people=owners_are_people)
     threads = []
     for thread_id in await asyncio.to_thread(rows.list_threads):
-        with suppress(UnknownThread):  # the caller may not reach it
+        with suppress(UnknownThread):  # skip threads that the caller may not reach
             await call.threads.get(thread_id)
             threads.append(thread_id)
-    # users choose the ids of their threads, so these give no right to a conversation
+    # users choose thread ids freely, so an id gives only an admin access to a conversation
     conversations = threads if call.identity.is_admin else None
     person_namespaces = await arun(
         find_person_namespaces(StoreAdapter(call.store), user, conversations=conversations)
@@ -74,7 +83,10 @@ async def permit_person(
         if namespace[0] not in (RESERVED_LABEL, CHAT_LABEL) and not await _may_reach_namespace(
             call, store_action, namespace
         ):
-            raise Forbidden(f"{call.identity.user!r} may not reach the namespace {namespace!r}")
+            raise Forbidden(
+                f"{call.identity.user!r} may not reach the namespace {namespace!r} of the person; "
+                "ask an admin"
+            )
     readable_namespaces = [
         each
         for each in person_namespaces.others
@@ -90,7 +102,7 @@ async def permit_person(
 
 
 async def _may_reach_namespace(call: Call, store_action: Action, namespace: Namespace) -> bool:
-    """Return whether the caller may reach a namespace as it is."""
+    """Return whether the caller may reach a namespace, and no handler replaces the namespace."""
     store_call = call.with_action(store_action)
     try:
         permitted = await store_call.permit({"namespace": namespace})
@@ -100,13 +112,19 @@ async def _may_reach_namespace(call: Call, store_action: Action, namespace: Name
 
 
 async def plan_person_erasure(call: Call, person: PermittedPerson) -> people.Report:
-    """Return what would be erased of a person."""
+    """Return a report of everything that an erasure of the person would erase or keep."""
     report = await people.aplan(person.user, call.saver, call.store, **person.options)
     return _remove_hidden_namespaces(report, person)
 
 
 async def erase_person(call: Call, runs: Runs, person: PermittedPerson) -> people.Report:
-    """Erase everything that belongs to a person, once the runs have ended."""
+    """Stop the runs of a person's threads, and erase everything that belongs to the person.
+
+    Args:
+        call: The request. Its audit record gets the hashes of the erased texts.
+        runs: The runs of the server.
+        person: The person.
+    """
     for thread_id in person.threads:
         await runs.stop_thread(call.identity.tenant, thread_id)
     report = await people.aforget(person.user, call.saver, call.store, **person.options)
@@ -117,13 +135,13 @@ async def erase_person(call: Call, runs: Runs, person: PermittedPerson) -> peopl
 
 
 def _remove_hidden_namespaces(report: people.Report, person: PermittedPerson) -> people.Report:
-    """Return the report without namespaces that the caller may not see."""
+    """Return a report without the kept namespaces that the caller may not see."""
     visible = {"/".join(namespace) for namespace in person.other_namespaces}
     return people.limit_to_namespaces(report, visible)
 
 
 def build_report_json(report: people.Report) -> JSONObject:
-    """Return a report as its JSON."""
+    """Return the JSON of a report."""
     return {
         "user": report.user,
         "erased": [_build_part_json(part) for part in report.erased],
@@ -142,7 +160,7 @@ def _build_part_json(part: people.Part) -> JSONObject:
 @routes.get("/people/{user}")
 @action("threads:read")
 async def show_person(call: CurrentCall, user: PathId) -> Response:
-    """Return what belongs to a person, as `DELETE` would erase it."""
+    """Return a report of what `DELETE` would erase, without erasing anything."""
     return await build_json_reply(
         build_report_json(await plan_person_erasure(call, await permit_person(call, user)))
     )
@@ -151,12 +169,12 @@ async def show_person(call: CurrentCall, user: PathId) -> Response:
 @routes.get("/people/{user}/export")
 @action("threads:read")
 async def export_person(call: CurrentCall, user: PathId) -> Response:
-    """Return the archive of a person as JSON Lines."""
+    """Export everything that belongs to a person as JSON Lines."""
     person = await permit_person(call, user)
     options = {**person.options}
     options.pop("looks_elsewhere")
     lines = people.aexport(person.user, call.saver, call.store, **options)
-    header = await anext(lines)  # an unknown person is an error before the reply begins
+    header = await anext(lines)  # raises the error for an unknown person before the reply begins
 
     async def iter_lines() -> AsyncIterator[bytes]:
         reached = [[*namespace] for namespace in person.other_namespaces]
@@ -174,9 +192,9 @@ async def export_person(call: CurrentCall, user: PathId) -> Response:
 async def delete_person(
     call: CurrentCall, runs: ServerRuns, user: PathId, hand_over: bool = False
 ) -> Response:
-    """Erase everything that belongs to a person; returns the report.
+    """Erase everything that belongs to a person, and return the report.
 
-    With `hand_over`, what the person wrote into the memories of teams is kept without the name.
+    With `hand_over`, memories that the person wrote for teams are kept, without the person's name.
     """
     person = await permit_person(call, user, _ERASE_ACTION)
     person.options["hand_over"] = hand_over

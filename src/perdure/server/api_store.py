@@ -1,4 +1,4 @@
-"""The store by REST: the paths and shapes of langgraph's server, for its SDK's `StoreClient`."""
+"""REST endpoints for the store, compatible with `StoreClient` of langgraph's SDK."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class NamespaceSearch(BaseModel):
 @routes.put("/store/items", status_code=204)
 @action("store:put")
 async def put_item(call: CurrentCall, body: NewItem) -> None:
-    """Store an item, or the next version of one."""
+    """Store an item. An existing item gets a new version."""
     field_names = {"key", "value", "index"}
     arguments = await _permit_arguments(call, body.namespace, body.model_dump(include=field_names))
     if arguments["value"] is None:
-        raise InvalidValue("the value is None; expected an object: to remove an item, delete it")
+        raise InvalidValue("the value is None; expected an object. To remove an item, delete it")
     ttl = NOT_PROVIDED if body.ttl is None else body.ttl
     place = arguments["namespace"], arguments["key"]
     author = call.find_team_author(arguments["namespace"])
@@ -83,9 +83,10 @@ async def get_item(
     key: str,
     refresh_ttl: bool | None = None,
 ) -> Response:
-    """An item; null: there is none.
+    """Return an item, or null if it does not exist.
 
-    Labels of the namespace are joined by dots, or given one by one if they have dots themselves.
+    The labels of the namespace are joined by dots. Labels that contain dots themselves are sent as
+    several parameters `namespace`, one for each label.
     """
     labels = namespace[0].split(".") if len(namespace) == 1 else namespace
     arguments = await _permit_arguments(call, labels, {"key": key})
@@ -96,7 +97,7 @@ async def get_item(
 @routes.delete("/store/items", status_code=204)
 @action("store:delete")
 async def delete_item(call: CurrentCall, body: ItemKey) -> None:
-    """Delete an item; its versions stay in its history."""
+    """Delete an item. Its old versions stay in the history."""
     arguments = await _permit_arguments(call, body.namespace, {"key": body.key})
     await call.store.adelete(arguments["namespace"], arguments["key"])
 
@@ -104,7 +105,7 @@ async def delete_item(call: CurrentCall, body: ItemKey) -> None:
 @routes.post("/store/items/search")
 @action("store:search")
 async def search_items(call: CurrentCall, body: ItemSearch) -> Response:
-    """Items under a prefix that match a filter; with a query, the best matches first."""
+    """Search the items under a prefix that match a filter. With a query, sort by relevance."""
     field_names = {"filter", "limit", "offset", "query"}
     arguments = await _permit_arguments(
         call, body.namespace_prefix, body.model_dump(include=field_names)
@@ -118,7 +119,7 @@ async def search_items(call: CurrentCall, body: ItemSearch) -> Response:
 @routes.post("/store/namespaces")
 @action("store:list_namespaces")
 async def list_namespaces(call: CurrentCall, body: NamespaceSearch) -> Response:
-    """Namespaces that hold something."""
+    """List the namespaces that have items."""
     requested = body.model_dump(exclude={"prefix", "suffix"})
     requested["suffix"] = None if body.suffix is None else tuple(body.suffix)
     arguments = await _permit_arguments(call, body.prefix, requested)
@@ -130,7 +131,13 @@ async def list_namespaces(call: CurrentCall, body: NamespaceSearch) -> Response:
 async def _permit_arguments(
     call: Call, namespace: list[str] | None, requested: JSONObject
 ) -> JSONObject:
-    """The arguments of a call, as access left them."""
+    """Check the permission, and return the arguments as the access rules have changed them.
+
+    Args:
+        call: The request.
+        namespace: The requested namespace, or None for all namespaces.
+        requested: The other arguments of the action.
+    """
     labels = None if namespace is None else tuple(namespace)
     arguments = await call.permit({"namespace": labels, **requested})
     if arguments["namespace"] is not None:

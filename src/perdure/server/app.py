@@ -1,4 +1,4 @@
-"""The application: routes, who may call them, what surrounds each request."""
+"""Build the server's ASGI application from its routes, access rules and middleware."""
 
 from __future__ import annotations
 
@@ -69,21 +69,21 @@ routes, metrics_routes = APIRouter(), APIRouter()
 @routes.get("/ui", include_in_schema=False)
 @public
 async def redirect_to_first_page() -> RedirectResponse:
-    """The first page."""
+    """Redirect to the first page, the list of threads."""
     return RedirectResponse("/ui/threads")
 
 
 @routes.get("/ok")
 @public
 async def report_health() -> dict[str, bool]:
-    """Health: whether the server answers."""
+    """Return `{"ok": true}`. Health checks use this path."""
     return {"ok": True}
 
 
 @routes.get("/info")
 @public
 async def describe_server(request: Request) -> dict[str, Any]:
-    """What this server is and has, as clients of langgraph's ask."""
+    """Return the versions and features of the server, in the format of langgraph's server."""
     paths = request.app.openapi()["paths"]
     return {
         "version": __version__,
@@ -101,7 +101,7 @@ async def describe_server(request: Request) -> dict[str, Any]:
 @routes.get("/docs", include_in_schema=False)
 @public
 async def show_api_docs(request: Request) -> Response:
-    """The paths for programs, as `/openapi.json` describes them."""
+    """Show the REST paths that `/openapi.json` describes."""
     openapi = request.app.openapi()
     schemas = openapi["components"]["schemas"]
     return render_page(request, "docs.html", paths=openapi["paths"], schemas=schemas)
@@ -110,7 +110,7 @@ async def show_api_docs(request: Request) -> Response:
 @metrics_routes.get("/metrics", include_in_schema=False)
 @action("admin")
 async def export_metrics(call: CurrentCall, request: Request) -> Response:
-    """The metrics as Prometheus reads them."""
+    """Return the metrics in the text format of Prometheus."""
     await call.permit()
     text = await request.app.state.telemetry.render_metrics(
         await request.app.state.databases.get_or_open(None)
@@ -133,28 +133,30 @@ def create_app(
     database_options: DatabaseOptions | None = None,
     custom_app: Any = None,
 ) -> FastAPI:
-    """Make the application.
+    """Build the application.
 
     Args:
         server_settings: The settings, or None for those of perdure.toml and the environment.
-        access: Who may do what; None: everybody everything, as the settings' user. Serve that on
-            a loopback address only.
-        graphs: What is run; None: perdure's own chat and agent.
-        hosts: The names by which this server may be called; None: any.
-        origins: Sites whose scripts may call it, such as `http://localhost:3000`; with a key of
-            their own, as cookies are not taken from them.
-        limits: How much a client may ask for; None: the usual.
-        audit: Where edits and erasures are recorded; None: the logger `perdure.audit`.
-        telemetry: Metrics and spans; None: neither.
-        webhook_hosts: Who may be told of the ends of runs: `"hooks.example.com"`, by https, or
-            `"http://10.0.0.7:8080"`.
-        sessions: Where those of browsers are, if several processes share them; None: in memory.
+        access: The rules for authentication and authorization. With None, every request may do
+            everything as the user of the settings; serve such an application only on a loopback
+            address.
+        graphs: The graphs that the server runs, or None for perdure's chat and agent.
+        hosts: The host names under which clients may call this server, or None for any name.
+        origins: Sites whose scripts may call the server, such as `http://localhost:3000`. Their
+            requests need an API key, because cookies from other origins are ignored.
+        limits: The limits of requests, or None for the defaults.
+        audit: The log of edits and erasures, or None for the logger `perdure.audit`.
+        telemetry: Records metrics and spans. With None, nothing is recorded.
+        webhook_hosts: Hosts to which webhooks may be sent: `"hooks.example.com"` for https, or a
+            whole origin such as `"http://10.0.0.7:8080"`.
+        sessions: The mapping that stores browser sessions, if several processes share them. With
+            None, sessions are in the memory of this process.
         database_options: The options of the store and of new threads, or None for the defaults.
-        custom_app: A Starlette or FastAPI application, or None. It serves paths that perdure does
-            not have, for users who have been identified.
+        custom_app: A Starlette or FastAPI application, or None. It serves the paths that perdure
+            does not have. Its users are identified first.
 
     Raises:
-        ConfigurationError: An origin, or the custom application, is none.
+        ConfigurationError: An origin is not valid, or the custom application is of another type.
     """
     chosen, limits, audit = server_settings or settings.load(), limits or Limits(), audit or Audit()
     served_graphs = graphs or Graphs.load_built_in(chosen)
@@ -168,7 +170,7 @@ def create_app(
         if telemetry is not None:
             options["instrument"] = telemetry.build_measured_class
         people = getattr(app.state.access, "owners_are_people", True)
-        # without authentication, a client may name an owner, which says nothing about other threads
+        # without authentication, a client may set any owner, so owners show no organisations
         options["has_organisations"] = not people and not isinstance(app.state.access, LocalAccess)
         app.state.databases = Databases(chosen, **options)
         players: Players = {"run": api_runs.RunEvents, "thread": event_streams.ThreadEvents}
@@ -178,7 +180,7 @@ def create_app(
         runs.schedule = Schedule(app.state.access, app.state.databases, runs)
         app.state.runs = runs
         try:
-            # those of other kinds of access are known when somebody asks
+            # other kinds of access learn their tenants from requests
             await app.state.runs.open_tenants(getattr(app.state.access, "tenants", (None,)))
             async with (
                 nullcontext()
@@ -200,7 +202,11 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         default_response_class=JSONReply,
-        telemetry={"tracing": False, "metrics": False, "logs": False},  # it has paths and queries
+        telemetry={
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+        },  # its records would contain paths and queries
         max_body_size=limits.body_bytes,
     )
     app.state.access = access or LocalAccess(chosen.user)
@@ -215,7 +221,7 @@ def create_app(
     add_error_replies(app)
     app.add_middleware(EncodedSlashes)
     for each in (
-        api_runs.routes,  # what is asked for most often is found first
+        api_runs.routes,  # routes are matched in order, so the most frequent ones come first
         event_streams.routes,
         routes,
         login_routes,
@@ -244,8 +250,8 @@ def create_app(
     if custom_application is not None:
         app.state.first_segments = _collect_first_segments(app)
         app.router.default = custom_application
-    app.add_middleware(Guard)  # the last is the outermost
-    if origins:  # their scripts can read refusals, too
+    app.add_middleware(Guard)  # the middleware that is added last is called first
+    if origins:  # outside the guard, so that scripts of these sites can read refusals, too
         app.add_middleware(
             CORSMiddleware,
             allow_origins=app.state.origins,
@@ -264,7 +270,11 @@ def _collect_first_segments(app: FastAPI) -> frozenset[str]:
 
 
 def _require_actions(app: FastAPI) -> None:
+    """Raise TypeError if an endpoint does not declare its action."""
     for each in iter_route_contexts(app.routes):
         is_api_route = isinstance(each.original_route, APIRoute | APIWebSocketRoute)
         if is_api_route and not hasattr(each.endpoint, "action"):
-            raise TypeError(f"{each.path} names no action; see perdure.server.access")
+            raise TypeError(
+                f"{each.path} names no action; decorate its endpoint with "
+                "perdure.server.access.action"
+            )

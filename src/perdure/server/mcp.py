@@ -1,4 +1,4 @@
-"""The MCP server: tools for one user's memories and threads, over stdio and HTTP."""
+"""Serve the MCP tools for a user's memories and threads over stdio and HTTP."""
 
 from __future__ import annotations
 
@@ -39,7 +39,13 @@ _TOOLS_BY_NAME: Final = {
 
 
 class ToolRequest(NamedTuple):
-    """A request to the tools: the API call, and the audit log for changes."""
+    """A request to call a tool.
+
+    Attributes:
+        call: The user and the permissions of the request.
+        audit: The log that records changes.
+        request_id: The id of the HTTP request for the audit log, or None over stdio.
+    """
 
     call: Call
     audit: Audit
@@ -47,7 +53,11 @@ class ToolRequest(NamedTuple):
 
 
 def build_server(get_request: Callable[[ServerRequestContext[Any]], ToolRequest]) -> Server[Any]:
-    """Build a server with the tools. `request_of` returns the request of a context of the SDK."""
+    """Build an MCP server with all tools.
+
+    Args:
+        get_request: Returns the request that belongs to a context of the MCP SDK.
+    """
     from mcp.server.lowlevel import Server
     from mcp.types import ListToolsResult
 
@@ -75,7 +85,7 @@ def build_server(get_request: Callable[[ServerRequestContext[Any]], ToolRequest]
 
 
 async def _call_tool(name: str, arguments: dict[str, Any], request: ToolRequest) -> CallToolResult:
-    """Call a tool and return its text, or a sentence that says why it failed."""
+    """Call a tool, and return its text or an error message as a result of the MCP SDK."""
     from mcp.types import CallToolResult, TextContent
 
     try:
@@ -86,7 +96,7 @@ async def _call_tool(name: str, arguments: dict[str, Any], request: ToolRequest)
         failure = str(exc)
     except Exception:
         _LOG.exception("the tool %r failed", name)
-        failure = f"{name} failed; the log of the server says why"
+        failure = f"the tool {name} failed; the log of the server has the error"
     return CallToolResult(content=[TextContent(text=failure)], is_error=True)
 
 
@@ -99,7 +109,7 @@ def _find_tool(name: str) -> tuple[ToolSchema, Tool]:
 
 
 async def _run_tool(tool: Tool, arguments: dict[str, Any], request: ToolRequest) -> str:
-    """Run a tool if its caller may use it, and record what it changed."""
+    """Run a tool if its caller may use it, and record changes in the audit log."""
     status, action = 500, tool.action  # type: ignore[attr-defined]
     call = request.call.with_action(action)
     try:
@@ -118,7 +128,7 @@ async def _run_tool(tool: Tool, arguments: dict[str, Any], request: ToolRequest)
 
 
 def _load_store_options(graphs: str | None) -> dict[str, Any]:
-    """Return the store options of the langgraph.json that the settings name, if any."""
+    """Return the store options of a langgraph.json, or no options if the path is None."""
     if graphs is None:
         return {}
     from perdure.graphs.langgraph_json import LanggraphFile
@@ -129,12 +139,12 @@ def _load_store_options(graphs: str | None) -> dict[str, Any]:
 async def serve_stdio(
     settings: Settings, audit: Audit, lines: Iterable[str], stdin: TextIO
 ) -> None:
-    """Serve the settings' user on stdin and stdout, until stdin is closed.
+    """Serve the MCP tools on stdin and stdout until stdin is closed.
 
     Args:
-        settings: Name the database and the user.
-        audit: Records what tools change.
-        lines: Lines of input that come before those of `stdin`.
+        settings: The settings, which name the database and the user.
+        audit: The log that records changes.
+        lines: Lines that were already read from stdin and must be processed first.
         stdin: The rest of the input.
     """
     import anyio
@@ -155,24 +165,24 @@ async def serve_stdio(
 
 
 class _PrefixedInput:
-    """An input stream with lines that were already read, followed by those of a stream."""
+    """An input stream that returns given lines first, and then the lines of another stream."""
 
     def __init__(self, lines: Iterator[str], stream: TextIO) -> None:
         self._lines, self._stream = lines, stream
 
     def readline(self) -> str:
-        """Return the next line, empty at the end."""
+        """Return the next line, or an empty text at the end of the input."""
         return next(self._lines, None) or self._stream.readline()
 
 
 class _ReplyStream:
-    """The stream of replies. It drops the reply to `initialize`, which was already answered."""
+    """A stream of replies that drops the reply to `initialize`, which was already sent."""
 
     def __init__(self, stream: WriteStream[SessionMessage]) -> None:
         self._stream = stream
 
     async def send(self, message: SessionMessage) -> None:
-        """Send a message."""
+        """Send a message to the client."""
         if getattr(message.message, "id", None) != REPLAYED_ID:
             await self._stream.send(message)
 
@@ -197,37 +207,47 @@ routes = APIRouter()
 @routes.post("/mcp", include_in_schema=False)
 @public
 async def handle_mcp_request(call: CurrentCall) -> Response:
-    """MCP by streamable HTTP, without sessions: there is nothing to GET or to DELETE.
+    """Handle an MCP request by streamable HTTP.
 
-    The user is identified here; what they may do is checked by the action of each tool.
+    There are no MCP sessions, so GET and DELETE are not supported. The user is identified before
+    this function runs. Each tool checks the permission for its own action.
     """
-    return _SdkResponse(await asyncio.to_thread(_get_http_server))  # its import takes a second
+    return _SdkResponse(
+        await asyncio.to_thread(_get_http_server)
+    )  # importing the SDK takes a second
 
 
 @cache
 def _get_http_server() -> Server[Any]:
+    """Build the MCP server for HTTP requests at the first request."""
+
     def get_request(context: ServerRequestContext[Any]) -> ToolRequest:
         http: Any = context.request
         return ToolRequest(http.state.call, http.app.state.audit, http.state.request_id)
 
-    _ = memory.arecall, memory.aremember, memory.quote_memories  # imports modules in a thread
+    _ = (
+        memory.arecall,
+        memory.aremember,
+        memory.quote_memories,
+    )  # imports these modules now, off the event loop
     return build_server(get_request)
 
 
 class _SdkResponse(Response):
-    """The reply of the SDK to one request."""
+    """A response that the MCP SDK writes."""
 
     def __init__(self, server: Server[Any]) -> None:
         super().__init__()
         self._server = server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand the request to the SDK."""
+        """Let the SDK handle the request and send the reply."""
         from mcp.server.transport_security import TransportSecuritySettings
 
-        # perdure.server.guard checks Host and Origin of all requests
+        # perdure.server.guard has already checked the headers Host and Origin
         security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-        self._server.streamable_http_app(  # makes a manager, which can run once only
+        # this call creates a new session manager, because a manager can run only once
+        self._server.streamable_http_app(
             stateless_http=True, json_response=True, transport_security=security
         )
         manager = self._server.session_manager

@@ -15,24 +15,25 @@ from typing import Any, Final, TextIO
 from perdure.server.mcp_schema import INSTRUCTIONS, SERVER_NAME, TOOLS
 
 HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-"""Versions of the protocol that begin with `initialize`."""
+"""Protocol versions whose connections begin with the request `initialize`."""
 ENVELOPE_VERSION: Final = "2026-07-28"
-"""The version of the protocol without a handshake, in which each request has its version."""
+"""The protocol version without a handshake. Each of its requests contains the version."""
 REPLAYED_ID: Final = "perdure:initialize"
-"""The id of the `initialize` request that the SDK reads again; its reply is not sent."""
+"""The id of the `initialize` request that the SDK reads later. The SDK's reply is not sent."""
 _META_PREFIX: Final = "io.modelcontextprotocol/"
 _UNSUPPORTED_METHODS: Final = ("prompts/list", "resources/list", "resources/templates/list")
 _METHOD_NOT_FOUND: Final = -32601  # JSON-RPC error code
 
 
 class StartupResponder:
-    """Answers the first messages of a connection.
+    """Answers the first messages of an MCP connection.
 
     Args:
         version: The version of perdure.
 
     Attributes:
-        replayed: Lines that the SDK must read before the first line that is not answered here.
+        replayed: Messages that were answered here and that the SDK must read, too, before it
+            reads the first message that was not answered here.
     """
 
     def __init__(self, version: str) -> None:
@@ -40,7 +41,15 @@ class StartupResponder:
         self.replayed_lines = list[str]()
 
     def answer_lines(self, lines: Iterable[str], out: TextIO) -> str | None:
-        """Answer lines. Return the first line for the SDK, or None at the end of the input."""
+        """Answer messages until one needs the SDK.
+
+        Args:
+            lines: The input, one message per line.
+            out: The stream for the replies.
+
+        Returns:
+            The first line that the SDK must answer, or None at the end of the input.
+        """
         for line in lines:
             replies = self.answer_message(line)
             if replies is None:
@@ -51,7 +60,14 @@ class StartupResponder:
         return None
 
     def answer_message(self, line: str) -> list[dict[str, Any]] | None:
-        """Return the replies to a message; [] for a notification, None if the SDK must answer."""
+        """Return the replies to a message.
+
+        Args:
+            line: The message as JSON.
+
+        Returns:
+            The replies, which are empty for a notification. None if the SDK must answer.
+        """
         try:
             message = json.loads(line)
         except ValueError:
@@ -71,7 +87,10 @@ class StartupResponder:
         return [{"jsonrpc": "2.0", "id": message["id"], **result}]
 
     def _handle_notification(self, line: str, method: str) -> list[dict[str, Any]] | None:
-        """Handle a notification. Of those that can come here, the SDK needs only one."""
+        """Handle a notification. Record `notifications/initialized`, which the SDK needs later.
+
+        Return an empty list, or None if the SDK must handle the message.
+        """
         if not method.startswith("notifications/"):
             return None
         if method == "notifications/initialized" and self.replayed_lines:
@@ -96,6 +115,10 @@ class StartupResponder:
         return _build_not_found_error(method) if method in _UNSUPPORTED_METHODS else None
 
     def _answer_initialize(self, params: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Answer the handshake, and record the message that the SDK must read later.
+
+        Return None if the SDK must answer, for example a handshake that is not valid.
+        """
         client: Any = params.get("clientInfo")
         version = params.get("protocolVersion")
         if (
@@ -112,7 +135,7 @@ class StartupResponder:
             "method": "initialize",
             "params": {
                 "protocolVersion": version,
-                "capabilities": {},  # they allow requests of servers; no tool makes one
+                "capabilities": {},  # no tool sends requests to the client
                 "clientInfo": {"name": client["name"], "version": client["version"]},
             },
         }
@@ -127,7 +150,7 @@ class StartupResponder:
         }
 
     def _answer_enveloped(self, method: str, meta: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Answer a request of the protocol version that has no handshake."""
+        """Answer a request of the protocol version without a handshake; see `_build_result`."""
         if (
             meta[_META_PREFIX + "protocolVersion"] != ENVELOPE_VERSION
             or not _is_implementation(meta.get(_META_PREFIX + "clientInfo"))
@@ -159,11 +182,12 @@ class StartupResponder:
 
 
 def _is_implementation(value: Any) -> bool:
-    """Return whether a value has the name and the version of a program."""
+    """Return whether a value names a program and its version, as `clientInfo` must."""
     return isinstance(value, dict) and all(
         isinstance(value.get(name), str) for name in ("name", "version")
     )
 
 
 def _build_not_found_error(method: str) -> dict[str, Any]:
+    """Return the error for a method that perdure does not support."""
     return {"error": {"code": _METHOD_NOT_FOUND, "message": "Method not found", "data": method}}

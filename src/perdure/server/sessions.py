@@ -1,4 +1,4 @@
-"""Sessions of browsers: a cookie names the key or token with which its user logged in."""
+"""Log in browsers. A session cookie stands for the API key or token with which a user logged in."""
 
 from __future__ import annotations
 
@@ -17,17 +17,24 @@ from perdure.server.pages import render_page
 
 routes = APIRouter(include_in_schema=False)
 _COOKIE: Final = "perdure_session"
-_SESSION_S: Final = 12 * 3600
-_MAX_SESSIONS: Final = 10_000
+_SESSION_S: Final = 12 * 3600  # seconds until a session ends
+_MAX_SESSIONS: Final = 10_000  # maximum number of sessions; a new session ends the oldest ones
 _FIRST_PAGE: Final = "/ui/threads"
-_MAX_KEY_CHARS: Final = 16_000  # characters of a token
+_MAX_KEY_CHARS: Final = 16_000  # maximum characters of a key or token
 
 
 class Sessions:
-    """The sessions of a server, in memory: of this process, or of one that several ask.
+    """The browser sessions of a server.
 
-    Only the key or token is kept: each request is identified by it anew, so that a key that was
-    revoked ends its sessions.
+    A session stores only the key or token of its user. Each request is authenticated with it again,
+    so a session ends when its key is revoked.
+
+    Args:
+        keys: The mapping from session ids to the key and the expiry time of each session. It may be
+            shared by several processes. None means a mapping in the memory of this process.
+
+    Attributes:
+        login_limiter: Limits the attempts to log in from an address.
     """
 
     def __init__(self, keys: MutableMapping[str, tuple[str, float]] | None = None) -> None:
@@ -35,7 +42,7 @@ class Sessions:
         self.login_limiter = RequestLimiter(Limits(requests_per_s=1 / 10, burst=5))
 
     def start_session(self, key: str) -> str:
-        """Begin a session; returns its id."""
+        """Start a session with a key or token, and return the session's id."""
         now = monotonic()
         sessions = [*self._logins.items()]
         live = [each for each, (_, until) in sessions if until > now]
@@ -50,12 +57,15 @@ class Sessions:
         self._logins.pop(connection.cookies.get(_COOKIE, ""), None)
 
     def add_session_key(self, scope: Any) -> bool:
-        """Add the key of its session to a request that has no key; returns whether it was added."""
+        """Add the key of the session to the headers of a request that has no key.
+
+        Return whether a key was added.
+        """
         connection = HTTPConnection(scope)
         if "authorization" in connection.headers or "x-api-key" in connection.headers:
             return False
         session_id = connection.cookies.get(_COOKIE)
-        if session_id is None:  # another process may have to be asked
+        if session_id is None:  # skip the lookup, which may be a call to another process
             return False
         key, expires_at = self._logins.get(session_id, ("", 0.0))
         if expires_at <= monotonic():
@@ -67,7 +77,7 @@ class Sessions:
 @routes.get("/ui/login")
 @public
 async def show_login_page(request: Request, next: str = _FIRST_PAGE) -> Response:
-    """The page to log in."""
+    """Show the login page."""
     return _render_login_page(request, next)
 
 
@@ -76,14 +86,14 @@ async def show_login_page(request: Request, next: str = _FIRST_PAGE) -> Response
 async def log_in(
     request: Request, key: Annotated[str, Form()] = "", next: Annotated[str, Form()] = _FIRST_PAGE
 ) -> Response:
-    """Begin a session, if the key or token is one of a user."""
+    """Start a session if the key or token belongs to a user. Otherwise show the login page."""
     sessions, key = request.app.state.sessions, key.strip()
     sessions.login_limiter.count_request(request.client and request.client.host)
     credential_headers = (b"authorization", b"x-api-key", b"cookie")
     other_headers = [each for each in request.scope["headers"] if each[0] not in credential_headers]
     try:
         if not (key and key.isascii() and key.isprintable() and len(key) <= _MAX_KEY_CHARS):
-            raise Unauthenticated("that is no key")
+            raise Unauthenticated("the key is empty or has invalid characters; enter an API key")
         login_request = HTTPConnection(
             {**request.scope, "headers": [*other_headers, *_build_key_headers(key)]}
         )
@@ -108,7 +118,7 @@ async def log_in(
 @routes.post("/ui/logout")
 @public
 async def log_out(request: Request) -> Response:
-    """End the session."""
+    """End the session and redirect to the login page."""
     request.app.state.sessions.end_session(request)
     reply = RedirectResponse("/ui/login", 303)
     reply.delete_cookie(_COOKIE)
@@ -116,17 +126,21 @@ async def log_out(request: Request) -> Response:
 
 
 def _render_login_page(request: Request, next: str, error: str = "") -> Response:
+    """Return the login page, or a redirect if the server has no authentication."""
     if isinstance(request.app.state.access, LocalAccess):
         return RedirectResponse(_FIRST_PAGE, 303)
     return render_page(request, "login.html", next=_restrict_to_pages(next), error=error)
 
 
 def _restrict_to_pages(path: str) -> str:
-    """An address if it is one of this server's pages, else the first page."""
+    """Return a path if it is a page of this server. Otherwise return the first page's path."""
     return path if path.startswith("/ui/") and path.isprintable() else _FIRST_PAGE
 
 
 def _build_key_headers(key: str) -> list[tuple[bytes, bytes]]:
-    """A key or token in both headers that a client may send: handlers read one of them."""
+    """Return a key or token as both headers in which clients may send it.
+
+    An authentication handler reads only one of them.
+    """
     authorization = key if " " in key else f"Bearer {key}"
     return [(b"authorization", authorization.encode()), (b"x-api-key", key.encode())]
