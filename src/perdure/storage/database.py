@@ -24,8 +24,10 @@ from perdure.storage.flow import Flow, Row, Statement
 from perdure.storage.threads import Promise
 
 _log = logging.getLogger("perdure")
-SCHEMA_VERSION: Final = 2  # of the tables of every component; 1 was before the first release
-GROUP_WAIT_S: Final = 0.002  # seconds that a write with `may_wait` waits for another one to join
+# schema version of the tables of every component; version 1 was never released
+SCHEMA_VERSION: Final = 2
+# seconds that a write with `may_wait` waits for another write that shares its transaction
+GROUP_WAIT_S: Final = 0.002
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.serde.base import CipherProtocol
 
 _CRC_BYTES = 4  # length of a checksum
-_NONCE_BYTES = 12  # length of a random nonce, 96 bits as in NIST SP 800-38D §8.2.2
+_NONCE_BYTES = 12  # length in bytes of a random nonce (96 bits, see NIST SP 800-38D §8.2.2
 AssociatedData = tuple[str | int | None, ...]
 """The names and numbers that identify a row: its kind, then for example its thread and position."""
-_KEY_CHECK: Final = "key check"  # the name of the row in the table `settings`
-_PROOF: Final = b"perdure"  # the decrypted key check is this text, then the id of the database
+_KEY_CHECK: Final = "key check"  # name of the key check's row in the table `settings`
+# The decrypted key check begins with this text, followed by the database id.
+_PROOF: Final = b"perdure"
 _ID_BYTES: Final = 16  # length of the random id of a database
-_NO_KEY: Final = b""  # the key check of a database that was created without a key
+_NO_KEY: Final = b""  # content of the key check in a database that was created without a key
 
 
 class Seal(Protocol):
@@ -218,8 +219,8 @@ class LangGraphSeal(Seal):
 
     def __init__(self, cipher: CipherProtocol) -> None:
         self._cipher = cipher
-        # The cipher gives no key from which a hash key can be derived. A random key per process
-        # is safe. A process then finds only those equal contents that it has stored itself.
+        # A user's cipher offers no key from which a hash key could be derived. A random hash key
+        # per process is safe, but a process then finds only duplicates that it has stored itself.
         self.hash_key = os.urandom(32)
 
     def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:

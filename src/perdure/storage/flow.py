@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-NO_LIMIT = 1 << 62  # a number of rows for LIMIT that no table reaches
+NO_LIMIT = 1 << 62  # LIMIT value that means no limit, because no table has so many rows
 _UUID_BYTES = 16  # length of a UUID
 _EPOCH = date(1970, 1, 1)
 Row = tuple[Any, ...]

@@ -34,7 +34,7 @@ from perdure.storage.threads import Queues, Ticket
 if sys.platform == "win32":
     import msvcrt
 
-    _OFFSET_COUNT: Final = 1 << 31  # `msvcrt.locking` takes a signed 32-bit file position
+    _OFFSET_COUNT: Final = 1 << 31  # `msvcrt.locking` accepts only signed 32-bit file positions.
 
     def _lock_byte(fd: int, offset: int) -> None:
         os.lseek(fd, offset, os.SEEK_SET)
@@ -63,10 +63,12 @@ else:
     def _lock_file(fd: int) -> None:
         fcntl.flock(
             fd, fcntl.LOCK_EX | fcntl.LOCK_NB
-        )  # `flock` belongs to the descriptor, not to the process
+        )  # A `flock` lock belongs to the file descriptor and not to the process.
 
     def _unlock_file(fd: int) -> None:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # also releases the copy in a child that was forked just now
+        # This also releases the copy of the lock in a child process that was forked in the
+        # meantime.
+        fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 _PAUSE_S: Final = 0.01  # seconds between two attempts to take a lock
@@ -266,7 +268,8 @@ class Locks:
         self._process_locks = process_locks
         self._pid = os.getpid()
         self._queues = Queues()
-        self._lock = threading.Lock()  # protects `is_taken` and `is_released` of all holds
+        # This lock protects the fields `is_taken` and `is_released` of all holds.
+        self._lock = threading.Lock()
         self._closed = False
 
     def acquire(self, name: str, timeout_s: float | None) -> LockHold:
@@ -291,7 +294,8 @@ class Locks:
             if not ticket.turn.done():
                 async with asyncio.timeout(hold.remaining_s()):
                     await asyncio.wrap_future(ticket.turn)
-            while not await self._try_take_async(hold):  # noqa: ASYNC110 - no event tells of other processes
+            # No event reports when another process releases the lock, so poll.
+            while not await self._try_take_async(hold):  # noqa: ASYNC110
                 await asyncio.sleep(self._compute_pause_s(hold))
         return hold
 

@@ -86,9 +86,12 @@ T = TypeVar("T")
 _FunctionCall = tuple[str, Any]  # SQL that calls a function of the server, and its parameter
 _log = logging.getLogger("perdure")
 _MAX_LOCK_NAMES: Final = (
-    64  # for more names, the whole component is locked, as the server's lock table is small
+    # maximum number of names that a transaction locks one by one; for more names it locks the whole
+    # component, because the server's lock table is small
+    64
 )
-_MAX_ATTEMPTS: Final = 10  # attempts to run a transaction that is lost or conflicts
+# maximum attempts to run a transaction that lost its connection or conflicts with another
+_MAX_ATTEMPTS: Final = 10
 _CONFLICT_ERRORS: Final = (errors.SerializationFailure, errors.DeadlockDetected)
 _REQUEST_SCRUB_SQL: Final = (
     "INSERT INTO settings (name, value) VALUES ('scrub', ?) "
@@ -96,7 +99,9 @@ _REQUEST_SCRUB_SQL: Final = (
 )
 _BEGIN_SNAPSHOT: Final = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
 _MIN_DEAD_ROWS: Final = (
-    1_000  # `shrink` vacuums tables with this many deleted rows and 2 % of the live ones
+    # minimum number of deleted rows in a table that `shrink` vacuums, if they are also 2 % of the
+    # live rows
+    1_000
 )
 _TABLES_TO_VACUUM_SQL: Final = """
 SELECT relname::text FROM pg_stat_user_tables WHERE schemaname = ?1 AND relname = ANY(?2)
@@ -184,11 +189,12 @@ class PostgresDatabase(LazyDatabase[Server]):
         self._lock_namespace = (schema,) if tenant is None else (schema, tenant)
         self._tables = ["schemas", "settings", *list_table_names(tables.script)]
         self._locks = Locks(self._build_advisory_locks(direct))
-        # writes are made in the order of submission, so a cancelled run does not overtake the next
+        # Writes are made in the order of their submission, so that a cancelled run cannot write
+        # after the run that follows it.
         self._queues, self._submit_lock = Queues(), Lock()
         self._open_groups: dict[
             str, _WriteGroup
-        ] = {}  # groups that further writes may join, by name
+        ] = {}  # groups of writes that further writes may still join, by name
 
     def _build_advisory_locks(self, direct: object) -> AdvisoryLocks | None:
         """Return the locks between processes, or None if the only DSN leads to a pooler."""
@@ -219,7 +225,8 @@ class PostgresDatabase(LazyDatabase[Server]):
             if self._tenant is not None
             else ""
         )
-        # only a fixed DSN: the password that a DSN function returns now may expire
+        # Only a fixed DSN is passed on, because the password in the DSN of a DSN function may
+        # expire.
         url = format_uri(self._source.resolve_dsn(0)) if isinstance(self._source, FixedDsn) else ""
         return QueueLocation(url, f"{self._schema}_jobs{tenant_suffix}")
 
@@ -237,7 +244,7 @@ class PostgresDatabase(LazyDatabase[Server]):
 
     def _open_resource(self) -> Server:
         """See `LazyDatabase._open_resource`."""
-        # databases with the same pool, or with equal DSN functions, share their connections
+        # Databases with the same pool or with equal DSN functions share their connections.
         key = self._pool or self._source.key, self._schema, self._is_pooled
         server = self._join_or_create(key, self._start_server)
         try:
@@ -318,7 +325,9 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> Awaitable[T]:
         """See `Database.awrite`."""
         if self._resource is None:
-            self._locks.check()  # here, because a thread of the pool belongs to no run
+            # The lock is taken in this thread, because a thread of the pool does not belong to a
+            # run.
+            self._locks.check()
             work = partial(self.write, make_flow, on_commit, on_rollback, exclusive_names)
             return self._call_after_connecting(lambda server: server.run_in_thread(work))
         server, job = (
@@ -328,7 +337,8 @@ class PostgresDatabase(LazyDatabase[Server]):
         name = (
             exclusive_names[0] if exclusive_names is not None and len(exclusive_names) == 1 else ""
         )
-        with self._submit_lock:  # otherwise all threads could wait for a turn
+        # Without this limit, all threads of the pool could wait for their turn.
+        with self._submit_lock:
             group = self._open_groups.get(name)
             if group is not None:
                 group.jobs.append(job)
@@ -483,7 +493,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         calls.append(("pg_advisory_xact_lock_shared(?)", compute_lock_key(*namespace)))
         keys = sorted(
             compute_lock_key(*namespace, name) for name in names
-        )  # sorted, so that two transactions cannot deadlock
+        )  # The names are sorted, so that two transactions cannot deadlock.
         if len(keys) == 1:
             return [*calls, ("pg_advisory_xact_lock(?)", keys[0])]
         lock_many = "(SELECT count(pg_advisory_xact_lock(key)) FROM unnest(?::bigint[]) AS key)"

@@ -26,10 +26,11 @@ from perdure.storage.shared import SharedResource
 from perdure.storage.threads import ThreadPool
 
 C = TypeVar("C", bound=psycopg.Connection[Any])
-_THREAD_COUNT: Final = 8  # threads that run the blocking work of coroutines
+_THREAD_COUNT: Final = 8  # maximum number of threads that run the blocking work of coroutines
 _MIN_SERVER_VERSION: Final = 13  # oldest supported version of PostgreSQL
 _ENCODING: Final = "UTF8"
-# A role may have other defaults. PgBouncer keeps these settings for its client on any connection.
+# A role may have other defaults for these settings. PgBouncer keeps the settings for its client on
+# every server connection.
 _SET_SESSION_SQL: Final = """
 SELECT set_config('DateStyle', 'ISO', false), set_config('TimeZone', 'UTC', false),
 set_config('standard_conforming_strings', 'on', false)
@@ -38,7 +39,7 @@ _DISABLE_IDLE_TIMEOUT_SQL: Final = """
 SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'
 """
 _EXPECTED_WAIT_S: Final = (
-    1.0  # seconds after which a missing connection means that all are in use, or an error
+    1.0  # seconds to wait for a connection before the pool counts as exhausted or broken
 )
 _WRONG_PASSWORD_TEXTS: Final = ("authentication failed", "no password supplied")
 _REFUSAL_TEXTS: Final = (
@@ -224,7 +225,7 @@ class OwnPool(Connections):
             broken = conn.broken
             self._pool.putconn(conn)
             if broken:
-                self._pool.drain()  # the idle connections were probably lost as well
+                self._pool.drain()  # The idle connections of the pool were probably lost as well.
 
     def _take_connection(self) -> Pipelined:
         """Take a connection from the pool, or raise an error that says why none was available."""
@@ -337,7 +338,7 @@ class UserPool(Connections):
             session = self._sessions.get(conn)
         lent = Borrowed(conn, build_transformer() if session is None else session.transformer)
         try:
-            lent.end_transaction()  # the `check` function of the pool may have begun one
+            lent.end_transaction()  # The `check` function of the pool may have begun a transaction.
             if session is None:
                 _check_server(conn.pgconn, self.name)
                 *_, ((server_run,),) = lent.send_request(
@@ -391,7 +392,7 @@ class UserPool(Connections):
             is_lost = lent.closed
             self._pool.putconn(conn)
             if is_lost and not self._pool.closed:
-                with suppress(Exception):  # the idle connections may be lost as well
+                with suppress(Exception):  # The idle connections of the pool may be lost as well.
                     self._pool.check()
 
     def close(self) -> None:
@@ -467,7 +468,8 @@ class AdvisoryLocks(ProcessLocks):
         with self._guard, map_errors(self._source.name):
             try:
                 return self._call_lock_function("pg_try_advisory_lock", name)
-            except psycopg.OperationalError:  # the server has closed the idle connection
+            # The server has closed this connection while it was idle.
+            except psycopg.OperationalError:
                 self._drop_connection()
                 return self._call_lock_function("pg_try_advisory_lock", name)
 

@@ -39,10 +39,13 @@ _DEFAULTS: Final[dict[str, Any]] = {  # a lost host is noticed within a minute
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-_NOT_IN_A_DSN: Final = frozenset(  # parameters of `psycopg.Connection.connect` itself
-    {"autocommit", "prepare_threshold", "context", "row_factory", "cursor_factory"}
+_NOT_IN_A_DSN: Final = (
+    frozenset(  # parameters of `psycopg.Connection.connect` that are no libpq keywords
+        {"autocommit", "prepare_threshold", "context", "row_factory", "cursor_factory"}
+    )
 )
-_MAX_CALLS: Final = 4  # threads that call one DSN function; a call that hangs occupies its thread
+# maximum number of threads that call one DSN function; a call that hangs occupies its thread
+_MAX_CALLS: Final = 4
 _POLL_S: Final = 0.1  # seconds after which a waiting caller notices that the source was closed
 
 
@@ -72,7 +75,8 @@ def normalize_dsn(dsn: object) -> str:
         if not is_odd and "\0" not in dsn:  # libpq would ignore the text after a NUL
             overrides = {"client_encoding": "UTF8", **_encode_hosts(parts.get("host"))}
             return make_conninfo(dsn, **{**_DEFAULTS, **parts, **overrides})
-    raise ConfigurationError(  # the message leaves out the DSN, which may contain a password
+    # The message does not show the DSN, because the DSN may contain a password.
+    raise ConfigurationError(
         "the DSN is not a DSN of Postgres; expected postgresql://user:password@host/database. In a "
         "password write %40 for @, %2F for / and %25 for %"
     )
@@ -259,7 +263,8 @@ class DsnFunction(DsnSource):
         """Call the function, and return its result and "", or None and a text about its error."""
         try:
             return self._function(), ""
-        except BaseException as exc:  # also SystemExit, which would end the thread
+        # BaseException includes SystemExit, which would end the thread.
+        except BaseException as exc:
             return None, f"raised {type(exc).__name__}, whose text may contain a password"
 
     def check_last_call(self, within_s: float) -> None:
@@ -288,7 +293,7 @@ def _check_callable(function: Callable[[], object], label: str) -> None:
         )
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some functions that are written in C have no signature
+    except (TypeError, ValueError):  # Some functions that are written in C have no signature.
         return
     try:
         signature.bind()
@@ -303,7 +308,8 @@ def _describe_result(result: object) -> str:
     """Describe a result that is not a DSN, without its text, and close it if it is a coroutine."""
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
-            result.close()  # otherwise Python warns that the coroutine was never awaited
+            # Close the coroutine, because Python would warn that it was never awaited.
+            result.close()
         return "an awaitable, as an asynchronous function does"
     if isinstance(result, str):
         return "text that is not a DSN" if result else "an empty text"
@@ -328,7 +334,8 @@ class _Identity:
     """A hashable key for an object that cannot be hashed; equal only for the same object."""
 
     def __init__(self, instance: object) -> None:
-        self._instance = instance  # a reference, so that no other object gets the same id
+        # Keep a reference to the function, so that no other object can get the same id.
+        self._instance = instance
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Identity) and self._instance is other._instance

@@ -65,7 +65,7 @@ def translate_error(exc: psycopg.Error, name: str) -> StorageError:
         name: The name of the database, for the message.
     """
     if is_lost(exc):
-        reason = " ".join(str(exc).split())  # a message of libpq may have several lines
+        reason = " ".join(str(exc).split())  # A message of libpq may have several lines.
         return StorageUnavailable(
             f"{name}: {reason}; check that the server runs and can be reached"
         )

@@ -24,7 +24,8 @@ from psycopg.types.string import BytesBinaryDumper
 
 from perdure.storage.flow import Row, Statement, TextOrBytes
 
-_MAX_PREPARED: Final = 256  # prepared statements per connection; further ones are sent as text
+# maximum number of prepared statements per connection; further statements are sent as text
+_MAX_PREPARED: Final = 256
 _BINARY: Final = pq.Format.BINARY
 
 _StatementKey = tuple[bytes, tuple[int, ...]]  # SQL, and the types of its parameters
@@ -62,12 +63,13 @@ class _AnyTextDumper(BytesBinaryDumper):
 
 def _register_adapters(adapters: AdaptersMap) -> AdaptersMap:
     """Register the adapters that perdure's statements need, and return the map."""
-    # one type for all integers, so that a statement is prepared once and not for each width
+    # All integers get one type, so that a statement is prepared once and not for each integer
+    # width.
     adapters.register_dumper(int, Int8BinaryDumper)
     adapters.register_dumper(TextOrBytes, _AnyTextDumper)
     adapters.register_dumper(
         list, ListBinaryDumper
-    )  # in text form, the integers of a list may have any width
+    )  # In text form, the integers of a list may have any width.
     adapters.register_loader("numeric", _IntegerLoader)
     return adapters
 
@@ -151,7 +153,8 @@ class Requests(ABC):
         for result_key, result in zip(result_keys, results, strict=True):
             if result.status == pq.ExecStatus.TUPLES_OK:
                 self.transformer.set_pgresult(result, format=_BINARY)
-                rows_by_statement[result_key] = self.transformer.load_rows(0, result.ntuples, tuple)  # type: ignore[index]
+                # type: ignore[index]
+                rows_by_statement[result_key] = self.transformer.load_rows(0, result.ntuples, tuple)
             elif result.status != pq.ExecStatus.COMMAND_OK:
                 failed = failed or result
                 if not isinstance(result_key, int):
@@ -220,7 +223,7 @@ if sys.platform == "win32":
 else:
 
     def _wait_for_socket(socket: int, *, writing: bool) -> None:
-        poll = select.poll()  # unlike select(), it accepts descriptors above 1,023
+        poll = select.poll()  # Unlike select(), poll() accepts file descriptors above 1,023.
         poll.register(socket, select.POLLIN | select.POLLOUT if writing else select.POLLIN)
         poll.poll()
 
@@ -240,7 +243,8 @@ class Pipelined(Requests, psycopg.Connection[Row]):
 
 _ADAPTERS: Final = _register_adapters(AdaptersMap(psycopg.adapters))
 _ROLLBACK: Final = Statement("ROLLBACK")
-# settings of one transaction, because the sessions of a user's pool must keep their own settings
+# The settings apply to one transaction, because the sessions of a user's pool must keep their own
+# settings.
 _BORROWED_SETTINGS: Final = Statement(
     "SELECT set_config('client_encoding', 'UTF8', true), set_config('DateStyle', 'ISO', true), "
     "set_config('TimeZone', 'UTC', true), set_config('standard_conforming_strings', 'on', true), "
@@ -275,7 +279,8 @@ class Borrowed(Requests):
 
     def discard_connection(self) -> None:
         """See `Requests.discard_connection`."""
-        self.pgconn.finish()  # in a pool with `close_returns`, `close()` would return it
+        # In a pool with `close_returns`, `close()` would return the connection to the pool.
+        self.pgconn.finish()
 
     def end_transaction(self) -> None:
         """Roll back the transaction, if any; close the connection if that is impossible."""

@@ -101,7 +101,8 @@ def create_tables(
         ConfigurationError: A tenant was given for tables without tenants, or none for tables with
             tenants, or the role can see the rows of all tenants.
     """
-    _check_tenant(conn, schema, tenant)  # first, because the script depends on the tenant
+    # Check the tenant first, because the script depends on the tenant.
+    _check_tenant(conn, schema, tenant)
     if _has_tables(conn, name, component, schema):
         return
     if read_only:
@@ -111,7 +112,8 @@ def create_tables(
     lock = Statement("SELECT pg_advisory_xact_lock(?)", (compute_lock_key(schema, "schemas"),))
     with _transaction_block(conn):
         _run_statements(conn, lock)
-        # CREATE SCHEMA IF NOT EXISTS could use data that the server cached before the lock
+        # CREATE SCHEMA IF NOT EXISTS could use data that the server had cached before the lock was
+        # taken.
         exists = "SELECT 1 FROM pg_namespace WHERE nspname = ?"
         if not _run_statements(conn, Statement(exists, (schema,))):
             _run_statements(conn, Statement(f"CREATE SCHEMA {schema}"))

@@ -58,7 +58,7 @@ class Transaction:
         self._writes = BEGIN in begin
         self._is_open = False
         self._transaction_number: str | None = (
-            None  # transaction number, while a writing transaction is open
+            None  # number of the writing transaction that is open, or None
         )
 
     def execute(self, request: Request) -> Any:
@@ -116,7 +116,8 @@ class Transaction:
         if error is None:
             self._send_statements([], is_last=True)
             return
-        with suppress(psycopg.Error):  # if the connection is lost, the server rolls back
+        # If the connection is lost, the server rolls the transaction back.
+        with suppress(psycopg.Error):
             self._conn.send_request([_ROLLBACK])
 
     def _was_committed(self) -> bool:

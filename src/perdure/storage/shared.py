@@ -69,7 +69,9 @@ class SharedResource(ABC):
 
     def run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
         """See `Database.in_thread`."""
-        self.check_usable()  # before the lock, which a forked process may have inherited locked
+        # Check this before taking the lock, because a forked process may have inherited a locked
+        # lock.
+        self.check_usable()
         with self.submit_lock:
             self.check_usable()
             return self.threads.submit(work, is_async=True)  # type: ignore[no-any-return]
@@ -91,7 +93,8 @@ class SharedResource(ABC):
         """Finish all submitted work, and close all connections. A second call does nothing."""
 
 
-_resources_by_key: Final[dict[Any, Any]] = {}  # resources that further databases may join
+# open resources that further databases with the same key may share
+_resources_by_key: Final[dict[Any, Any]] = {}
 _all_resources: Final[WeakSet[SharedResource]] = WeakSet()
 _class_locks: Final = list[threading.RLock]()  # see `SharedResource.class_lock`
 inherited_resources: Final = list[SharedResource]()

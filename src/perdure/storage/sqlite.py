@@ -40,10 +40,13 @@ from perdure.storage.threads import Promise, ThreadPool, deliver_promises
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
 _READING_THREADS: Final = 4  # threads that read for coroutines
-_MAX_ASYNC_READS: Final = 4  # flows that aiosqlite reads at once; each needs a thread
+# maximum number of flows that aiosqlite reads at the same time; each needs a thread
+_MAX_ASYNC_READS: Final = 4
 _FORK_WAIT_S: Final = 2.0  # seconds that a fork waits for reads to end
 _PAUSE_S: Final = 0.001  # seconds between two checks whether a fork is still waiting
-_CHUNK_ROWS: Final = 64  # rows per fetch; without effect, because all rows are fetched at once
+# number of rows that aiosqlite fetches at a time; has no effect, because all rows are fetched at
+# once
+_CHUNK_ROWS: Final = 64
 _SIZES = (
     "SELECT page_size, page_count, freelist_count "
     "FROM pragma_page_size, pragma_page_count, pragma_freelist_count"
@@ -78,7 +81,8 @@ class SQLiteFile(SharedResource):
             else:
                 self._writer = SQLiteWriter(connector, schema)
                 self.write_lock = self._writer.lock
-                with suppress(StorageError):  # the next process that opens the file tries again
+                # The next process that opens the file tries the deletion again.
+                with suppress(StorageError):
                     self._writer.scrub()
 
     @property
@@ -95,7 +99,9 @@ class SQLiteFile(SharedResource):
         writer = self._writer
         if (
             writer is None or self.refusal
-        ):  # before the lock, which a forked process may have inherited locked
+            # Check this before taking the lock, because a forked process may have inherited the
+            # lock in its locked state.
+        ):
             writer = self.writer
         with self.submit_lock:
             if self.refusal:
@@ -106,7 +112,7 @@ class SQLiteFile(SharedResource):
     def read(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.read`."""
         self.check_usable()
-        # a database in memory has only one connection
+        # A database in memory has only one connection.
         borrow_connection = (
             self.readers.borrow_connection
             if self.connector.is_on_disk
@@ -298,7 +304,8 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
             if self._begin is not None and self.read_only:
                 file.read(self._begin(), snapshot=True)
             elif self._begin is not None:
-                # it may use the reserve, because otherwise nothing could be deleted on a full disk
+                # The job may use the disk reserve, because otherwise nothing could be deleted on a
+                # full disk.
                 file.submit(Job(self._begin, deletes_rows=True, is_async=False)).result()
         except BaseException:
             file.remove_user()
@@ -437,7 +444,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
     def _get_locks(self) -> Locks:
         """Open the database, and return its locks."""
         file = self._connect_once()
-        _ = file.writer  # raises an error if the database is read-only and has no lock file
+        _ = file.writer  # This raises an error if the database is read-only and has no lock file.
         return file.locks
 
 

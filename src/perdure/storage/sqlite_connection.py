@@ -44,14 +44,15 @@ CREATE TABLE IF NOT EXISTS schemas (
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL)
 STRICT, WITHOUT ROWID;
 """
-# builds before the first release recorded no hashes, and the first of them had another table
+# Builds before the first release recorded no hashes. The earliest of them used another table.
 _HAS_HASHES: Final = "SELECT 1 FROM pragma_table_info('schemas') WHERE name = 'script_hash'"
-WAL_LIMIT_BYTES: Final = 1 << 20  # growth of the WAL after which its pages go into the file
+# number of WAL pages after which the WAL is checkpointed into the file
+WAL_LIMIT_BYTES: Final = 1 << 20
 _PAGE_BYTES: Final = 4096  # size of a page of the database
 RESERVE_BYTES: Final = 4 * WAL_LIMIT_BYTES  # size of the reserve file; see `Reserve`
 _LOW_SPACE_BYTES: Final = (
     32 * RESERVE_BYTES
-)  # free space below which the disk counts as nearly full
+)  # bytes of free disk space below which the disk counts as nearly full
 REUSES_WAL = sqlite3.sqlite_version_info >= (3, 51, 3)
 """Whether SQLite may overwrite the WAL in place, which costs a third of emptying the WAL.
 
@@ -109,7 +110,8 @@ class Reserve:
         """Extend the reserve file to its full size."""
         with open(self._path, "ab", buffering=0) as file:
             while (missing_bytes := RESERVE_BYTES - os.path.getsize(self._path)) > 0:
-                file.write(os.urandom(missing_bytes))  # a file system may compress zeros to nothing
+                # Write random bytes, because a file system may compress zeros to nothing.
+                file.write(os.urandom(missing_bytes))
                 os.fsync(file.fileno())
 
     def _remove(self) -> None:
@@ -198,7 +200,8 @@ class Connector:
             if self.guard is not None and isinstance(conn, UntrustedConnection):
                 self.guard.configure(conn)
             conn.execute("PRAGMA mmap_size = 0")
-            # SQLite notices damaged pages more often: https://sqlite.org/pragma.html#pragma_cell_size_check
+            # With this pragma SQLite detects damaged pages more often, see
+            # https://sqlite.org/pragma.html#pragma_cell_size_check
             conn.execute("PRAGMA cell_size_check = ON")
             if self.is_on_disk:
                 conn.execute("PRAGMA wal_autocheckpoint = 0")
@@ -223,10 +226,10 @@ class Connector:
             try:
                 is_new = not self._is_perdure_database(conn)
                 has_tables = not is_new and self._has_tables(conn, schema)
-                if is_new:  # only possible before the first page is written
+                if is_new:  # This can only be set before the first page is written.
                     conn.execute("PRAGMA auto_vacuum = INCREMENTAL")
                     if conn.execute("PRAGMA auto_vacuum").fetchone() != (_INCREMENTAL,):
-                        conn.execute("VACUUM")  # another tool has created an empty database
+                        conn.execute("VACUUM")  # Another tool has created an empty database.
                 if self.is_on_disk:
                     conn.execute("PRAGMA journal_mode = WAL")
                 self._configure_writer(conn)
@@ -266,7 +269,8 @@ class Connector:
             conn.execute(sql, (schema.component, SCHEMA_VERSION, schema.script_hash))
             conn.execute("COMMIT")
         except BaseException:
-            if conn.in_transaction:  # on a full disk, SQLite has rolled back already
+            # On a full disk, SQLite has already rolled the transaction back.
+            if conn.in_transaction:
                 conn.execute("ROLLBACK")
             raise
 
@@ -360,7 +364,7 @@ class Connector:
         except sqlite3.OperationalError:
             if not self.read_only or os.path.exists(self.path + "-wal"):
                 raise
-            # the folder is not writable, and there is no WAL
+            # The folder is not writable, and the database has no WAL.
             return self._open_reader_with_mode("immutable=1")
 
     def _open_reader_with_mode(self, uri_mode: str) -> sqlite3.Connection:
@@ -406,7 +410,8 @@ def _execute_guarded(conn: sqlite3.Connection, statements: GuardedRequest) -> li
         rows = cursor.fetchall()
     except sqlite3.IntegrityError as exc:  # the key exists
         raise GuardFailed from exc
-    if not rows and cursor.rowcount < 1:  # a statement without RETURNING has only the count
+    # A statement without RETURNING has no rows, only the number of changed rows.
+    if not rows and cursor.rowcount < 1:
         raise GuardFailed
     for sql, params, execute_many in other_statements:
         (conn.executemany if execute_many else conn.execute)(sql, params)
@@ -512,7 +517,8 @@ def translate_error(exc: BaseException, path: str) -> BaseException:
         error: StorageError = StorageUnavailable(f"the database {path!r} is closed")
     elif isinstance(exc, sqlite3.Error) and not isinstance(exc, sqlite3.ProgrammingError):
         error = _build_storage_error(exc, path)
-    elif isinstance(exc, UnicodeDecodeError):  # sqlite3 could not decode SQLite's message
+    # The module sqlite3 could not decode the message of SQLite.
+    elif isinstance(exc, UnicodeDecodeError):
         error = CorruptRecord(f"database {path!r}: {exc}; {_ERRORS_BY_PREFIX['SQLITE_CORRUPT'][1]}")
     else:
         return exc

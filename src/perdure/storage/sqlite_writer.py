@@ -2,8 +2,9 @@
 
 The writer also limits the size of the WAL, and returns free pages to the file system. SQLite before
 3.51.3 can damage a database if several connections write and checkpoint the WAL at the same time
-(https://sqlite.org/wal.html#walresetbug). With these versions, only the writer checkpoints, under a
-lock between processes. Later versions of SQLite checkpoint by themselves.
+(https://sqlite.org/wal.html#walresetbug). With these versions, only the writer
+checkpoints the WAL, and it holds a lock that excludes other processes meanwhile. Later versions of
+SQLite checkpoint the WAL by themselves.
 """
 
 from __future__ import annotations
@@ -39,15 +40,17 @@ _log = logging.getLogger("perdure")
 REQUEST_SCRUB_SQL: Final = """
 INSERT INTO settings (name, value) VALUES ('scrub', randomblob(8))
 ON CONFLICT (name) DO UPDATE SET value = excluded.value
-"""  # the random value reveals whether somebody has requested a scrub since
+"""  # The random value shows whether another process has requested a scrub in the meantime.
 FILE_CHECK_INTERVAL_S: Final = (
     1.0  # seconds between two checks that the path still leads to the open file
 )
 _EPOCH_LOCK_WAIT_S: Final = 0.001  # seconds to wait for another thread that reads the epoch
 EPOCH_WAIT_S: Final = 0.02  # seconds to wait for a transaction before the epoch counts as unknown
-_SCRUB_WAIT_S: Final = 5.0  # seconds to wait for readers of the state before an erasure
-_FULL_DISK_VACUUM_PAGES: Final = 64  # pages per step, so that their WAL fits into the reserve
-_VACUUM_PAGES: Final = 512  # pages per step, so that writers never wait for long
+_SCRUB_WAIT_S: Final = 5.0  # seconds to wait for readers that still see the state before an erasure
+# number of pages per vacuum step on a full disk; their WAL must fit into the disk reserve
+_FULL_DISK_VACUUM_PAGES: Final = 64
+# number of pages per vacuum step; a small number keeps the waiting time of writers short
+_VACUUM_PAGES: Final = 512
 
 
 class _EpochRequest(Promise[object | None]):
@@ -75,7 +78,8 @@ class SQLiteWriter:
 
     def __init__(self, connector: Connector, schema: Schema) -> None:
         self.lock = threading.Lock()
-        self._is_committing = False  # whether it is in use for more than reading the epoch
+        # whether the connection is in use for other work than reading the epoch
+        self._is_committing = False
         self._connector = connector
         self._conn = connector.open_first_writer(schema)
         self._file_identity, self._file_checked_at = (
@@ -85,11 +89,11 @@ class SQLiteWriter:
         self._is_broken = False  # whether the connection was closed after an error
         self._closed = False
         self._data_version = -1  # the last `PRAGMA data_version`
-        self._foreign_changes = 0  # number of times that the data version changed
+        self._foreign_changes = 0  # number of changes of the data version that were seen
         self._commit_counts: Counter[str] = Counter()  # number of commits of each component
         self._epoch_requests: deque[_EpochRequest] = deque()
         self._is_vacuuming = False
-        self._last_wal_bytes = 0  # size of the WAL after the last checkpoint
+        self._last_wal_bytes = 0  # size of the WAL in bytes after the last checkpoint
         self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()  # None ends the thread
         self.put = self._queue.put
         self._thread = threading.Thread(
@@ -114,7 +118,8 @@ class SQLiteWriter:
                 while self._epoch_requests:
                     with self._use_connection():
                         deliver_promises(self._answer_epoch_requests())
-            del jobs  # otherwise the results would stay in memory until the next job
+            # Delete the references, because the results would stay in memory until the next job.
+            del jobs
 
     def commit_in_calling_thread(self, job: Job[Any]) -> bool:
         """Commit a job in the calling thread, unless the connection is in use or jobs are queued.
@@ -170,7 +175,7 @@ class SQLiteWriter:
         return True
 
     def _collect_jobs(self) -> tuple[list[Job[Any]], bool]:
-        """Wait for jobs, and return all that wait, and whether more jobs may follow."""
+        """Wait for jobs. Return all queued jobs, and whether more jobs may follow."""
         jobs, queue, deadline = list[Job[Any]](), self._queue, 0.0
         job = queue.get()
         while job is not None:
@@ -233,7 +238,7 @@ class SQLiteWriter:
         deliver_promises([*jobs, *self._answer_epoch_requests()])
 
     def _count_commits(self, jobs: list[Job[Any]]) -> None:
-        """Count the commits of each component, and update the watches of the jobs."""
+        """Increase the commit counters, and copy them to the `watch` of each job."""
         for job in jobs:
             commits = self._commit_counts[job.component] = self._commit_counts[job.component] + 1
             if job.watch is not None:
@@ -295,7 +300,7 @@ class SQLiteWriter:
         try:
             self._read_data_version()
             return self._build_epoch(component, watch)
-        except Exception:  # the connection is broken, or a tool forbids SQL in an event loop
+        except Exception:  # The connection is broken, or a test tool forbids SQL in an event loop.
             return None
         finally:
             self.lock.release()
@@ -305,7 +310,8 @@ class SQLiteWriter:
         request = _EpochRequest(component, watch)
         self._epoch_requests.append(request)
         try:
-            epoch = self.epoch(component, watch)  # the connection may have become free just now
+            # The connection may have become free in the meantime.
+            epoch = self.epoch(component, watch)
             if epoch is not None:
                 return epoch
             timeout = asyncio.get_running_loop().call_later(
@@ -340,7 +346,7 @@ class SQLiteWriter:
 
     @contextmanager
     def _use_connection(self) -> Iterator[None]:
-        """Hold the lock of the connection, for more than reading the epoch."""
+        """Hold the lock of the connection for work other than reading the epoch."""
         with self.lock:
             self._is_committing = True
             try:
@@ -366,13 +372,14 @@ class SQLiteWriter:
     # -- the WAL and the size of the file
 
     def _after_commit(self) -> None:
-        """Return some free pages during a `shrink`, and empty a WAL that has grown.
+        """Free some pages if a `shrink` is in progress, and empty the WAL if it has grown.
 
         Errors are ignored, because the next commit tries again.
         """
         with suppress(sqlite3.Error, StorageError, OSError):
             if self._is_vacuuming:
-                more = False  # ends a vacuum that fails, instead of repeating it for ever
+                # This ends a vacuum that fails, instead of repeating the vacuum forever.
+                more = False
                 try:
                     more = self._vacuum_step()
                 finally:
@@ -440,7 +447,7 @@ class SQLiteWriter:
                 ((busy, _, _),) = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
                 is_moved = not busy
         except StorageUnavailable:
-            pass  # another process has the lock; the next commit tries again
+            pass  # Another process holds the lock. The next commit tries again.
         finally:
             conn.execute(f"PRAGMA busy_timeout = {int(self._connector.timeout_s * 1000)}")
         self._last_wal_bytes = self._connector.measure_wal()
@@ -505,7 +512,7 @@ class SQLiteWriter:
 def _vacuum_step(conn: sqlite3.Connection, pages: int) -> bool:
     """Return free pages to the file system. Return whether some were freed and more are left."""
     (free_before,) = conn.execute("PRAGMA freelist_count").fetchone()
-    # `execute` would make one step, which frees one page; `executescript` makes all steps
+    # `execute` would run only one step, which frees one page. `executescript` runs all steps.
     conn.executescript(f"PRAGMA incremental_vacuum({pages})")
     (free_after,) = conn.execute("PRAGMA freelist_count").fetchone()
     return bool(0 < free_after < free_before)

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from typing import Final
 
 _SHORT_INTERVAL_S: Final = 0.0001  # seconds
-_running_blocks = set[object]()  # one object for each block that is being executed, in any thread
-_former_s: float | None = None  # the interval to restore, while it is shortened
+# one object for each `with` block that is being executed in any thread
+_running_blocks = set[object]()
+_former_s: float | None = None  # the interval to restore after the last block, in seconds
 
 
 @contextmanager

@@ -58,7 +58,8 @@ def deliver_promises(promises: Sequence[Promise[Any]]) -> None:
         if loop is None:
             set_outcomes(loop_promises)
         else:
-            with contextlib.suppress(RuntimeError):  # the loop was closed, so nobody waits any more
+            # The event loop was closed, so nobody waits for the result.
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(set_outcomes, loop_promises)
 
 
@@ -66,7 +67,7 @@ def set_outcomes(promises: Sequence[Promise[Any]]) -> None:
     """Set the results of futures; those of an event loop must be set in the loop's own thread."""
     for promise in promises:
         if promise.future.done():
-            continue  # the future was cancelled during the work
+            continue  # The future was cancelled while the work was done.
         if isinstance(promise.error, StopIteration):  # futures do not accept it
             error = RuntimeError("a call raised StopIteration")
             error.__cause__ = promise.error
@@ -80,7 +81,7 @@ def set_outcomes(promises: Sequence[Promise[Any]]) -> None:
 _JOIN_S = 0.05  # seconds to wait for the end of a thread before it is signalled again
 _Task = tuple[
     Promise[Any] | None, Callable[[], Any]
-]  # without a promise, nobody waits for the result
+]  # a task without a promise has no caller that waits for the result
 
 
 class ThreadPool:
@@ -118,7 +119,7 @@ class ThreadPool:
         """
         promise: Promise[Any] | None = None if is_async is None else Promise(is_async=is_async)
         with self._lock:
-            # otherwise cancelled tasks would pile up behind threads that hang
+            # Remove cancelled tasks, because they would pile up behind threads that hang.
             while (
                 self._queued_tasks
                 and (first_promise := self._queued_tasks[0][0])
@@ -128,7 +129,8 @@ class ThreadPool:
                 self._unfinished_count -= 1
             if len(self._threads) < min(self._unfinished_count + 1, self._max_threads):
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                thread.start()  # first, because a failure must leave no task in the queue
+                # Start the thread first, because a failure must not leave a task in the queue.
+                thread.start()
                 self._threads.append(thread)
             self._queued_tasks.append((promise, work))
             self._unfinished_count += 1
@@ -147,7 +149,9 @@ class ThreadPool:
                     promise.result = work()
                 except BaseException as exc:
                     promise.error = exc
-            with self._lock:  # before delivery, because the caller may submit more work at once
+            # Mark the thread as idle before the delivery, because the caller may submit more work
+            # at once.
+            with self._lock:
                 self._unfinished_count -= 1
             if promise is not None and is_wanted:
                 deliver_promises([promise])
@@ -155,7 +159,9 @@ class ThreadPool:
                 task,
                 promise,
                 work,
-            )  # otherwise the last result would stay in memory until the next task
+                # Delete the references, because the last result would stay in memory until the next
+                # task.
+            )
 
     def _take_task(self) -> _Task | None:
         """Return the next task. Return None if the thread must end."""
@@ -175,7 +181,8 @@ class ThreadPool:
             self._wake_signals.put(False)
         while alive := [thread for thread in self._threads if thread.is_alive()]:
             alive[0].join(_JOIN_S)
-            if alive[0].is_alive():  # a thread that started since then received its signal
+            # A thread that started in the meantime may have received the signal.
+            if alive[0].is_alive():
                 self._wake_signals.put(False)
 
 
@@ -233,7 +240,7 @@ class Queues:
                 queue = self._queues.setdefault(name, deque())
                 while (
                     queue and queue[0].is_abandoned
-                ):  # its loop was closed after its turn had come
+                ):  # The event loop of this ticket was closed after its turn had come.
                     self._remove(queue[0])
                     queue = self._queues.setdefault(name, deque())
                 queue.append(ticket)
@@ -277,7 +284,7 @@ class Queues:
 
 
 class TimedOut(TimeoutError):
-    """A call took longer than its limit. It may still be running; its result is ignored."""
+    """A call took longer than its limit. It may still be running, and its result is ignored."""
 
 
 def wait_for_outcome(future: Future[T], timeout_s: float | None) -> T:

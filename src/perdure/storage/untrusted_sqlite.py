@@ -20,19 +20,24 @@ from typing import Any, Final, NamedTuple
 from perdure.errors import CorruptRecord, NotADatabase, StorageError
 from perdure.storage.database import earlier_build_error
 
-IMPORT_VALUE_BYTES: Final = 256 << 20  # size of the largest value that an import reads by default
+# maximum size in bytes of a value that an import reads by default
+IMPORT_VALUE_BYTES: Final = 256 << 20
 _MB: Final = 1 << 20
-_STEP_INTERVAL: Final = 100_000  # steps of SQLite's virtual machine between two checks
-_SCHEMA_STEPS: Final = 2 * _STEP_INTERVAL  # steps that reading the schema may take: 20,000 objects
-_BASE_STEPS: Final = 50_000_000  # steps that a read of a small file may take: about a second
-_STEPS_PER_BYTE: Final = 32  # additional steps for each byte of the file
-_VERSION_TABLE: Final = "schemas"  # the table with the schema versions, which is checked first
+# number of steps of SQLite's virtual machine between two checks of the limit
+_STEP_INTERVAL: Final = 100_000
+# maximum number of steps for reading the schema, enough for 20,000 objects
+_SCHEMA_STEPS: Final = 2 * _STEP_INTERVAL
+# maximum number of steps for a read of a small file, which take about a second
+_BASE_STEPS: Final = 50_000_000
+_STEPS_PER_BYTE: Final = 32  # additional steps that are allowed for each byte of the file
+# name of the table with the schema versions, which is checked first
+_VERSION_TABLE: Final = "schemas"
 _INDEX_TABLES: Final = {"store_indexes", "said_indexes"}  # large; searches rebuild them
 _COMPANION_SUFFIXES: Final = (
     "-wal",
     "-shm",
     "-journal",
-)  # suffixes of the files that SQLite also opens
+)  # suffixes of the additional files that SQLite opens
 
 _TOKEN: Final = re.compile(
     r"""
@@ -106,7 +111,7 @@ def read_tables(script: str) -> dict[str, TableSQL]:
     return dict(table for table in tables if table is not None)
 
 
-# the table `schemas` of builds from before the first release
+# SQL of the table `schemas` in builds from before the first release
 _TABLE_WITHOUT_HASHES: Final = read_tables(
     """
     CREATE TABLE schemas (
@@ -199,7 +204,7 @@ class Guard:
         self._check_version = check_version
         self._lock = threading.Lock()
         self._identity: tuple[int, int] | None = None
-        self._are_pages_checked = False  # whether the pages of the tables were checked
+        self._are_pages_checked = False  # whether the pages of the tables have been checked
 
     def check_file(self) -> None:
         """Check that the path leads to a regular file, and to the same file as at the first call.
@@ -256,7 +261,9 @@ class Guard:
         except sqlite3.OperationalError as exc:
             if getattr(exc, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
                 raise
-            if conn.steps <= conn.limit:  # stopped by a signal, whose exception sqlite3 drops
+            # A signal has stopped the read, and sqlite3 has dropped the exception of the signal
+            # handler.
+            if conn.steps <= conn.limit:
                 raise KeyboardInterrupt from exc
             raise CorruptRecord(
                 f"a read of {self._path!r} took more steps than a database of this size can need, "
