@@ -59,7 +59,7 @@ if find_spec("psycopg") is None:  # `import *` takes what can be imported
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs the extra `postgres` when it is first used."""
+    """Import the classes that need the extra `postgres` when they are first used."""
     if name == "PostgresStore":
         from perdure.stores.postgres import PostgresStore
 

@@ -1,4 +1,4 @@
-"""Erasure of what one author wrote among items that several people share, version by version."""
+"""Erasure of the texts that one author wrote in items that several people share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from perdure.stores.values import encode_value
 
 @dataclass(slots=True)
 class _AuthoredRows:
-    """Versions by the author, and versions by others that contain an earlier text of the author."""
+    """Rows to change: versions by the author, and others with the author's earlier texts."""
 
     by_author: list[Row] = field(default_factory=list)
     by_others: list[Row] = field(default_factory=list)
@@ -48,7 +48,7 @@ def forget_author(
 
 
 def _find_authored(parts: StoreParts, path: bytes, author: str) -> Flow[_AuthoredRows]:
-    """Find the versions of an author, and those of others with an earlier text of the author."""
+    """Find versions by an author, and other versions that contain the author's earlier texts."""
     found_rows = _AuthoredRows()
     for row in (yield parts.sql("all_versions", *prefix_range(path))):
         if parts.records.decode_provenance(row[9], *row[1:4]).get(AUTHOR) == author:
@@ -61,20 +61,23 @@ def _find_authored(parts: StoreParts, path: bytes, author: str) -> Flow[_Authore
 
 
 def _earlier_texts(value: Mapping[str, Any]) -> list[Any]:
-    """Return the entries with earlier texts in a value."""
+    """Return the entries of a value that contain earlier texts of the item."""
     entries = value.get(PREVIOUS)
     return entries if isinstance(entries, list) else []
 
 
 def _is_by(entry: Any, author: str) -> bool:
-    """Return whether an entry with an earlier text is by the author."""
+    """Return whether the author wrote the earlier text in an entry."""
     return isinstance(entry, Mapping) and entry.get(AUTHOR) == author
 
 
 def _erase_author(
     parts: StoreParts, path: bytes, author: str, *, hand_over: bool
 ) -> Flow[_AuthoredRows]:
-    """Remove the versions of an author, or the author's name from them, in one transaction."""
+    """Erase the versions of an author, or hand them over by removing only the author's name.
+
+    Everything happens in one transaction.
+    """
     sql = parts.sql
     found_rows = yield from _find_authored(parts, path, author)
     changed_rows = [*found_rows.by_author, *found_rows.by_others]

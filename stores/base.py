@@ -11,9 +11,11 @@ from langgraph.store.base import NOT_PROVIDED, Item, NotProvided, SearchItem
 
 Mode = Literal["hybrid", "text", "semantic"]
 Namespace = tuple[str, ...]
-Period = tuple[datetime, datetime]  # start (included) and end (excluded), both with a time zone
+# period: its start (included) and end (excluded), both with a time zone
+Period = tuple[datetime, datetime]
 TTL = float | None | NotProvided  # time to live in minutes; None means that the item never expires
-Progress = Callable[[int, int | None], None]  # called with the finished count and the total or None
+# progress callback, called with the number of finished items and the total (None if unknown)
+Progress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +26,11 @@ class Provenance:
     checkpoint_id: str | None = None  # a checkpoint of the thread `thread_id`
     message_ids: tuple[str, ...] = ()  # ids of the messages that the item was made from
     actor: str | None = None  # the speaker
-    trust: str | None = None  # a trust class that you define, such as "user", "tool" or "web"
+    # the trust class of the source, which you define, such as "user", "tool" or "web"
+    trust: str | None = None
     position: int | None = None  # position of the message in its thread
-    at: datetime | None = None  # when the message was sent; with a time zone
-    author: str | None = None  # the user who wrote the item, for memories of a team or conversation
+    at: datetime | None = None  # time at which the message was sent, with a time zone
+    author: str | None = None  # the user who wrote the item, if several users share the memories
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,37 +117,40 @@ class FoundItem(SearchItem):
 
 @dataclass(frozen=True, slots=True)
 class VersionRetention:
-    """A rule that says which closed versions are kept.
+    """A retention rule, which says which closed versions of items are kept.
 
-    A version is kept if `last` or `days` keeps it. The present version of a key is always kept.
+    A version is kept if at least one of `last` and `days` keeps it. The present version of a key is
+    always kept.
     """
 
-    last: int | None = None  # keep this many of the newest closed versions of each key
-    days: float | None = None  # keep versions that were still valid this many days ago or later
+    last: int | None = None  # number of the newest closed versions that are kept for each key
+    # versions that were still valid this many days ago, or later, are kept
+    days: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RemovableVersions:
-    """The part of one key that `sweep_ttl` and then `retain` would remove."""
+    """The versions of one key that `sweep_ttl`, followed by `retain`, would remove."""
 
     namespace: Namespace
     key: str
-    expired: bool  # whether the present version has expired; the sweep would close it
+    expired: bool  # whether the present version has expired, so that a sweep would close it
     versions: int  # number of closed versions to remove, including the expired one
     size_bytes: int  # total bytes of the values and provenance of these versions
 
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """The way in which the database would execute a search."""
+    """The plan by which the database would execute a search."""
 
-    indexes: tuple[str, ...]  # paths whose index is used; if empty, all items are read
+    # paths whose indexes the search uses; if empty, the search reads all items
+    indexes: tuple[str, ...]
     steps: tuple[str, ...]  # lines of the database's own query plan
 
 
 @dataclass(frozen=True, slots=True)
 class RankExplanation:
-    """The rank of one item for a query, and the reason for it."""
+    """The rank of one item among the results of a query, and the reason for this rank."""
 
     reason: str
     rank: int | None = None  # position in the results, from 1; None if the search excludes it
@@ -153,7 +159,10 @@ class RankExplanation:
 
 @dataclass(frozen=True, slots=True)
 class PendingEmbedding:
-    """An item without vectors, because the embedder failed. A search finds it by its words."""
+    """An item that has no vectors, because the embedder failed on its text.
+
+    A search finds it by its words.
+    """
 
     namespace: Namespace
     key: str
@@ -163,28 +172,32 @@ class PendingEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The result of `forget`. With `dry_run`, it says what `forget` would remove.
+    """The result of `forget`.
 
-    `clean` is true if the file and its WAL contain no byte of the removed items. It is false for a
-    dry run, while another process reads an older snapshot, and if the disk has no room for a copy
-    of the file.
+    With `dry_run`, the receipt lists the items and messages that `forget` would remove.
+
+    `clean` is true if the file and its WAL contain no byte of the removed items. `clean` is false
+    after a dry run, if another process still reads an older snapshot, or if the disk has no room
+    for a copy of the file.
 
     The receipt does not cover quotations elsewhere, such as answers in threads. Each hash can prove
     that a certain text was erased, without revealing the text.
     """
 
     items: int  # number of present items
-    versions: int  # number of closed versions, also of items that were deleted before
+    versions: int  # number of closed versions, including those of items that were deleted earlier
     messages: int  # number of messages in threads, including their copies in checkpoints
     keys: tuple[tuple[Namespace, str], ...]  # namespace and key of each item
     hashes: tuple[str, ...]  # BLAKE2b-128 of the JSON of each removed value, in hexadecimal
     threads: tuple[str, ...]  # ids of the threads from which messages were removed
     at: datetime  # time of the erasure (UTC)
-    clean: bool  # whether no byte of the removed items is left
-    cancelled: tuple[str, ...] = ()  # tasks that quoted a message, as `thread_id: node:task_id`
+    clean: bool  # whether no byte of the removed items is left in the file
+    # tasks that were cancelled because they quoted an erased message, as `thread_id: node:task_id`
+    cancelled: tuple[str, ...] = ()
     size_bytes: int = 0  # total bytes of the values and provenance of the items and versions
     others: tuple[Namespace, ...] = ()  # namespaces with the person's name that were not erased
-    handed_over: int = 0  # number of versions that were kept without the name of their author
+    # number of versions that were handed over: kept without the name of their author
+    handed_over: int = 0
 
     @property
     def namespaces(self) -> tuple[Namespace, ...]:
@@ -192,7 +205,10 @@ class Receipt:
         return tuple(dict.fromkeys(namespace for namespace, _ in self.keys))
 
     def __add__(self, other: Receipt) -> Receipt:
-        """Return the sum of two receipts. The sum is clean if both receipts are clean."""
+        """Return the sum of two receipts.
+
+        The sum of two receipts is clean if both receipts are clean.
+        """
         return Receipt(
             self.items + other.items,
             self.versions + other.versions,
@@ -217,7 +233,7 @@ class NamespaceSize:
     """
 
     namespace: Namespace
-    namespaces: int  # number of namespaces with items: 1, or all those under the prefix
+    namespaces: int  # number of namespaces that contain items: 1, or the number under the prefix
     items: int
     value_bytes: int  # total bytes of the JSON of the items
 
@@ -240,12 +256,13 @@ class StoreStats:
     """
 
     namespaces: int  # number of namespaces with items
-    items: int  # number of present items, including expired items that were not swept yet
+    items: int  # number of present items, including expired items that have not been swept yet
     versions: int  # number of closed versions
     pending: int
-    value_bytes: int  # total bytes of the JSON of the present items
+    value_bytes: int  # total size of the present items as JSON, in bytes
     indexes: tuple[str, ...]  # paths with an index, see `create_index`
-    database: Mapping[str, Any] = field(repr=False)  # file sizes and the version of the driver
+    # sizes of the database files, and the version of the database driver
+    database: Mapping[str, Any] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

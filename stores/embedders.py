@@ -1,9 +1,9 @@
 """Embedders, built from an object, a function or the name of a model.
 
 A blocking model is called in a daemon thread. A call that never returns can then be abandoned, and
-it does not keep the process from ending. An async model is awaited by the caller. For blocking
-callers, it runs on an event loop in a thread of its own, always the same loop, because the
-connections of async clients belong to a loop.
+does not prevent the process from ending. An async model is awaited by the caller. For blocking
+callers, an async model runs on an event loop in a separate thread. This loop is always the same,
+because the connections of an async client belong to one event loop.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ from perdure.stores.vectors import Floats, Model, check_vectors, encode_groups
 
 TIMEOUT_S = 60.0
 BATCH_SIZE = 256
-CACHE_SIZE: Final = 4096  # vectors; 25 MB if a vector has 1536 numbers
+# maximum number of cached vectors; they take 25 MB if a vector has 1536 numbers
+CACHE_SIZE: Final = 4096
 _MAX_THREADS: Final = 8
-# texts; the answer for more texts is checked in a thread, as it takes over 0.5 ms
+# maximum number of texts whose vectors are checked on the event loop; the check of more vectors
+# takes over 0.5 ms and runs in a thread
 _MAX_CHECKED_IN_LOOP: Final = 8
 
 
@@ -59,7 +61,7 @@ class Embedder(Protocol):
 
     @property
     def dims(self) -> int | None:
-        """The length of a vector, or None if it is not known yet."""
+        """The length of each vector, or None if it is not known yet."""
 
     def embed(self, texts: Sequence[str]) -> Any:
         """Return the vectors of the texts, float32[len(texts), dims]."""
@@ -140,12 +142,13 @@ def _init_langchain_embedder(spec: str) -> Embeddings:
         raise MissingDependency(
             f"the embedder {spec!r} needs another package ({exc}); install it"
         ) from exc
-    except Exception as exc:  # any error of the provider, for example a missing key
+    # The provider may raise any error, for example because a key is missing.
+    except Exception as exc:
         raise ConfigurationError(f"langchain cannot create the embedder {spec!r}: {exc}") from exc
 
 
 def _find_model_name(spec: Any) -> str:
-    """Return the name under which a model is recorded."""
+    """Return the name by which the store records a model."""
     if isinstance(spec, str):
         return spec
     if isinstance(spec, Embedder) and not isinstance(spec, Embeddings):
@@ -158,18 +161,19 @@ def _find_model_name(spec: Any) -> str:
 
 
 class _EmbedFunction(NamedTuple):
-    """A function of a model, from a list of texts to vectors or from one text to its vector."""
+    """A function of a model that embeds a list of texts or a single text."""
 
     call: Callable[[Any], Any]  # an awaitable that it returns is awaited
-    acall: Callable[[Any], Any] | None  # the async form; None means `call` in a thread
+    acall: Callable[[Any], Any] | None  # the async function; if None, `call` is run in a thread
     takes_one_text: bool = False
 
 
 def _find_functions(model: Any) -> tuple[_EmbedFunction, _EmbedFunction]:
     """Return the functions of a model for documents and for queries."""
     if isinstance(model, Embeddings):
-        # inherited async methods use the threads of the event loop, where a call that hangs
-        # would keep the process from ending; perdure's own threads are used instead
+        # Inherited async methods run in the threads of the event loop, where a call that hangs
+        # would prevent the process from ending. They are replaced by calls in perdure's own
+        # threads.
         has_async_documents = type(model).aembed_documents is not Embeddings.aembed_documents
         has_async_query = type(model).aembed_query is not Embeddings.aembed_query
         return (
@@ -203,11 +207,13 @@ def _find_functions(model: Any) -> tuple[_EmbedFunction, _EmbedFunction]:
 
 
 class CheckedEmbedder:
-    """An embedder that returns vectors of length 1, or raises an error about a wrong answer.
+    """An embedder that checks the answers of a model and normalises its vectors to length 1.
 
-    Texts are sent to the model in batches, each text once. The most recent vectors are cached,
-    those of queries separately. OS threads and event loops may share an object. `embedder_from`
-    builds one.
+    An answer that is not usable raises an error.
+
+    Texts are sent to the model in batches, each text once. The most recently used vectors are
+    cached, with separate entries for queries and documents. Several OS threads and event loops may
+    use one object. `embedder_from` builds one.
     """
 
     def __init__(
@@ -224,7 +230,7 @@ class CheckedEmbedder:
         self._lock = threading.Lock()  # guards `_dims` and `_cache`
         self._cache: dict[
             tuple[str, bool], Floats
-        ] = {}  # by text and whether it is a query; least recently used first
+        ] = {}  # vectors by text and whether the text is a query, least recently used first
 
     @property
     def dims(self) -> int | None:
@@ -265,7 +271,10 @@ class CheckedEmbedder:
         return rows[0]  # type: ignore[no-any-return]
 
     def clear_cache(self) -> None:
-        """Drop all cached vectors. An erasure calls this, because a vector reveals its text."""
+        """Drop all cached vectors.
+
+        An erasure calls this method, because a vector can reveal its text.
+        """
         with self._lock:
             self._cache.clear()
         if self._clear_model is not None:
@@ -300,7 +309,10 @@ class CheckedEmbedder:
         return hits
 
     def _add_to_cache(self, vectors: dict[str, Floats], is_query: bool) -> None:
-        """Cache copies of vectors, so that no cached row keeps the array of its batch alive."""
+        """Add copies of vectors to the cache.
+
+        A view of the batch would keep the whole batch in memory.
+        """
         with self._lock:
             self._cache |= {(text, is_query): vector.copy() for text, vector in vectors.items()}
             while len(self._cache) > CACHE_SIZE:
@@ -309,7 +321,7 @@ class CheckedEmbedder:
     # -- calls of the model
 
     def _call_model(self, function: _EmbedFunction, texts: list[str]) -> Floats:
-        """Return the vectors of one batch, blocking."""
+        """Return the vectors of one batch of texts, and block until the model has answered."""
         if self._in_process:
             return self._request_vectors(function, texts)
         with self._convert_errors():
@@ -318,7 +330,7 @@ class CheckedEmbedder:
             )
 
     async def _acall_model(self, function: _EmbedFunction, texts: list[str]) -> Floats:
-        """Return the vectors of one batch, awaiting an async model or a thread."""
+        """Return the vectors of one batch of texts without blocking the event loop."""
         with self._convert_errors():
             if function.acall is None:
                 future = self._submit_call(function, texts, is_async=True)
@@ -330,7 +342,7 @@ class CheckedEmbedder:
             return self._check_answer(function, texts, answer)
 
     def _submit_call(self, function: _EmbedFunction, texts: list[str], *, is_async: bool) -> Any:
-        """Start a call of the model in a daemon thread, and return its future."""
+        """Start a call of the model in a daemon thread, and return a future of the result."""
         call = partial(contextvars.copy_context().run, self._request_vectors, function, texts)
         return self._threads.submit(call, is_async=is_async)
 
@@ -340,7 +352,7 @@ class CheckedEmbedder:
         with self._convert_errors():
             try:
                 answer = function.call(argument)
-            except NotImplementedError:  # raised by classes that have only async methods
+            except NotImplementedError:  # Classes that have only async methods raise this error.
                 if function.acall is None:
                     raise
                 answer = function.acall(argument)
@@ -369,7 +381,7 @@ class CheckedEmbedder:
 
     def _check_answer(self, function: _EmbedFunction, texts: list[str], answer: Any) -> Floats:
         """Check the answer of the model, and return its vectors."""
-        with self._lock:  # two threads may receive a first answer at the same time
+        with self._lock:  # Two threads may receive their first answers at the same time.
             rows = [answer] if function.takes_one_text else answer
             vectors = check_vectors(rows, len(texts), self._dims, self.name)
             self._dims = vectors.shape[1]
@@ -377,7 +389,7 @@ class CheckedEmbedder:
 
 
 async def _await_answer(answer: Awaitable[Any]) -> Any:
-    """Await an awaitable, as the coroutine that `run_coroutine_threadsafe` needs."""
+    """Await any awaitable. `run_coroutine_threadsafe` accepts only coroutines such as this one."""
     return await answer
 
 
@@ -387,7 +399,7 @@ _loop_lock = threading.Lock()
 def _get_embedding_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop that runs async models for blocking callers. Start it if needed."""
     with _loop_lock:
-        return _start_loop(os.getpid())  # a forked process needs its own loop
+        return _start_loop(os.getpid())  # A forked process needs its own event loop.
 
 
 @cache
@@ -413,10 +425,12 @@ class StoreEmbedder:
 
     embedder: CheckedEmbedder | None = None
     model: Model | None = None  # the model as it is recorded
-    in_process: bool = False  # whether the model computes in this process
-    # a fast model, whose vectors are not stored but computed when a search reads the item
+    in_process: bool = False  # whether the model runs in this process
+    # embedding function of a fast model; its vectors are not stored, but computed when a search
+    # reads the items
     embed_quickly: Callable[[Sequence[str]], Floats] | None = None
-    accepts_any_kind: bool = False  # whether the file's vector encoding is used
+    # whether the store uses the vector encoding of the file, because the caller has chosen none
+    accepts_any_kind: bool = False
 
     @property
     def stores_vectors(self) -> bool:
@@ -424,7 +438,7 @@ class StoreEmbedder:
         return self.model is not None and self.embed_quickly is None
 
     def adopt_encoding(self, file_model: Model) -> None:
-        """Use the vector encoding that the file already uses, unless the caller has chosen one."""
+        """Use the vector encoding of the file, unless the caller has chosen an encoding."""
         if self.accepts_any_kind and self.model is not None and self.model.name == file_model.name:
             self.model = replace(self.model, kind=file_model.kind)
 
@@ -433,13 +447,13 @@ class StoreEmbedder:
         return [piece for text in texts for piece in split_into_chunks(text)]
 
     def derives_vectors(self, file_model: Model) -> bool:
-        """Return whether searches compute the vectors of the file's model, so none are stored."""
+        """Return whether searches compute the vectors of the file's model. Then none are stored."""
         return self.embed_quickly is not None and self.model == file_model
 
     def derive_vectors(
         self, rows: Sequence[Sequence[str]], file_model: Model | None
     ) -> list[bytes | None]:
-        """Compute the encoded vectors of each row's texts, or None where not possible."""
+        """Return the encoded vectors of each row's texts, or None if they cannot be computed."""
         if self.embed_quickly is None or file_model is None or not self.derives_vectors(file_model):
             return [None] * len(rows)
         groups = [self.split_texts(texts) for texts in rows]

@@ -1,4 +1,4 @@
-"""Erasure of items with all their versions, words and vectors, and of the messages behind them."""
+"""Erasure of items with all their versions, words and vectors, and of their source messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perdure.stores.values import WHOLE, extract_texts
 
 
 class ErasedMessages(Protocol):
-    """The report of a checkpointer about erased messages."""
+    """The report that a checkpointer returns after it has erased messages."""
 
     @property
     def items(self) -> int:
@@ -36,7 +36,7 @@ class ErasedMessages(Protocol):
 
 
 class ErasesMessages(Protocol):
-    """The method of a checkpointer that `forget` needs."""
+    """The interface of a checkpointer that can erase messages, as `forget` needs it."""
 
     def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> ErasedMessages:
         """Erase messages from a thread permanently. `message_ids=None` erases the whole thread."""
@@ -52,7 +52,7 @@ class _Criteria(NamedTuple):
 
 @dataclass(slots=True)
 class _RowsToErase:
-    """All versions of the selected keys, and the messages that they come from, by thread."""
+    """All versions of the selected keys, and the ids of their source messages by thread."""
 
     rows: list[Row] = field(default_factory=list)
     hashes: set[str] = field(default_factory=set)
@@ -92,7 +92,9 @@ def forget(
             parts.now(),
             parse_filter(filter)
             if filter
-            else None,  # not `StoreParts.build_selection`, which caches filters
+            # `StoreParts.build_selection` would cache the filter, which may contain the text to
+            # erase.
+            else None,
             parse_filter(provenance, PROVENANCE) if provenance else None,
         ),
         None if key is None else check_key(key),
@@ -106,7 +108,8 @@ def forget(
     if dry_run:
         messages = sum(map(len, found_rows.messages.values()))
         return _build_receipt(parts, found_rows, threads, messages, clean=False)
-    # messages are erased first: if the process dies, the items still name the messages
+    # Messages are erased before items. If the process dies in between, the items still name the
+    # messages that remain to be erased.
     messages_before = {**found_rows.messages, **dict.fromkeys(threads)}
     reports = _erase_messages(checkpointer, messages_before)
     clean = True
@@ -119,7 +122,8 @@ def forget(
         reports += _erase_messages(
             checkpointer, {thread_id: ids for thread_id, ids in messages_after.items() if ids}
         )
-        # this process drops words and vectors now, other processes at their next search
+        # This process drops the cached words and vectors now. Other processes drop theirs at their
+        # next search.
         parts.database.read(parts.indexes.purge_erased)
         clean = parts.database.scrub()
     return _build_receipt(
@@ -176,7 +180,7 @@ def _build_receipt(
 
 
 def _find_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
-    """Find all versions of the keys that meet the criteria, and the messages behind them."""
+    """Find all versions of the keys that meet the criteria, and their source messages."""
     prefix, records = criteria.selection.prefix, parts.records
     if criteria.key is None:
         rows = yield parts.sql("all_versions", *prefix_range(prefix))
@@ -224,7 +228,7 @@ def _erase_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
 def _check_has_no_criterion(
     prefix: Namespace | None, key: str | None, **conditions: Mapping[str, Any] | str | None
 ) -> bool:
-    """Return whether no criterion selects items.
+    """Check the criteria of `forget`, and return whether none of them is set.
 
     Raises:
         ConfigurationError: A criterion is empty, which would select everything, or a key is given
@@ -243,7 +247,7 @@ def _check_has_no_criterion(
 
 
 def _parse_query_words(query: str | None) -> frozenset[str]:
-    """Return the words that a text must contain, or an empty set without a query.
+    """Return the words that a text must contain to be erased. Without a query, the set is empty.
 
     Raises:
         ConfigurationError: The query is not text, or has no words.

@@ -1,8 +1,9 @@
-"""SQL conditions for filters: each holds for every row that the filter matches, and for few others.
+"""SQL conditions that preselect the rows which a filter may match.
 
-A condition may select too many rows, never too few. `Filter.matches` checks the selected rows. SQL
-compares text, finite numbers and booleans as operands of `$eq`, `$in` and the order operators. All
-other parts of a filter become the condition TRUE.
+A condition may select too many rows, but never omits a row that the filter matches.
+`Filter.matches` then checks each selected row. The conditions compare text, finite numbers and
+booleans that are operands of `$eq`, `$in` or an order operator such as `$lt`. Every other part of a
+filter becomes the condition TRUE.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from perdure.stores.filters import (
 # maximum characters of a condition; keeps expressions below SQLite's depth limit
 _MAX_SQL_LENGTH = 10_000
 _MAX_PATHS = 8  # maximum JSON paths for one field; with more, the condition is TRUE
-_MAX_EXACT_INTEGER = 2**53  # SQL reads integers up to this number exactly, as 1 or as 1.0
+_MAX_EXACT_INTEGER = 2**53  # largest integer that SQL reads exactly, whether written as 1 or as 1.0
 _MAX_NUMBER = 1e300  # larger numbers are not compared in SQL
 # characters at which SQL cuts a text: NUL and lone surrogates
 TRUNCATING = re.compile(r"[\x00\ud800-\udfff]")
@@ -53,13 +54,13 @@ class Condition(NamedTuple):
         return re.sub(r"\?", lambda _: f"?{next(numbers)}", self.text)
 
 
-_UNKNOWN = Condition("TRUE")  # for a part of a filter that SQL cannot decide
+_UNKNOWN = Condition("TRUE")  # condition for a part of a filter that SQL cannot decide
 
 
 def build_condition(
     filter: Filter, location: JSONLocation, indexed_paths: Collection[str] = ()
 ) -> Condition:
-    """Build a condition that holds for every row that a filter matches, and for few others.
+    """Build a condition that holds for each row that a filter matches, and for few other rows.
 
     Args:
         filter: The parsed filter, which caches the condition.
@@ -79,7 +80,7 @@ def build_condition(
 
 
 def indexable_paths(filter: Filter) -> list[str]:
-    """Return the paths for which an index would help a filter, equalities before ranges."""
+    """Return the paths whose indexes could speed up a filter, equalities before ranges."""
     candidates = [
         (part.operator in ORDER_OPERATORS, field.key)
         for field in _iter_conjuncts(filter.node)
@@ -93,7 +94,7 @@ def indexable_paths(filter: Filter) -> list[str]:
 
 
 def check_index_path(path: object) -> str:
-    """Check a path for which an index is created, and return it.
+    """Check that a path can have an index, and return the path.
 
     Raises:
         ConfigurationError: The path is not a sequence of identifiers joined by dots.
@@ -114,7 +115,7 @@ def _is_indexable(path: object) -> TypeGuard[str]:
 
 
 def _iter_conjuncts(node: Node) -> Iterator[Node]:
-    """Yield the parts of a node that must all hold."""
+    """Yield the conditions of a filter node that must all hold."""
     if isinstance(node, AllOf):
         for part in node.parts:
             yield from _iter_conjuncts(part)
@@ -128,7 +129,7 @@ def _iter_conjuncts(node: Node) -> Iterator[Node]:
 def _build_node_condition(
     node: Node, location: JSONLocation, indexed_paths: Collection[str] = ()
 ) -> Condition:
-    """Build the condition for a node of a filter."""
+    """Build the SQL condition for a node of a parsed filter."""
     match node:
         case Comparison(name, operand):
             return _build_comparison(name, operand, location)
@@ -161,7 +162,8 @@ def _build_comparison(name: str, operand: Any, location: JSONLocation) -> Condit
                 if _find_exact_sql_value(value) is None
             ]
             return join_with_or([location.membership_condition(exact), *others])
-        # a string that SQL cuts at a NUL sorts lower, so bounds are always inclusive
+        # SQL cuts a string at a NUL character, and the shortened string sorts lower. Bounds are
+        # therefore always inclusive.
         case "$gt" | "$gte" if bounds := _compute_bounds(operand):
             return location.range_condition(bounds[0], None)
         case "$lt" | "$lte" if bounds := _compute_bounds(operand):
@@ -178,7 +180,7 @@ def _build_equality(value: Any, location: JSONLocation) -> Condition:
 
 
 def _find_exact_sql_value(value: Any) -> str | int | None:
-    """Return the value as SQL reads it, or None if SQL may read it inexactly or not at all."""
+    """Return a JSON value as SQL reads it, or None if SQL may not read it exactly."""
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else value
     if isinstance(value, int | float) and abs(value) <= _MAX_EXACT_INTEGER and value == int(value):
@@ -187,18 +189,22 @@ def _find_exact_sql_value(value: Any) -> str | int | None:
 
 
 def _compute_bounds(value: Any) -> tuple[Any, Any] | None:
-    """Return the lowest and highest value as which SQL may read a value, or None if unknown."""
+    """Return the lowest and highest number that SQL may read for a value, or None if unknown."""
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else (value, value)
     if not isinstance(value, int | float) or not abs(value) <= _MAX_NUMBER:
         return None
-    # SQLite promises 15 digits (https://sqlite.org/floatingpoint.html), fewer for the smallest
+    # SQLite guarantees 15 significant digits (https://sqlite.org/floatingpoint.html), and fewer for
+    # the smallest numbers.
     slack = abs(value) * 1e-12 + 1e-300
     return value - slack, value + slack
 
 
 def _join_with_and(parts: Sequence[Condition]) -> Condition:
-    """Join conditions with AND. Conditions that would make the expression too long are left out."""
+    """Join conditions with AND.
+
+    Conditions that would make the SQL expression too long are left out.
+    """
     chosen: list[Condition] = []
     length = 0
     for part in parts:
@@ -209,7 +215,10 @@ def _join_with_and(parts: Sequence[Condition]) -> Condition:
 
 
 def join_with_or(parts: Sequence[Condition]) -> Condition:
-    """Join conditions with OR. The result is TRUE if one of them is TRUE or they are too long."""
+    """Join conditions with OR.
+
+    The result is TRUE if one of the conditions is TRUE, or if the expression would be too long.
+    """
     if _UNKNOWN in parts or sum(len(part.text) for part in parts) > _MAX_SQL_LENGTH:
         return _UNKNOWN
     return _join_conditions(" OR ", parts)
@@ -238,14 +247,15 @@ def build_index_expression(path: str, column: str) -> str:
 
 
 class JSONLocation(NamedTuple):
-    """The location of a JSON value in a column: the value is under one of the paths.
+    """The location of a JSON value in a column, as the JSON paths under which the value may be.
 
     Without paths, the location is unknown.
     """
 
     column: str
     paths: tuple[Any, ...] = ("$",)
-    expression: str = ""  # the indexed SQL expression that reads the value, if there is one
+    # the indexed SQL expression that reads the value, or "" if the value has no index
+    expression: str = ""
 
     @property
     def supports_indexes(self) -> bool:
@@ -257,23 +267,29 @@ class JSONLocation(NamedTuple):
         return condition
 
     def child_location(self, key: str | int, is_indexed: bool) -> Self:
-        """Return the location of the value that a key leads to from here."""
+        """Return the location of the value under a key of the object or array at this location."""
         paths = tuple(path + end for path in self.paths for end in self.path_suffixes(key))
         expression = build_index_expression(str(key), self.column) if is_indexed else ""
         return self._replace(paths=paths if len(paths) <= _MAX_PATHS else (), expression=expression)
 
     def path_suffixes(self, key: str | int) -> Sequence[Any]:
-        """Return the possible suffixes that a key adds to the paths."""
+        """Return the possible suffixes that a key adds to the JSON paths of this location."""
         return [f"[{key}]"] if isinstance(key, int) else _build_path_suffixes(key)
 
     def membership_condition(self, keys: Sequence[str | int]) -> Condition:
-        """Return the condition that the value is one of some keys. The key 1 also means `true`."""
+        """Return the condition that the value at this location equals one of `keys`.
+
+        The key 1 also means `true`.
+        """
         if len(keys) == 1:
             return self._extract_condition("= ?", keys[0])
         return self._extract_condition("IN (SELECT value FROM json_each(?))", json.dumps(keys))
 
     def range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
-        """Return the condition that the value is between two bounds. One bound may be None."""
+        """Return the condition that the value at this location lies between two bounds.
+
+        One bound may be None.
+        """
         if low is None or high is None:
             return self._extract_condition(
                 "<= ?" if low is None else ">= ?", high if low is None else low
@@ -281,7 +297,7 @@ class JSONLocation(NamedTuple):
         return self._extract_condition("BETWEEN ? AND ?", low, high)
 
     def _extract_condition(self, comparison: str, *params: str | float | None) -> Condition:
-        """Return the condition that applies the SQL comparison `asked` to the extracted value."""
+        """Return the condition that applies an SQL comparison to the extracted value."""
         # SQLite extracts `true` as 1, and an array as its JSON text
         if self.expression:
             return Condition(f"{self.expression} {comparison}", params)
@@ -290,12 +306,12 @@ class JSONLocation(NamedTuple):
 
 
 def _build_path_suffixes(key: str) -> tuple[str, ...]:
-    """Return the suffixes of SQLite JSON paths under which the value of `key` can be.
+    """Return the suffixes to append to a SQLite JSON path so that it leads to the value of `key`.
 
-    The suffixes are the literal key and the path. Each is written in the two ways in which
-    `json.dumps` can write labels that are not ASCII, because SQLite 3.40 compares labels as they
-    are written, including escapes. The result is empty if there is no such path: for `[*]`, and for
-    labels with quotes, backslashes or control characters.
+    The suffixes are the literal key and the path. Each label that is not ASCII appears both as text
+    and with escapes, the two ways in which `json.dumps` can write it, because SQLite 3.40 compares
+    labels without decoding escapes. The result is empty for keys that SQLite's paths cannot
+    express: `[*]`, and labels with quotes, backslashes or control characters.
     """
     step_lists = dict.fromkeys(((key,), parse_path(key)))
     if any(

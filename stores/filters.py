@@ -13,7 +13,8 @@ These rules apply wherever a filter is used:
 
 - Values are strict JSON: `True` is not 1, 1 equals 1.0, 2**53 + 1 differs from 2.0**53, and `"1"`
   is not 1.
-- `{"a": None}` holds if the field exists and is null. A missing field equals nothing (`$exists`).
+- `{"a": None}` holds if the field exists and is null. A missing field is equal to no value; test
+  for it with `$exists`.
 - `$ne`, `$nin` and `$not` negate `$eq`, `$in` and their operand. So they hold for missing fields.
 - `$gt`, `$gte`, `$lt` and `$lte` hold only for a value of the operand's type. Numbers are compared
   by size and strings by code point, so ISO dates of one format compare as dates. Infinities compare
@@ -21,8 +22,8 @@ These rules apply wherever a filter is used:
 - `$contains` holds if an array has an equal element, or a string contains the operand.
 - `$eq`, `$ne`, `$in`, `$nin` and `$contains` compare whole objects. A plain mapping compares only
   the entries that it names. A plain list is compared element by element, each as a condition.
-- A key that starts with `$` is an operator. A field of that name is reached by a path:
-  `author.$ref`.
+- A key that starts with `$` is an operator. To name a field that starts with `$`, write a path,
+  such as `author.$ref`.
 - A key is a path, unless the document has a field with exactly that name. `[*]` requires one
   element that meets the whole condition. If there are no elements, the condition is tested on a
   missing value.
@@ -63,14 +64,14 @@ OPERATORS = (
 """The names of all operators."""
 
 _CONTAINERS = (Mapping, list, tuple)
-# not in sets: True equals 1, and the others cannot be hashed
+# Sets cannot test these types: True equals 1, and the other types cannot be hashed.
 _UNHASHABLE_OR_BOOL = (
     bool,
     dict,
     list,
 )
 _LABEL_PATTERN = r"[^.\[\]]+"
-# at most 9 digits, since SQLite's positions have 32 bits
+# Positions have at most 9 digits, because SQLite stores positions in 32 bits.
 _INDEX_PATTERN = r"\[(?:-?[0-9]{1,9}|\*)\]"
 _PATH_PATTERN = re.compile(
     rf"{_LABEL_PATTERN}(?:{_INDEX_PATTERN})*(?:\.{_LABEL_PATTERN}(?:{_INDEX_PATTERN})*)*"
@@ -79,7 +80,7 @@ _STEP_PATTERN = re.compile(rf"({_LABEL_PATTERN})|\[(-?[0-9]+|\*)\]")
 
 
 class Mark(Enum):
-    """Markers that differ from all JSON values and labels: a missing value, and the step `[*]`."""
+    """Markers for a missing value and for the step `[*]`. They differ from each value and label."""
 
     MISSING = "missing"
     ANY_ELEMENT = "*"
@@ -88,8 +89,10 @@ class Mark(Enum):
 _MISSING: Final = Mark.MISSING
 ANY_ELEMENT: Final = Mark.ANY_ELEMENT
 
-Step: TypeAlias = str | int | Mark  # a label, a position in an array, or ANY_ELEMENT
-_Predicate: TypeAlias = Callable[[Any], bool]  # tests a JSON value or _MISSING; never raises
+# step of a path: a label, a position in an array, or ANY_ELEMENT
+Step: TypeAlias = str | int | Mark
+# function that tests a JSON value or _MISSING and never raises an error
+_Predicate: TypeAlias = Callable[[Any], bool]
 _FilterPath: TypeAlias = tuple[str | int, ...]
 
 
@@ -109,7 +112,7 @@ class Comparison(NamedTuple):
 
 
 class FieldCondition(NamedTuple):
-    """The value that a key or an array position leads to must meet a condition."""
+    """A condition on the value of a key in an object, or of a position in an array."""
 
     key: str | int
     condition: Node
@@ -239,7 +242,8 @@ def _parse_document(
 def _parse_condition(value: Any, path: _FilterPath) -> Node:
     """Parse the condition on one value.
 
-    It consists of operators, entries of an object or list elements, or is a value to be equal to.
+    The condition is a mapping of operators, a mapping of entries, a list of elements, or a plain
+    value that the field must equal.
     """
     if isinstance(value, list):
         elements = [
@@ -343,7 +347,8 @@ def _format_value(value: object) -> str:
     """Return the representation of a value, cut to 80 characters."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer with too many digits, or deep nesting
+    # `repr` fails for integers with too many digits and for deep nesting.
+    except (ValueError, RecursionError):
         text = type(value).__name__
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -395,10 +400,10 @@ def parse_path(key: str) -> tuple[Step, ...]:
 
 
 def _compile_field(key: str | int, test: _Predicate) -> _Predicate:
-    """Return a test of an object or array that applies `test` to the value which `key` leads to.
+    """Return a test that applies `test` to the value of `key` in an object or array.
 
     If an object has a field with exactly the name `key`, including its dots, that field is tested.
-    Otherwise `key` is a path. An array is long enough for the position `key`.
+    Otherwise `key` is a path. An array must be long enough for the position `key`.
     """
     if isinstance(key, int):
         return lambda array: test(array[key])
@@ -407,7 +412,7 @@ def _compile_field(key: str | int, test: _Predicate) -> _Predicate:
 
 
 def _compile_steps(steps: tuple[Step, ...], test: _Predicate) -> _Predicate:
-    """Return a test that follows the steps from a value and tests the value they lead to."""
+    """Return a test that follows a path from a value, and tests the value at its end."""
     if ANY_ELEMENT in steps:
         index = steps.index(ANY_ELEMENT)
         test_element = _compile_steps(steps[index + 1 :], test)
@@ -481,7 +486,7 @@ def _compile_membership(operands: Sequence[Any]) -> _Predicate:
     unhashable = [value for value in operands if isinstance(value, _UNHASHABLE_OR_BOOL)]
     members = frozenset(value for value in operands if not isinstance(value, _UNHASHABLE_OR_BOOL))
 
-    def is_member(value: Any) -> bool:  # in a frozenset, 1 and 1.0 are the same member
+    def is_member(value: Any) -> bool:  # In a frozenset, 1 and 1.0 are the same element.
         if isinstance(value, _UNHASHABLE_OR_BOOL):
             return any(_is_equal(value, one) for one in unhashable)
         return value in members

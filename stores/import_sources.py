@@ -1,6 +1,6 @@
 """Sources of imports: JSON Lines, any store with langgraph's interface, and langgraph's tables.
 
-Each source yields pairs: the name of an item in messages, and the item as a JSON object.
+Each source yields pairs of the name of an item, for messages, and the item as a JSON object.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perdure.stores.base import PROVENANCE, Namespace
 from perdure.stores.tombstones import ROOT
 from perdure.stores.values import decode_value, suggest_name
 
-PAGE = 500  # items or namespaces that are read at a time
+PAGE = 500  # number of items or namespaces that are read at a time
 TIMES: Final = ("created_at", "valid_from", "valid_to", "expires_at")
 """The fields of a line with times."""
 STORE_TABLES: Final = ("store",)
@@ -69,7 +69,10 @@ def iter_text_lines(lines: Iterable[str], namespace: Namespace | None) -> Lines:
 def _complete_line(
     line_name: str, line: dict[str, Any], namespace: Namespace | None
 ) -> Mapping[str, Any]:
-    """Return a line with a namespace and a key. A key is made from the content if there is none."""
+    """Return the line of an item, completed with a namespace and a key.
+
+    If the line has no key, the key is a hash of the content.
+    """
     if "value" not in line and "namespace" not in line:
         line = {"value": line, "key": line.get("key")}
     _check_fields(line_name, line)
@@ -127,7 +130,8 @@ def iter_store_items(store: BaseStore) -> Lines:
 
 def _iter_namespace_items(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
     """Yield the present items of one namespace."""
-    # not by the method, which refuses some labels that stores contain
+    # The method `search` would refuse some labels that stores contain, so the operation is built
+    # here.
     op = SearchOp(namespace, limit=PAGE, refresh_ttl=False)
     while page := cast(list[SearchItem], store.batch([op])[0]):
         for item in page:
@@ -167,7 +171,7 @@ def iter_langgraph_items(
 
 
 def _iter_file_items(path: str | os.PathLike[str], max_value_bytes: int) -> Lines:
-    """Yield the items of a file. Each is read separately, because it may be large."""
+    """Yield the items of a file. Each value is read separately, because it may be large."""
     database = SQLiteDatabase(
         path, None, read_only=True, tables=STORE_TABLES, max_value_bytes=max_value_bytes
     )
@@ -228,7 +232,7 @@ WHERE (prefix, key) > (%s, %s) ORDER BY prefix, key LIMIT %s
 
 
 def _build_row_line(path: str, row: tuple[Any, ...]) -> Line:
-    """Build the line of a row of langgraph's table, or an error if the row cannot be read."""
+    """Build the line for a row of langgraph's table, or an error if the row cannot be read."""
     prefix, key, value, created, updated, expires, ttl = row
     item_name = f"{path!r}, {key!r} in {prefix!r}"
     try:

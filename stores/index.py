@@ -3,7 +3,7 @@
 Rows are appended as items are put. The words of new rows go to a short list that each search scans.
 When the list has grown, `NamespaceIndex.compact` sorts it into the postings, which contain the rows
 of each word. A search works on an `IndexView`, which does not change while the index changes. The
-encoded form is a header in JSON, followed by the arrays and then by the words.
+encoded form of an index consists of a header in JSON, the arrays, and the words.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ from perdure.stores.vectors import Floats, Model, VectorMatrix, rescored_share
 
 Ints = NDArray[np.int64]
 Rows = NDArray[np.integer[Any]]
-WordHits = tuple[Ints, Floats]  # rows that have a word, each once, and how often
+# rows that contain a word, without duplicates, and the number of occurrences in each row
+WordHits = tuple[Ints, Floats]
 
-# if a filter leaves less than one row in this many, only these rows are compared
+# if a filter selects fewer than one row in this many, only the selected rows are compared with the
+# query
 _FEW_DIVISOR: Final = 4
 NO_HITS: Final[WordHits] = np.empty(0, np.int64), np.empty(0, np.float32)
 ROW_DTYPE: Final = np.dtype(
@@ -48,7 +50,7 @@ ROW_DTYPE: Final = np.dtype(
         ("since", "<i8"),  # time of the put, microseconds since 1970
         ("position", "<f8"),
         ("at", "<f8"),  # time of the message, seconds since 1970; NaN if unknown
-        ("thread", "<i4"),  # number of the thread; -1 for none, also for `actor`
+        ("thread", "<i4"),  # number of the thread, or -1 for no thread; the same holds for `actor`
         ("actor", "<i4"),
         ("length", "<i4"),  # number of words
         ("asks", "?"),
@@ -57,22 +59,27 @@ ROW_DTYPE: Final = np.dtype(
     align=True,
 )
 FOREVER: Final = (1 << 63) - 1  # expiry of an item that never expires
-# unsorted words, or 1/64 of it unsorted vectors; fewer are never sorted in
+# minimum number of unsorted words that are sorted into the index; for vectors, the minimum is 1/64
+# of this number
 _MIN_RECENT: Final = 1 << 13
-_RECENT_DIVISOR: Final = 32  # nor are less than one for this many sorted entries
+# words and vectors are sorted into the index when there is at least one unsorted entry per this
+# many sorted entries
+_RECENT_DIVISOR: Final = 32
 _MAX_WORD_COUNT: Final = 255  # maximum count of a word in one row
 _BYTES_PER_NAME: Final = 120  # approximate bytes of a name in a dict
-_ROW_BITS, _COUNT_BITS = 30, 8  # bits of a sort key: word, then row, then count
+# number of bits for the row and for the count in a sort key, which consists of word, row and count
+_ROW_BITS, _COUNT_BITS = 30, 8
 _LOG = logging.getLogger("perdure")
 _FORMAT_VERSION: Final = 3  # version of the encoded form
 _ALIGNMENT: Final = 8  # bytes; arrays start at multiples of it
-_LENGTH_BYTES: Final = 8  # bytes that store the length of the header
-# bytes; a larger index is not stored; SQLite's own limit is 10^9
+_LENGTH_BYTES: Final = 8  # number of bytes that store the length of the header
+# maximum bytes of an encoded index; a larger index is not stored. SQLite's limit for a value is
+# 10^9 bytes.
 _MAX_ENCODED_BYTES: Final = 1 << 29
 
 
 class IndexedItem(NamedTuple):
-    """The data of one version that search needs."""
+    """The data of one item version that a search needs."""
 
     id: int  # id of the version
     words: Sequence[str]  # tokens of the text
@@ -87,23 +94,25 @@ class IndexedItem(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """The rows in which the separation of an index was measured, and the result."""
+    """The ids of the rows by which the separation of an index was measured, and the result."""
 
     ids: Ints
     separation: Separation
 
 
 class Coverage(NamedTuple):
-    """The part of a namespace that an index contains."""
+    """The part of a namespace that an index already contains."""
 
     newest: int  # highest id that was read
-    items: int  # number of present items, including items that are not searched
+    items: int  # number of present items, including those that are excluded from search
     embedded: int  # counter of vectors that were added to items later
     closed: int  # number of the newest closed version that was read
 
 
 class NamespaceIndex:
-    """The search data of the items of one namespace. It is not safe for use by several OS threads.
+    """The search data of the items of one namespace.
+
+    The object is not safe for use by several OS threads.
 
     Args:
         model: The model of the vectors, or None.
@@ -125,13 +134,14 @@ class NamespaceIndex:
         self._clear_recent()
 
     def _clear_recent(self) -> None:
-        """Reset the words and vectors that are not sorted in yet, and the cached view."""
+        """Drop the cached view, and all words and vectors that have not been sorted in yet."""
         none = np.empty(0, np.int32)
         self._recent = (none, none, np.empty(0, np.uint8))  # unsorted words, their rows, and counts
         self._recent_vectors: list[bytes] = []
         self._recent_owners: list[int] = []
         self._view: IndexView | None = None
-        self._view_bounds = (0, 0)  # the view is valid from the first to the second moment
+        # the cached view is valid from the first to the second of these times
+        self._view_bounds = (0, 0)
 
     @property
     def nbytes(self) -> int:
@@ -182,14 +192,14 @@ class NamespaceIndex:
         self._compact_if_needed()
 
     def add_vectors(self, vectors: Mapping[int, bytes]) -> None:
-        """Add the vectors of items, by id, that had none."""
+        """Add vectors, by item id, for items that had no vectors."""
         for row, number in self._find_rows(vectors):
             self._append_vectors(row, vectors[number])
         self._sample = None
         self._compact_if_needed()
 
     def _find_rows(self, ids: Mapping[int, Any]) -> list[tuple[int, int]]:
-        """Return the rows of the ids that are in the index, each with its id."""
+        """Return pairs of row and id for those of the ids that are in the index."""
         rows = np.flatnonzero(np.isin(self.rows["id"], list(ids)))
         return list(zip(rows.tolist(), self.rows["id"][rows].tolist(), strict=True))
 
@@ -203,11 +213,11 @@ class NamespaceIndex:
         """Remove the items with these ids."""
         self.rows["alive"] &= ~np.isin(self.rows["id"], ids)
         if self._sample is not None and np.isin(self._sample.ids, ids).any():
-            self._sample = None  # another process would measure other rows
+            self._sample = None  # The sample must be the one that another process would measure.
         self._compact_if_needed()
 
     def _compact_if_needed(self) -> None:
-        """Discard the cached view, and compact the index if much of it is unsorted or removed."""
+        """Drop the cached view, and compact the index if many entries are unsorted or removed."""
         self._view = None
         recent_words, vectors = len(self._recent[0]), len(self._recent_owners)
         sorted_words = len(self.postings.rows)
@@ -273,7 +283,7 @@ class NamespaceIndex:
         return self.prepare_vectors(matrix.take_rows(order), owner[order]) if len(order) else None
 
     def prepare_vectors(self, matrix: VectorMatrix, owner: NDArray[np.int32]) -> Vectors:
-        """Return vectors with their rows, with sketches if there are many."""
+        """Return vectors with the row of each, and with sketches if there are many vectors."""
         return Vectors(
             matrix.with_sketches() if len(owner) > self._approximate_above else matrix, owner
         )
@@ -291,7 +301,7 @@ class NamespaceIndex:
     # -- expiry
 
     def find_expiring(self, since: int, now: int) -> list[int]:
-        """Return the ids of the items that expire in a time span, as far as the index knows."""
+        """Return the ids of the items that expire in a time span, by the expiries in the index."""
         if self._is_view_valid(since) and self._is_view_valid(now):
             return []
         rows = self.rows
@@ -299,11 +309,11 @@ class NamespaceIndex:
         return list(rows["id"][is_expiring].tolist())
 
     def _is_view_valid(self, now: int) -> bool:
-        """Return whether no known expiry is between the time of the cached view and `now`."""
+        """Return whether a view is cached and is valid at the time `now`."""
         return self._view is not None and self._view_bounds[0] <= now < self._view_bounds[1]
 
     def update_expiries(self, expiries: Mapping[int, int]) -> None:
-        """Set the expiry of items, by id, that were read meanwhile."""
+        """Replace the expiry of each item whose id is a key of `expiries`."""
         for row, number in self._find_rows(expiries):
             self.rows["expires"][row] = expiries[number]
         self._view = None
@@ -318,12 +328,13 @@ class NamespaceIndex:
         return list(self.rows["id"][lacks_vector].tolist())
 
     def get_view(self, now: int) -> IndexView:
-        """Return a view of the items that are alive at a moment, in microseconds."""
+        """Return a view of the items that have not expired at the time `now`, in microseconds."""
         if self._view is not None and self._is_view_valid(now):
             return self._view
         rows, parts = self.rows, self._vector_parts()
         is_searchable = rows["length"] > 0
-        if not is_searchable.all():  # a row without words and vectors is never found
+        # A row without words and vectors is left out, because no search can find it.
+        if not is_searchable.all():
             for part in parts:
                 is_searchable[part.owner] = True
         is_searchable &= rows["alive"]
@@ -348,10 +359,10 @@ class NamespaceIndex:
         return self._view
 
     def _find_separation(self, parts: Sequence[Vectors]) -> Separation:
-        """Return how well the vectors separate the first rows.
+        """Return how well the vectors separate related rows from random ones, in the first rows.
 
-        A former measurement is used again only if it is of the same rows. So the result depends
-        only on the rows that are present.
+        An earlier measurement is reused only if it was made with the same rows. The result
+        therefore depends only on the rows that are present.
         """
         embedded = np.zeros(len(self.rows), bool)
         for _, owner in parts:
@@ -365,7 +376,7 @@ class NamespaceIndex:
         return self._sample.separation
 
     def _measure_separation(self, parts: Sequence[Vectors], first: Ints) -> Separation:
-        """Measure the separation in these rows, which are the first with vectors."""
+        """Measure the separation in the rows `first`, which are the first rows with vectors."""
         size = len(first)
         if not size:
             return Separation()
@@ -395,7 +406,7 @@ class NamespaceIndex:
         return pairs_sharing_words(words, rows, count)
 
     def _find_words(self, positions: NDArray[np.int32]) -> tuple[Rows, Rows]:
-        """Return the words of the rows that have a position, and the position for each word."""
+        """Return all words of the rows that have a position, and the row position of each word."""
         starts, rows, _ = self.postings
         posting_positions = positions[rows]
         posting_hits = np.flatnonzero(posting_positions >= 0)
@@ -410,14 +421,14 @@ class NamespaceIndex:
 
 
 def build_numbering(names: Iterable[str] = ()) -> dict[str, int]:
-    """Return a dict that gives each new key the next number."""
+    """Return a dict that assigns consecutive numbers to its keys when they are first looked up."""
     numbering: dict[str, int] = defaultdict(lambda: len(numbering))
     numbering.update(zip(names, count()))
     return numbering
 
 
 def _renumber(rows: NDArray[Any], column: str, names: Mapping[str, int]) -> dict[str, int]:
-    """Return the names that rows still use with new numbers, and set these numbers in the rows."""
+    """Renumber the names that rows use, update the rows, and return the numbers by name."""
     used, numbers = np.unique(rows[column], return_inverse=True)
     absent = int(len(used) > 0 and used[0] < 0)
     rows[column] = numbers - absent
@@ -429,11 +440,11 @@ def _renumber(rows: NDArray[Any], column: str, names: Mapping[str, int]) -> dict
 
 
 class Postings(NamedTuple):
-    """For each word, the rows that contain it."""
+    """The inverted index: for each word, the rows that contain the word."""
 
-    starts: Ints  # where each word's entries begin, and where the last one's end
+    starts: Ints  # index of each word's first entry, and finally the index after the last entry
     rows: Rows  # in order
-    counts: NDArray[np.uint8]  # how often each has the word
+    counts: NDArray[np.uint8]  # number of occurrences of the word in each row
 
 
 class Vectors(NamedTuple):
@@ -445,7 +456,7 @@ class Vectors(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidates:
-    """The rows of a search. The rows of a thread are adjacent, in its order."""
+    """The rows of a search. The rows of a thread are adjacent, in the order of the thread."""
 
     rows: NDArray[Any]  # of `ROW`
 
@@ -456,7 +467,7 @@ class Candidates:
 
     @cached_property
     def arrangement(self) -> Arrangement | None:
-        """The neighbours of the rows, or None if no row belongs to a thread."""
+        """The relations of the rows in their threads, or None if no row belongs to a thread."""
         thread = np.asarray(self.rows["thread"], np.int64)
         if not (thread >= 0).any():
             return None
@@ -465,18 +476,20 @@ class Candidates:
 
 @dataclass(frozen=True)
 class IndexView:
-    """An index as it was at one moment, or some of its rows."""
+    """An immutable view of an index at one moment, with all or some of its rows."""
 
-    order: Ints  # the rows that are in, those of a thread side by side, in its order
-    vocabulary: Vocabulary  # may have got more
+    # rows of the index that the view contains; the rows of a thread are adjacent, in thread order
+    order: Ints
+    vocabulary: Vocabulary  # words of the index; may have received more words since
     actors: Sequence[str]  # by number
     threads: Sequence[str]  # by number
-    nbytes: int  # what the index takes, about
+    nbytes: int  # approximate size of the index in memory, in bytes
     rows: NDArray[Any]
     postings: Postings
-    recent: tuple[Rows, Rows, NDArray[np.uint8]]  # words, rows and counts, not sorted in yet
+    # words, rows and counts that are not sorted into the postings yet
+    recent: tuple[Rows, Rows, NDArray[np.uint8]]
     vectors: tuple[Vectors, ...]
-    separation: Separation  # of all rows of the index, not only those of the view
+    separation: Separation  # separation in all rows of the index, not only in the rows of the view
 
     @cached_property
     def _is_whole(self) -> bool:
@@ -493,7 +506,7 @@ class IndexView:
         return Candidates(self.rows if self._is_whole else self.rows[self.order])
 
     def find_word(self, word: str) -> WordHits:
-        """Return the rows of the view that have a word, each once, and how often each has it."""
+        """Return the rows of the view that contain a word, and the word's count in each row."""
         number = self.vocabulary.get(word)
         if number is None:
             return NO_HITS
@@ -514,15 +527,16 @@ class IndexView:
         return positions[is_present].astype(np.int64), counts[is_present].astype(np.float32)
 
     def frequent_words(self, share: float) -> list[str]:
-        """Return the words that at least a share of the index's rows have."""
-        words = list(self.vocabulary)  # a copy, because words may be added meanwhile
+        """Return the words that occur in at least the given share of the index's rows."""
+        # The words are copied, because another thread may add words meanwhile.
+        words = list(self.vocabulary)
         counts = np.bincount(self.recent[0], minlength=len(words))
         counts[: len(self.postings.starts) - 1] += np.diff(self.postings.starts)
         numbers = np.flatnonzero(counts >= max(share * len(self.rows), 1))
         return [words[number] for number in numbers.tolist()]
 
     def compute_cosines(self, query: Floats, approximate_above: int) -> Floats:
-        """Return the similarity of each row's best vector to the query, or NaN without a vector."""
+        """Return the best similarity of each row's vectors to the query; NaN means no vectors."""
         cosines = np.full(len(self.rows), np.nan, np.float32)
         # the best of all need not be among them
         is_small_part = _FEW_DIVISOR * len(self.order) < len(self.rows)
@@ -542,11 +556,11 @@ class IndexView:
         return cosines if self._is_whole else cosines[self.order]
 
     def select_ids(self, ids: Ints) -> IndexView:
-        """Return a view of only the rows that have one of some ids."""
+        """Return a view that contains only the rows with the given ids."""
         return replace(self, order=self.order[np.isin(self.rows["id"][self.order], ids)])
 
     def without_later_puts(self, moment: int) -> IndexView:
-        """Return a view without the rows that were put after a moment."""
+        """Return a view without the rows that were put after the given time."""
         is_earlier = self.rows["since"][self.order] <= moment
         return self if is_earlier.all() else replace(self, order=self.order[is_earlier])
 
@@ -560,7 +574,7 @@ def sort_rows(rows: NDArray[Any], selected: Ints) -> Ints:
 
 
 def build_positions(order: Ints, count: int) -> NDArray[np.int32]:
-    """Return the position of each of `count` rows in `order`, or -1 if it is absent."""
+    """Return for each of `count` rows its position in `order`, or -1 if the row is absent there."""
     positions = np.full(count, -1, np.int32)
     positions[order] = np.arange(len(order), dtype=np.int32)
     return positions
@@ -577,7 +591,7 @@ def decode_index(
     approximate_above: int,
     form: Sequence[Any],
 ) -> tuple[NamespaceIndex, Coverage] | None:
-    """Decode a stored index, or return None if it is damaged or was made in another way.
+    """Decode a stored index, or return None if the index is damaged or has another format.
 
     Args:
         seal: Decrypts the stored index.
@@ -644,7 +658,7 @@ def encode_index(
 def _unpack(
     body: bytes, model: Model | None, approximate_above: int, form: Sequence[Any]
 ) -> tuple[NamespaceIndex, Coverage] | None:
-    """Build an index from its decrypted bytes, without vectors if they are of another model.
+    """Build an index from its decrypted bytes. Vectors of another model are left out.
 
     Returns:
         The index and its coverage, or None if words or vectors were computed in another way.

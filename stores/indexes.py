@@ -1,10 +1,11 @@
 """Search indexes of all namespaces of a store: loading, updating, caching and merging them.
 
-Each namespace has a counter that every change of its items raises. A search first compares the
-counters. If an index is behind its counter, it reads the items that are newer than those it
-contains, and drops the items that were closed since. An index that is not in memory is read from
-its encoded form in the file. A search that had to analyse many texts writes this form. If all
-indexes together take more than a number of bytes, the least recently searched are dropped.
+Each namespace has a counter that increases with every change of its items. A search first compares
+the counters. An index that is older than this counter reads the items that are newer than its own,
+and drops the items that have been closed since. An index that is not in memory is read from its
+encoded form in the file. A search that had to analyse many texts writes the encoded form to the
+file. If all indexes together exceed a maximum number of bytes, the least recently searched are
+dropped from memory.
 """
 
 from __future__ import annotations
@@ -47,16 +48,20 @@ from perdure.stores.separation import Separation
 from perdure.stores.text import STOP_WORDS, find_nearest_words, is_misspellable
 from perdure.stores.vectors import Floats, Model
 
-USER_WORD: Final = "user"  # the word with which facts refer to their person
-MIN_NAME_SHARE: Final = 0.3  # share of the rows that must contain a word if it names their person
-# rows; a larger namespace is not searched for the name of its person
+USER_WORD: Final = "user"  # word by which extracted facts refer to their person
+MIN_NAME_SHARE: Final = 0.3  # minimum share of the rows that contain a word that names their person
+# maximum rows of a namespace in which the name of its person is looked up
 _MAX_PERSONAL_ROWS: Final = 2_000
 _PAGE_ROWS: Final = 1 << 12  # rows that are read at a time
-_MAX_CORRECTED_WORDS: Final = 16  # words of a query that are corrected; each takes 1 ms
-_MAX_CORRECTIONS: Final = 64  # similar words to try for one word; some occur only in excluded rows
+# maximum number of words of a query that are corrected; each takes 1 ms
+_MAX_CORRECTED_WORDS: Final = 16
+# maximum number of similar words that are tried for one word, since some occur only in excluded
+# rows
+_MAX_CORRECTIONS: Final = 64
 _UNSEARCHED_ITEM: Final = IndexedItem(0, (), False, b"", None, 0.0, None, math.nan, FOREVER, 0)
 _MIN_UNSAVED, _MAX_UNSAVED_QUARTER, _UNSAVED_DIVISOR = 16, 256, 16  # see `_is_worth_keeping`
-_Key = tuple[bytes, bool]  # path of a namespace, and whether it is the index of closed versions
+# key of the cache: the path of a namespace, and whether the index contains the closed versions
+_Key = tuple[bytes, bool]
 _ViewSource = tuple[bytes, Callable[..., Flow[IndexView]]]  # a path, and what reads its view
 _ReadView = Callable[[bytes, IndexView], Any]
 
@@ -67,16 +72,19 @@ _ReadView = Callable[[bytes, IndexView], Any]
 class QueryTerms(NamedTuple):
     """The words and the vector of a query."""
 
-    words: Mapping[str, Sequence[str]]  # words in the form of the index, each with its synonyms
+    # words of the query in the form of the index, each with its synonyms
+    words: Mapping[str, Sequence[str]]
     vector: Floats | None = None
     model: Model | None = None  # the model of the vector
-    corrects_words: bool = True  # whether a word that no row has is replaced by the most similar
-    is_personal: bool = False  # whether rows with the name of their person are needed
+    # whether a word that no row contains is replaced by the most similar word
+    corrects_words: bool = True
+    # whether the query needs the rows that contain the name of their person
+    is_personal: bool = False
 
     def compute_cosines(
         self, view: IndexView, file: Model | None, approximate_above: int
     ) -> Floats | None:
-        """Return the similarity of a view's rows to the vector, or None without any vectors."""
+        """Return the similarity of each row to the query's vector, or None without vectors."""
         if self.vector is None or self.model is None or file is None:
             return None
         if self.model != file:
@@ -92,7 +100,9 @@ class CandidatePool:
     actors: Sequence[str]  # name of each actor, by number
     thread_count: int  # number of threads
     terms: dict[str, WordHits]  # rows of the words that occur
-    cosines: Floats | None  # NaN for a row without a vector; None without comparable vectors
+    # similarity of each row to the query: NaN for a row without a vector; None if no vectors are
+    # comparable
+    cosines: Floats | None
     separation: Separation  # how well vectors separate related rows
 
     def __len__(self) -> int:
@@ -104,15 +114,13 @@ class CandidatePool:
         return np.asarray(self.candidates.rows["id"])
 
     def find_word(self, word: str, stem: str) -> WordHits:
-        """Return the rows that have a word or its stem, each once, and how often each has it."""
+        """Return the rows that contain a word or its stem, and the count in each row."""
         hits, stem_hits = self.terms.get(word), self.terms.get(stem)
         if hits is None or stem_hits is None or word == stem:
             return hits or stem_hits or NO_HITS
-        rows, build_positions = np.unique(
-            np.concatenate([hits[0], stem_hits[0]]), return_inverse=True
-        )
+        rows, positions = np.unique(np.concatenate([hits[0], stem_hits[0]]), return_inverse=True)
         counts = np.zeros(len(rows), np.float32)
-        np.maximum.at(counts, build_positions, np.concatenate([hits[1], stem_hits[1]]))
+        np.maximum.at(counts, positions, np.concatenate([hits[1], stem_hits[1]]))
         return rows, counts
 
     def merge_threads(self, names: Sequence[Hashable]) -> CandidatePool:
@@ -140,14 +148,14 @@ class CandidatePool:
 
 
 class SnapshotOutdated(Exception):
-    """The snapshot that is read is older than the index.
+    """The snapshot that a read uses is older than the index.
 
-    The read must be repeated on a newer one.
+    The read must be repeated on a newer snapshot.
     """
 
 
 class _State(NamedTuple):
-    """The state of the whole store that indexes depend on."""
+    """The state of the whole store on which all indexes depend."""
 
     erasures: int  # counter of erasures
     embedded: int  # counter of vectors that were added to items later
@@ -156,7 +164,7 @@ class _State(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The number of the model, or 0 if there is none."""
+        """The number of the model, or 0 if the store has no model."""
         return 0 if self.model is None else self.model.number
 
 
@@ -170,7 +178,7 @@ class _NamespaceRow(NamedTuple):
 
 
 class _CachedIndex:
-    """The index of a namespace in memory, and how far it has been read."""
+    """The cached index of a namespace, and the point up to which it has been updated."""
 
     def __init__(self, erasures: int) -> None:
         self.lock = threading.Lock()
@@ -183,23 +191,26 @@ class _CachedIndex:
         self.index: NamespaceIndex | None = None
         self.coverage = Coverage(0, 0, -1, 0)
         self.changes = self.model_number = -1
-        self.unsaved = 0  # items that the stored index lacks, or has without their vectors
+        # number of items that the stored index lacks, or contains without their vectors
+        self.unsaved = 0
         self.expired_until = 0
 
 
 @dataclass(eq=False)
 class Indexes:
-    """The indexes of a store's namespaces. Several OS threads may use them at once."""
+    """The indexes of a store's namespaces. Several OS threads may use the object at once."""
 
     reader: ItemReader
     preparer: PutPreparer
-    budget: int  # maximum bytes of all indexes; the last searched index always stays
+    # maximum bytes of all cached indexes; the most recently searched index always stays
+    budget: int
     approximate_above: int
-    # writes a flow in the background; None if nothing is written
+    # function that writes a flow in the background; None if the store is read-only
     write_in_background: Callable[[Callable[[], Flow[object]]], None] | None
-    on_erasure: Callable[[], None]  # called when something was erased, also by another process
+    # function that is called after an erasure, also after one by another process
+    on_erasure: Callable[[], None]
     warned_lacking: bool = False  # whether the warning about missing vectors was logged
-    # held for short only; nothing is read from the database meanwhile
+    # guards the cache; code that holds the lock must not read from the database
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _cached: OrderedDict[_Key, _CachedIndex] = field(default_factory=OrderedDict)
     _nbytes: int = 0
@@ -211,10 +222,11 @@ class Indexes:
     # -- loading
 
     def load_pool(self, selection: Selection, query: QueryTerms) -> Flow[CandidatePool]:
-        """Load the rows of a selection with the data that a query needs.
+        """Load the rows of a selection, with the data by which a query ranks them.
 
-        For a moment of the past, the rows are present items and versions that were closed since. If
-        words of the query may be misspelt, the indexes are read a second time for similar words.
+        For a search at a past time, the rows are present items and versions that have been closed
+        since then. If words of the query may be misspelt, the indexes are read a second time for
+        similar words.
 
         Raises:
             SnapshotOutdated: Another thread has read a newer state.
@@ -280,7 +292,7 @@ class Indexes:
         results = []
         total = 0
         for path, load_view in sources:
-            # an index above the budget is not cached
+            # If the indexes loaded so far exceed the budget, further indexes are not cached.
             view = yield from load_view(admit=total <= self.budget)
             total += view.nbytes
             if chosen_ids is not None:
@@ -290,14 +302,14 @@ class Indexes:
         return results
 
     def purge_erased(self) -> Flow[None]:
-        """Drop everything that was erased from the indexes in memory. A search does so too."""
-        with suppress(SnapshotOutdated):  # another thread has dropped it already
+        """Drop all erased data from the indexes in memory. Each search does this as well."""
+        with suppress(SnapshotOutdated):  # Another thread has already dropped the erased data.
             yield from self._sync_state((yield self.sql("store_state"))[0])
 
     # -- the cache
 
     def _sync_state(self, marks: Row) -> Flow[_State]:
-        """Return the state of the store, and drop erased data if something was erased since."""
+        """Return the state of the store, and drop erased data after an erasure."""
         erasures, embedded, closed, model = marks
         state = _State(
             erasures, embedded, closed, None if model is None else Model.from_setting(model)
@@ -321,7 +333,7 @@ class Indexes:
     def _purge_index(
         self, cached: _CachedIndex, key: _Key, namespace: _NamespaceRow | None, state: _State
     ) -> Flow[None]:
-        """Bring an index up to date, and drop the words that none of its items has any more."""
+        """Update an index, and drop the words that none of its items contains any more."""
         with cached.lock:
             if cached.erasures >= state.erasures:
                 return
@@ -331,13 +343,13 @@ class Indexes:
             elif cached.changes != namespace.changes:
                 index = yield from self._bring_up_to_date(cached, namespace, state)
                 index.compact()
-                cached.unsaved = namespace.items  # the erasure has deleted the stored index
+                cached.unsaved = namespace.items  # The erasure has deleted the stored index.
             cached.erasures = state.erasures
 
     def _get_cached(self, key: _Key, state: _State, *, admit: bool) -> _CachedIndex:
         """Return the cached index of a namespace, or a new one.
 
-        With `admit`, a new one is cached.
+        With `admit`, a new index is added to the cache.
         """
         with self._lock:
             cached = self._cached.get(key)
@@ -353,7 +365,7 @@ class Indexes:
             return cached
 
     def _record_size(self, key: _Key, cached: _CachedIndex, nbytes: int) -> None:
-        """Record the size of an index, and drop other indexes if all are too large together."""
+        """Record the size of an index, and drop other indexes if the total exceeds the budget."""
         with self._lock:
             if self._cached.get(key) is not cached:
                 return
@@ -366,7 +378,7 @@ class Indexes:
     def _load_view(
         self, namespace: _NamespaceRow, state: _State, now: int, as_of: int | None, *, admit: bool
     ) -> Flow[IndexView]:
-        """Load a view of the items of a namespace, at present or at a moment of the past."""
+        """Load a view of the items of a namespace, at present or at a time in the past."""
         key = (namespace.path, False)
         cached = self._get_cached(key, state, admit=admit)
         with cached.lock:
@@ -389,8 +401,9 @@ class Indexes:
     ) -> Flow[IndexView]:
         """Load a view of some closed versions of a namespace.
 
-        Their index contains all closed versions that any search has loaded. The separation of their
-        vectors is therefore left out of the view, because it would depend on earlier searches.
+        The underlying index contains all closed versions that any search has loaded. The view
+        therefore contains no measured separation, because the measurement would depend on earlier
+        searches.
         """
         cached = self._get_cached((path, True), state, admit=admit)
         closed = np.array(ids, np.int64)
@@ -418,11 +431,14 @@ class Indexes:
         return replace(view.select_ids(closed), separation=Separation())
 
     def _load_versions(self, ids: Sequence[int], state: _State) -> Flow[list[IndexedItem]]:
-        """Load the search data of some versions. Versions that are not searched have empty data."""
+        """Load the search data of some versions.
+
+        Versions that are excluded from search have empty data.
+        """
         rows = yield self.sql("search_data_by_ids", state.number, json.dumps(ids))
         searched = {number: (vectors, fields) for number, vectors, fields in rows}
         rows = yield self.sql("versions_by_ids", json.dumps([*searched]))
-        # a fixed order makes scores equal to the last bit
+        # A fixed order makes the scores of two searches equal to the last bit.
         rows = sorted(rows, key=lambda row: row[0])
         entries = self._build_entries([(*row, *searched[row[0]]) for row in rows], state.model)
         return entries + [_UNSEARCHED_ITEM._replace(id=id) for id in ids if id not in searched]
@@ -432,7 +448,10 @@ class Indexes:
     def _bring_up_to_date(
         self, cached: _CachedIndex, namespace: _NamespaceRow, state: _State
     ) -> Flow[NamespaceIndex]:
-        """Return the present index of a namespace. If the update fails, the index is discarded."""
+        """Update the index of a namespace to the present state, and return it.
+
+        If the update fails, the index is discarded.
+        """
         try:
             if cached.model_number != state.number:
                 cached.clear()
@@ -458,7 +477,7 @@ class Indexes:
             rows = yield self.sql(
                 "search_data_since", state.number, namespace.namespace_id, newest, _PAGE_ROWS
             )
-            # rows of items that are not searched have only an id
+            # Rows of items that are excluded from search have only an id.
             entries = self._build_entries([row for row in rows if row[8] is not None], state.model)
             index.add_items(entries)
             cached.unsaved += len(entries)
@@ -486,7 +505,8 @@ class Indexes:
     ) -> Flow[None]:
         """Remove items that are no longer present.
 
-        The closed versions are read if they are few, otherwise the ids of all present items.
+        The method reads the ids of the versions closed since the last update if there are few, and
+        otherwise the ids of all present items.
         """
         if state.closed - coverage.closed <= max(_PAGE_ROWS, namespace.items):
             rows = yield self.sql("closed_since", coverage.closed, namespace.namespace_id)
@@ -501,7 +521,7 @@ class Indexes:
     def _load_index(
         self, cached: _CachedIndex, namespace: _NamespaceRow, state: _State
     ) -> Flow[NamespaceIndex]:
-        """Load the index from the file, or return an empty one if none can be used."""
+        """Load the index from the file, or return an empty index if the file has no usable one."""
         for (body,) in (yield self.sql("get_search_index", namespace.namespace_id)):
             form = self.preparer.describe_index_form(state.model)
             source = self.records.seal, namespace.path, body
@@ -512,7 +532,7 @@ class Indexes:
         return NamespaceIndex(state.model, self.approximate_above)
 
     def _load_late_vectors(self, index: NamespaceIndex, number: int) -> Flow[int]:
-        """Add the vectors of items that had none, and return how many there are."""
+        """Add vectors that were stored after their items, and return the number of items."""
         ids = index.ids_without_vectors()
         total = 0
         for begin in range(0, len(ids), _PAGE_ROWS):
@@ -530,10 +550,10 @@ class Indexes:
     def _refresh_expiries(
         self, cached: _CachedIndex, index: NamespaceIndex, now: int, until: int
     ) -> Flow[None]:
-        """Read the expiries again of items that seem to have expired.
+        """Read again the expiry of each item that seems to have expired.
 
-        A read may have restarted their time to live. If `until` is in the future, more reads may
-        follow, and the expiries are read again then.
+        A read may have restarted the time to live of such an item. If `until` is in the future,
+        later reads may still restart it, so the next search reads these expiries again.
         """
         since = min(cached.expired_until, now)  # the clock may have stepped back
         if expiring := index.find_expiring(since, until):
@@ -541,7 +561,7 @@ class Indexes:
         cached.expired_until = now
 
     def _build_entries(self, rows: Sequence[Row], model: Model | None) -> list[IndexedItem]:
-        """Build the search data of some versions. Vectors that are not stored are computed."""
+        """Build the search data of some versions. Vectors that are not stored are computed here."""
         values = [self.records.decode_row_value(row) for row in rows]
         without_vectors = [
             (value, row[11]) for row, value in zip(rows, values, strict=True) if row[10] is None
@@ -578,7 +598,7 @@ class Indexes:
     def _save_index(
         self, cached: _CachedIndex, index: NamespaceIndex, namespace: _NamespaceRow, state: _State
     ) -> None:
-        """Write the index to the file, unless something is erased before that."""
+        """Write the index to the file, unless an erasure happens before the write."""
         assert self.write_in_background is not None
         form, coverage = self.preparer.describe_index_form(state.model), cached.coverage
         body = encode_index(self.records.seal, namespace.path, index, coverage, form)
@@ -594,7 +614,7 @@ class Indexes:
 
 
 def _is_worth_saving(unsaved: int, items: int) -> bool:
-    """Return whether so many items were analysed that the next process should not repeat this."""
+    """Return whether enough items were analysed since the last save to save the index again."""
     quarter = min(_MAX_UNSAVED_QUARTER, items // 4)
     return unsaved >= max(_MIN_UNSAVED, quarter, items // _UNSAVED_DIVISOR)
 
@@ -603,13 +623,19 @@ def _is_worth_saving(unsaved: int, items: int) -> bool:
 
 
 def _find_words(view: IndexView, words: Iterable[str]) -> dict[str, WordHits]:
-    """Return the rows of a view that have each of some words, for the words that any row has."""
+    """Return for each of the words the rows of a view that contain the word.
+
+    Absent words are left out.
+    """
     hits = ((word, view.find_word(word)) for word in words)
     return {word: term for word, term in hits if len(term[0])}
 
 
 def _find_unknown_words(pool: CandidatePool, query: QueryTerms) -> list[str]:
-    """Return the words of a query that may be misspelt. No row has them or a synonym of them."""
+    """Return the words of a query that may be misspelt.
+
+    No row contains one of these words or its synonyms.
+    """
     if not (query.corrects_words and len(pool)):
         return []
     unknown = [
@@ -623,7 +649,7 @@ def _find_unknown_words(pool: CandidatePool, query: QueryTerms) -> list[str]:
 def _find_corrections(
     read_views: Callable[[_ReadView], Flow[list[Any]]], words: Sequence[str]
 ) -> Flow[dict[str, WordHits]]:
-    """Return for each unknown word the rows of the most similar word that rows have."""
+    """Return for each unknown word the rows that contain the most similar word."""
     similar_words = yield from read_views(
         lambda _, view: [view.vocabulary.similar_words(word) for word in words]
     )
@@ -642,7 +668,7 @@ def _find_corrections(
 
 
 def _merge_terms(parts: Sequence[tuple[int, dict[str, WordHits]]]) -> dict[str, WordHits]:
-    """Merge the rows of words of several namespaces, whose rows are concatenated.
+    """Merge the rows of each word from several namespaces into one numbering of rows.
 
     Args:
         parts: For each namespace, the number of its rows and the rows of its words.
@@ -665,7 +691,7 @@ def _merge_terms(parts: Sequence[tuple[int, dict[str, WordHits]]]) -> dict[str, 
 
 
 def _merge_pools(parts: Sequence[CandidatePool]) -> CandidatePool:
-    """Return one pool with the rows of several namespaces, one after another."""
+    """Concatenate the pools of several namespaces into one pool."""
     if len(parts) == 1:
         return parts[0]
     row_arrays, cosines = [np.empty(0, ROW_DTYPE)], [np.empty(0, np.float32)]

@@ -1,6 +1,6 @@
-"""Embeddings backfill: vectors of puts, of items whose embedder failed, and of another model.
+"""Computation of vectors for new puts, for items whose embedder failed, and for a new model.
 
-An item whose embedder failed is found by its words until it gets vectors.
+If the embedder fails for an item, searches find the item by its words until it gets vectors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from perdure.stores.values import extract_texts
 from perdure.stores.vectors import Floats, Model, encode_groups
 
 BATCH_SIZE = 256  # items that are embedded at a time
-_MAX_RETRIED_ATTEMPTS = 3  # failed attempts; after these, a put does not retry the item
+# maximum number of failed attempts; after these, a put does not retry the item
+_MAX_RETRIED_ATTEMPTS = 3
 
 
 class MissingEmbeddings:
@@ -58,7 +59,7 @@ class MissingEmbeddings:
     async def retry_some(self, puts: int) -> None:
         """Compute vectors for some pending items after a successful put of `puts` items.
 
-        Items whose embedding has failed often are left out.
+        Items whose embedding has failed too often are skipped.
         """
         if not self._may_retry:
             return
@@ -93,7 +94,7 @@ class MissingEmbeddings:
     ) -> Flow[list[Row]]:
         """Return rows of pending items with ids above `since`.
 
-        Items with more than `attempts` failed attempts are left out.
+        Items with more than `attempts` failed attempts are skipped.
         """
         sql = self._sql["pending"]
         return (yield from fetch_rows(sql, since, *prefix_range(prefix), attempts, limit))
@@ -102,7 +103,8 @@ class MissingEmbeddings:
         """Return the number of items without vectors of the file's model."""
         rows = yield self._sql("get_setting", "model")
         model = Model.from_setting(rows[0][0]) if rows else None
-        # the first model replaced no other, and a fast model stores no vectors
+        # Vectors of earlier models can exist only if the model replaced another one and stores its
+        # vectors.
         if model is None or model.number < 2 or self._embeddings.derives_vectors(model):
             rows_of_count = yield self._sql("count_pending")
         else:
@@ -110,7 +112,7 @@ class MissingEmbeddings:
         return int(rows_of_count[0][0])
 
     async def embed_all(self, prefix: bytes) -> int:
-        """Compute the missing vectors under a prefix, and return how many items got theirs."""
+        """Compute missing vectors under a prefix, and return how many items received vectors."""
         total = since = 0
         while rows := (
             await self._runner.read(partial(self._read_pending_rows, prefix, since, BATCH_SIZE))
@@ -120,9 +122,9 @@ class MissingEmbeddings:
         return total
 
     async def _embed_rows(self, rows: list[Row]) -> int:
-        """Compute and store the vectors of rows, and return how many rows got theirs.
+        """Compute and store the vectors of rows, and return how many rows received vectors.
 
-        A group of rows for which the embedder fails is halved, down to single rows.
+        If the embedder fails for a group of rows, the group is halved, down to single rows.
         """
         pending_groups, embedded_count = [rows] if rows else [], 0
         last_error: EmbeddingFailed | None = None
@@ -144,7 +146,8 @@ class MissingEmbeddings:
                 await self._runner.write(
                     partial(self._parts.writer.record_failure, group[0][0], str(exc))
                 )
-                # two failures without a success are not due to the texts
+                # Two failures without a success are probably not caused by the texts, so the error
+                # is raised.
                 if last_error is not None and not embedded_count:
                     raise
                 last_error = exc
@@ -170,7 +173,8 @@ class MissingEmbeddings:
         """Return the effect of embedding texts."""
         embedder = self._embeddings.embedder
         assert embedder is not None
-        if self._embeddings.in_process:  # slow, so it does not occupy a reading thread
+        # The embedder is slow, so it runs in a thread of its own instead of a reading thread.
+        if self._embeddings.in_process:
             embed = partial(embedder.embed, pieces)
             return Effect(embed, lambda: self._parts.database.run_in_thread(embed))
         return Effect(lambda: embedder.embed(pieces), lambda: embedder.aembed(pieces))
@@ -213,7 +217,7 @@ class MissingEmbeddings:
         return embedded_count
 
     async def _drop_old_vectors(self, number: int, progress: Progress | None) -> int:
-        """Drop the vectors of earlier models, if searches compute those of the present model."""
+        """Drop the stored vectors of earlier models, if searches compute the present vectors."""
         dropped_count = 0
         while rows := (
             await self._runner.write(
@@ -230,7 +234,10 @@ class MissingEmbeddings:
         return dropped_count
 
     def _require_model(self) -> Model:
-        """Return the model of the store's embedder. Without one, raise `ConfigurationError`."""
+        """Return the model of the store's embedder.
+
+        If the store has no embedder, raise `ConfigurationError`.
+        """
         if self._embeddings.model is None:
             raise ConfigurationError("the store has no embedder; open the store with index=")
         return self._embeddings.model
