@@ -13,13 +13,13 @@ RUNS = {"put_path": 1, "search_path": 1, "turn_path": 4, "turn_path --run": 4}
 
 
 def block(command: str) -> re.Pattern[str]:
-    """What finds the words that name a script, and the list below them."""
+    """Build the pattern that matches the name of a script and the list below it."""
     named = re.escape(f"`python -m benchmarks.{command}`")
     return re.compile(rf"({named}[^#]*?\n\n)((?:    .+\n)+)")
 
 
 def printed(command: str) -> list[str]:
-    """What a script prints, without its last line, which counts."""
+    """Return the output of a script without its last line, which is a count."""
     arguments = [sys.executable, "-m", *f"benchmarks.{command}".split()]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     return [line.rstrip() for line in done.stdout.splitlines()[:-1]]

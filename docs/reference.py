@@ -30,7 +30,7 @@ The guides show how to use them: [threads](threads.md), [the store](store.md),
 
 
 def reference() -> str:
-    """The page."""
+    """Build the reference page."""
     names = [f"perdure.{name}" for name in PACKAGES]
     links = " · ".join(f"[`{name}`](#{name.replace('.', '')})" for name in names)
     return "\n\n".join([HEAD, links, *map(_package, names)]) + "\n"
@@ -59,12 +59,12 @@ def _ours(value: Any) -> bool:
 
 
 def _bases(value: Any) -> list[Any]:
-    """A class and its bases in perdure."""
+    """Return a class and its base classes in perdure."""
     return [base for base in getattr(value, "__mro__", ()) if _ours(base)]
 
 
 def _entry(name: str, value: Any, apart: list[Any]) -> Iterator[str]:
-    """A function, or a class with its methods but for those of the bases `apart`."""
+    """Describe a function, or a class with its methods except those of the bases `apart`."""
     bases = _bases(value)
     init = next((i for base in bases if (i := dict(_written(base)).get("__init__"))), None)
     fields = [field for base in reversed(bases) for field in _fields(base)]
@@ -94,7 +94,7 @@ def _methods(cls: Any, apart: list[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _written(cls: Any) -> Iterator[tuple[str, Any]]:
-    """The functions in the source of a class, without operations, which only `run` drives."""
+    """Return the functions in the source of a class, except operations, which only `run` drives."""
     for name, value in vars(cls).items():
         made = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
         if inspect.isfunction(made) and _ours(made) and made.__code__.co_filename[0] != "<":
@@ -112,7 +112,7 @@ def _source(value: Any) -> Any:
 
 
 def _fields(cls: Any) -> Iterator[str]:
-    """The fields that a data class, named tuple or TypedDict declares."""
+    """Return the fields that a data class, named tuple or TypedDict declares."""
     for node in _source(cls).body:
         if isinstance(node, ast.AnnAssign) and not ast.unparse(node.target).startswith("_"):
             default = f" = {ast.unparse(node.value)}" if node.value else ""
@@ -120,7 +120,7 @@ def _fields(cls: Any) -> Iterator[str]:
 
 
 def _notes(bases: list[Any]) -> str:
-    """The comments beside the fields of data classes."""
+    """Return the comments beside the fields of data classes."""
     sources = (inspect.getsource(base) for base in reversed(bases) if is_dataclass(base))
     notes = [pair for source in sources for pair in _NOTE.findall(source)]
     listed = "\n".join(f"- `{name}`: {note[0].upper()}{note[1:]}." for name, note in notes)
@@ -154,7 +154,7 @@ def _fenced(name: str, parameters: list[str], returned: str) -> str:
 
 
 def _markdown(docstring: str | None) -> str:
-    """A docstring with its sections as lists and its examples as blocks."""
+    """Render a docstring with its sections as lists and its examples as blocks."""
     text = inspect.cleandoc(docstring or "")
     text = re.sub(r"(?ms)^>>> .+?(?=\n\n|\Z)", lambda match: f"```pycon\n{match[0]}\n```", text)
     titles = "Args|Attributes|Raises|Returns|Yields"

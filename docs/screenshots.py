@@ -107,7 +107,7 @@ SUMMARY = (
 
 @tool
 def forecast(place: str, days: int) -> str:
-    """The weather of the next days."""
+    """Return the weather of the next days."""
     return "Thu 9/4 °C rain, Fri 10/4 °C, Sat 12/7 °C, Sun 13/7 °C, Mon 13/8 °C"
 
 
@@ -130,7 +130,7 @@ class Scripted(BaseChatModel):
         return {"ls_provider": "scripted", "ls_model_type": "chat", "ls_model_name": "a model"}
 
     def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Any:
-        """The same model."""
+        """Return the same model."""
         return self
 
     def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
@@ -164,7 +164,7 @@ def fill(db: str) -> None:
 
 
 def letters(**parts: Any) -> Any:
-    """An agent that asks before it sends a mail."""
+    """Build an agent that asks before it sends a mail."""
     mail = {"to": "nora@example.org", "subject": "Seeds", "text": "Shall I bring the chives?"}
     model = Scripted(said=iter([("send_mail", mail)]))
     rule: Any = {"allowed_decisions": DECISIONS, "description": "A mail is to be sent."}

@@ -307,7 +307,7 @@ def nemo(history: BaseChatMessageHistory) -> list[str]:
 
 
 @pytest.fixture
-def ChatMessageHistory(saver: SQLiteCheckpointer) -> Callable[..., ThreadMessageHistory]:
+def history_class(saver: SQLiteCheckpointer) -> Callable[..., ThreadMessageHistory]:
     """What the guide imports from langchain.memory."""
     return partial(ThreadMessageHistory, saver)
 
@@ -332,14 +332,14 @@ def test_message_passing() -> None:
     ]
 
 
-def test_chat_history(ChatMessageHistory: Callable[[], ThreadMessageHistory]) -> None:
+def test_chat_history(history_class: Callable[[], ThreadMessageHistory]) -> None:
     """Messages are added to a history, and the chain is given all of them."""
-    demo = ChatMessageHistory()
+    demo = history_class()
     demo.add_user_message(ASKED)
     demo.add_ai_message(FRENCH)
     assert [(m.type, m.text) for m in demo.messages] == [("human", ASKED), ("ai", FRENCH)]
 
-    demo = ChatMessageHistory()
+    demo = history_class()
     assert demo.messages == []
     with OpenAIServer([FRENCH, "You asked me to translate"]) as server:
         chain = prompted(client(server), key="messages")
@@ -361,10 +361,10 @@ def test_chat_history(ChatMessageHistory: Callable[[], ThreadMessageHistory]) ->
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_automatic_history_management(
     asynchronous: bool,
-    ChatMessageHistory: Callable[[], ThreadMessageHistory],
+    history_class: Callable[[], ThreadMessageHistory],
 ) -> None:
     """`RunnableWithMessageHistory` shows and keeps; its history may belong to the session."""
-    demo = ChatMessageHistory()
+    demo = history_class()
     second = "What did I just ask you?"
     with OpenAIServer([FRENCH, "You asked me to translate"]) as server:
         chain = managed(prompted(client(server)), demo)
@@ -407,11 +407,11 @@ def _history_of(saver: BaseCheckpointSaver[Any], session_id: str) -> BaseChatMes
 
 @deprecated
 def test_trimming_messages(
-    ChatMessageHistory: Callable[..., ThreadMessageHistory],
+    history_class: Callable[..., ThreadMessageHistory],
     saver: SQLiteCheckpointer,
 ) -> None:
     """The guide's `trim_messages` keeps two; perdure's history keeps what it cleared."""
-    demo = ChatMessageHistory(keep_history=True)
+    demo = history_class(keep_history=True)
     said = nemo(demo)
     assert texts(demo.messages) == said
     where, lives = "Where does P. Sherman live?", "42 Wallaby Way, Sydney."
@@ -447,9 +447,9 @@ def test_trimming_messages(
 
 
 @deprecated
-def test_summary_memory(ChatMessageHistory: Callable[[], ThreadMessageHistory]) -> None:
+def test_summary_memory(history_class: Callable[[], ThreadMessageHistory]) -> None:
     """The guide's `summarize_messages` puts the model's summary in the place of what was said."""
-    demo = ChatMessageHistory()
+    demo = history_class()
     said = nemo(demo)
     distil = "Distill the above chat messages into a single summary message."
     asked, answer = "What did I say my name was?", "You introduced yourself as Nemo."

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.serde.base import CipherProtocol
 
 _CRC_BYTES = 4  # length of a checksum
-_NONCE_BYTES = 12  # length in bytes of a random nonce (96 bits, see NIST SP 800-38D §8.2.2
+_NONCE_BYTES = 12  # length in bytes of a random nonce (96 bits, see NIST SP 800-38D §8.2.2)
 AssociatedData = tuple[str | int | None, ...]
 """The names and numbers that identify a row: its kind, then for example its thread and position."""
 _KEY_CHECK: Final = "key check"  # name of the key check's row in the table `settings`
