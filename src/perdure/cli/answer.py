@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 
     from perdure.checkpointers import ThreadHead
 
-_LOCK_TIMEOUT_S: Final = 30  # seconds to wait until another run of the thread ends
-_CONNECT_TIMEOUT_S: Final = 5  # seconds to connect to a server, and to send a request
-_MAX_TEXT: Final = 300  # characters of a question or an error that are printed
+_LOCK_TIMEOUT_S: Final = 30  # maximum seconds to wait until another run of the thread ends
+# maximum seconds for connecting to a server and for sending a request
+_CONNECT_TIMEOUT_S: Final = 5
+_MAX_TEXT: Final = 300  # maximum number of printed characters of a question or an error
 _INHERITED_METADATA: Final = (
     *("title", "titled", "create_time", "owner", "graph_id", "assistant_id"),
 )
@@ -515,7 +516,8 @@ def _connect_to_server(url: str, thread_id: str) -> Iterator[SyncLangGraphClient
     from langgraph_sdk import get_sync_client
 
     try:
-        # connect, read, write and pool; reading has no limit, because a run may take long
+        # The timeouts are for connect, read, write and pool. Reading has no limit, because a run
+        # may take long.
         timeouts = (_CONNECT_TIMEOUT_S, None, _CONNECT_TIMEOUT_S, _CONNECT_TIMEOUT_S)
         with get_sync_client(
             url=url, api_key=os.environ.get(_KEY_VARIABLE), timeout=timeouts

@@ -92,7 +92,8 @@ app = typer.Typer(
 
 def add_command_group(name: str, help: str) -> typer.Typer:
     """Add an empty group of commands to the application, and return the group."""
-    group = typer.Typer(name=name, help=help, no_args_is_help=True, **HELP_SETTINGS)  # type: ignore[arg-type]
+    # type: ignore[arg-type]
+    group = typer.Typer(name=name, help=help, no_args_is_help=True, **HELP_SETTINGS)
     app.add_typer(group)
     return group
 
@@ -141,11 +142,12 @@ def main() -> None:
     except Exception as exc:
         if isinstance(exc, typer.Abort):
             code = _report_error("aborted", 1)
-        elif hasattr(exc, "format_message"):  # typer does not export the class of usage errors
+        elif hasattr(exc, "format_message"):  # Typer does not export the class of usage errors.
             code = _report_usage_error(exc)
         else:
             code = _report_error(traceback.format_exc(), 1)
-    gc.freeze()  # saves 0.1 s at exit, in which Python would search all modules for cycles
+    # This saves 0.1 s at exit, in which Python would search all modules for reference cycles.
+    gc.freeze()
     raise SystemExit(code)
 
 
@@ -251,7 +253,8 @@ def require_confirmation(question: str, is_confirmed: bool) -> None:
             with redirect_stdout(sys.stderr):  # because typer writes a space to stdout
                 typer.confirm(escape_controls(question), abort=True, err=True)
         except typer.Abort as exc:
-            raise exc.__context__ or exc from None  # typer also turns Ctrl-C into Abort; restore it
+            # Typer also converts Ctrl-C to Abort, so convert it back.
+            raise exc.__context__ or exc from None
 
 
 def erase_items(
@@ -392,7 +395,8 @@ class CommandDatabase:
             component = open_component(path, key=key, **self._options)
             return self._stack.enter_context(component)
         except StorageError as exc:
-            # subclasses mean a locked, damaged or missing file, which cannot be read either
+            # Subclasses of the error mean a locked, damaged or missing file, which cannot be read
+            # either.
             if not self._allow_read_only or type(exc) is not StorageError:
                 raise
             return self._stack.enter_context(open_component(path, key=key, read_only=True))
@@ -446,7 +450,7 @@ def check_database_exists(db: str) -> None:
 
 # -- ids
 
-_MAX_UNSHORTENED: Final = 12  # characters of a thread id that a terminal shows in full
+_MAX_UNSHORTENED: Final = 12  # maximum length of a thread id that is printed in full on a terminal
 
 
 def resolve_id_prefix(id_or_prefix: str, ids: Iterable[str], noun: str, list_command: str) -> str:
@@ -555,7 +559,8 @@ def complete_thread_id(incomplete: str) -> list[str]:
     try:
         with open_database(None, allow_read_only=True) as database:
             return [head.thread_id for head in database.saver.heads(prefix=incomplete)]
-    except Exception:  # an error message would garble the prompt of the shell
+    # Print nothing, because an error message would garble the prompt of the shell.
+    except Exception:
         return []
 
 

@@ -36,8 +36,9 @@ from perdure.errors import (
     StorageUnavailable,
 )
 
-_LOCK_TIMEOUT_S: Final = 30  # seconds to wait until another run of the thread ends
-_REPEATED_MESSAGES: Final = 4  # last messages that are printed when a chat continues a thread
+_LOCK_TIMEOUT_S: Final = 30  # maximum seconds to wait until another run of the thread ends
+# number of last messages that are printed when a chat continues a thread
+_REPEATED_MESSAGES: Final = 4
 _OPTIONAL_NODES: Final = ("remember", "summarize")
 """Nodes that the graph of a chat lacks if the chat has no memory or no model."""
 _HELP: Final = """\
@@ -90,7 +91,7 @@ def chat(
             "--message is empty; pass a text, or remove --message to type messages"
         )
     with open_database(db, user, create=True) as database, ExitStack() as stack:
-        # without a user id, workers do not extract memories from the thread either
+        # Without a user id, workers do not extract memories from the thread either.
         memory_user = "" if no_memory else database.user
         session = _ChatSession(database, thread, memory_user, keep_last)
         session.check_thread()
@@ -146,7 +147,8 @@ class _ChatSession:
 
         self.database, self.thread_id, self.user = database, thread_id, user
         self.window = trim(max_tokens=keep_last + 1, token_counter=len) if keep_last else None
-        # the window comes before the recalled memories, which are not earlier messages
+        # The part `window` comes before the recalled memories, because these are not earlier
+        # messages.
         memory: list[Any] = [self.window] if self.window else []
         if user:
             memory += [use_memories(database.store), remember_turns(database.store)]
@@ -219,7 +221,7 @@ class _ChatSession:
                     f"another run of the thread {self.thread_id!r} has not ended for "
                     f"{_LOCK_TIMEOUT_S} s; wait until it ends, and try again"
                 ) from exc
-            self.check_thread()  # another process may have changed the thread while we waited
+            self.check_thread()  # Another process may have changed the thread during the wait.
             self._stream_answer(update, failure_note)
 
     def _stream_answer(self, update: Any, failure_note: str) -> None:
@@ -236,19 +238,19 @@ class _ChatSession:
             and metadata.get("langgraph_node") == "respond"
         )
         try:
-            # nothing is streamed if an interrupted turn had already stored its answer
+            # Nothing is streamed if an interrupted turn had already stored its answer.
             if not print_stream(parts, COLORS["ai"]):
                 last = self.graph.get_state(self.config).values["messages"][-1]
                 print_stream([last.text] if last.type == "ai" else [], COLORS["ai"])
         except PerdureError:
             raise
-        # langchain raises ValueError for a malformed answer
+        # langchain raises ValueError if the answer of the model is malformed.
         except (OpenAIError, ValueError) as exc:
             reason = format_line(str(exc), 300).rstrip(".")
             raise ModelFailed(
                 f"{describe_failed_model(exc)} did not answer: {reason}. {failure_note}"
             ) from exc
-        if self.window:  # keep only the messages that the model sees in the next turn
+        if self.window:  # Keep only the messages that the model will receive in the next turn.
             removals = self.window.invoke(self.graph.get_state(self.config).values)
             if removals:
                 self.graph.update_state(self.config, removals, as_node="respond")
@@ -272,7 +274,7 @@ def _resume_thread(session: _ChatSession) -> None:
             call["name"] for call in getattr(item.value, "tool_calls", ())
         )
         print_note_line(heading + text, COLORS.get(item.value.type, ""))
-    # tasks can remain after the answer is stored, until the turn has ended
+    # Tasks of the turn may still run after the answer is stored.
     if state.tasks:
         print_note("the last turn was interrupted; finishing it", "dim")
         session.run_turn(None, "The last turn is still unfinished, and no new message was sent")

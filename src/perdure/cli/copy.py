@@ -44,7 +44,7 @@ def copy(
 
     def create_indexes() -> None:
         for path in old.store.indexes() if old.store is not None else ():
-            with suppress(ConfigurationError):  # some databases do not support such indexes
+            with suppress(ConfigurationError):  # Some databases do not support such indexes.
                 new.store.create_index(path)
 
     with (

@@ -46,12 +46,14 @@ if TYPE_CHECKING:
 COLORS: Final = {"human": "cyan", "ai": "green", "system": "magenta", "tool": "yellow"}
 _CALL_TYPES: Final = ("tool_use", "tool_call", "function_call", "server_tool_call")
 """Types of content blocks that repeat a tool call of the message."""
-_MAX_INLINE_ARGUMENTS: Final = 60  # characters of arguments that fit on the line of their call
+# maximum number of characters of arguments that are printed on the line of their tool call
+_MAX_INLINE_ARGUMENTS: Final = 60
 _DATA_URL: Final = re.compile(
     r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,([A-Za-z0-9+/=]{64,})"
 )
-_MAX_QUESTION: Final = 500  # characters of a question that are printed
-_LABELLED_CHECKPOINTS: Final = 200  # newest checkpoints that are searched for user actions
+_MAX_QUESTION: Final = 500  # maximum number of printed characters of a question
+# number of newest checkpoints that are searched for actions of users
+_LABELLED_CHECKPOINTS: Final = 200
 _INDENT: Final = "    "
 
 
@@ -176,7 +178,7 @@ def render_item_lines(value: Any) -> Iterator[OutputLine]:
     """
     content = value.content if _is_message(value) else value
     calls = [*getattr(value, "tool_calls", ()), *getattr(value, "invalid_tool_calls", ())]
-    if calls and isinstance(content, list):  # some models repeat their calls in the content
+    if calls and isinstance(content, list):  # Some models repeat their tool calls in the content.
         content = [part for part in content if _block_type(part) not in _CALL_TYPES]
     text = _render_content_text(content)
     if getattr(value, "type", None) == "tool":
@@ -336,7 +338,8 @@ def _render_checkpoint(info: CheckpointInfo, mark: str) -> Text:
     """Return the line of a checkpoint in the tree: id, step, source and number of messages."""
     from rich.text import Text
 
-    # the first 18 characters of a UUID hold its time (RFC 9562, version 6), which is enough
+    # The first 18 characters of a UUID of version 6 contain its time (RFC 9562), which is enough to
+    # identify it.
     short_id = info.checkpoint_id[:18] if len(info.checkpoint_id) == 36 else info.checkpoint_id
     step, source = info.metadata.get("step", "?"), info.metadata.get("source", "?")
     text = format_line(f"{mark}{short_id} · step {step} ({source})", None)

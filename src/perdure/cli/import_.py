@@ -48,8 +48,10 @@ if TYPE_CHECKING:
 
 _SQLITE: Final = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html
 _CHUNK_BYTES: Final = 1 << 20  # bytes that are read from a pipe at once
-_ALWAYS_UNPACKED_BYTES: Final = 64 << 20  # a file of a ZIP may unpack to this size in any case
-_MAX_UNPACK_RATIO: Final = 50  # of a larger file; text packs to about a tenth, blanks far better
+# maximum unpacked size in bytes of a file in a ZIP for which the ratio is not checked
+_ALWAYS_UNPACKED_BYTES: Final = 64 << 20
+# maximum ratio of unpacked to packed size of a larger file; text has a ratio of about 10
+_MAX_UNPACK_RATIO: Final = 50
 _CONVERSATIONS: Final = re.compile(r"(^|/)conversations[^/]*\.jsonl?$", re.IGNORECASE)
 _CLAUDE_FILES: Final = re.compile(  # other files of Claude's export
     r"(^|/)((memories|projects)(/[^/]+)?|(design_chats|conversations)/[^/]+)\.json$", re.IGNORECASE
@@ -59,7 +61,9 @@ _JSON: Final = re.compile(r"\.jsonl?$", re.IGNORECASE)
 _LINK_LIST_PROBLEM: Final = "is a list of links to the files of an export"
 _NO_CONVERSATION: Final = "no conversation"
 _JUNK: Final = re.compile(r"(^|/)(__MACOSX/|\._)")
-_MAX_DEPTH: Final = 8  # levels at which a conversation is searched, as in the page of a shared link
+# maximum nesting level at which a conversation is searched, for example in the page of a shared
+# link
+_MAX_DEPTH: Final = 8
 
 
 @app.command("import")
@@ -433,7 +437,7 @@ def _iter_files(
                     )
                 try:
                     data = archive.read(info)
-                except Exception as exc:  # each compression method raises errors of its own
+                except Exception as exc:  # Each compression method raises errors of its own.
                     reason = "it is encrypted" if info.flag_bits & 1 else exc
                     raise zipfile.BadZipFile(f"{name!r}: {reason}") from exc
                 yield name, data
@@ -514,7 +518,7 @@ def _collect_conversations(
     else:
         children = value.values() if is_object else value if isinstance(value, list) else ()
         numbered = enumerate(children, 1) if depth else ()
-        collected = [  # a list, because all children must be searched
+        collected = [  # Build a list instead of a generator, because all children must be searched.
             _collect_conversations(f"{number}.{n}", child, parts, depth - 1)
             for n, child in numbered
         ]

@@ -65,8 +65,10 @@ class SessionsReader:
     def __init__(self, file: str) -> None:
         self._stem = Path(file).stem
         self._sessions: dict[str, _Session] = {}
-        self._codex: _Session | None = None  # lines of Codex do not name their session
-        self._summaries: dict[str, str] = {}  # titles by the id of a message of the session
+        # the current session of Codex, because lines of Codex do not name their session
+        self._codex: _Session | None = None
+        # titles of sessions, by the id of a message in the session
+        self._summaries: dict[str, str] = {}
 
     def add_line(self, line: Mapping[str, Any]) -> bool:
         """Add a line if it belongs to a session. Return whether it does."""
@@ -103,7 +105,7 @@ class SessionsReader:
 
     def _add_claude_line(self, line: Mapping[str, Any]) -> None:
         kind, message = get_by_path(line, str, "type"), get_by_path(line, dict, "message")
-        if kind == "summary":  # the summary may belong to another session
+        if kind == "summary":  # The summary may belong to another session.
             self._summaries[get_by_path(line, str, "leafUuid")] = get_by_path(line, str, "summary")
             return
         session = self._get_or_create_session(line.get("sessionId"))

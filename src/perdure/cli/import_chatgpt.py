@@ -299,7 +299,8 @@ def _format_tool_call(part: _MessagePart) -> str:
     request = _extract_request(part)
     if part.tool == "python":
         return f"[python]\n{format_code_block(request, 'python')}" if request.strip() else ""
-    if request.lstrip()[:1] in "{[":  # arguments that only the tool understands
+    # The request consists of arguments that only the tool understands.
+    if request.lstrip()[:1] in "{[":
         return ""
     noun = "memory" if part.tool == "bio" else part.tool
     return format_placeholder(

@@ -38,7 +38,8 @@ _SUBJECT_ARGUMENTS: Final = (
     *("filename", "file_path", "file_name", "name", "description"),
 )
 """The arguments of a tool call that describe its subject in a few words."""
-_IGNORED_ARGUMENTS: Final = (  # arguments that tell a reader nothing, or repeat another one
+# names of arguments that tell a reader nothing or repeat another argument
+_IGNORED_ARGUMENTS: Final = (
     *("type", "language", "id", "version_uuid", "source", "old_str", "view_range", "md_citations"),
     *("description", "max_results", "n", "sort_order"),
 )
@@ -122,7 +123,7 @@ class _Piece(NamedTuple):
 
 
 _AUTHOR_TEXT: Final = "own"  # text that the user or Claude wrote
-_PASTED_TEXT: Final = "pasted"  # text that the user pasted, which Claude stores as a file
+_PASTED_TEXT: Final = "pasted"  # kind of text that the user pasted and that Claude stores as a file
 _TOOL_OR_FILE: Final = "tool"  # a file or a call of a tool
 
 
@@ -155,7 +156,8 @@ def _iter_blocks(
         block = block if isinstance(block, dict) else {"type": "text", "text": block}
         kind, text = block.get("type"), block.get("text")
         if kind == "tool_use":
-            arguments = block.get("input")  # a text if the answer was cut off within the arguments
+            # The input is a text if the answer was cut off within the arguments.
+            arguments = block.get("input")
             arguments = (
                 {"input": arguments}
                 if isinstance(arguments, str)

@@ -20,7 +20,7 @@ from perdure.cli.conversation import (
 )
 from perdure.memory.message_forms import find_message_time, read_message
 
-_Path = dict[str, None]  # the ids of the messages before the next one, in order
+_Path = dict[str, None]  # the ids of all messages before the next message, in order
 
 _THREAD_ID_PATHS: Final = (
     *(("thread_id",), ("id",), ("checkpoint", "thread_id")),

@@ -23,10 +23,11 @@ from perdure.cli.conversation import Conversation, derive_id
 
 NODE: Final = "imported"
 """The metadata key of an imported checkpoint for the id of the message with which it ends."""
-_MAX_ID_GAP: Final = 16  # ids in a row without a thread after which the search for a thread ends
+# number of ids in a row without a thread after which the search for a thread ends
+_MAX_ID_GAP: Final = 16
 _FORMER_ID_SUFFIX: Final = re.compile(
     r"(-\d+(\.\d+)*)?"
-)  # what follows the file name in a thread id of an earlier version
+)  # the part after the file name in a thread id that an earlier version made
 
 
 class _StoredThread(NamedTuple):

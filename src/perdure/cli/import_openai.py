@@ -17,7 +17,7 @@ _CONVERSATION_FIELDS: Final = (
     "messages",
     "input",
     "prompt",
-)  # fields of requests that are conversations
+)  # names of the request fields that contain a conversation
 _AddConversation = Callable[[str, Mapping[str, Any]], None]
 
 

@@ -11,7 +11,8 @@ from perdure.cli.conversation import Problem
 from perdure.cli.output import format_count, print_note
 from perdure.stores.base import Namespace, TransferReport
 
-_MAX_LISTED_USERS: Final = 5  # users that a report names; the others are counted
+# maximum number of users that a report names; the other users are only counted
+_MAX_LISTED_USERS: Final = 5
 _MAX_LISTED_ITEMS: Final = 20  # refused items that a report names
 
 
@@ -24,19 +25,23 @@ class ConversationsReport:
 
     conversations: int = 0
     messages: int = 0
-    updated: int = 0  # messages to which this import added a part that an earlier one left out
-    outdated: int = 0  # incomplete messages that are no longer in the state, so not completed
+    # number of messages to which this import added a part that an earlier import had left out
+    updated: int = 0
+    # number of incomplete messages that were not completed, because they are no longer in the state
+    outdated: int = 0
     unchanged: int = 0
     empty: int = 0  # conversations without messages
-    unread: int = 0  # conversations with messages of which none could be read
+    unread: int = 0  # number of conversations none of whose messages could be read
     checkpoints: int = 0  # new checkpoints, from databases
     items: int = 0  # new items, from databases
-    known_items: int = 0  # items that exist already or were deleted in this database
-    records: int = 0  # runs and crons of an archive, which are not run
-    memories: int | None = None  # new memories; None if none are made, or a worker makes them
+    known_items: int = 0  # number of items that exist already or were deleted in this database
+    records: int = 0  # number of runs and crons in archives; they are not executed
+    # number of new memories; None if no memories are extracted or a worker will extract them
+    memories: int | None = None
     quarantined: int = 0
-    forgotten: int = 0  # memories that were not made, because they were forgotten here before
-    user: str = ""  # the configured user, who owns conversations that name no user
+    # number of memories that were not stored, because they had been forgotten in this database
+    forgotten: int = 0
+    user: str = ""  # the configured user, to whom conversations without a user belong
     users: Counter[str] = field(default_factory=Counter)  # conversations by user; "" for no user
     by_user: Counter[str] = field(default_factory=Counter)  # new memories by user
     refused: list[tuple[Namespace, str]] = field(default_factory=list)  # items with a tombstone

@@ -58,7 +58,8 @@ if TYPE_CHECKING:
 _PROJECT_NAMESPACE: Final = Template(
     ("projects", "{user_id}")
 )  # parent of the namespaces of projects
-_CHECKPOINTS_PER_LENGTH: Final = 32  # a new checkpoint when the thread has grown by 1/32
+# a checkpoint is put when the thread has grown by 1/32 since the last one
+_CHECKPOINTS_PER_LENGTH: Final = 32
 
 
 class ImportWriter:
@@ -159,11 +160,12 @@ class ImportWriter:
     def _store_conversation(
         self, thread_id: str, talk: Conversation, advance: Callable[[int], None]
     ) -> None:
-        if not talk.is_archived:  # each thread of an archive names its user
+        if not talk.is_archived:  # Each thread of an archive names its own user.
             user = talk.metadata.get("user_id", self._file.user)
             talk.metadata["user_id"] = user if self._with_memories else ""
         try:
-            for node in talk.nodes.values():  # encoding fails before anything is written
+            # Encode all messages first, so that a failure occurs before anything is written.
+            for node in talk.nodes.values():
                 self._codec.encode(node.message, lambda: "a message")
             thread = ThreadImport(self._file.saver, thread_id, talk)
             new = thread.store_new_messages(advance)
@@ -236,7 +238,7 @@ class ImportWriter:
                     )
                 except (
                     ImportFailed
-                ) as exc:  # some threads were refused; the items are still imported
+                ) as exc:  # Some threads were refused. The items are still imported.
                     refusal = exc
             if source.store is not None:
                 items = self._file.store.import_from(source.store, on_unsuitable="skip")
@@ -465,7 +467,7 @@ class ThreadImport:
             kept_count = next(positions, len(messages))
             is_cut = kept_count < len(
                 messages
-            )  # the checkpoint of the parent contains later messages, which are left out
+            )  # whether the parent's checkpoint contains later messages, which are left out here
         if not batch and not is_cut:
             return
         checkpoint = base.checkpoint if base else empty_checkpoint()
@@ -564,7 +566,7 @@ def _choose_checkpoint_ends(conversation: Conversation) -> set[str]:
         followers[node.parent].append(node.message.type)
     depths: dict[str | None, tuple[int, int]] = {
         None: (0, 0)
-    }  # messages from the beginning, and since the last checkpoint
+    }  # for each message, the number of messages up to it, and the number since the last checkpoint
     ends = set()
     for key, node in conversation.nodes.items():
         depth, since = (count + 1 for count in depths[node.parent])

@@ -24,7 +24,8 @@ _ROLES: Final = ("user", "assistant", "system")
 _DETAILS_ELEMENT: Final = re.compile(r'<details type="(\w+)"[^>]*>.*?</details>\s*', re.DOTALL)
 """Thinking and code of a model, which Open WebUI stores within the text of the answer."""
 _LIBRECHAT_ROOT: Final = (
-    "00000000-0000-0000-0000-000000000000"  # the parent of a first message in LibreChat
+    # parent id of the first messages in a conversation of LibreChat
+    "00000000-0000-0000-0000-000000000000"
 )
 _LIBRECHAT_TIME_FIELDS: Final = {"create_time": "createdAt", "update_time": "updatedAt"}
 

@@ -60,9 +60,11 @@ if TYPE_CHECKING:
 memories = add_command_group("memories", "Search, change and review the memories of a user.")
 
 _LABELS: Final = ("memories", "profiles", "examples")  # first labels of a user's namespaces
-_INSTRUCTIONS: Final = ("instructions",)  # namespace of the agent's instructions, for all users
-_REJECTED: Final = ("refused", "quarantined")  # changes after which the exit code of `add` is 1
-_PREVIEWED: Final = 10  # memories that are printed before the user confirms that they are erased
+# namespace of the agent's instructions, which apply to all users
+_INSTRUCTIONS: Final = ("instructions",)
+_REJECTED: Final = ("refused", "quarantined")  # outcomes for which the exit code of `add` is 1
+# maximum number of memories that are printed before the user confirms their erasure
+_PREVIEWED: Final = 10
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -244,7 +246,7 @@ def forget(
             thread_id = None if thread is None else _resolve_origin_thread(database, thread)
             erase = partial(_erase_matching_memories, database, query=query, thread_id=thread_id)
         if not every:
-            # otherwise a later extraction would store the erased memories again
+            # Store tombstones, because a later extraction would store the erased memories again.
             with show_status("extracting unread messages …"):
                 extract_due_threads(database)
         receipt = erase_items(
@@ -293,7 +295,8 @@ def extract_due_threads(database: CommandDatabase) -> None:
     extraction = database.build_extraction()
     for job in DueThreads(extraction, Pace()).list_jobs():
         if job.namespace == ("memories", database.user) and job.state != "dead":
-            # a thread may have been deleted, and other programs may store unreadable messages
+            # A thread may have been deleted, or contain messages of another program that cannot be
+            # read.
             with suppress(UnknownThread, InvalidMessages):
                 extraction.extract(job.thread_id, job.config)
 

@@ -33,9 +33,11 @@ _HIDDEN: Final = re.compile(
 )
 _EMOJI: Final = "[\u2190-\u2bff\U0001f000-\U0001faff]"
 _JOINER: Final = re.compile(f"(?<=[\ufe0f{_EMOJI[1:]})\u200d(?={_EMOJI})")
-_STATUS_DELAY_S: Final = 0.5  # seconds; work that takes less shows no status line
-_MIN_CELL_WIDTH: Final = 16  # terminal columns that a full id leaves to each other cell of its row
-_UNLIMITED_WIDTH: Final = 1 << 31  # columns of output that is piped, so that no line is broken
+_STATUS_DELAY_S: Final = 0.5  # seconds after which a status line is shown; shorter work shows none
+# minimum width in columns of a cell next to an id that is printed in full
+_MIN_CELL_WIDTH: Final = 16
+# width in columns of piped output, so large that no line is broken
+_UNLIMITED_WIDTH: Final = 1 << 31
 _NUMBER: Final = re.compile(r"[\d,.]+( bytes?| [kMG]B)?")
 _IDEOGRAPH: Final = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
 _WORD: Final = re.compile(rf"[^\S\n]*(?:\n|[{_IDEOGRAPH}]|[^\s{_IDEOGRAPH}]+)")
@@ -336,7 +338,8 @@ def page_output(*, pager: bool = True) -> Iterator[None]:
     if pager and height > terminal.height and sys.stdin.isatty() and _is_pager_available():
         import pydoc
 
-        os.environ.setdefault("LESS", "FRX")  # as git does: keep colours, and quit if the text fits
+        # These are the options that git sets: keep colours, and quit if the text fits the screen.
+        os.environ.setdefault("LESS", "FRX")
         pydoc.pager(text)
     else:
         terminal.file.write(text)
@@ -488,7 +491,7 @@ def show_status(activity: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        timer.join()  # the timer may be starting the status at this moment
+        timer.join()  # The timer may be starting the status line at this moment.
         status.stop()
 
 

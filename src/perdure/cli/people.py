@@ -100,7 +100,8 @@ def forget(
                 if not yes:
                     _confirm_name(user)
                 with show_status("erasing …"):
-                    # the slow search for data of others that name the person is not repeated
+                    # Do not repeat the slow search for data of other people that mentions the
+                    # person.
                     erased = people.forget(
                         user, database.saver, database.store, **options, looks_elsewhere=False
                     )

@@ -38,10 +38,12 @@ if TYPE_CHECKING:
     from perdure.server.access import Access
     from perdure.settings import Settings
 
-_MAX_CONNECTIONS = 1000  # open connections of one process; more are answered with status 503
-_KEEP_ALIVE_S = 65  # seconds; longer than clients and proxies keep an idle connection open
+# maximum number of open connections of one process; further ones are answered with status 503
+_MAX_CONNECTIONS = 1000
+# seconds that an idle connection stays open, which is longer than clients and proxies wait
+_KEEP_ALIVE_S = 65
 _UNREAD_TIMEOUT_S = 60  # seconds after which a client that does not read is disconnected
-_SHUTDOWN_TIMEOUT_S = 1  # seconds that requests may take to finish after the runs have stopped
+_SHUTDOWN_TIMEOUT_S = 1  # maximum seconds for open requests to finish after the runs have stopped
 _START_FAILED = 3  # exit code of a worker that could not start; the worker is not replaced
 _POLL_S = 0.5  # seconds between two checks for signals
 _COLLECTION_THRESHOLD = 10_000
@@ -287,7 +289,8 @@ class _Server(NamedTuple):
 
         server.shutdown = drain_and_shut_down  # type: ignore[method-assign]
         gc.collect()
-        gc.freeze()  # saves 0.1 s in each full collection, which would search all modules
+        # This saves 0.1 s in each full garbage collection, which would search all modules.
+        gc.freeze()
         gc.set_threshold(_COLLECTION_THRESHOLD)
         server.run(sockets=[listener])
         return server.started
@@ -342,7 +345,7 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
         signal.signal(number, handler)
     if not received:
         raise typer.Exit(1)  # the reason is already printed
-    signal.raise_signal(received[0])  # exit by the signal, as a server with one process does
+    signal.raise_signal(received[0])  # Exit by the signal, as a server with a single process does.
 
 
 def _start_worker(context: SpawnContext, arguments: tuple[Any, ...]) -> SpawnProcess:
@@ -450,7 +453,7 @@ def _report_configuration(
         sections = ", ".join(configured.ignored)
         print_note(f"{configured.path.name}: these sections have no effect: {sections}", "yellow")
     if has_tenants:
-        return  # the database of a tenant is opened at the first request of the tenant
+        return  # The database of a tenant is opened at the first request of that tenant.
     options = configured.import_store_options()
     try:
         if "index" in options:
@@ -509,7 +512,8 @@ def _open_listener(host: str, port: int) -> socket.socket:
         # response body may wait 40 ms for an ACK
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # otherwise a closed connection keeps its unsent data until the client reads them
+            # Abort the connection, because a closed connection keeps its unsent data until the
+            # client reads them.
             listener.setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_TIMEOUT_S * 1000
             )
@@ -553,7 +557,7 @@ def mcp(audit: AuditOption = None, user: UserOption = None, db: DbOption = None)
     A program that speaks MCP starts this command. The program sees the memories and threads of one
     user.
     """
-    # importing the packages instead would take a second
+    # Importing the packages instead would take about a second.
     if find_spec("mcp") is None or find_spec("fastapi") is None:
         raise MissingDependency(
             'MCP needs more packages; run pip install ".[server]" in a checkout'
@@ -565,7 +569,8 @@ def mcp(audit: AuditOption = None, user: UserOption = None, db: DbOption = None)
     with open_database(db, user, create=True) as database:
         log_to_stderr()
         log = Audit(audit)
-        # with Python's handler, the process would stop only after the next line on stdin
+        # With Python's own signal handler, the process would stop only after the next line on
+        # stdin.
         old_handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]

@@ -25,7 +25,8 @@ _PERDURE_TABLES: Final = {
     "store_items",
 }  # tables that only perdure creates
 _SELECT_TABLE_NAMES: Final = "SELECT lower(name) FROM sqlite_master"
-_MAX_SQLITE_VALUE_BYTES: Final = (1 << 31) - 1  # bytes; the largest value that SQLite can store
+# maximum size in bytes of a value that SQLite can store
+_MAX_SQLITE_VALUE_BYTES: Final = (1 << 31) - 1
 
 
 @dataclass(frozen=True)

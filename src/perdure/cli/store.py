@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 store = add_command_group("store", "Read, write, search and remove items of the store.")
 
-_ROOT: Final = "/"  # how a user types the empty namespace, which contains all others
+_ROOT: Final = "/"  # text with which a user names the empty namespace, which contains all others
 NamespaceArgument = Annotated[
     str, Argument(metavar="NS", help="The namespace, such as users/alice.")
 ]

@@ -41,13 +41,16 @@ from perdure.storage.flow import NO_LIMIT, Flow, NamedSQL, Row, Statement, fetch
 from perdure.stores.namespaces import decode_path
 from perdure.stores.whole_store import WholeStore
 
-_PAGE_BYTES: Final = 4 << 20  # bytes of a page of rows; a larger row is a page of its own
+# maximum size in bytes of a page of rows; a larger row is a page of its own
+_PAGE_BYTES: Final = 4 << 20
 _PAGE_ROWS: Final = 1000  # most rows of a page
 _ROWS_PER_INSERT: Final = 64  # rows that one INSERT statement adds
 _MAX_ID: Final = b"\xff" * 17  # sorts after every id
-_MAX_TEXT: Final = "\U0010ffff"  # sorts after every text of the key columns
-_MAX_NAME_BYTES: Final = 2600  # bytes of an indexed text; Postgres allows a third of a page
-_MAX_LISTED_OWNERS: Final = 20  # threads and namespaces that differ and that an error lists
+_MAX_TEXT: Final = "\U0010ffff"  # a text that sorts after every text of the key columns
+# maximum size in bytes of an indexed text; Postgres allows a third of a page
+_MAX_NAME_BYTES: Final = 2600
+# maximum number of differing threads or namespaces that an error message lists
+_MAX_LISTED_OWNERS: Final = 20
 _SELECT_COPY_MARK: Final = "SELECT value FROM settings WHERE name = 'copy'"
 _INSERT_COPY_MARK: Final = "INSERT INTO settings (name, value) VALUES ('copy', ?)"
 _DELETE_COPY_MARK: Final = "DELETE FROM settings WHERE name = 'copy'"
@@ -276,7 +279,7 @@ class ThreadTables(Tables):
             *_OF_LOG,
             key="row_key",
             large_columns="body",
-            flag_positions=[3],  # the hash depends on the key; aliases have no hash
+            flag_positions=[3],  # The hash depends on the encryption key. Aliases have no hash.
             associated_data=lambda row: [item_associated_data(row[0], row[1], row[2] & 0xFFFFFFFF)],
         ),
         Table(
@@ -352,7 +355,7 @@ class ThreadTables(Tables):
     def decrypt_row(self, table: Table, row: Row) -> Row:
         """See `Tables.opened`."""
         columns = super().decrypt_row(table, row)
-        if table.name == "threads":  # the search keys depend on the encryption key
+        if table.name == "threads":  # The search keys depend on the encryption key.
             return (*columns[:-4], None, None, *columns[-2:])
         return columns
 
@@ -361,7 +364,7 @@ class ThreadTables(Tables):
         if table.name == "threads":
             search_keys = (
                 None if row[3] else b""
-            )  # a thread without a checkpoint has no search keys
+            )  # A thread without a checkpoint has no search keys.
             text, _, metadata = (None,) * 3 if row[-1] is None else unpack(row[-1])
             if text is not None and metadata is not None:
                 metadata = self.reader.codec.decode(metadata)
@@ -589,7 +592,7 @@ class DatabaseCopy:
         self._source_path = self.table_pairs[0][0].database.path
         self._marked_database = self.table_pairs[0][
             1
-        ].database  # the database with the mark of an incomplete copy
+        ].database  # the target database, which has the mark of an incomplete copy
 
     def _mark_target(self) -> None:
         """Check the target, and mark it as an incomplete copy of the source.
@@ -678,7 +681,8 @@ class DatabaseCopy:
         source_pages = _TablePages(source, table, table.key_before(0))
         target_pages = _TablePages(target, table, table.key_before(0))
         unmatched: dict[bytes, Any] = {}
-        self.row_counts[table.name] = 0  # the flow starts again if its connection is lost
+        # Set the counter to 0 here, because the flow starts again if its connection is lost.
+        self.row_counts[table.name] = 0
         while True:
             source_rows = yield from source_pages.read_next()
             target_rows = target.database.read(target_pages.read_next)

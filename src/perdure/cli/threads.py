@@ -211,7 +211,8 @@ def _find_matching_heads(
         has_text = text in f"{thread.thread_id}\0{thread.title}".casefold()
         return thread.thread_id if is_created and has_text and has_person else None
 
-    # "interrupted" also matches threads that only may wait; the status is checked below
+    # The filter "interrupted" also matches threads that may be waiting. Their exact status is
+    # checked below.
     query = ThreadQuery(
         text=text,
         metadata=None if user is None or user.isdecimal() else {"owner": user},
@@ -221,7 +222,7 @@ def _find_matching_heads(
     threads, offset = ThreadList(database.saver), 0
     while len(matches) < limit:
         ids = threads.search(query, match_thread, limit, offset)
-        # the head is None if the thread was deleted in the meantime
+        # The head is None if the thread was deleted in the meantime.
         heads = [head for head in map(database.saver.head, ids) if head is not None]
         matches += [head for head in heads if status in (None, head.status.state)]
         offset += limit
@@ -347,9 +348,10 @@ def delete(
         names += ", …" if len(ids) > 3 else ""
         require_confirmation(f"Delete {counts} permanently: {names}?", yes)
         with show_status("deleting …"):
-            # erase the memories first: after a crash, those of a deleted thread could not be found
+            # Erase the memories first, because the memories of a deleted thread could not be found
+            # after a crash.
             clean = keep_memories or forget_thread_memories(database.store, ids).clean
-            *others, last = ids  # the erasure of the last thread scrubs the file for all threads
+            *others, last = ids  # The erasure of the last thread scrubs the file for all of them.
             database.saver.prune(others, strategy="delete")
             clean = database.saver.erase(last).scrubbed and clean
     result = {"threads": ids, "messages": message_count, "memories": memory_count, "clean": clean}

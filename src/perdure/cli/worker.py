@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from perdure.memory.background import Background
     from perdure.memory.extraction import ExtractionJob
 
-_DEFAULT_DELAY_S: Final = 30.0  # pause in a conversation after which it is extracted, in seconds
-_FLUSH_TIMEOUT_S: Final = 1e9  # in effect no limit: --once exits when everything is extracted
-_OFF: Final = "off"  # the value of --cron that turns off the schedule of perdure.toml
+# seconds without a new message after which a conversation is extracted
+_DEFAULT_DELAY_S: Final = 30.0
+# maximum seconds for --once, in effect no limit, because --once exits when everything is extracted
+_FLUSH_TIMEOUT_S: Final = 1e9
+_OFF: Final = "off"  # value of --cron that turns off the schedule of perdure.toml
 _RETENTION_INTERVAL_S: Final = 3600.0  # seconds between two applications of the retention rules
-_STOP_TIMEOUT_S: Final = 30.0  # seconds that retention may take to stop when the worker exits
+_STOP_TIMEOUT_S: Final = 30.0  # maximum seconds for retention to stop when the worker exits
 _LOGGER: Final = logging.getLogger("perdure.background")
 
 
@@ -75,7 +77,7 @@ def worker(
         facts = defaults.facts if facts is None else facts
         background = Background(
             opened_database.build_extraction(facts=facts),
-            # without a schedule, conversations are extracted after a pause
+            # Without a schedule, a conversation is extracted after a pause.
             pace=Pace(
                 delay_s=_DEFAULT_DELAY_S if delay is None and cron in (None, _OFF) else delay
             ),
@@ -134,7 +136,8 @@ def _run_hourly(work: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         stopped.set()
-        thread.join(_STOP_TIMEOUT_S)  # retention may be interrupted; the next start continues it
+        # Retention may be interrupted here. The next start of the worker continues it.
+        thread.join(_STOP_TIMEOUT_S)
 
 
 @contextmanager
