@@ -305,7 +305,9 @@ def _count_nested_in_lists(value: Any, is_in_list: bool = False) -> int:
 
 def matches_filter(metadata: Mapping[str, Any], filter: Filter) -> bool:
     """Return whether the metadata of a thread, cron or assistant meets a filter."""
-    return all(_matches_condition(metadata.get(name), wanted) for name, wanted in filter.items())
+    return all(
+        _matches_condition(metadata.get(name), condition) for name, condition in filter.items()
+    )
 
 
 def require_filter_match(noun: str, metadata: Mapping[str, Any], filter: Filter) -> None:
@@ -333,7 +335,7 @@ def _matches_condition(value: Any, condition: Any) -> bool:
             return bool(value == equal)
         case {"$contains": contained, **others} if not others and isinstance(value, list | tuple):
             return all(
-                one in value
-                for one in (contained if isinstance(contained, list | tuple) else [contained])
+                element in value
+                for element in (contained if isinstance(contained, list | tuple) else [contained])
             )
     return not isinstance(condition, Mapping) and bool(value == condition)

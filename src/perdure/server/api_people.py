@@ -88,9 +88,9 @@ async def permit_person(
                 "ask an admin"
             )
     readable_namespaces = [
-        each
-        for each in person_namespaces.others
-        if await _may_reach_namespace(call, _READ_ACTION, each)
+        namespace
+        for namespace in person_namespaces.others
+        if await _may_reach_namespace(call, _READ_ACTION, namespace)
     ]
     options = {
         "thread_ids": threads,
@@ -177,9 +177,9 @@ async def export_person(call: CurrentCall, user: PathId) -> Response:
     header = await anext(lines)  # raises the error for an unknown person before the reply begins
 
     async def iter_lines() -> AsyncIterator[bytes]:
-        reached = [[*namespace] for namespace in person.other_namespaces]
-        seen = [each for each in header["other_namespaces"] if each in reached]
-        yield encode_json(header | {"other_namespaces": seen}) + b"\n"
+        readable = [[*namespace] for namespace in person.other_namespaces]
+        visible = [labels for labels in header["other_namespaces"] if labels in readable]
+        yield encode_json(header | {"other_namespaces": visible}) + b"\n"
         async for line in lines:
             yield encode_json(line) + b"\n"
 

@@ -67,11 +67,15 @@ async def put_item(call: CurrentCall, body: NewItem) -> None:
     if arguments["value"] is None:
         raise InvalidValue("the value is None; expected an object. To remove an item, delete it")
     ttl = NOT_PROVIDED if body.ttl is None else body.ttl
-    place = arguments["namespace"], arguments["key"]
     author = call.find_team_author(arguments["namespace"])
     provenance = None if author is None else Provenance(author=author, at=datetime.now(UTC))
     await call.store.aput(
-        *place, arguments["value"], arguments["index"], ttl=ttl, provenance=provenance
+        arguments["namespace"],
+        arguments["key"],
+        arguments["value"],
+        arguments["index"],
+        ttl=ttl,
+        provenance=provenance,
     )
 
 

@@ -216,11 +216,11 @@ def create_app(
         RequestLimiter(limits),
         limits,
     )
-    app.state.hosts = None if hosts is None else {ascii_host(each) for each in hosts}
+    app.state.hosts = None if hosts is None else {ascii_host(host) for host in hosts}
     app.state.origins = validate_origins(origins)
     add_error_replies(app)
     app.add_middleware(EncodedSlashes)
-    for each in (
+    for router in (
         api_runs.routes,  # routes are matched in order, so the most frequent ones come first
         event_streams.routes,
         routes,
@@ -243,7 +243,7 @@ def create_app(
         pages_items.routes,
         pages_storage.routes,
     ):
-        app.include_router(each)
+        app.include_router(router)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
     _require_actions(app)
     app.state.first_segments = None
@@ -265,16 +265,17 @@ def create_app(
 
 def _collect_first_segments(app: FastAPI) -> frozenset[str]:
     """Return the first segments of perdure's paths, such as `threads` of `/threads/{thread_id}`."""
-    paths = (getattr(each.original_route, "path", "/") for each in iter_route_contexts(app.routes))
+    routes = (context.original_route for context in iter_route_contexts(app.routes))
+    paths = (getattr(route, "path", "/") for route in routes)
     return frozenset(path.split("/")[1] for path in paths)
 
 
 def _require_actions(app: FastAPI) -> None:
     """Raise TypeError if an endpoint does not declare its action."""
-    for each in iter_route_contexts(app.routes):
-        is_api_route = isinstance(each.original_route, APIRoute | APIWebSocketRoute)
-        if is_api_route and not hasattr(each.endpoint, "action"):
+    for context in iter_route_contexts(app.routes):
+        is_api_route = isinstance(context.original_route, APIRoute | APIWebSocketRoute)
+        if is_api_route and not hasattr(context.endpoint, "action"):
             raise TypeError(
-                f"{each.path} names no action; decorate its endpoint with "
+                f"{context.path} names no action; decorate its endpoint with "
                 "perdure.server.access.action"
             )

@@ -116,13 +116,13 @@ class AuthFileAccess:
         )
         parameters = inspect.signature(self._authenticate).parameters.values()
         self._parameter_names = [
-            each.name for each in parameters if each.name in _HANDLER_PARAMETERS
+            parameter.name for parameter in parameters if parameter.name in _HANDLER_PARAMETERS
         ]
         self.reads_body = "body" in self._parameter_names
-        for each in parameters:
-            if each.name not in _HANDLER_PARAMETERS and each.default is each.empty:
+        for parameter in parameters:
+            if parameter.name not in _HANDLER_PARAMETERS and parameter.default is parameter.empty:
                 raise ConfigurationError(
-                    f"the authentication handler of {path!r} has the parameter {each.name!r}; "
+                    f"the authentication handler of {path!r} has the parameter {parameter.name!r}; "
                     f"rename or remove it; allowed are {', '.join(_HANDLER_PARAMETERS)}"
                 )
 
@@ -175,7 +175,7 @@ class AuthFileAccess:
         resource, _, verb = action.partition(":")
         candidates = ((resource, verb), (resource, "*"), ("*", verb), ("*", "*"))
         handler = next(
-            (self._handlers[each] for each in candidates if each in self._handlers), None
+            (self._handlers[pair] for pair in candidates if pair in self._handlers), None
         )
         if handler is None:
             raise Forbidden(f"no handler allows {action}; add one to the Auth file")
@@ -260,4 +260,6 @@ def _find_handlers(auth: Any, path: str) -> tuple[Handler, Mapping[tuple[str, st
         ) from exc
     if authenticate is None:
         raise ConfigurationError(f"{path!r} has no handler under @auth.authenticate; add one")
-    return authenticate, {place: each[-1] for place, each in handlers.items() if each}
+    return authenticate, {
+        pair: registered[-1] for pair, registered in handlers.items() if registered
+    }

@@ -75,7 +75,7 @@ class KeysFileAccess:
     @property
     def tenants(self) -> set[str | None]:
         """Return the tenants of all keys."""
-        return {each.tenant for each in self._keys}
+        return {entry.tenant for entry in self._keys}
 
     async def identify(self, connection: HTTPConnection) -> Identity:
         """Return the user of the key that a request sends.
@@ -89,7 +89,7 @@ class KeysFileAccess:
         key = connection.headers.get("x-api-key") or bearer
         digest = hashlib.sha256(key.encode()).hexdigest()
         # compare with all keys, so that the response time does not depend on which key matches
-        matching_keys = [each for each in self._keys if hmac.compare_digest(each.sha256, digest)]
+        matching_keys = [entry for entry in self._keys if hmac.compare_digest(entry.sha256, digest)]
         if not key or not matching_keys:
             raise Unauthenticated(
                 "no valid API key; send a key in the header x-api-key or Authorization: Bearer",
@@ -113,10 +113,10 @@ class KeysFileAccess:
         """
         user_and_tenant = identity.user, identity.tenant
         await self._reload_if_stale()
-        keys = [each for each in self._keys if (each.user, each.tenant) == user_and_tenant]
+        keys = [entry for entry in self._keys if (entry.user, entry.tenant) == user_and_tenant]
         if not keys:
             raise Unauthenticated(f"the keys of {identity.user!r} were revoked; create a new key")
-        current_permissions = frozenset(name for each in keys for name in each.permissions)
+        current_permissions = frozenset(name for entry in keys for name in entry.permissions)
         current_identity = Identity(
             *user_and_tenant,
             identity.permissions & current_permissions,
@@ -127,8 +127,8 @@ class KeysFileAccess:
 
     def find_teams(self, user: str, tenant: str | None) -> frozenset[str]:
         """Return the teams that the keys of a user list."""
-        keys = [each for each in self._keys if (each.user, each.tenant) == (user, tenant)]
-        return frozenset(name for each in keys for name in each.teams)
+        keys = [entry for entry in self._keys if (entry.user, entry.tenant) == (user, tenant)]
+        return frozenset(name for entry in keys for name in entry.teams)
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
         """Allow actions on data of the user and of the user's teams; see `Access.permit`."""
@@ -149,7 +149,7 @@ class KeysFileAccess:
         Raises:
             Forbidden: The person has keys, and none of them in the tenant of the caller.
         """
-        tenants = {each.tenant for each in self._keys if each.user == person}
+        tenants = {entry.tenant for entry in self._keys if entry.user == person}
         if tenants and identity.tenant not in tenants:
             raise Forbidden(
                 f"{person!r:.80} has no key in the tenant of {identity.user!r}; name a user "

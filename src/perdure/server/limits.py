@@ -65,14 +65,10 @@ class RequestLimiter:
     """
 
     def __init__(self, limits: Limits) -> None:
-        self._interval_s, self._burst_s = (
-            1 / limits.requests_per_s,
-            (limits.burst - 1) / limits.requests_per_s,
-        )
-        self._max_concurrent, self._open_requests = (
-            limits.max_concurrent_requests,
-            Counter[Hashable](),
-        )
+        self._interval_s = 1 / limits.requests_per_s
+        self._burst_s = (limits.burst - 1) / limits.requests_per_s
+        self._max_concurrent = limits.max_concurrent_requests
+        self._open_requests = Counter[Hashable]()
         self._next_due: dict[Hashable, float] = {}
 
     def count_request(self, client: Hashable) -> None:
@@ -88,10 +84,11 @@ class RequestLimiter:
                 f"too many requests; try again in {retry_after_s:.1f} s", retry_after_s
             )
         if len(self._next_due) >= _MAX_CLIENTS:
-            self._next_due = {each: at for each, at in self._next_due.items() if at > now}
-            if (
-                len(self._next_due) >= _MAX_CLIENTS
-            ):  # all clients are active; reset all rates to bound the memory
+            self._next_due = {
+                other: due_time for other, due_time in self._next_due.items() if due_time > now
+            }
+            # if all of these clients are active, reset their rates to bound the memory
+            if len(self._next_due) >= _MAX_CLIENTS:
                 self._next_due.clear()
         self._next_due[client] = due + self._interval_s
 

@@ -62,9 +62,9 @@ def build_server(get_request: Callable[[ServerRequestContext[Any]], ToolRequest]
     from mcp.types import ListToolsResult
 
     tool_list = ListToolsResult.model_validate(
-        {"tools": [each.build_tool_entry() for each in SCHEMAS]}
+        {"tools": [schema.build_tool_entry() for schema in SCHEMAS]}
     )
-    schemas = {each.name: each.build_input_schema() for each in SCHEMAS}
+    schemas = {schema.name: schema.build_input_schema() for schema in SCHEMAS}
 
     async def list_tools(context: ServerRequestContext[Any], params: Any) -> ListToolsResult:
         return tool_list

@@ -44,8 +44,8 @@ class ToolSchema(NamedTuple):
 
     def build_input_schema(self) -> dict[str, Any]:
         """Return the JSON schema of all arguments."""
-        required = [name for name, each in self.parameters.items() if "default" not in each]
-        properties = {name: dict(each) for name, each in self.parameters.items()}
+        required = [name for name, schema in self.parameters.items() if "default" not in schema]
+        properties = {name: dict(schema) for name, schema in self.parameters.items()}
         return {"type": "object", "properties": properties, "required": required}
 
     def build_tool_entry(self) -> dict[str, Any]:

@@ -239,7 +239,7 @@ def _build_message_json(message: BaseMessage) -> dict[str, Any]:
     """Return the role, the shortened text and the names of the tool calls of a message."""
     text, omitted_count = truncate_text(message.text, MAX_TEXT_CHARS)
     fields = {"role": message.type, "text": f"{text} [+{omitted_count}]" if omitted_count else text}
-    calls = [each["name"] for each in getattr(message, "tool_calls", ())]
+    calls = [tool_call["name"] for tool_call in getattr(message, "tool_calls", ())]
     return {**fields, "calls": calls} if calls else fields
 
 

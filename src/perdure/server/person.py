@@ -105,18 +105,20 @@ class Person(NamedTuple):
             return input
         if isinstance(input, Command):
             goto = [
-                Send(each.node, self.apply_to_input(each.arg)) if isinstance(each, Send) else each
-                for each in ([input.goto] if isinstance(input.goto, str | Send) else input.goto)
+                Send(target.node, self.apply_to_input(target.arg))
+                if isinstance(target, Send)
+                else target
+                for target in ([input.goto] if isinstance(input.goto, str | Send) else input.goto)
             ]
             return replace(input, update=self.apply_to_input(input.update), goto=goto)
         if isinstance(input, Mapping):
             return {name: _mark_messages(name, value) for name, value in input.items()}
         if isinstance(input, list):  # the update of a command, or messages
             return [
-                (each[0], _mark_messages(each[0], each[1]))
-                if isinstance(each, tuple)
-                else _mark_messages("", each)
-                for each in input
+                (element[0], _mark_messages(element[0], element[1]))
+                if isinstance(element, tuple)
+                else _mark_messages("", element)
+                for element in input
             ]
         return input
 
@@ -151,19 +153,17 @@ def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bo
         sender: The sender of the run.
         owners_are_people: Whether the `owner` of threads is the user of an API key.
     """
-    thread_person, named = (
-        find_person(thread, owners_are_people=owners_are_people),
-        sender.acting_for,
-    )
+    thread_person = find_person(thread, owners_are_people=owners_are_people)
+    represented_person = sender.acting_for
     if (
-        named is not None
+        represented_person is not None
         and thread.head_metadata is None
         and thread_person in (None, sender.caller)
     ):
-        thread_person = named
-    user = thread_person if thread_person is not None else named or sender.caller
+        thread_person = represented_person
+    user = thread_person if thread_person is not None else represented_person or sender.caller
     is_author = sender.author in (None, user)
-    may_act = sender.may_act and named is None
+    may_act = sender.may_act and represented_person is None
     return Person(user, bool(user) and (is_author or may_act))
 
 
@@ -174,8 +174,8 @@ def find_owner(thread: ListedThread, sender: Sender, person: Person) -> Any:
     whom the caller acts.
     """
     owner = thread.metadata.get("owner")
-    is_new_thread = thread.head_metadata is None and sender.acting_for == person.user
-    return person.user if is_new_thread and owner == sender.caller else owner
+    is_handed_over = thread.head_metadata is None and sender.acting_for == person.user
+    return person.user if is_handed_over and owner == sender.caller else owner
 
 
 def _mark_messages(name: str, value: Any) -> Any:
@@ -191,7 +191,7 @@ def _mark_messages(name: str, value: Any) -> Any:
     if isinstance(value, list):
         is_pair = name == "messages" and len(value) == 2 and value[0] in _ROLES
         if not is_pair:
-            return [_mark_messages(name, each) for each in value]
+            return [_mark_messages(name, element) for element in value]
         value = {"role": value[0], "content": value[1]}
     if isinstance(value, str) and name == "messages":
         value = {"role": "user", "content": value}

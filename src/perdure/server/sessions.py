@@ -45,9 +45,10 @@ class Sessions:
         """Start a session with a key or token, and return the session's id."""
         now = monotonic()
         sessions = [*self._logins.items()]
-        live = [each for each, (_, until) in sessions if until > now]
-        for each in {each for each, _ in sessions} - {*live[1 - _MAX_SESSIONS :]}:
-            self._logins.pop(each, None)
+        live_ids = [name for name, (_, expires_at) in sessions if expires_at > now]
+        retained_ids = {*live_ids[1 - _MAX_SESSIONS :]}  # leaves room for the new session
+        for ended_id in {name for name, _ in sessions} - retained_ids:
+            self._logins.pop(ended_id, None)
         session_id = secrets.token_urlsafe(32)
         self._logins[session_id] = key, now + _SESSION_S
         return session_id
@@ -90,7 +91,9 @@ async def log_in(
     sessions, key = request.app.state.sessions, key.strip()
     sessions.login_limiter.count_request(request.client and request.client.host)
     credential_headers = (b"authorization", b"x-api-key", b"cookie")
-    other_headers = [each for each in request.scope["headers"] if each[0] not in credential_headers]
+    other_headers = [
+        header for header in request.scope["headers"] if header[0] not in credential_headers
+    ]
     try:
         if not (key and key.isascii() and key.isprintable() and len(key) <= _MAX_KEY_CHARS):
             raise Unauthenticated("the key is empty or has invalid characters; enter an API key")

@@ -112,11 +112,11 @@ def check_requested_teams(identity: Identity, names: Iterable[str]) -> None:
     Raises:
         Forbidden: The person is not a member of one of the teams.
     """
-    others = sorted({*names} - identity.teams)
-    if others:
+    foreign_teams = sorted({*names} - identity.teams)
+    if foreign_teams:
         raise Forbidden(
-            f"{identity.person!r} is not in the team {others[0]!r:.80}, which the config or the "
-            "context of the run names; remove the team"
+            f"{identity.person!r} is not in the team {foreign_teams[0]!r:.80}, which the config or "
+            "the context of the run names; remove the team"
         )
 
 
@@ -124,7 +124,7 @@ class RunTeams:
     """Chooses the teams whose memory runs use. One object belongs to each server.
 
     Attributes:
-        are_known: Whether identities list the teams of users. If not, as on a server
+        identities_list_teams: Whether identities list the teams of users. If not, as on a server
             without authentication, the config of a run names the teams.
 
     Args:
