@@ -42,7 +42,7 @@ from perdure.checkpointers.manifest import (
 )
 from perdure.checkpointers.merge import Merge
 from perdure.checkpointers.put import Node, SplitValue, TaskWrites
-from perdure.checkpointers.records import content_hash, item_associated_data, row_key
+from perdure.checkpointers.records import compute_content_hash, item_associated_data, row_key
 from perdure.checkpointers.values import pack
 from perdure.storage.database import Watch
 from perdure.storage.encryption import Seal
@@ -184,7 +184,9 @@ class Additions:
                 position = None if entry.is_new else log.find_position(item)
                 if position is None:
                     position = log.plan_item(item)
-                    self._add_row(log, position, content_hash(self.seal, log.key, item), item)
+                    self._add_row(
+                        log, position, compute_content_hash(self.seal, log.key, item), item
+                    )
                     self.items.append((log, position, item))
                 self.positions_by_item[channel, item] = position
             entry_positions.append(position)
@@ -263,7 +265,9 @@ class Additions:
                 position = self.positions_by_item.get((log.name, part))
                 if position is None:
                     position = self.positions_by_item[log.name, part] = log.plan_item(part)
-                    self._add_row(log, position, content_hash(self.seal, log.key, part), part)
+                    self._add_row(
+                        log, position, compute_content_hash(self.seal, log.key, part), part
+                    )
                     self.items.append((log, position, part))
                 part = position, position + 1
             ranges.append(part)

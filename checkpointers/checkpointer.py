@@ -42,7 +42,7 @@ from perdure.checkpointers.reports import (
     ThreadStatus,
     ThreadUsage,
 )
-from perdure.checkpointers.run_starts import find_added_after
+from perdure.checkpointers.run_starts import find_messages_added_after
 from perdure.checkpointers.saver import CheckpointSaver
 from perdure.checkpointers.thread_copy import DatabaseMerge, copy_thread
 from perdure.checkpointers.threads import ThreadReader, build_not_found_error
@@ -62,8 +62,8 @@ class Checkpointer(CheckpointSaver):
     Users create one as `SQLiteCheckpointer` or `PostgresCheckpointer`.
     """
 
-    def _create_parts(self) -> None:
-        super()._create_parts()
+    def _create_components(self) -> None:
+        super()._create_components()
         self._threads = ThreadReader(self._reader)
         self._differences = Differences(self._reader)
         self._maintenance = Maintenance(self._reader, self._listing, self.database)
@@ -450,15 +450,15 @@ class Checkpointer(CheckpointSaver):
             since: The number that `removals` returned before the messages were read. Or the config
                 that a node receives, for messages from the state that its run has loaded.
         """
-        from perdure.checkpointers.stale_puts import find_erased  # langgraph.types is slow
+        from perdure.checkpointers.stale_puts import find_erased_messages  # langgraph.types is slow
 
         thread_id = check_thread_id(thread_id)
         number = (
             since
             if isinstance(since, int)
-            else self._removals.find_number_of_config(since, thread_id)[0]
+            else self._removals.find_removal_number_of_config(since, thread_id)[0]
         )
-        return self._read(lambda: find_erased(self._reader, thread_id, messages, number))
+        return self._read(lambda: find_erased_messages(self._reader, thread_id, messages, number))
 
     aremoved = make_async_twin(removed)
 
@@ -491,7 +491,9 @@ class Checkpointer(CheckpointSaver):
         thread_id, ids = check_thread_id(thread_id), check_texts("message_ids", message_ids)
         after = check_datetime("moment", moment).timestamp()
         arguments = thread_id, channel, ids, after, config
-        return self._read(lambda: find_added_after(self._reader, self._run_starts, *arguments))
+        return self._read(
+            lambda: find_messages_added_after(self._reader, self._run_starts, *arguments)
+        )
 
     asaid_after = make_async_twin(said_after)
 

@@ -235,7 +235,7 @@ def _find_repeated_items(
     if log is None or not transcript or log.key != key:
         return frozenset()
     transcript_positions = {
-        *(yield from reader.read_origins(put.address.thread_id, thread, key, transcript))
+        *(yield from reader.read_original_positions(put.address.thread_id, thread, key, transcript))
     }
     new_items: list[tuple[Any, bytes]] = []
     for value, encoded in put.iter_encoded_elements(channel):

@@ -92,7 +92,9 @@ class Differences:
         """
         source, nodes = self.reader.decode_metadata(step).get("source"), list[str]()
         if source == "loop" and parent is not None and SENDS in parent.references:
-            sends = yield from self.reader.read_value_of_thread(thread_id, parent.references[SENDS])
+            sends = yield from self.reader.read_referenced_value(
+                thread_id, parent.references[SENDS]
+            )
             nodes += [node for node in find_send_targets(sends) if node is not None]
         return [] if source == "input" else [*nodes, *_find_nodes_with_new_versions(parent, step)]
 
@@ -153,10 +155,10 @@ class Differences:
             new: The ranges of the later value.
             limit: The maximum number of added and of removed items to read, the last ones.
         """
-        removed = yield from self.reader.read_origins(
+        removed = yield from self.reader.read_original_positions(
             thread_id, thread, log_key, subtract_ranges(old, merge_ranges(new))
         )
-        added = yield from self.reader.read_origins(
+        added = yield from self.reader.read_original_positions(
             thread_id, thread, log_key, subtract_ranges(new, merge_ranges(old))
         )
         moved = {*removed} & {*added}  # the item is in both values, at different places

@@ -47,6 +47,8 @@ from perdure.checkpointers.reader import ITEMS_PAGE_SIZE, CheckpointReader
 from perdure.checkpointers.records import (
     VIEWS_NAMESPACE,
     RunRow,
+    compute_metadata_tags,
+    compute_used_log_ranges,
     decrypt_client_metadata,
     decrypt_cron,
     decrypt_item,
@@ -59,10 +61,8 @@ from perdure.checkpointers.records import (
     encrypt_run,
     encrypt_writes,
     key_range,
-    metadata_tags,
     row_key,
     unpack_id,
-    used_log_ranges,
 )
 from perdure.checkpointers.removal import (
     NEXT_NODE,
@@ -216,7 +216,7 @@ class _Eraser:
         self.cancelled: set[str] = set()
         self.dicts: set[int] = set()
         self.deltas: set[int] = set()
-        self._needles = remover.build_needles()
+        self._needles = remover.build_search_bytes()
         self._types_with_texts = reader.codec.types.encoded_names_of_searchable_types
         self._collect_only = True  # whether the current pass writes nothing
         # all items of the thread and the times at which they were first stored, by log and position
@@ -243,8 +243,8 @@ class _Eraser:
         """Read all items of the thread."""
         for key, name, *ends in (yield self.sql("thread_logs", self.thread.key)):
             log, items = self.thread.get_or_add_log(key, name), dict[int, bytes]()
-            log.next_position, log.next_alias = (stop for _, stop in used_log_ranges(*ends))
-            for first, stop in used_log_ranges(*ends):
+            log.next_position, log.next_alias = (stop for _, stop in compute_used_log_ranges(*ends))
+            for first, stop in compute_used_log_ranges(*ends):
                 for start in range(first, stop, ITEMS_PAGE_SIZE):
                     page = self.reader.read_items_page(
                         self.thread_id, name, key, start, start + ITEMS_PAGE_SIZE
@@ -282,7 +282,7 @@ class _Eraser:
             client = decrypt_client_metadata(self.seal, self.thread_id, stored)
             if client is None:
                 continue
-            client_metadata = self.remover.remove_from(
+            client_metadata = self.remover.remove_messages_from(
                 client.metadata, ValueContext(describes_task=True)
             )
             if client_metadata is not client.metadata:
@@ -297,7 +297,10 @@ class _Eraser:
         if title is None or title == NO_TITLE:
             return False
         content = {"title": title.text}
-        if self.remover.remove_from(content, ValueContext(describes_task=True)) is not content:
+        if (
+            self.remover.remove_messages_from(content, ValueContext(describes_task=True))
+            is not content
+        ):
             return True
         if title.message_id is None:  # a title that was cut off may quote the start of a message
             return bool(self.remover.has_match) and len(title.text) >= MAX_TITLE_CHARS
@@ -306,7 +309,7 @@ class _Eraser:
     def learn_texts(self) -> None:
         """Learn the texts of the found messages that no other message of the thread contains."""
         self.remover.learn_texts()
-        self._needles = self.remover.build_needles()
+        self._needles = self.remover.build_search_bytes()
         stored = (stored for items in self._items_by_log.values() for stored in items.values())
         self.remover.exclude_texts_of_others(
             map(self.codec.decode, filter(self._may_contain_erased_message, stored))
@@ -349,7 +352,7 @@ class _Eraser:
             self._in_removed_subgraph = f"{ns}|".startswith(self._subgraph_prefixes)
             self._removed_sends, head = {}, None
             for row, snapshot in (
-                yield from self.reader.read_all_rows(self.thread_id, ns, namespace)
+                yield from self.reader.read_namespace_checkpoints(self.thread_id, ns, namespace)
             ):
                 is_head = row[0] == row_key(namespace, newest)
                 head = snapshot.checkpoint_id if is_head else head
@@ -369,12 +372,18 @@ class _Eraser:
         context = ValueContext(is_input=True, allows_bare_text=True, describes_task=True)
         for row in (yield self.sql("crons_of_thread", self.thread_id)):
             content = decrypt_cron(self.seal, row).content
-            if self.remover.remove_from(content, context) is not content and not self._collect_only:
+            if (
+                self.remover.remove_messages_from(content, context) is not content
+                and not self._collect_only
+            ):
                 yield self.sql("drop_cron", row[0])
                 self.crons += 1
         for run_id, sealed in (yield self.sql("webhooks_of_thread", self.thread_id)):
             webhook = json.loads(self.seal.unseal(sealed, ("webhook", run_id)))
-            if self.remover.remove_from(webhook, context) is not webhook and not self._collect_only:
+            if (
+                self.remover.remove_messages_from(webhook, context) is not webhook
+                and not self._collect_only
+            ):
                 yield self.sql("drop_webhook", run_id)
 
     def _rewrite_run(self, run: RunRow) -> Flow[None]:
@@ -386,7 +395,7 @@ class _Eraser:
             ValueContext(is_input=True, allows_bare_text=True, describes_task=True),
         )
         remaining = [
-            self.remover.remove_from(*pair) for pair in zip(columns, contexts, strict=True)
+            self.remover.remove_messages_from(*pair) for pair in zip(columns, contexts, strict=True)
         ]
         if self._collect_only or all(
             new is old for new, old in zip(remaining, columns, strict=True)
@@ -402,9 +411,9 @@ class _Eraser:
     def _contains_or_quotes_message(self, value: Any) -> bool:
         """Return whether an item contains or quotes a message in any context."""
         context, entry = ValueContext(True, True, True), _convert_pair_to_dict(value)
-        if entry is not None and self.remover.remove_from(entry, context) is not entry:
+        if entry is not None and self.remover.remove_messages_from(entry, context) is not entry:
             return True
-        return self.remover.remove_from(value, context) is not value
+        return self.remover.remove_messages_from(value, context) is not value
 
     # -- checkpoints and pending writes
 
@@ -443,7 +452,7 @@ class _Eraser:
             return
         if fields[1] is not metadata:  # the index must not find removed metadata
             old_tags, new_tags = (
-                {*metadata_tags(self.seal, self.codec.decode(stored))}
+                {*compute_metadata_tags(self.seal, self.codec.decode(stored))}
                 for stored in (metadata, fields[1])
             )
             for tag in old_tags - new_tags:
@@ -598,7 +607,7 @@ class _Eraser:
         Returns:
             `ref` if the value does not change, `REMOVED` if nothing remains, otherwise the bytes.
         """
-        remaining = self.remover.remove_from(value, context)
+        remaining = self.remover.remove_messages_from(value, context)
         return (
             ref
             if remaining is value
@@ -729,7 +738,7 @@ class _Eraser:
         value = self.codec.decode(self._items_by_log[log][position])
         entry = _convert_pair_to_dict(value) if is_pair else None
         old = value if entry is None else entry
-        new = self.remover.remove_from(old, context)
+        new = self.remover.remove_messages_from(old, context)
         if new is old:
             return None
         if new is REMOVED and isinstance(value, AIMessage) and value.tool_calls:

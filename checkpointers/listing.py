@@ -14,11 +14,11 @@ from typing import Any, Final
 from langchain_core.runnables import RunnableConfig
 
 from perdure.checkpointers.address import Address, check_optional_text, parse_address
-from perdure.checkpointers.reader import CheckpointReader, damaged_index_error
+from perdure.checkpointers.reader import CheckpointReader, build_damaged_index_error
 from perdure.checkpointers.records import (
+    compute_metadata_tag,
+    compute_metadata_tags,
     key_range,
-    metadata_tag,
-    metadata_tags,
     pack_id,
     row_key,
     unpack_id,
@@ -44,7 +44,7 @@ def metadata_matches(metadata: Mapping[str, Any], where: MetadataFilter) -> bool
 
 def find_first_tag(seal: Seal, where: MetadataFilter) -> int | None:
     """Return the tag of the first filter value that is indexed, or None if no value is."""
-    tags = (metadata_tag(seal, name, where[name]) for name in where if "." not in name)
+    tags = (compute_metadata_tag(seal, name, where[name]) for name in where if "." not in name)
     return next((tag for tag in tags if tag is not None), None)
 
 
@@ -99,7 +99,7 @@ class Listing:
         while rows := self.read(partial(fetch_rows, self.sql["thread_ids"], last_key, _PAGE)):
             for thread_key, thread_id, indexed_key in rows:
                 if indexed_key != thread_key:
-                    raise damaged_index_error(f"thread {thread_key}")
+                    raise build_damaged_index_error(f"thread {thread_key}")
                 yield thread_id
             last_key = rows[-1][0]
 
@@ -123,7 +123,7 @@ class Listing:
         while rows := (yield self.sql("tagged_checkpoints", tag, last_key, _PAGE)):
             for thread_id, ns, *row in rows:
                 if row[0] <= last_key:
-                    raise damaged_index_error(f"the tags of checkpoint {row[0]}")
+                    raise build_damaged_index_error(f"the tags of checkpoint {row[0]}")
                 last_key = row[0]
                 if metadata_matches(self._check_tags_of_row(thread_id, ns, row, tag, True), where):
                     matching.append((thread_id, last_key))
@@ -158,9 +158,9 @@ class Listing:
             metadata = self.reader.decode_metadata(
                 self.reader.decrypt_row(thread_id, ns, tuple(row))
             )
-            if is_indexed == (tag in metadata_tags(self.seal, metadata)):
+            if is_indexed == (tag in compute_metadata_tags(self.seal, metadata)):
                 return metadata
-        raise damaged_index_error(f"the tags of checkpoint {row[0]}")
+        raise build_damaged_index_error(f"the tags of checkpoint {row[0]}")
 
     # -- within a thread
 
@@ -196,12 +196,12 @@ class Listing:
         """Return a thread's counter of puts and its namespaces."""
         rows = yield self.sql("find_thread", thread_id)
         if not rows:
-            yield from self.reader.check_missing(Address(thread_id, "", None))
+            yield from self.reader.verify_missing(Address(thread_id, "", None))
             return 0, []
         thread_key, seq, *_ = rows[0]
         namespaces = yield self.sql("thread_namespaces", thread_key)
         if any(head > seq for _, _, head in namespaces):
-            raise damaged_index_error(f"the counter of puts of thread {thread_id!r}")
+            raise build_damaged_index_error(f"the counter of puts of thread {thread_id!r}")
         return seq, namespaces
 
     def _iter_namespace_rows(
@@ -265,7 +265,7 @@ class Listing:
             )
             keys = [row[0] for row in rows]
             if keys != sorted(set(keys), reverse=True) or any(row[1] is None for row in rows):
-                raise damaged_index_error(f"namespace {namespace}")
+                raise build_damaged_index_error(f"namespace {namespace}")
             stop = rows[-1][0] & _SEQ_MASK if len(rows) == _PAGE else 0
             yield from filter(is_match, rows)
 
@@ -283,10 +283,10 @@ class Listing:
         checkpoint_id = address.checkpoint_id
         rows = yield self.sql("find_checkpoint", namespace, pack_id(checkpoint_id))
         if rows and unpack_id(rows[0][1]) != checkpoint_id:
-            raise damaged_index_error(f"checkpoint {checkpoint_id!r}")
+            raise build_damaged_index_error(f"checkpoint {checkpoint_id!r}")
         if rows:
             return rows[0][0] & _SEQ_MASK, None
-        yield from self.reader.check_missing(address)
+        yield from self.reader.verify_missing(address)
         return stop, checkpoint_id
 
     def _read_page_of_rows(self, start: int, stop: int, where: MetadataFilter) -> Flow[list[Row]]:
@@ -297,5 +297,5 @@ class Listing:
             return (yield self.sql("tagged_checkpoints_page", tag, start, stop, _PAGE))  # type: ignore[no-any-return]
         rows: list[Row] = yield self.sql("checkpoints_page", start, stop, _PAGE)
         if len(rows) < _PAGE:
-            yield from self.reader.check_complete(len(rows), start, stop)
+            yield from self.reader.check_row_count(len(rows), start, stop)
         return rows

@@ -32,15 +32,15 @@ from perdure.checkpointers.manifest import (
 )
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
+    compute_metadata_tags,
+    compute_used_log_ranges,
     decrypt_list_entry,
     decrypt_writes,
     encrypt_checkpoint,
     key_range,
-    metadata_tags,
     pack_id,
     row_key,
     unpack_id,
-    used_log_ranges,
 )
 from perdure.checkpointers.reports import PruneReport, Retention, ThreadInfo
 from perdure.checkpointers.said import drop_thread_index
@@ -162,7 +162,7 @@ class Maintenance:
         """Delete inactive threads; see `Checkpointer.delete_idle`."""
 
         def find_idle(thread_id: str, delete: bool) -> Flow[ThreadInfo | None]:
-            info = yield from self.threads.find_idle(thread_id, before)
+            info = yield from self.threads.find_idle_thread(thread_id, before)
             if info is not None and delete:
                 yield from self.delete_thread(thread_id)
             return info
@@ -290,7 +290,10 @@ class Maintenance:
 
     def _build_tag_deletes(self, key: int, metadata: Mapping[str, Any]) -> list[Statement]:
         """Build the statements that remove a checkpoint from the index of metadata."""
-        return [self.sql("drop_tag", number, key) for number in metadata_tags(self.seal, metadata)]
+        return [
+            self.sql("drop_tag", number, key)
+            for number in compute_metadata_tags(self.seal, metadata)
+        ]
 
     # -- deleting checkpoints of a thread
 
@@ -368,7 +371,9 @@ class Maintenance:
         to_delete: list[tuple[int, RetentionCandidate]] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread_key)):
             candidates = list[RetentionCandidate]()
-            for row, snapshot in (yield from self.reader.read_all_rows(thread_id, ns, namespace)):
+            for row, snapshot in (
+                yield from self.reader.read_namespace_checkpoints(thread_id, ns, namespace)
+            ):
                 metadata = self.reader.decode_metadata(snapshot)
                 is_head = row[0] == row_key(namespace, head)
                 active_at = self.reader.activity_time(snapshot, row[4])
@@ -457,7 +462,9 @@ class Maintenance:
         live_ranges: dict[int, Ranges] = defaultdict(list)
         to_rewrite: list[tuple[str, Row, Snapshot, dict[str, Any]]] = []
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread_key)):
-            for row, snapshot in (yield from self.reader.read_all_rows(thread_id, ns, namespace)):
+            for row, snapshot in (
+                yield from self.reader.read_namespace_checkpoints(thread_id, ns, namespace)
+            ):
                 if row[0] in excluded:
                     continue
                 _add_live_references(snapshot.references.values(), live_ranges)
@@ -493,7 +500,7 @@ class Maintenance:
         for log, name, *last_keys in (yield self.sql("thread_logs", thread_key)):
             yield from self._add_alias_origins(thread_id, name, log, live_ranges[log])
             for start, stop in subtract_ranges(
-                used_log_ranges(*last_keys), merge_ranges(live_ranges[log])
+                compute_used_log_ranges(*last_keys), merge_ranges(live_ranges[log])
             ):
                 keys = key_range(log, start, stop)
                 ((item_count, size),) = yield self.sql("count_items", *keys)

@@ -38,7 +38,7 @@ from perdure.checkpointers.records import (
     encrypt_checkpoint,
     encrypt_writes,
     pack_id,
-    transcript_to_store,
+    select_transcript_to_store,
 )
 from perdure.checkpointers.status import ASIDE_SUFFIX, NULL_TASK, is_update_path
 from perdure.storage.flow import Flow, Row
@@ -149,7 +149,7 @@ class MergePlanner:
         """
         unread = {channel for channel in merged if not _has_run_read_channel(put, channel, current)}
         if any(channel in put.new_versions for channel in unread):
-            if self._reader.read_step(current) == _ANCHOR_STEP:
+            if self._reader.read_superstep(current) == _ANCHOR_STEP:
                 return None  # the put of the run becomes the head, as it would without an anchor
             return Merge(
                 current, {}, keeps_head=(yield from self._find_last_update(current, unread))
@@ -193,7 +193,7 @@ class MergePlanner:
             return None
         if written.intersection(put.delta_channels, current.stored_channels()):
             return None  # langgraph reads no writes older than a stored value of the head
-        codec, step = self._reader.codec, self._reader.read_step(current)
+        codec, step = self._reader.codec, self._reader.read_superstep(current)
         fields = {**codec.decode(current.encoded_fields[0]), "ts": put.checkpoint["ts"]}
         put.encoded_fields[0] = codec.encode(fields, lambda: "checkpoint")
         if step is not None:
@@ -310,7 +310,9 @@ class MergePlanner:
         """Store the changed content of a checkpoint, and make the checkpoint the head."""
         reader, thread_and_ns = self._reader, (self._thread_id, self._ns)
         (row,) = yield reader.sql("checkpoint_row", run.key)
-        body = encrypt_checkpoint(reader.seal, *thread_and_ns, row, run, transcript_to_store(run))
+        body = encrypt_checkpoint(
+            reader.seal, *thread_and_ns, row, run, select_transcript_to_store(run)
+        )
         yield [
             reader.sql("rewrite_checkpoint", body, run.key),
             reader.sql("set_explicit_head", run.key & _SEQ_MASK, self._head.namespace_key),

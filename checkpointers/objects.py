@@ -226,13 +226,13 @@ def _find_enum_member(cls: Any, value: Any) -> Any:
             member_value = object.__getattribute__(member, "_value_")
             if type(member_value) is type(candidate) and member_value == candidate:
                 return member
-    if enum.Flag in cls.__mro__ and type(value) is int and _is_safe_flag(cls):
+    if enum.Flag in cls.__mro__ and type(value) is int and _can_combine_flag_safely(cls):
         # Call `enum.Flag._missing_` itself, because the class may override this method.
         return enum.Flag.__dict__["_missing_"].__func__(cls, value)
     raise AttributeMismatch(f"the enum has no member with the value {value!r}")
 
 
-def _is_safe_flag(cls: Any) -> bool:
+def _can_combine_flag_safely(cls: Any) -> bool:
     """Return whether members of a flag class can be combined without running code of the class."""
     own_bases = [base for base in cls.__mro__ if base.__module__ not in ("enum", "builtins")]
     return cls._member_type_ in (object, int) and not any(
@@ -257,7 +257,7 @@ def _rebuild_model(
         key = name if name in payload or not dumped else info.serialization_alias or info.alias
         if key in payload:
             value = unused.pop(key)
-            fields[name] = _rebuild_dumped(info.annotation, value) if dumped else value
+            fields[name] = _rebuild_dumped_value(info.annotation, value) if dumped else value
             set_names.add(name)
         elif not info.is_required():
             fields[name] = info.get_default(call_default_factory=True, validated_data=fields)
@@ -311,15 +311,15 @@ def _rebuild_dataclass(cls: Any, payload: dict[str, Any]) -> Any:
 # -- rebuilding the result of `model_dump()`
 
 
-def _rebuild_dumped(annotation: Any, value: Any) -> Any:
+def _rebuild_dumped_value(annotation: Any, value: Any) -> Any:
     """Rebuild the models and dataclasses in a dumped field, using the annotation of the field."""
     if type(value) not in (dict, list):
         return value
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _rebuild_dumped(args[0], value)
+        return _rebuild_dumped_value(args[0], value)
     if origin in (Union, UnionType):
-        candidates = (_rebuild_dumped(arg, value) for arg in args)
+        candidates = (_rebuild_dumped_value(arg, value) for arg in args)
         return next((rebuilt for rebuilt in candidates if rebuilt is not value), value)
     if type(value) is dict:
         return _rebuild_dumped_dict(annotation, args, value)
@@ -328,8 +328,8 @@ def _rebuild_dumped(annotation: Any, value: Any) -> Any:
         item_types = (
             args if len(args) == len(value) and args[-1] is not ... else [item_type] * len(value)
         )
-        return tuple(map(_rebuild_dumped, item_types, value))
-    rebuilt = [_rebuild_dumped(item_type, element) for element in value]
+        return tuple(map(_rebuild_dumped_value, item_types, value))
+    rebuilt = [_rebuild_dumped_value(item_type, element) for element in value]
     return rebuilt if any(a is not b for a, b in zip(rebuilt, value, strict=True)) else value
 
 
@@ -346,9 +346,9 @@ def _rebuild_dumped_dict(annotation: Any, args: tuple[Any, ...], value: dict[Any
         names = [field.name for field in dataclasses.fields(annotation)]
         if value.keys() == set(names):
             return rebuild_object(
-                annotation, {n: _rebuild_dumped(hints.get(n), value[n]) for n in names}
+                annotation, {n: _rebuild_dumped_value(hints.get(n), value[n]) for n in names}
             )
     elif kind is None and len(args) == 2:
-        rebuilt = {key: _rebuild_dumped(args[1], entry) for key, entry in value.items()}
+        rebuilt = {key: _rebuild_dumped_value(args[1], entry) for key, entry in value.items()}
         return rebuilt if any(rebuilt[key] is not value[key] for key in value) else value
     return value

@@ -61,26 +61,26 @@ class PersonRows:
 
     def list_threads(self) -> list[str]:
         """Return the ids of the person's threads, sorted."""
-        query, threads = self._build_query(), ThreadList(self.saver)
+        query, threads = self._build_superset_query(), ThreadList(self.saver)
         thread_ids = {*threads.search(query, self._match_own_thread, sys.maxsize)}
-        return self._sort_permitted(thread_ids | {*self._iter_threads_without_checkpoint()})
+        return self._sort_permitted_ids(thread_ids | {*self._iter_threads_without_checkpoint()})
 
     def list_threads_by_owner(self) -> list[str]:
         """Return the sorted ids of threads without `user_id` whose `owner` is the person's name."""
 
         def match(thread: ListedThread) -> str | None:
             has_user = (thread.head_metadata or {}).get("user_id") not in (None, "")
-            is_owned = not has_user and self._is_name(_find_owner(thread))
+            is_owned = not has_user and self._matches_person_name(_find_owner_of_thread(thread))
             return thread.thread_id if is_owned else None
 
-        query, threads = self._build_query(), ThreadList(self.saver)
-        return self._sort_permitted({*threads.search(query, match, sys.maxsize)})
+        query, threads = self._build_superset_query(), ThreadList(self.saver)
+        return self._sort_permitted_ids({*threads.search(query, match, sys.maxsize)})
 
-    def _sort_permitted(self, thread_ids: set[str]) -> list[str]:
+    def _sort_permitted_ids(self, thread_ids: set[str]) -> list[str]:
         """Sort thread ids, leaving out those that the constructor's argument `only` excludes."""
         return sorted(thread_ids if self._only is None else thread_ids & self._only)
 
-    def _build_query(self) -> ThreadQuery:
+    def _build_superset_query(self) -> ThreadQuery:
         """Build a query that matches all threads that name the person, and possibly some others."""
         if self.user.removeprefix("-").isdecimal():
             # The name may be stored as an integer, whose index tag differs from that of the text,
@@ -95,8 +95,12 @@ class PersonRows:
         """
         for (thread_id,) in self._read_rows("threads_without_checkpoint"):
             thread = ThreadList(self.saver).get(thread_id)
-            users = {self._find_user(run) for run in self.list_runs(thread_id)}
-            if self.user in users and thread is not None and not self._find_person(thread):
+            users = {self._find_person_of_run(run) for run in self.list_runs(thread_id)}
+            if (
+                self.user in users
+                and thread is not None
+                and not self._find_person_of_thread(thread)
+            ):
                 yield thread_id
 
     def iter_other_threads(self, own_ids: frozenset[str]) -> Iterator[str]:
@@ -107,19 +111,27 @@ class PersonRows:
 
     def _match_own_thread(self, thread: ListedThread) -> str | None:
         """Return the id of a thread if it belongs to the person, else None."""
-        return thread.thread_id if self._is_name(self._find_person(thread)) else None
+        return (
+            thread.thread_id
+            if self._matches_person_name(self._find_person_of_thread(thread))
+            else None
+        )
 
-    def _is_name(self, value: Any) -> bool:
+    def _matches_person_name(self, value: Any) -> bool:
         """Return whether a metadata value is the person's name.
 
         The value may also be stored as an integer.
         """
         return type(value) in (str, int) and str(value) == self.user
 
-    def _find_person(self, thread: ListedThread) -> Any:
+    def _find_person_of_thread(self, thread: ListedThread) -> Any:
         """Return the name of the person who owns a thread, or None if the thread names nobody."""
         user = (thread.head_metadata or {}).get("user_id")
-        return user if user not in (None, "") or not self.owners_are_people else _find_owner(thread)
+        return (
+            user
+            if user not in (None, "") or not self.owners_are_people
+            else _find_owner_of_thread(thread)
+        )
 
     def list_runs(self, thread_id: str) -> list[RunRow]:
         """Return the stored runs of a thread, newest first."""
@@ -136,7 +148,7 @@ class PersonRows:
         while True:
             rows = self._database.read(partial(fetch_rows, sql, _PAGE, start))
             runs = self._decrypt_runs([row[:-1] for row in rows if row[0] not in own_ids])
-            sent_runs += [run for run in runs if self._is_own(run)]
+            sent_runs += [run for run in runs if self._is_own_run(run)]
             if len(rows) < _PAGE:
                 return sent_runs
             start += _PAGE
@@ -196,16 +208,16 @@ class PersonRows:
             run.live.run_id
             for thread_id in other_thread_ids
             for run in self.list_runs(thread_id)
-            if self._find_user(run) == self.user
+            if self._find_person_of_run(run) == self.user
         }
         return [run for run in live if run.thread_id in own_ids or run.run_id in sent_ids]
 
-    def _is_own(self, run: RunRow) -> bool:
+    def _is_own_run(self, run: RunRow) -> bool:
         """Return whether the person sent the run, or whether the run uses the person's memories."""
         return self.user in (run.details.get("person"), run.details.get("user"))
 
     @staticmethod
-    def _find_user(run: RunRow) -> Any:
+    def _find_person_of_run(run: RunRow) -> Any:
         """Return the person whose memories a run uses.
 
         If none is recorded, return the user who sent the run, or None.
@@ -220,9 +232,9 @@ class PersonRows:
                 runs.append(decrypt_run(self._seal, row))
         return runs
 
-    def _read_rows(self, name: str, *params: Any) -> list[Row]:
+    def _read_rows(self, statement_name: str, *params: Any) -> list[Row]:
         """Execute the statement with this name and return its rows."""
-        sql = self._sql[name]
+        sql = self._sql[statement_name]
         return self._database.read(lambda: fetch_rows(sql, *params))
 
     # -- writing
@@ -238,17 +250,17 @@ class PersonRows:
         """
         self._delete_row(run_id, "drop_webhook", run_id)
 
-    def _delete_row(self, lock_id: str, name: str, *params: Any) -> None:
+    def _delete_row(self, lock_id: str, statement_name: str, *params: Any) -> None:
         """Execute a statement that deletes a row, and request a scrub of the file.
 
         Args:
             lock_id: The id that the transaction locks.
-            name: The name of the statement.
+            statement_name: The name of the statement.
             params: The parameters of the statement.
         """
 
         def flow() -> Flow[None]:
-            yield self._sql(name, *params)
+            yield self._sql(statement_name, *params)
             yield from self._database.request_scrub()
 
         self._database.write(flow, exclusive_names=(lock_id,), deletes_rows=True)
@@ -289,7 +301,7 @@ class PersonRows:
         )
 
 
-def _find_owner(thread: ListedThread) -> Any:
+def _find_owner_of_thread(thread: ListedThread) -> Any:
     """Return the `owner` in the metadata of a thread's head, or else in the client's metadata."""
     client = thread.client if thread.uses_client_metadata and thread.client else None
     return (thread.head_metadata or {}).get("owner") or (client and client.metadata.get("owner"))

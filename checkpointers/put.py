@@ -203,7 +203,7 @@ class CheckpointPut:
             # langgraph's internal channels, such as the tasks and the input of a graph
             if channel.startswith("__"):
                 path = f"channel_values[{channel!r}]"
-                self._inline[channel] = encode_inline(codec, thread, channel, value, path)
+                self._inline[channel] = encode_inline_reference(codec, thread, channel, value, path)
             elif channel in self.new_versions or self.address.checkpoint_id is None:
                 self._encode_channel(codec, channel)
         with suppress(TypeError, ValueError, OverflowError):  # raised if `ts` is not a time
@@ -241,19 +241,21 @@ class CheckpointPut:
             if type(item_time) is float and 0 <= item_time <= now:
                 self.item_times["messages", item] = item_time
 
-    def encode_rest(self, codec: Codec) -> None:
+    def encode_unchanged_channels(self, codec: Codec) -> None:
         """Encode the unchanged channels as well, because the stored parent may not have them."""
         for channel in self._values.keys() - self._inline.keys():
             self._encode_channel(codec, channel)
 
-    def detach_from_cache(self, key: int, generation: int) -> None:
+    def detach_from_cache(self, thread_key: int, generation: int) -> None:
         """Replace cache references and mutable objects, because they may change later.
 
         References to log items are replaced with the items, unless the thread still has this key
         and generation. Messages are replaced with copies that are decoded from their encodings.
         """
         for channel, ref in self._inline.items():
-            self._inline[channel] = inline_log_ranges(ref, self.cached_thread, (key, generation))
+            self._inline[channel] = inline_log_ranges(
+                ref, self.cached_thread, (thread_key, generation)
+            )
         for channel, value in self._encoded.items():
             self._encoded[channel] = value._replace(
                 elements=ValuesAsEncoded(value.elements, value.encoded_elements)
@@ -267,7 +269,7 @@ class CheckpointPut:
         encoded_value = self._encoded.get(channel)
         if encoded_value is None:
             path = f"channel_values[{channel!r}]"
-            encoded_value = self._encoded[channel] = encode_value(
+            encoded_value = self._encoded[channel] = encode_channel_value(
                 codec, self._values[channel], path
             )
             if encoded_value.is_snapshot and encoded_value.kind != ITEM:
@@ -285,7 +287,7 @@ class CheckpointPut:
         value = self._encoded[channel]
         return zip(value.elements, value.encoded_elements, strict=True)
 
-    def build_nodes(
+    def build_channel_nodes(
         self, codec: Codec, logs: Mapping[str, ChannelLog], parent: Snapshot | None
     ) -> dict[str, Node | None]:
         """Convert the value of each channel to log items, or to a reference that needs no log.
@@ -333,10 +335,10 @@ class CheckpointPut:
                     codec, log, value, hint, f"channel_values[{channel!r}]"
                 )
         if self.replayed is not None:
-            self._add_replayed(self.replayed, logs, nodes)
+            self._add_replayed_writes(self.replayed, logs, nodes)
         return nodes
 
-    def _add_replayed(
+    def _add_replayed_writes(
         self, replayed: DeltaWrites, logs: Mapping[str, ChannelLog], nodes: dict[str, Node | None]
     ) -> None:
         """Add the updates of `DeltaChannel`s and the repeated items of snapshots to `nodes`."""
@@ -361,9 +363,11 @@ class CheckpointPut:
 
         A `Continuation` is returned as the list of its items.
         """
-        self.encode_rest(codec)
+        self.encode_unchanged_channels(codec)
         self.detach_from_cache(0, -1)
-        values = {channel: decode_inline(codec, ref) for channel, ref in self._inline.items()}
+        values = {
+            channel: decode_inline_reference(codec, ref) for channel, ref in self._inline.items()
+        }
         for channel, encoded in self._encoded.items():
             if encoded.kind in (LIST, DICT):
                 elements: Any = [*encoded.elements]
@@ -375,7 +379,7 @@ class CheckpointPut:
         other_fields, metadata = map(codec.decode, self.encoded_fields)
         return values, other_fields, metadata
 
-    def with_values(
+    def copy_with_values(
         self, codec: Codec, values: dict[str, Any], other_fields: Any, metadata: Any
     ) -> CheckpointPut:
         """Build a copy of this put that has other values and fields, and encode the copy."""
@@ -388,7 +392,7 @@ class CheckpointPut:
         put = CheckpointPut(*parts, config=self.config, loaded_removal=self.loaded_removal)
         put.run_started_at, put.continues_run = self.run_started_at, self.continues_run
         put.encode_values(codec, None)
-        put.encode_rest(codec)
+        put.encode_unchanged_channels(codec)
         return put
 
     def build_snapshot(self, parent: Snapshot | None) -> Snapshot:
@@ -465,18 +469,20 @@ class TaskWrites:
             elif channel == INTERRUPT:
                 self.has_interrupt = True
             self.is_stopped = self.is_stopped or channel in (ERROR, INTERRUPT)
-            reference = encode_inline(codec, thread, channel, value, f"the write to {channel!r}")
+            reference = encode_inline_reference(
+                codec, thread, channel, value, f"the write to {channel!r}"
+            )
             writes_by_index[index] = [index, channel, reference]
         self.encoded, self.cached_thread = list(writes_by_index.values()), thread
 
-    def references_for_state(self, key: int, generation: int) -> list[Write]:
+    def build_writes_for_state(self, thread_key: int, generation: int) -> list[Write]:
         """Return the encoded writes, valid for a thread with this key and generation.
 
         If the cached thread had another key or generation, references to its logs are replaced with
         the items.
         """
         return [
-            [i, c, inline_log_ranges(ref, self.cached_thread, (key, generation))]
+            [i, c, inline_log_ranges(ref, self.cached_thread, (thread_key, generation))]
             for i, c, ref in self.encoded
         ]
 
@@ -485,7 +491,7 @@ def inline_log_ranges(ref: Any, cached_thread: Thread | None, state: tuple[int, 
     """Return a reference that is valid for a thread with this key and generation as `state`.
 
     Args:
-        ref: A reference from `encode_inline`.
+        ref: A reference from `encode_inline_reference`.
         cached_thread: The cached thread to whose logs the reference may point.
         state: The key and the generation of the thread.
 
@@ -550,7 +556,7 @@ def _shorten_title(text: str) -> str:
 # -- values as parts of a log
 
 
-def encode_value(codec: Codec, value: Any, path: str) -> EncodedValue:
+def encode_channel_value(codec: Codec, value: Any, path: str) -> EncodedValue:
     """Encode the value of a channel in the form in which its elements are compared with the log.
 
     Raises:
@@ -574,7 +580,7 @@ def encode_value(codec: Codec, value: Any, path: str) -> EncodedValue:
 
 
 def _split_value(
-    codec: Codec, log: ChannelLog, value: EncodedValue, hint: Ranges, path: str
+    codec: Codec, log: ChannelLog, value: EncodedValue, parent_ranges: Ranges, path: str
 ) -> SplitValue:
     """Split a value into ranges that its channel's log already contains and new items.
 
@@ -582,7 +588,7 @@ def _split_value(
         codec: Encodes values.
         log: The cached part of the channel's log.
         value: The encoded value.
-        hint: The ranges of the parent's value, which are compared first.
+        parent_ranges: The ranges of the parent's value, which are compared first.
         path: The path of the value, for error messages.
     """
     # Read this flag before the items, because another OS thread may add items at the same time.
@@ -593,15 +599,15 @@ def _split_value(
             value.encoded if position is None else (position, position + 1)
         ]
         return SplitValue(ITEM, [], parts, is_log_complete, value.is_snapshot)
-    likely_ranges = [] if value.continues_parent else hint
+    likely_ranges = [] if value.continues_parent else parent_ranges
     kept_ranges, parts = _match_elements(
         codec, log, log.find_position, value.elements, value.encoded_elements, likely_ranges, path
     )
-    kept_ranges = hint if value.continues_parent else kept_ranges
+    kept_ranges = parent_ranges if value.continues_parent else kept_ranges
     return SplitValue(value.kind or LIST, kept_ranges, parts, is_log_complete, value.is_snapshot)
 
 
-def encode_inline(
+def encode_inline_reference(
     codec: Codec,
     thread: Thread | None,
     channel: str,
@@ -635,7 +641,7 @@ def encode_inline(
         references = {}
         for key, part in value.items():
             name = str(key) if channel == START else channel  # the keys of an input are channels
-            references[key] = encode_inline(
+            references[key] = encode_inline_reference(
                 codec, thread, name, part, f"{path}[{key!r}]", nested=True
             )
         return [MAP, references]
@@ -649,7 +655,7 @@ def encode_inline(
             _, parts = _match_elements(
                 codec, log, log.find_stored_position, elements, comparison_forms, [], path
             )
-            return [kind, [_element_reference(log, part) for part in parts]]
+            return [kind, [_build_element_reference(log, part) for part in parts]]
     pairs = zip(elements, comparison_forms, strict=True)
     encoded_elements = [
         codec.encode_for_storage(element, data, lambda: path) for element, data in pairs
@@ -661,13 +667,13 @@ def encode_inline(
     return codec.encode(value, lambda: path)
 
 
-def decode_inline(codec: Codec, ref: Any) -> Any:
+def decode_inline_reference(codec: Codec, ref: Any) -> Any:
     """Decode a reference that contains all parts of its value inline and no log ranges."""
     if isinstance(ref, bytes):
         return codec.decode(ref)
     kind, content = ref
     if kind == MAP:
-        return {name: decode_inline(codec, part) for name, part in content.items()}
+        return {name: decode_inline_reference(codec, part) for name, part in content.items()}
     parts = codec.decode_all(content)
     return dict(parts) if kind == DICT_HERE else parts
 
@@ -688,7 +694,7 @@ def _encode_elements(codec: Codec, value: Any, path: str) -> tuple[list[Any], li
 def _match_elements(
     codec: Codec,
     log: ChannelLog,
-    find: Callable[[bytes], int | None],
+    find_position: Callable[[bytes], int | None],
     elements: Sequence[Any],
     encoded_elements: list[bytes],
     likely_ranges: Ranges,
@@ -699,7 +705,7 @@ def _match_elements(
     Args:
         codec: Encodes values.
         log: The cached part of the channel's log.
-        find: Returns the position of an encoded item in the log, or None.
+        find_position: Returns the position of an encoded item in the log, or None.
         elements: The elements.
         encoded_elements: The encoding of each element.
         likely_ranges: The ranges of the parent's value, which often begins with the same elements.
@@ -719,19 +725,23 @@ def _match_elements(
         i += stop - start
     other_ranges = likely_ranges[len(kept_ranges) :]
     likely_positions = (
-        _positions_by_content(log, other_ranges) if other_ranges and i < len(elements) else {}
+        _find_positions_by_content(log, other_ranges) if other_ranges and i < len(elements) else {}
     )
     while i < len(elements):
         position = likely_positions.get(encoded_elements[i])
         if position is None:
-            position = find(encoded_elements[i])
+            position = find_position(encoded_elements[i])
         if position is None:
             stored_form = codec.encode_for_storage(
                 elements[i], encoded_elements[i], partial("{}[{}]".format, path, i)
             )
-            position = find(stored_form) if stored_form is not encoded_elements[i] else None
+            position = (
+                find_position(stored_form) if stored_form is not encoded_elements[i] else None
+            )
             if position is None and codec.former_names:
-                former_positions = map(find, codec.iter_former_encodings(elements[i], stored_form))
+                former_positions = map(
+                    find_position, codec.iter_former_encodings(elements[i], stored_form)
+                )
                 position = next(
                     (
                         former_position
@@ -766,12 +776,12 @@ def _count_equal_items(
     return equal_count
 
 
-def _element_reference(log: ChannelLog, part: bytes | Range) -> Any:
+def _build_element_reference(log: ChannelLog, part: bytes | Range) -> Any:
     """Convert a part of a list, a new item or a log range, to an element of an inline reference."""
     return part if isinstance(part, bytes) else [log.key, part[0], part[1] - part[0]]
 
 
-def _positions_by_content(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:
+def _find_positions_by_content(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:
     """Return the positions of the cached items in some ranges, by their encoded content."""
     by_content: dict[bytes, int] = {}
     for position in iter_positions(ranges):
@@ -781,7 +791,7 @@ def _positions_by_content(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:
     return by_content
 
 
-def _can_pack(keys: list[Any]) -> bool:
+def _can_pack_keys(keys: list[Any]) -> bool:
     try:
         pack(keys)
     except TypeError:  # a key contains a lone surrogate, or is an integer that is out of range
@@ -800,5 +810,5 @@ def _is_splittable(value: Any) -> bool:
     with keys that msgpack cannot store.
     """
     if type(value) is dict:
-        return bool(value) and _KEYS.issuperset(map(type, value)) and _can_pack([*value])
+        return bool(value) and _KEYS.issuperset(map(type, value)) and _can_pack_keys([*value])
     return type(value) is list and not _NUMBERS.issuperset(map(type, value))

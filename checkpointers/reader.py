@@ -59,7 +59,7 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.removal_records import RemovalRecords
 from perdure.checkpointers.reports import ThreadStatus
-from perdure.checkpointers.status import TaskWrite, build_thread_status, needs_value
+from perdure.checkpointers.status import TaskWrite, build_thread_status, needs_channel_value
 from perdure.checkpointers.values import DeltaSnapshot, unpack
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Seal
@@ -99,16 +99,16 @@ class CheckpointReader:
     # -- checkpoints
 
     def find_checkpoint(
-        self, address: Address, key: int | None = None, *, alone: bool = False
+        self, address: Address, row_key: int | None = None, *, separate_request: bool = False
     ) -> Flow[StoredCheckpoint | None]:
         """Find the checkpoint or head that an address names, without reading its values.
 
         Args:
             address: The address.
-            key: The row key of the checkpoint, if it is known. The checkpoint is searched by its id
-                only if no row has this key.
-            alone: Whether the statement is sent as a separate request. Later statements may then
-                see another state of the database.
+            row_key: The row key of the checkpoint, if it is known. The checkpoint is searched by
+                its id only if no row has this key.
+            separate_request: Whether the statement is sent as a separate request. Later statements
+                may then see another state of the database.
 
         Returns:
             The checkpoint, or None if it does not exist.
@@ -117,11 +117,11 @@ class CheckpointReader:
             CorruptRecord: The row or an index is damaged.
         """
         rows, is_cache_valid = list[Row](), True
-        if key is not None or address.checkpoint_id is None:
+        if row_key is not None or address.checkpoint_id is None:
             statement = self.sql("head_with_keys", address.thread_id, address.checkpoint_ns)
-            if key is not None:
-                statement = self.sql("checkpoint_row_with_keys", address.thread_id, key)
-            if alone:
+            if row_key is not None:
+                statement = self.sql("checkpoint_row_with_keys", address.thread_id, row_key)
+            if separate_request:
                 [rows] = yield LastRequest([statement])
             else:
                 rows, is_cache_valid = yield from self.read_with_cache_check(
@@ -136,15 +136,15 @@ class CheckpointReader:
                 address.thread_id, statement
             )
         if not rows:
-            yield from self.check_missing(address)
+            yield from self.verify_missing(address)
             return None
         thread_key, generation, newest_removal, namespace_key, *row = rows[0]
         checkpoint_id = unpack_id(row[1])
         if thread_key is None or address.checkpoint_id not in (None, checkpoint_id):
-            raise damaged_index_error(
+            raise build_damaged_index_error(
                 f"checkpoint {address.checkpoint_id!r} of thread {address.thread_id!r}"
             )
-        thread = self._cached_thread(
+        thread = self._find_cached_thread(
             address.thread_id, (thread_key, generation, newest_removal), is_cache_valid
         )
         snapshot = thread.committed_snapshot(address.checkpoint_ns, checkpoint_id or "")
@@ -173,7 +173,7 @@ class CheckpointReader:
         rows, found_ids = yield [statement, self.sql("find_checkpoint_id", key)]
         return rows, bool(found_ids) and unpack_id(found_ids[0][0]) == checkpoint_id
 
-    def _cached_thread(
+    def _find_cached_thread(
         self, thread_id: str, state: tuple[int, int, int], is_cache_valid: bool
     ) -> Thread:
         """Return the cached thread if it has this state.
@@ -182,7 +182,7 @@ class CheckpointReader:
         """
         return self.cache.get_or_add_thread(thread_id, *state) if is_cache_valid else Thread(*state)
 
-    def check_missing(self, address: Address) -> Flow[None]:
+    def verify_missing(self, address: Address) -> Flow[None]:
         """Check that a checkpoint which a search did not find really does not exist.
 
         Raises:
@@ -191,34 +191,38 @@ class CheckpointReader:
         if self.sql["damaged_index_entries"]:
             params = address.thread_id, address.checkpoint_ns, pack_id(address.checkpoint_id)
             for (entry,) in (yield self.sql("damaged_index_entries", *params)):
-                raise damaged_index_error(entry)
+                raise build_damaged_index_error(entry)
 
-    def check_complete(self, row_count: int, start: int, stop: int) -> Flow[None]:
+    def check_row_count(self, row_count: int, start_key: int, stop_key: int) -> Flow[None]:
         """Check that a range of row keys has as many rows as entries in the index of ids.
 
         Raises:
             CorruptRecord: The index is damaged.
         """
-        ((indexed_count,),) = yield self.sql("indexed_checkpoints", start >> 32, start, stop)
+        ((indexed_count,),) = yield self.sql(
+            "indexed_checkpoints", start_key >> 32, start_key, stop_key
+        )
         if indexed_count != row_count:
-            raise damaged_index_error(f"namespace {start >> 32}")
+            raise build_damaged_index_error(f"namespace {start_key >> 32}")
 
-    def read_tuple(self, address: Address, key: int | None = None) -> Flow[CheckpointTuple | None]:
+    def read_tuple(
+        self, address: Address, row_key: int | None = None
+    ) -> Flow[CheckpointTuple | None]:
         """Read the checkpoint that an address names, with all its values and pending writes.
 
         The values are new objects, so the caller may change them.
 
         Args:
             address: The address.
-            key: The row key of the checkpoint, if it is known; see `find_checkpoint`.
+            row_key: The row key of the checkpoint, if it is known; see `find_checkpoint`.
         """
-        cached = self._cached_head(address) if key is None else None
+        cached = self._find_cached_head(address) if row_key is None else None
         if cached is not None:
             # The head is read after its pending writes. If it is still the cached head, the writes
             # belong to it.
             rows, heads = yield LastRequest(
                 [
-                    self._writes_statement(cached),
+                    self._build_writes_statement(cached),
                     self.sql("head_with_keys", address.thread_id, address.checkpoint_ns),
                 ]
             )
@@ -239,7 +243,7 @@ class CheckpointReader:
                 with suppress(CorruptRecord):
                     return (yield from self._build_tuple(address, cached, rows))
         if (
-            key is None
+            row_key is None
             and address.checkpoint_id is None
             and self.cache.get_thread(address.thread_id) is None
         ):
@@ -247,15 +251,17 @@ class CheckpointReader:
             # one request.
             with suppress(CorruptRecord):
                 return (
-                    yield from self._read_tuple_of(
-                        address, (yield from self.find_checkpoint(address, alone=True))
+                    yield from self._read_tuple_of_checkpoint(
+                        address, (yield from self.find_checkpoint(address, separate_request=True))
                     )
                 )
         return (
-            yield from self._read_tuple_of(address, (yield from self.find_checkpoint(address, key)))
+            yield from self._read_tuple_of_checkpoint(
+                address, (yield from self.find_checkpoint(address, row_key))
+            )
         )
 
-    def _read_tuple_of(
+    def _read_tuple_of_checkpoint(
         self, address: Address, checkpoint: StoredCheckpoint | None
     ) -> Flow[CheckpointTuple | None]:
         """Read the pending writes and the values of a checkpoint.
@@ -266,11 +272,11 @@ class CheckpointReader:
             return None
         return (
             yield from self._build_tuple(
-                address, checkpoint, (yield self._writes_statement(checkpoint))
+                address, checkpoint, (yield self._build_writes_statement(checkpoint))
             )
         )
 
-    def cached_tuple(self, address: Address, epoch: object) -> CheckpointTuple | None:
+    def build_tuple_from_cache(self, address: Address, epoch: object) -> CheckpointTuple | None:
         """Return the head from the cache, or None if the head must be read from the database.
 
         The cache is used only if this process has put the head, no other write has followed, and
@@ -280,7 +286,7 @@ class CheckpointReader:
             address: The address.
             epoch: The present epoch of the database.
         """
-        stored_checkpoint = self._cached_head(address)
+        stored_checkpoint = self._find_cached_head(address)
         if stored_checkpoint is None:
             return None
         head = stored_checkpoint.thread.heads.get(address.checkpoint_ns)
@@ -312,7 +318,7 @@ class CheckpointReader:
             <= max_items
         )
 
-    def _cached_head(self, address: Address) -> StoredCheckpoint | None:
+    def _find_cached_head(self, address: Address) -> StoredCheckpoint | None:
         """Return the head that an address names, if it is cached with all its items, or None."""
         thread = self.cache.get_thread(address.thread_id)
         head = thread.heads.get(address.checkpoint_ns) if thread is not None else None
@@ -336,9 +342,9 @@ class CheckpointReader:
 
     def read_write_rows(self, checkpoint: StoredCheckpoint) -> Flow[list[Row]]:
         """Read a checkpoint's writes, as rows `(checkpoint_id, task_id, task_path, body)`."""
-        return [*self._select_own_rows((yield self._writes_statement(checkpoint)))]
+        return [*self._select_own_rows((yield self._build_writes_statement(checkpoint)))]
 
-    def _writes_statement(self, checkpoint: StoredCheckpoint) -> Statement:
+    def _build_writes_statement(self, checkpoint: StoredCheckpoint) -> Statement:
         return self.sql(
             "checkpoint_writes",
             checkpoint.namespace_key,
@@ -393,8 +399,8 @@ class CheckpointReader:
         values: dict[str, Any] = {
             c: None for c, ref in snapshot.references.items() if ref[0] != DELTA
         }
-        for channel in filter(needs_value, values):
-            values[channel] = yield from self.read_value_of_thread(
+        for channel in filter(needs_channel_value, values):
+            values[channel] = yield from self.read_referenced_value(
                 thread_id, snapshot.references[channel]
             )
         writes = []
@@ -406,14 +412,14 @@ class CheckpointReader:
                 write = TaskWrite(unpack_id(task_id) or "", task_path, channel)
                 if channel in (INTERRUPT, ERROR):
                     write = write._replace(
-                        value=(yield from self.read_value_of_thread(thread_id, ref))
+                        value=(yield from self.read_referenced_value(thread_id, ref))
                     )
                 writes.append(write)
         return build_thread_status(
             values, snapshot.channel_versions, snapshot.versions_seen, writes
         )
 
-    def read_value_of_thread(self, thread_id: str, ref: Any) -> Flow[Any]:
+    def read_referenced_value(self, thread_id: str, ref: Any) -> Flow[Any]:
         """Read the value of a reference.
 
         If the reference points to a log, look up the cached thread first.
@@ -424,7 +430,7 @@ class CheckpointReader:
         ((key, _, *state),), is_cache_valid = yield from self.read_with_cache_check(
             thread_id, statement
         )
-        thread = self._cached_thread(thread_id, (key, *state), is_cache_valid)
+        thread = self._find_cached_thread(thread_id, (key, *state), is_cache_valid)
         return (yield from self.read_value(thread_id, thread, ref))
 
     def is_head(self, address: Address) -> Flow[bool]:
@@ -441,17 +447,23 @@ class CheckpointReader:
         """Read one checkpoint and its log ranges. Return None if it does not exist."""
         rows = yield self.sql("find_checkpoint", namespace_key, pack_id(checkpoint_id))
         if rows and unpack_id(rows[0][1]) != checkpoint_id:
-            raise damaged_index_error(f"checkpoint {checkpoint_id!r} of thread {thread_id!r}")
-        return (yield from self.resolve_row(thread_id, checkpoint_ns, rows[0])) if rows else None
+            raise build_damaged_index_error(f"checkpoint {checkpoint_id!r} of thread {thread_id!r}")
+        return (
+            (yield from self.decrypt_and_resolve_row(thread_id, checkpoint_ns, rows[0]))
+            if rows
+            else None
+        )
 
-    def resolve_row(self, thread_id: str, checkpoint_ns: str, row: Row) -> Flow[Snapshot]:
+    def decrypt_and_resolve_row(
+        self, thread_id: str, checkpoint_ns: str, row: Row
+    ) -> Flow[Snapshot]:
         """Decrypt the row of a checkpoint, and complete the log ranges of the snapshot."""
         snapshot = self.decrypt_row(thread_id, checkpoint_ns, row)
         statement = self.sql("find_thread", thread_id)
         ((key, _, *state),), is_cache_valid = yield from self.read_with_cache_check(
             thread_id, statement
         )
-        thread = self._cached_thread(thread_id, (key, *state), is_cache_valid)
+        thread = self._find_cached_thread(thread_id, (key, *state), is_cache_valid)
         yield from self.resolve_ranges(thread_id, thread, snapshot)
         return snapshot
 
@@ -462,7 +474,7 @@ class CheckpointReader:
         """
         return decrypt_checkpoint(self.seal, thread_id, checkpoint_ns, row)
 
-    def read_all_rows(
+    def read_namespace_checkpoints(
         self, thread_id: str, checkpoint_ns: str, namespace_key: int
     ) -> Flow[Iterator[tuple[Row, Snapshot]]]:
         """Read all checkpoints of a namespace, newest first.
@@ -470,7 +482,7 @@ class CheckpointReader:
         Their log ranges have the stored form.
         """
         rows = yield self.sql("checkpoints_page", *key_range(namespace_key), NO_LIMIT)
-        yield from self.check_complete(len(rows), *key_range(namespace_key))
+        yield from self.check_row_count(len(rows), *key_range(namespace_key))
         return ((row, self.decrypt_row(thread_id, checkpoint_ns, row)) for row in rows)
 
     def decode_metadata(self, snapshot: Snapshot) -> dict[str, Any]:
@@ -511,7 +523,7 @@ class CheckpointReader:
         except (TypeError, ValueError, OverflowError):
             return put_at
 
-    def read_step(self, snapshot: Snapshot) -> int | None:
+    def read_superstep(self, snapshot: Snapshot) -> int | None:
         """Return the superstep number in a checkpoint's metadata, or None."""
         if snapshot.step == UNREAD_STEP:
             step = self.decode_metadata(snapshot).get("step")
@@ -636,41 +648,41 @@ class CheckpointReader:
         return dict(parts) if kind in (DICT, DICT_HERE) else parts
 
     def read_items_page(
-        self, thread_id: str, channel: str, log: int, start: int, stop: int
+        self, thread_id: str, channel: str, log_key: int, start: int, stop: int
     ) -> Flow[list[tuple[int, bytes]]]:
         """Read the first items, or aliases, in a range of a log, as pairs of position and content.
 
         One call reads at most `ITEMS_PAGE_SIZE` items.
         """
-        rows = yield self.sql("items_page", *key_range(log, start, stop), ITEMS_PAGE_SIZE)
+        rows = yield self.sql("items_page", *key_range(log_key, start, stop), ITEMS_PAGE_SIZE)
         return [decrypt_item(self.seal, thread_id, channel, *row) for row in rows]
 
-    def read_item_times(self, log: int, ranges: Ranges) -> Flow[dict[int, float]]:
+    def read_item_times(self, log_key: int, ranges: Ranges) -> Flow[dict[int, float]]:
         """Return the time at which each item in these ranges of a log was first stored.
 
         The result maps the position of each item to its time, in seconds since 1970.
         """
-        statements = [self.sql("item_times", *key_range(log, *pair)) for pair in ranges]
+        statements = [self.sql("item_times", *key_range(log_key, *pair)) for pair in ranges]
         answers = (yield statements) if statements else []
         return {key & 0xFFFFFFFF: stored_at for rows in answers for key, stored_at in rows}
 
     def load_items(
-        self, thread_id: str, thread: Thread, key: int, ranges: Ranges
+        self, thread_id: str, thread: Thread, log_key: int, ranges: Ranges
     ) -> Flow[ChannelLog]:
         """Load the items in some ranges of a log into the cache, and return the cached log."""
-        log = thread.logs.get(key)
+        log = thread.logs.get(log_key)
         if log is None:
-            rows = yield self.sql("find_log_channel", key)
+            rows = yield self.sql("find_log_channel", log_key)
             if not rows:
                 raise CorruptRecord(
-                    f"log {key} of thread {thread_id!r} is missing, so the database is damaged; "
-                    "restore it from a backup"
+                    f"log {log_key} of thread {thread_id!r} is missing, so the database is "
+                    "damaged; restore it from a backup"
                 )
-            log = thread.get_or_add_log(key, rows[0][0])
+            log = thread.get_or_add_log(log_key, rows[0][0])
         missing_ranges = [pair for pair in ranges if not log.has_range(*pair)]
         aliases = [pair for pair in missing_ranges if pair[0] >= ALIASES]
         if aliases:
-            bodies = yield from self._read_bodies(thread_id, log, aliases)
+            bodies = yield from self._read_item_bodies(thread_id, log, aliases)
             origins = dict(zip(iter_positions(aliases), map(unpack, bodies), strict=True))
             originals = join_ranges(
                 (origin, origin + 1) for origin in sorted(set(origins.values()))
@@ -682,14 +694,14 @@ class CheckpointReader:
                 if not log.has_range(*pair)
             ]
         if missing_ranges:
-            bodies_of_items = yield from self._read_bodies(thread_id, log, missing_ranges)
+            bodies_of_items = yield from self._read_item_bodies(thread_id, log, missing_ranges)
             thread.add_items(log, zip(iter_positions(missing_ranges), bodies_of_items, strict=True))
         if aliases:
             log.origins.update(origins)
         return log
 
-    def read_origins(
-        self, thread_id: str, thread: Thread, key: int, ranges: Ranges
+    def read_original_positions(
+        self, thread_id: str, thread: Thread, log_key: int, ranges: Ranges
     ) -> Flow[list[int]]:
         """Return the position of each item in some ranges of a log.
 
@@ -698,7 +710,7 @@ class CheckpointReader:
         aliases = [pair for pair in ranges if pair[0] >= ALIASES]
         if not aliases:
             return [*iter_positions(ranges)]
-        log = yield from self.load_items(thread_id, thread, key, aliases)
+        log = yield from self.load_items(thread_id, thread, log_key, aliases)
         return [*map(log.origin_position, iter_positions(ranges))]
 
     def load_items_by_hash(
@@ -713,7 +725,7 @@ class CheckpointReader:
                 item = decrypt_item(self.seal, thread_id, log.name, key, body)
                 thread.add_items(log, [item])
 
-    def _read_bodies(
+    def _read_item_bodies(
         self, thread_id: str, log: ChannelLog, ranges: list[Range]
     ) -> Flow[list[bytes]]:
         """Read the contents of all items, or aliases, in some ranges of a log, in order."""
@@ -756,7 +768,7 @@ class CheckpointReader:
             if snapshot is None:
                 break
             checkpoint = checkpoint._replace(snapshot=snapshot)
-            rows = yield self._writes_statement(checkpoint)
+            rows = yield self._build_writes_statement(checkpoint)
             writes = yield from self.read_writes(address, checkpoint, rows, remaining)
             for channel in remaining:
                 histories[channel]["writes"][:0] = [
@@ -772,7 +784,7 @@ class CheckpointReader:
         return histories
 
 
-def damaged_index_error(entry: str) -> CorruptRecord:
+def build_damaged_index_error(entry: str) -> CorruptRecord:
     """Build the error for a database index whose entry does not match the row to which it points.
 
     Args:

@@ -45,20 +45,20 @@ _MAX_DEPTH: Final = 100
 _MAX_COUNT: Final = 1 << 48
 
 
-class _Log:
+class _LogPositions:
     """The sorted positions of the items that exist in a log, to check ranges of the log."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self.order = order
 
-    def check(self, numbers: Sequence[int]) -> None:
+    def check_ranges(self, flat_ranges: Sequence[int]) -> None:
         """Check that all items in the stored ranges of a value exist.
 
         Even a value with many items has few ranges. The number of items of a value is therefore
         limited to a small multiple of the number of items in the log.
         """
         total = 0
-        for start, length in zip(numbers[::2], numbers[1::2], strict=True):
+        for start, length in zip(flat_ranges[::2], flat_ranges[1::2], strict=True):
             _require(type(start) is int and type(length) is int and start >= 0 < length, "a range")
             stop = start + length
             rows = bisect_left(self.order, stop) - bisect_left(self.order, start)
@@ -75,7 +75,7 @@ def check_records(reader: CheckpointReader, records: ThreadRecords) -> None:
     Raises:
         One of `MALFORMED`: A record has another form than perdure writes.
     """
-    logs = {log: _Log(records.sorted_positions[log]) for log, *_ in records.logs}
+    logs = {log: _LogPositions(records.sorted_positions[log]) for log, *_ in records.logs}
     _require(len({name for _, name, *_ in records.logs}) == len(logs), "two logs of one channel")
     for log_items in (records.items or {}).values():
         for position, body in log_items.items():
@@ -106,7 +106,7 @@ def check_records(reader: CheckpointReader, records: ThreadRecords) -> None:
 
 
 def _check_namespace(
-    reader: CheckpointReader, logs: Mapping[int, _Log], namespace: NamespaceRecords
+    reader: CheckpointReader, logs: Mapping[int, _LogPositions], namespace: NamespaceRecords
 ) -> None:
     """Check the checkpoints and pending writes of a namespace."""
     seqs = {seq for seq, _, _ in namespace.checkpoints}
@@ -126,14 +126,14 @@ def _check_namespace(
             snapshot.transcript
         )  # By channel, the key of the log and the ranges in their stored form.
         for log, numbers in transcripts.values():
-            logs[log].check(numbers)
+            logs[log].check_ranges(numbers)
     for _, _, _, writes in namespace.writes:
         for number, channel, ref in writes:
             _require(type(number) is int and isinstance(channel, str), "a write")
             _check_reference(logs, ref)
 
 
-def _check_reference(logs: Mapping[int, _Log], ref: Any, depth: int = 0) -> None:
+def _check_reference(logs: Mapping[int, _LogPositions], ref: Any, depth: int = 0) -> None:
     """Check that a reference has a known form and that its items exist; see `manifest.py`."""
     _require(depth < _MAX_DEPTH, "the depth of references")
     if isinstance(ref, bytes):
@@ -141,17 +141,17 @@ def _check_reference(logs: Mapping[int, _Log], ref: Any, depth: int = 0) -> None
     kind, rest = ref[0], ref[1:]
     if kind == ITEM:
         log, position = rest
-        logs[log].check([position, 1])
+        logs[log].check_ranges([position, 1])
     elif kind in (LIST, DICT):
         log, numbers = rest
-        logs[log].check(numbers)
+        logs[log].check_ranges(numbers)
     elif kind == MAP:
         for inner in rest[0].values():
             _check_reference(logs, inner, depth + 1)
     elif kind in (LIST_HERE, DICT_HERE):
         for element in rest[0]:
             if not isinstance(element, bytes):
-                logs[element[0]].check(element[1:])
+                logs[element[0]].check_ranges(element[1:])
     else:
         _require(kind in (SNAPSHOT, DELTA), f"a reference of kind {kind!r}")
         if isinstance(rest[0], int):

@@ -94,7 +94,9 @@ def key_range(table_key: int, start: int = 0, stop: int = 1 << 32) -> tuple[int,
     return (table_key << 32) + start, (table_key << 32) + min(stop, 1 << 32)
 
 
-def used_log_ranges(last_item_key: int | None, last_alias_key: int | None) -> list[tuple[int, int]]:
+def compute_used_log_ranges(
+    last_item_key: int | None, last_alias_key: int | None
+) -> list[tuple[int, int]]:
     """Return two ranges of positions in a log: that of its items, and that of its aliases.
 
     Args:
@@ -111,7 +113,7 @@ def item_associated_data(thread_id: str, channel: str, position: int) -> Associa
     return ("item", thread_id, channel, position)
 
 
-def content_hash(seal: Seal, log: int, stored: bytes) -> int:
+def compute_content_hash(seal: Seal, log: int, stored: bytes) -> int:
     """Return a hash of an item's content, by which an equal item is found in the same log.
 
     The log key is in the upper bits, so the hashes of a thread are adjacent in the index. The lower
@@ -124,7 +126,7 @@ def content_hash(seal: Seal, log: int, stored: bytes) -> int:
     return (log & 0x7FFFFF) << 40 | int.from_bytes(digest, "big")
 
 
-def metadata_tag(seal: Seal, key: str, value: Any) -> int | None:
+def compute_metadata_tag(seal: Seal, key: str, value: Any) -> int | None:
     """Return the index tag of a metadata value, or None if the value is not indexed.
 
     The value None is not indexed, because for langgraph a filter for None also matches metadata
@@ -138,21 +140,24 @@ def metadata_tag(seal: Seal, key: str, value: Any) -> int | None:
     if isinstance(value, int | float) and math.isfinite(value):
         # Equal numbers need equal tags: 1, 1.0 and True are equal, and so are 0.0 and -0.0.
         value = float(value) + 0.0 if abs(value) < 1 << 53 else int(value)
-    return _tag_number(seal.hash_key, repr((key, value)))
+    return _compute_tag_number(seal.hash_key, repr((key, value)))
 
 
 @lru_cache(maxsize=1024)
-def _tag_number(hash_key: bytes, text: str) -> int:
+def _compute_tag_number(hash_key: bytes, text: str) -> int:
     data = text.encode(errors="surrogatepass")
     digest = hashlib.blake2b(data, digest_size=8, key=hash_key).digest()
     return int.from_bytes(digest, "big", signed=True)
 
 
-def metadata_tags(seal: Seal, metadata: Mapping[str, Any]) -> list[int]:
+def compute_metadata_tags(seal: Seal, metadata: Mapping[str, Any]) -> list[int]:
     """Return the tags of all metadata values of a checkpoint that are indexed."""
     tags = []
     for key, value in metadata.items():
-        if key not in UNTAGGED_NAMES and (tag_number := metadata_tag(seal, key, value)) is not None:
+        if (
+            key not in UNTAGGED_NAMES
+            and (tag_number := compute_metadata_tag(seal, key, value)) is not None
+        ):
             tags.append(tag_number)
     return tags
 
@@ -213,7 +218,7 @@ def encrypt_checkpoint(
         checkpoint_ns: The namespace.
         row: The columns `(row_key, checkpoint_id, parent_id, run_start, put_at)`.
         snapshot: The checkpoint.
-        transcript: The part of the transcript to store; see `transcript_to_store`.
+        transcript: The part of the transcript to store; see `select_transcript_to_store`.
     """
     parts: list[Any] = [
         snapshot.encoded_fields,
@@ -263,7 +268,7 @@ def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row)
     return snapshot
 
 
-def transcript_to_store(snapshot: Snapshot) -> dict[str, Any]:
+def select_transcript_to_store(snapshot: Snapshot) -> dict[str, Any]:
     """Return the part of a checkpoint's transcript that must be stored in the checkpoint's row.
 
     Channels whose value already contains the whole transcript are left out.
@@ -406,7 +411,7 @@ def iter_nested_tags(seal: Seal, value: Any, *path: str) -> Iterator[int]:
     elif isinstance(value, list | tuple):
         for nested_value in value:
             yield from iter_nested_tags(seal, nested_value, *path, "")
-    elif (number := metadata_tag(seal, "\0".join(path), value)) is not None:
+    elif (number := compute_metadata_tag(seal, "\0".join(path), value)) is not None:
         yield number
 
 

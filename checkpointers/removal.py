@@ -142,19 +142,19 @@ class Remover:
         """Collect the texts and tool calls of the removed messages, to find quotations."""
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for message in self.removed_messages.values():
-            if message.content or _list_calls(message):  # empty messages are not compared
+            if message.content or _list_tool_calls(message):  # empty messages are not compared
                 self._contents.add(_build_content_key(message))
-            for texts, new_texts in zip(text_sets, _collect_texts(message), strict=True):
+            for texts, new_texts in zip(text_sets, _collect_message_texts(message), strict=True):
                 texts |= new_texts
 
-    def build_needles(self) -> list[bytes]:
+    def build_search_bytes(self) -> list[bytes]:
         """Return byte strings for a quick search in encoded values.
 
         An encoded value that contains none of these byte strings has nothing to erase.
         """
         texts = {*self.ids, *self._call_ids, *self._long_texts, *self._task_texts}
         for message in self.removed_messages.values():
-            texts |= {call["name"] or "" for call in _list_calls(message)}
+            texts |= {call["name"] or "" for call in _list_tool_calls(message)}
             # skip empty content, because the search text "" would occur in every value
             if message.content:
                 texts.add(max(_iter_strings(message.content), key=len, default=""))
@@ -169,14 +169,20 @@ class Remover:
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for value in values:
             uid, fields = _parse_message_like(value)
-            if not uid or uid in self.ids or _get_text(value, "tool_call_id") in self._call_ids:
+            if (
+                not uid
+                or uid in self.ids
+                or _get_text_field(value, "tool_call_id") in self._call_ids
+            ):
                 continue
             other = _convert_to_message(fields)
             if other is not None:
-                for texts, other_texts in zip(text_sets, _collect_texts(other), strict=True):
+                for texts, other_texts in zip(
+                    text_sets, _collect_message_texts(other), strict=True
+                ):
                     texts -= other_texts
 
-    def remove_from(self, value: Any, context: ValueContext) -> Any:
+    def remove_messages_from(self, value: Any, context: ValueContext) -> Any:
         """Remove erased messages and quotations of them from a value.
 
         Returns:
@@ -208,7 +214,7 @@ class Remover:
             return is_possible and self._has_erased_content(HumanMessage(value))
         uid, fields = _parse_message_like(value)
         if fields is None:
-            return not context.in_kept_message and self._is_erased_call(value, context)
+            return not context.in_kept_message and self._is_erased_tool_call(value, context)
         if uid is None:
             # Any list of two words looks like a `(role, text)` pair, so pairs count as messages
             # only in channels of messages.
@@ -228,7 +234,7 @@ class Remover:
         """Return whether a message has the same content and tool calls as an erased message."""
         return message is not None and _build_content_key(message) in self._contents
 
-    def _is_erased_call(self, value: Any, context: ValueContext) -> bool:
+    def _is_erased_tool_call(self, value: Any, context: ValueContext) -> bool:
         """Return whether a value is a tool call of an erased message.
 
         A tool call in the description of a task may have no id. Such a call is recognised by its
@@ -236,10 +242,10 @@ class Remover:
         """
         if context.describes_task and isinstance(value, dict) and {"name", "args"} <= value.keys():
             return (
-                _build_call_key(value) in self._call_keys
-                or _get_text(value, "id") in self._call_ids
+                _build_tool_call_key(value) in self._call_keys
+                or _get_text_field(value, "id") in self._call_ids
             )
-        return _get_text(value, "id") in self._call_ids
+        return _get_text_field(value, "id") in self._call_ids
 
     def _is_quotation(self, text: str, context: ValueContext) -> bool:
         """Return whether a text quotes an erased message.
@@ -289,7 +295,7 @@ class Remover:
         call stays, but quotations are removed from it.
         """
         is_dict, is_message = isinstance(value, dict), _parse_message_like(value)[1] is not None
-        is_result = is_message and _get_text(value, "tool_call_id") in self._call_ids
+        is_result = is_message and _get_text_field(value, "tool_call_id") in self._call_ids
         if is_message:
             context = context._replace(in_kept_message=not is_result, describes_task=is_result)
         elif isinstance(value, Send | Interrupt):
@@ -300,13 +306,13 @@ class Remover:
             if is_result and name in _RESULT_FIELDS:
                 continue
             texts = inputs and ((context.allows_bare_text and not is_dict) or name in self.channels)
-            new = self.remove_from(part, context._replace(allows_bare_text=texts))
+            new = self.remove_messages_from(part, context._replace(allows_bare_text=texts))
             if is_dict and type(name) is str and not context.in_kept_message:
                 is_erased = name in self._call_ids or self._is_quotation(name, context)
                 new = REMOVED if is_erased else new
             if new is not part:
                 changed[name] = new
-        if is_result and _get_text(value, "name"):
+        if is_result and _get_text_field(value, "name"):
             changed["name"] = None
         return changed
 
@@ -315,7 +321,7 @@ class Remover:
 
         A named tuple keeps its length. Its removed fields become None.
         """
-        results = [self.remove_from(part, context) for part in value]
+        results = [self.remove_messages_from(part, context) for part in value]
         if all(result is part for result, part in zip(results, value, strict=True)):
             return value
         if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -339,7 +345,7 @@ def _get_attributes(value: Any) -> Mapping[str, Any]:
     return state or {}
 
 
-def _get_text(value: Any, name: str) -> str:
+def _get_text_field(value: Any, name: str) -> str:
     """Return a text by its key in a dict or its name in an object, or `""`."""
     try:
         text = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
@@ -369,7 +375,11 @@ def _parse_message_like(value: Any) -> tuple[str | None, Any]:
         message_form = {**fields, "type": value["type"]}
     elif not value.keys() & {"role", "type"}:
         return None, None
-    return (_get_text(fields, "id") or None, message_form) if "content" in fields else (None, None)
+    return (
+        (_get_text_field(fields, "id") or None, message_form)
+        if "content" in fields
+        else (None, None)
+    )
 
 
 def _convert_to_message(value: Any) -> BaseMessage | None:
@@ -392,30 +402,31 @@ def _build_content_key(message: BaseMessage) -> str:
     return repr((message.content, getattr(message, "tool_calls", [])))
 
 
-def _list_calls(message: BaseMessage) -> list[Any]:
+def _list_tool_calls(message: BaseMessage) -> list[Any]:
     """List all tool calls of a message, first the valid ones, then the invalid ones."""
     if not isinstance(message, AIMessage):
         return []
     return [*message.tool_calls, *message.invalid_tool_calls]
 
 
-def _build_call_key(call: Any) -> str:
+def _build_tool_call_key(call: Any) -> str:
     """Return a comparison key. Tool calls with the same name and arguments have equal keys."""
     return repr((call["name"], call["args"]))
 
 
-def _collect_texts(message: BaseMessage) -> tuple[set[str], ...]:
+def _collect_message_texts(message: BaseMessage) -> tuple[set[str], ...]:
     """Collect the texts that identify a message and its quotations.
 
     Returns:
-        Four sets: the ids of its tool calls; the keys of its tool calls, see `_build_call_key`; the
-        texts of its content; and the texts by which descriptions of tasks quote it, also in printed
-        and JSON form. Short texts are left out of the last two sets.
+        Four sets: the ids of its tool calls; the keys of its tool calls (see
+        `_build_tool_call_key`); the texts of its content; and the texts by which descriptions of
+        tasks quote it, also in printed and JSON form. Short texts are left out of the last two
+        sets.
     """
-    calls = _list_calls(message)
+    calls = _list_tool_calls(message)
     blocks = [message.content] if isinstance(message.content, str) else message.content
-    texts = _keep_long(
-        {b if isinstance(b, str) else _get_text(b, k) for b in blocks for k in _TEXT_KEYS}
+    texts = _select_long_texts(
+        {b if isinstance(b, str) else _get_text_field(b, k) for b in blocks for k in _TEXT_KEYS}
     )
     ids = {call["id"] for call in calls if call["id"]}
     task_texts = {*texts, *_iter_strings([call["args"] for call in calls]), *ids, message.id or ""}
@@ -423,10 +434,10 @@ def _collect_texts(message: BaseMessage) -> tuple[set[str], ...]:
     task_texts |= printed | {json.dumps(text)[1:-1] for text in task_texts}
     for call in calls:
         task_texts |= {repr(call["args"]), json.dumps(call["args"], default=repr)}
-    return ids, set(map(_build_call_key, calls)), texts, _keep_long(task_texts)
+    return ids, set(map(_build_tool_call_key, calls)), texts, _select_long_texts(task_texts)
 
 
-def _keep_long(texts: set[str]) -> set[str]:
+def _select_long_texts(texts: set[str]) -> set[str]:
     """Return the texts that are long enough to be recognised as quotations."""
     return {text for text in texts if len(text) >= _MIN_QUOTATION_CHARS}
 
@@ -463,7 +474,7 @@ def remove_quoting_tasks(
     removed = {
         index: task
         for index, task in enumerate(tasks)
-        if remover.remove_from(task, ValueContext(describes_task=True)) is REMOVED
+        if remover.remove_messages_from(task, ValueContext(describes_task=True)) is REMOVED
     }
     remaining = [_CANCELLED_TASK if index in removed else task for index, task in enumerate(tasks)]
     while remaining and remaining[-1] is _CANCELLED_TASK:

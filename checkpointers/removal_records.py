@@ -86,7 +86,7 @@ class RemovalRecords:
 
     # -- the key
 
-    def load_key(self, *, read_only: bool = False) -> Flow[None]:
+    def load_hash_key(self, *, read_only: bool = False) -> Flow[None]:
         """Read the key of the removal hashes. Create the key if the database has none."""
         rows = yield self.sql("removal_key")
         if not rows and not read_only:
@@ -151,10 +151,10 @@ class RemovalRecords:
             return int(row[3])
         return (yield from self.read_newest_number(thread_id))
 
-    def read_since(self, thread_id: str, number: int) -> Flow[list[RemovalRecord]]:
+    def read_records_since(self, thread_id: str, after_number: int) -> Flow[list[RemovalRecord]]:
         """Return a thread id's removal records with a number above `number`, in order."""
         thread = self.hash_thread(thread_id)
-        rows = yield self.sql("removals_since", thread, number)
+        rows = yield self.sql("removals_since", thread, after_number)
         records = []
         for record_number, body in rows:
             checkpoints, texts = unpack(
@@ -198,9 +198,11 @@ class RemovalRecords:
         """
         yield from self.add_record(thread_id, {_ROLLED_BACK: checkpoint_ids}, None)
 
-    def find_rolled_back(self, thread_id: str, checkpoint_ids: Iterable[str]) -> Flow[list[str]]:
+    def find_rolled_back_checkpoints(
+        self, thread_id: str, checkpoint_ids: Iterable[str]
+    ) -> Flow[list[str]]:
         """Return the ids of those checkpoints that were removed when a run was rolled back."""
-        records = yield from self.read_since(thread_id, 0)
+        records = yield from self.read_records_since(thread_id, 0)
         hashes = {digest for record in records for digest in record.texts.get(_ROLLED_BACK, ())}
         return [uid for uid in checkpoint_ids if self.hash_text(_ROLLED_BACK, uid) in hashes]
 
@@ -223,12 +225,12 @@ class RemovalRecords:
 
     # -- runs
 
-    def note_load(self, config: RunnableConfig, thread_id: str, number: int) -> None:
+    def record_load(self, config: RunnableConfig, thread_id: str, number: int) -> None:
         """Remember the newest removal number at the time when a run loads its thread."""
-        runtime = runtime_of(config)
-        control = control_of(runtime)
+        runtime = find_runtime(config)
+        control = find_run_control(runtime)
         if control is not None and runtime.execution_info is None:
-            drop_oldest(self.loaded, _MAX_RUNS)
+            drop_oldest_entries(self.loaded, _MAX_RUNS)
             self.loaded[control, thread_id] = number
 
     def is_stale(self, request: CheckpointPut | TaskWrites, removals: int) -> bool:
@@ -238,9 +240,9 @@ class RemovalRecords:
             request: The checkpoint or the writes to store.
             removals: The number of the newest removal record of the thread.
         """
-        return self.find_loaded_number(request)[0] < removals
+        return self.find_loaded_removal_number(request)[0] < removals
 
-    def find_loaded_number(self, request: CheckpointPut | TaskWrites) -> tuple[int, bool]:
+    def find_loaded_removal_number(self, request: CheckpointPut | TaskWrites) -> tuple[int, bool]:
         """Return the newest removal number at the time when a request's state was loaded.
 
         A subgraph or a node stores data that comes from the state with which its run started. For
@@ -252,16 +254,18 @@ class RemovalRecords:
         """
         if request.config is None:
             return request.loaded_removal, False
-        return self.find_number_of_config(request.config, request.address.thread_id)
+        return self.find_removal_number_of_config(request.config, request.address.thread_id)
 
-    def find_number_of_config(self, config: RunnableConfig, thread_id: str) -> tuple[int, bool]:
-        """Return the result of `find_loaded_number` for the config of a run, node or checkpoint."""
+    def find_removal_number_of_config(
+        self, config: RunnableConfig, thread_id: str
+    ) -> tuple[int, bool]:
+        """Return the result of `find_loaded_removal_number` for a config of a run or node."""
         config_number = config.get("configurable", {}).get(REMOVALS_KEY)
-        number, runtime = config_number if type(config_number) is int else 0, runtime_of(config)
+        number, runtime = config_number if type(config_number) is int else 0, find_runtime(config)
         if runtime is None:
             return number, False
         number = number if runtime.execution_info is None else 0
-        return self.loaded.get((control_of(runtime), thread_id), number), True
+        return self.loaded.get((find_run_control(runtime), thread_id), number), True
 
 
 def record_associated_data(thread: bytes, number: int) -> AssociatedData:
@@ -280,7 +284,7 @@ def _split_hashes(data: bytes) -> Iterable[bytes]:
     return (data[start : start + _HASH_BYTES] for start in range(0, len(data), _HASH_BYTES))
 
 
-def drop_oldest(runs: dict[Any, Any], limit: int) -> None:
+def drop_oldest_entries(runs: dict[Any, Any], limit: int) -> None:
     """Remove the oldest entries of a dict until it has fewer than `limit` entries.
 
     Other OS threads may add entries at the same time.
@@ -290,7 +294,7 @@ def drop_oldest(runs: dict[Any, Any], limit: int) -> None:
             runs.pop(next(iter(runs)), None)
 
 
-def runtime_of(config: RunnableConfig) -> Any:
+def find_runtime(config: RunnableConfig) -> Any:
     """Return the langgraph `Runtime` in the config of a run, or None if the config has none.
 
     Before a task runs, langgraph passes the config of the root graph to the saver, whose runtime
@@ -304,6 +308,6 @@ def runtime_of(config: RunnableConfig) -> Any:
     return None
 
 
-def control_of(runtime: Any) -> object | None:
+def find_run_control(runtime: Any) -> object | None:
     """Return the `RunControl` that identifies the run of a runtime, or None if there is none."""
     return getattr(runtime, "control", None)

@@ -123,7 +123,9 @@ class ThreadStatus:
     def questions(self) -> tuple[tuple[str, Any], ...]:
         """The open questions: the node and the value of each interrupt that waits for an answer."""
         open_tasks = [task for task in self.tasks if not task.done]
-        return tuple((task.node, _question(one)) for task in open_tasks for one in task.interrupts)
+        return tuple(
+            (task.node, _get_interrupt_value(one)) for task in open_tasks for one in task.interrupts
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +345,7 @@ class ImportReport:
         return ImportReport(*map(add, astuple(self), astuple(other)))
 
 
-def _question(interrupt: Any) -> Any:
+def _get_interrupt_value(interrupt: Any) -> Any:
     """Return the value of an interrupt."""
     if isinstance(interrupt, Mapping):  # Another program has stored the interrupt as a dict.
         return interrupt.get("value", interrupt)

@@ -24,7 +24,11 @@ from perdure.checkpointers.cache import Snapshot
 from perdure.checkpointers.manifest import iter_positions, join_ranges
 from perdure.checkpointers.put import START, CheckpointPut
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
-from perdure.checkpointers.removal_records import control_of, drop_oldest, runtime_of
+from perdure.checkpointers.removal_records import (
+    drop_oldest_entries,
+    find_run_control,
+    find_runtime,
+)
 from perdure.storage.flow import Flow
 
 # maximum number of runs whose start is remembered; the oldest runs are dropped
@@ -57,7 +61,7 @@ class RunStarts:
     def __init__(self) -> None:
         self._runs: dict[tuple[object, str], LoadedRun] = {}
 
-    def note_load(
+    def record_load(
         self,
         config: RunnableConfig,
         address: Address,
@@ -72,8 +76,8 @@ class RunStarts:
             started_at: The time before the read, in seconds since 1970.
             loaded: The checkpoint, or None for a new thread.
         """
-        runtime = None if address.checkpoint_ns else runtime_of(config)
-        control = control_of(runtime)
+        runtime = None if address.checkpoint_ns else find_runtime(config)
+        control = find_run_control(runtime)
         if runtime is None or control is None or runtime.execution_info is not None:
             return
         key, is_addressed = (control, address.thread_id), address.checkpoint_id is not None
@@ -84,7 +88,7 @@ class RunStarts:
             # run keeps its record.
             self._runs[key] = former_run
             return
-        drop_oldest(self._runs, _MAX_RUNS)
+        drop_oldest_entries(self._runs, _MAX_RUNS)
         pending_writes = (loaded.pending_writes if loaded is not None else None) or ()
         has_writes = any(not channel.startswith("__") for _, channel, _ in pending_writes)
         checkpoint_id = None if loaded is None else loaded.checkpoint["id"]
@@ -92,12 +96,12 @@ class RunStarts:
 
     def find_run(self, config: RunnableConfig, thread_id: str) -> LoadedRun | None:
         """Return the record of the run to which a config belongs, or None if there is none."""
-        return self._runs.get((control_of(runtime_of(config)), thread_id))
+        return self._runs.get((find_run_control(find_runtime(config)), thread_id))
 
     def set_run_start(self, put: CheckpointPut) -> None:
         """Set the start time of the run in a put, or mark the put as part of the parent's run."""
         config, thread_id = put.config, put.address.thread_id
-        runtime = None if config is None or put.address.checkpoint_ns else runtime_of(config)
+        runtime = None if config is None or put.address.checkpoint_ns else find_runtime(config)
         if config is None or runtime is None:
             return
         source = put.metadata.get("source")
@@ -105,17 +109,17 @@ class RunStarts:
         if source == "loop" and not is_new:
             put.continues_run = True
         elif is_new and (run := self.find_run(config, thread_id)) is not None:
-            self._runs[control_of(runtime), thread_id] = run._replace(has_input=True)
+            self._runs[find_run_control(runtime), thread_id] = run._replace(has_input=True)
             put.run_started_at = None if run.has_writes else run.started_at
 
 
-def find_added_after(
+def find_messages_added_after(
     reader: CheckpointReader,
     runs: RunStarts,
     thread_id: str,
     channel: str,
     message_ids: Sequence[str],
-    after: float,
+    after_time: float,
     config: RunnableConfig | None,
 ) -> Flow[list[bool]]:
     """Return for each message whether it was added by a run that started after a given time.
@@ -126,11 +130,11 @@ def find_added_after(
         thread_id: The thread.
         channel: The channel of the messages.
         message_ids: The ids of the messages.
-        after: The time, in seconds since 1970.
+        after_time: The time, in seconds since 1970.
         config: The config of a node, for messages in the state of its run. None means that the
             messages are stored up to the head of the thread.
     """
-    period, address = (after, time.time()), Address(thread_id, "", None)
+    period, address = (after_time, time.time()), Address(thread_id, "", None)
     if config is None:
         stored_checkpoint = yield from reader.find_checkpoint(address)
         brought_by_id = yield from _find_added_messages(
@@ -142,7 +146,7 @@ def find_added_after(
     if run is None or _BETWEEN_GRAPHS in namespace:
         return [False] * len(message_ids)
     if run.checkpoint_id is None:
-        return [_is_within(run.started_at, period)] * len(message_ids)
+        return [_is_start_within(run.started_at, period)] * len(message_ids)
     address = address._replace(checkpoint_id=run.checkpoint_id)
     stored_checkpoint = yield from reader.find_checkpoint(address)
     if stored_checkpoint is None:  # another process has pruned the checkpoint that the run loaded
@@ -155,11 +159,11 @@ def find_added_after(
         status = yield from reader.find_status(address)
         if status is None or status.tasks:
             started_at = stored_checkpoint.snapshot.run_started_at or 0.0
-    is_new = _is_within(started_at, period) and not run.has_writes
+    is_new = _is_start_within(started_at, period) and not run.has_writes
     return [brought_by_id.get(message_id, is_new) for message_id in message_ids]
 
 
-def _is_within(started_at: float | None, period: tuple[float, float]) -> bool:
+def _is_start_within(started_at: float | None, period: tuple[float, float]) -> bool:
     """Return whether a run's start time is within a period. The start of the period is excluded."""
     return started_at is not None and period[0] < started_at <= period[1]
 
@@ -182,7 +186,7 @@ def _find_added_messages(
     if stored_checkpoint is None or channel not in stored_checkpoint.snapshot.transcript:
         return {}
     key, _ = stored_checkpoint.snapshot.transcript[channel]
-    transcript_positions = yield from _read_origins(
+    transcript_positions = yield from _read_transcript_positions(
         reader, thread_id, stored_checkpoint, stored_checkpoint.snapshot, channel
     )
     ranges = join_ranges((position, position + 1) for position in sorted(transcript_positions))
@@ -212,7 +216,9 @@ def _find_added_positions(
     """Return the positions of those items that were added by runs that started in a period."""
     added, remaining = set[int](), item_positions
     checkpoint: Snapshot | None = stored_checkpoint.snapshot
-    while remaining and checkpoint is not None and _is_within(checkpoint.run_started_at, period):
+    while (
+        remaining and checkpoint is not None and _is_start_within(checkpoint.run_started_at, period)
+    ):
         parent: Snapshot | None = None
         if checkpoint.parent_id is not None:
             arguments = thread_id, "", stored_checkpoint.namespace_key, checkpoint.parent_id
@@ -222,7 +228,9 @@ def _find_added_positions(
         in_parent = set[int]()
         if parent is not None:
             in_parent = remaining & (
-                yield from _read_origins(reader, thread_id, stored_checkpoint, parent, channel)
+                yield from _read_transcript_positions(
+                    reader, thread_id, stored_checkpoint, parent, channel
+                )
             )
         # The checkpoint of an input does not contain the input yet, so its new items come from an
         # earlier run.
@@ -232,15 +240,15 @@ def _find_added_positions(
     return added
 
 
-def _read_origins(
+def _read_transcript_positions(
     reader: CheckpointReader,
     thread_id: str,
-    stored: StoredCheckpoint,
+    stored_checkpoint: StoredCheckpoint,
     snapshot: Snapshot,
     channel: str,
 ) -> Flow[set[int]]:
     """Return the positions of a channel's transcript at a checkpoint, with aliases resolved."""
     if channel not in snapshot.transcript:
         return set()
-    parts = thread_id, stored.thread, *snapshot.transcript[channel]
-    return {*(yield from reader.read_origins(*parts))}
+    parts = thread_id, stored_checkpoint.thread, *snapshot.transcript[channel]
+    return {*(yield from reader.read_original_positions(*parts))}

@@ -41,12 +41,12 @@ class RunWrites:
         write = object()
         self._in_progress.add(write)
         try:
-            self.check_open()
+            self.check_run_not_ended()
             yield
         finally:
             self._in_progress.discard(write)
 
-    def check_open(self) -> None:
+    def check_run_not_ended(self) -> None:
         """Check that the run has not ended.
 
         Raises:
@@ -55,7 +55,7 @@ class RunWrites:
         if self._closed:
             raise RunEnded("the run has ended, so its writes are no longer stored")
 
-    def refuse_when_closed(self, make: Callable[[], Flow[T]]) -> Callable[[], Flow[T]]:
+    def refuse_when_closed(self, make_flow: Callable[[], Flow[T]]) -> Callable[[], Flow[T]]:
         """Wrap a function that builds a flow, so that it raises RunEnded once the run has ended.
 
         The check is repeated when the function is called, because a write can stay in the queue for
@@ -63,8 +63,8 @@ class RunWrites:
         """
 
         def make_if_open() -> Flow[T]:
-            self.check_open()
-            return make()
+            self.check_run_not_ended()
+            return make_flow()
 
         return make_if_open
 

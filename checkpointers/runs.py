@@ -105,7 +105,11 @@ class RunTable(ServerTable):
         about, _, request = encrypt_run(self._seal, live, run[3:6])
         columns = run.created_at, about, request, live.thread_id
         options = int(reject_if_busy), run.not_before, int(stores_events)
-        cancel = self._build_cancel(live.thread_id, "", cancel_action) if cancel_action else []
+        cancel = (
+            self._build_cancel_statements(live.thread_id, "", cancel_action)
+            if cancel_action
+            else []
+        )
         accept = self._sql("accept_run", live.run_id, live.owner, live.graph, *columns, *options)
         list_live = self._sql("live_runs_of_thread", live.thread_id)
 
@@ -159,11 +163,11 @@ class RunTable(ServerTable):
         now, key = time.time(), (run.thread_key, run.seq)
         _, *sealed = encrypt_run(self._seal, run, (None, error, request))
         if status == "rolled back":
-            end = [self._sql("drop_run", *key, run.owner), *self._build_cleanup(run)]
+            end = [self._sql("drop_run", *key, run.owner), *self._build_run_cleanup(run)]
         else:
             end = [] if webhook is None else [webhook]
             if unstored_events is not None:
-                end = [*self._build_event_insert(run, unstored_events, known_cancel), *end]
+                end = [*self._build_event_statements(run, unstored_events, known_cancel), *end]
             row = status, *sealed, now, *key, run.owner, known_cancel or ""
             end.append(self._sql("end_run", *row))
         follow_up = [
@@ -205,7 +209,9 @@ class RunTable(ServerTable):
             cancel_action: How to cancel the live runs of the thread, or None to let them continue.
         """
         key = run.thread_key, run.run_id
-        cancel = self._build_cancel(run.thread_id, "", cancel_action) if cancel_action else []
+        cancel = (
+            self._build_cancel_statements(run.thread_id, "", cancel_action) if cancel_action else []
+        )
 
         def flow() -> Flow[None]:
             for (status,) in (yield self._sql("run_status", *key)):
@@ -217,9 +223,9 @@ class RunTable(ServerTable):
     async def delete_ended_run(self, run: LiveRun) -> None:
         """Delete a run and its events, unless the run is still live."""
         drop = self._sql("drop_ended_run", run.thread_id, run.run_id)
-        await self._write_statements([drop, *self._build_cleanup(run)], (run.thread_id,))
+        await self._write_statements([drop, *self._build_run_cleanup(run)], (run.thread_id,))
 
-    def _build_cleanup(self, run: LiveRun) -> list[Statement]:
+    def _build_run_cleanup(self, run: LiveRun) -> list[Statement]:
         """Build the statements that must follow the deletion of a run.
 
         The statements delete the events of the run and reserve its sequence number, so that no
@@ -255,11 +261,11 @@ class RunTable(ServerTable):
         Returns:
             The ids of the cancelled runs. Runs that had ended before are left out.
         """
-        cancel = self._build_cancel(thread_id, run_id, action, includes_delayed=True)
+        cancel = self._build_cancel_statements(thread_id, run_id, action, includes_delayed=True)
         results = await self._write_statements(cancel, (thread_id,))
         return [cancelled_id for (cancelled_id,) in chain.from_iterable(results)]
 
-    def _build_cancel(
+    def _build_cancel_statements(
         self, thread_id: str, run_id: str, action: str, *, includes_delayed: bool = False
     ) -> list[Statement]:
         """Build the statements that cancel runs; see `cancel_runs`."""
@@ -278,7 +284,7 @@ class RunTable(ServerTable):
         A batch of a run is dropped if another process now executes the run, or if messages were
         erased from the run's thread.
         """
-        inserts = chain.from_iterable(self._build_event_insert(*pair) for pair in batches)
+        inserts = chain.from_iterable(self._build_event_statements(*pair) for pair in batches)
         await self._write_statements([self._sql("allow_delayed_commit"), *inserts], ())
 
     async def reserve_event_numbers(
@@ -362,9 +368,9 @@ class RunTable(ServerTable):
                 )
             ]
             if deletes:
-                await self._write_statements(deletes, (), removes=True)
+                await self._write_statements(deletes, (), deletes_rows=True)
 
-    def _build_event_insert(
+    def _build_event_statements(
         self, run: LiveRun, batch: EventBatch, known_cancel: str | None = "rollback"
     ) -> list[Statement]:
         """Build the statements that store a batch of events.

@@ -55,13 +55,13 @@ def build_message_key(thread_key: int, position: int) -> str:
     return f"{thread_key:x}.{position:08x}"
 
 
-def read_progress(sql: NamedSQL, thread_id: str) -> Flow[IndexProgress | None]:
+def read_index_progress(sql: NamedSQL, thread_id: str) -> Flow[IndexProgress | None]:
     """Return how far a thread has been indexed, or None if the thread does not exist."""
     rows = yield sql("transcript_progress_of", thread_id)
     return IndexProgress(*rows[0]) if rows else None
 
 
-def read_unindexed(
+def read_unindexed_items(
     threads: ThreadReader, thread_id: str, path: bytes, channel: str = "messages"
 ) -> Flow[tuple[IndexProgress, list[tuple[HistoryItem, float]]] | None]:
     """Read the items of a thread that are not indexed yet.
@@ -79,7 +79,7 @@ def read_unindexed(
         The progress of the thread, and each item with the time of its message, in order of their
         positions. None if the thread does not exist.
     """
-    progress = yield from read_progress(threads.sql, thread_id)
+    progress = yield from read_index_progress(threads.sql, thread_id)
     if progress is None:
         return None
     position, address = progress.position_in(path), Address(thread_id, "", None)
@@ -136,7 +136,7 @@ def _read_log_lengths(
     return lengths
 
 
-def save_progress(
+def save_index_progress(
     sql: NamedSQL, steps: Sequence[tuple[str, IndexProgress, IndexProgress]]
 ) -> Flow[list[bool]]:
     """Store the new progress of some threads.
@@ -169,7 +169,7 @@ def save_progress(
     return is_saved
 
 
-def drop_some_indexes(sql: NamedSQL, limit: int) -> Flow[int]:
+def drop_indexes_of_some_threads(sql: NamedSQL, limit: int) -> Flow[int]:
     """Remove at most `limit` threads from the transcript index, and return their number."""
     rows = yield sql("some_indexed_threads", limit)
     for (thread_key,) in rows:

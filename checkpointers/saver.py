@@ -105,9 +105,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._read_by_id: dict[Address, bool] = {}
         self._labels: dict[str, set[str]] = {}
         self._overlapped = OrderedDict[str, None]()
-        self._create_parts()
+        self._create_components()
 
-    def _create_parts(self) -> None:
+    def _create_components(self) -> None:
         """Create the codec, cache, reader, writer and listing for the current serializer."""
         self._codec = Codec(self.serde, self.types)
         self._cache = Cache(self._cache_bytes, self._overlapped)
@@ -121,7 +121,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """Check the encryption key of the database, and read the key of its removal records."""
         database, read_only = self.database, self.database.read_only
         yield from bind_seal(self._seal, database.path, database.tenant, read_only=read_only)
-        yield from self._removals.load_key(read_only=read_only)
+        yield from self._removals.load_hash_key(read_only=read_only)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
         """Return a copy of the checkpointer that may also rebuild objects of these types.
@@ -131,7 +131,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         clone = super().with_allowlist(extra_allowlist)
         assert isinstance(clone, type(self))
         if clone is not self:
-            clone._create_parts()
+            clone._create_components()
         return clone
 
     # -- reading
@@ -152,8 +152,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             lambda: self._read_tuple(address, config)
         )
         if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
-            self._note_loaded_removal(config, checkpoint)
-        self._run_starts.note_load(config, address, started_at, checkpoint)
+            self._remember_loaded_removal(config, checkpoint)
+        self._run_starts.record_load(config, address, started_at, checkpoint)
         return checkpoint
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
@@ -171,8 +171,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
                 lambda: self._read(lambda: self._read_tuple(address, config))
             )
         if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
-            self._note_loaded_removal(config, checkpoint)
-        self._run_starts.note_load(config, address, started_at, checkpoint)
+            self._remember_loaded_removal(config, checkpoint)
+        self._run_starts.record_load(config, address, started_at, checkpoint)
         return checkpoint
 
     def _find_cached_tuple(self, address: Address, epoch: object | None) -> CheckpointTuple | None:
@@ -180,7 +180,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         if epoch is None:
             return None
         with collector_paused():
-            return self._reader.cached_tuple(address, epoch)
+            return self._reader.build_tuple_from_cache(address, epoch)
 
     def _read_tuple(self, address: Address, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
         """Read a checkpoint.
@@ -192,17 +192,17 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         if checkpoint is None and not address.checkpoint_ns and self._removals.key is not None:
             number = yield from self._removals.read_newest_number(address.thread_id)
             if number:
-                self._removals.note_load(config, address.thread_id, number)
+                self._removals.record_load(config, address.thread_id, number)
         if checkpoint is None or address.checkpoint_id is None:
             return checkpoint
         if not (yield from self._reader.is_head(address)):
             _remember_recent(self._read_by_id, address, True)
         return checkpoint
 
-    def _note_loaded_removal(self, config: RunnableConfig, checkpoint: CheckpointTuple) -> None:
+    def _remember_loaded_removal(self, config: RunnableConfig, checkpoint: CheckpointTuple) -> None:
         """Record which removal was the newest when a run loaded a checkpoint."""
         configurable: Any = checkpoint.config["configurable"]
-        self._removals.note_load(config, configurable["thread_id"], configurable[REMOVALS_KEY])
+        self._removals.record_load(config, configurable["thread_id"], configurable[REMOVALS_KEY])
 
     def list(
         self,

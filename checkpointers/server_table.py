@@ -15,20 +15,26 @@ class ServerTable:
     def __init__(self, saver: Checkpointer) -> None:
         self._database, self._sql, self._seal = saver.database, saver._sql, saver._seal
 
-    async def _read_rows(self, name: str, *params: Any) -> list[Row]:
+    async def _read_rows(self, statement_name: str, *params: Any) -> list[Row]:
         """Execute the statement with this name and return its rows."""
-        sql = self._sql[name]
+        sql = self._sql[statement_name]
         return await self._database.aread(lambda: fetch_rows(sql, *params), snapshot=False)
 
     async def _write_statements(
-        self, statements: list[Statement], exclusive: Sequence[str] | None, *, removes: bool = False
+        self,
+        statements: list[Statement],
+        exclusive_names: Sequence[str] | None,
+        *,
+        deletes_rows: bool = False,
     ) -> list[list[Row]]:
         """Execute statements in one transaction, and return the rows of each statement.
 
-        The arguments `exclusive` and `removes` are explained in `Database.write`.
+        The arguments `exclusive_names` and `deletes_rows` are explained in `Database.write`.
         """
 
         def flow() -> Flow[list[list[Row]]]:
             return (yield LastRequest(statements))  # type: ignore[no-any-return]
 
-        return await self._database.awrite(flow, exclusive_names=exclusive, deletes_rows=removes)
+        return await self._database.awrite(
+            flow, exclusive_names=exclusive_names, deletes_rows=deletes_rows
+        )

@@ -16,7 +16,12 @@ from langgraph.checkpoint.serde.types import INTERRUPT, TASKS
 from langgraph.types import Send
 
 from perdure.checkpointers.cache import Write
-from perdure.checkpointers.put import CheckpointPut, TaskWrites, decode_inline, encode_inline
+from perdure.checkpointers.put import (
+    CheckpointPut,
+    TaskWrites,
+    decode_inline_reference,
+    encode_inline_reference,
+)
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import pack_id
 from perdure.checkpointers.removal import (
@@ -83,9 +88,9 @@ class KeyedTexts(TextSet):
 
     def has_part_of(self, text: str) -> bool:
         """See `TextSet.has_part_of`."""
-        return super().has_part_of(text) or any(self._iter_part_matches(text))
+        return super().has_part_of(text) or any(self._iter_candidate_matches(text))
 
-    def _iter_part_matches(self, text: str) -> Iterator[bool]:
+    def _iter_candidate_matches(self, text: str) -> Iterator[bool]:
         """Yield, for each candidate part of a text, whether the part is in this set."""
         hash_text = self._removals.hash_text
         for first in range(len(text) - PREFIX_CHARS + 1 if self._starts else 0):
@@ -94,7 +99,7 @@ class KeyedTexts(TextSet):
                 part = text[first : first + length]
                 yield part not in self._spared and hash_text(self._kind, part) == whole
 
-    def learned_texts(self) -> Mapping[str, Iterable[str]]:
+    def collect_learned_texts(self) -> Mapping[str, Iterable[str]]:
         """Return the texts that are known in plain form, not only by hash, under their kind."""
         return {self._kind: [*self]}
 
@@ -135,8 +140,8 @@ class StalePut:
             ThreadDeleted: The thread was deleted, with the checkpoint that the request continues.
         """
         thread_id, checkpoint_ns, _ = request.address
-        number, is_run = reader.removals.find_loaded_number(request)
-        records = yield from reader.removals.read_since(thread_id, number)
+        number, is_run = reader.removals.find_loaded_removal_number(request)
+        records = yield from reader.removals.read_records_since(thread_id, number)
         deletions = [
             index for index, record in enumerate(records) if record.checkpoints is not None
         ]
@@ -144,15 +149,17 @@ class StalePut:
             deleted_hashes = frozenset[bytes]().union(
                 *(records[index].checkpoints or () for index in deletions)
             )
-            yield from _check_not_deleted(reader, request, deleted_hashes, is_run)
+            yield from _check_checkpoints_not_deleted(reader, request, deleted_hashes, is_run)
             # Records before the last deletion belong to a conversation that no longer exists.
             records = records[deletions[-1] + 1 :]
         return cls(reader, records, bool(checkpoint_ns)) if records else None
 
-    def learned_texts(self) -> Mapping[str, Iterable[str]]:
+    def collect_learned_texts(self) -> Mapping[str, Iterable[str]]:
         """Return the texts of erased messages that were found by their ids in this request."""
         return {
-            kind: texts for known in self._known for kind, texts in known.learned_texts().items()
+            kind: texts
+            for known in self._known
+            for kind, texts in known.collect_learned_texts().items()
         }
 
     def is_erased(self, message: BaseMessage) -> bool:
@@ -164,29 +171,31 @@ class StalePut:
     def filter_checkpoint(self, put: CheckpointPut) -> CheckpointPut:
         """Return a copy of a put without erased messages and without quotations of them."""
         values, other_fields, metadata = put.decode_values(self._codec)
-        self._find_erased(values.items(), inputs=False)
-        self._remover.remove_from(other_fields, ValueContext())
+        self._find_erased_messages(values.items(), inputs=False)
+        self._remover.remove_messages_from(other_fields, ValueContext())
         remaining: dict[str, Any] = {}
         is_answer_gone = False
         for channel, value in values.items():
-            filtered = self._remove_erased(channel, value, inputs=channel.startswith("__"))
+            filtered = self._remove_erased_messages(channel, value, inputs=channel.startswith("__"))
             if filtered is not REMOVED:
                 remaining[channel] = filtered
-            is_answer_gone = is_answer_gone or self._lost_last_tool_call(value)
+            is_answer_gone = is_answer_gone or self._ends_with_erased_tool_call(value)
         if is_answer_gone:  # drop the triggers, or a tool node would execute the tool call again
             remaining = {
                 name: value for name, value in remaining.items() if not name.startswith(NEXT_NODE)
             }
-        other_fields = self._remover.remove_from(other_fields, ValueContext())
-        metadata = self._remover.remove_from(metadata, ValueContext(describes_task=True))
+        other_fields = self._remover.remove_messages_from(other_fields, ValueContext())
+        metadata = self._remover.remove_messages_from(metadata, ValueContext(describes_task=True))
         fields = ({} if part is REMOVED else part for part in (other_fields, metadata))
-        return put.with_values(self._codec, remaining, *fields)
+        return put.copy_with_values(self._codec, remaining, *fields)
 
-    def _find_erased(self, values: Iterable[tuple[str, Any]], *, inputs: bool) -> None:
+    def _find_erased_messages(self, values: Iterable[tuple[str, Any]], *, inputs: bool) -> None:
         """Find erased messages in values by their ids, and remember their texts."""
         values = [*values]
         for channel, value in values:
-            new = self._remove_erased(channel, value, inputs=inputs or channel.startswith("__"))
+            new = self._remove_erased_messages(
+                channel, value, inputs=inputs or channel.startswith("__")
+            )
             if new is not value and not channel.startswith("__"):
                 self._remover.channels.add(channel)
         self._remover.learn_texts()
@@ -194,7 +203,7 @@ class StalePut:
             part for _, value in values for part in _iter_elements(value)
         )
 
-    def _remove_erased(self, channel: str, value: Any, *, inputs: bool) -> Any:
+    def _remove_erased_messages(self, channel: str, value: Any, *, inputs: bool) -> Any:
         """Remove erased messages from a channel's value.
 
         The result is `REMOVED` if nothing is left.
@@ -204,9 +213,9 @@ class StalePut:
             return remaining if is_changed else value
         texts = inputs and channel in self._remover.channels
         tasks = channel in TASK_CHANNELS or self._is_inner
-        return self._remover.remove_from(value, ValueContext(inputs, texts, tasks))
+        return self._remover.remove_messages_from(value, ValueContext(inputs, texts, tasks))
 
-    def _lost_last_tool_call(self, value: Any) -> bool:
+    def _ends_with_erased_tool_call(self, value: Any) -> bool:
         """Return whether a value is a list whose last message calls tools and was erased."""
         value = value.value if type(value) is DeltaSnapshot else value
         last = value[-1] if isinstance(value, list) and value else None
@@ -224,20 +233,24 @@ class StalePut:
         Returns:
             The remaining writes, and whether the task still waits for an answer.
         """
-        writes = request.references_for_state(*_NO_ROWS)
-        values = [decode_inline(self._codec, ref) for _, _, ref in writes]
-        self._find_erased(
+        writes = request.build_writes_for_state(*_NO_ROWS)
+        values = [decode_inline_reference(self._codec, ref) for _, _, ref in writes]
+        self._find_erased_messages(
             zip((channel for _, channel, _ in writes), values, strict=True), inputs=True
         )
         remaining: list[Write] = []
         for (index, channel, ref), value in zip(writes, values, strict=True):
-            filtered = self._remove_erased(channel, value, inputs=True)
+            filtered = self._remove_erased_messages(channel, value, inputs=True)
             if filtered is value:
                 remaining.append([index, channel, ref])
             elif filtered is not REMOVED and channel not in UNALTERED:
                 path = f"the write to {channel!r}"
                 remaining.append(
-                    [index, channel, encode_inline(self._codec, None, channel, filtered, path)]
+                    [
+                        index,
+                        channel,
+                        encode_inline_reference(self._codec, None, channel, filtered, path),
+                    ]
                 )
         # A task without a result would run again, so give the task an empty result.
         if len(remaining) < len(writes) and has_no_result(remaining):
@@ -246,7 +259,7 @@ class StalePut:
         return remaining, any(channel == INTERRUPT for _, channel, _ in remaining)
 
 
-def find_erased(
+def find_erased_messages(
     reader: CheckpointReader,
     thread_id: str,
     messages: Sequence[BaseMessage],
@@ -258,7 +271,7 @@ def find_erased(
     """
     removals = reader.removals
     number = yield from removals.count_removals(thread_id)
-    records = (yield from removals.read_since(thread_id, since)) if number > since else []
+    records = (yield from removals.read_records_since(thread_id, since)) if number > since else []
     if any(record.checkpoints is not None for record in records):
         return [True] * len(messages)
     stale = StalePut(reader, records, is_inner=False)
@@ -272,7 +285,7 @@ def _iter_elements(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else [value]
 
 
-def _check_not_deleted(
+def _check_checkpoints_not_deleted(
     reader: CheckpointReader,
     request: CheckpointPut | TaskWrites,
     deleted_hashes: frozenset[bytes],

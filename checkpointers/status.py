@@ -57,7 +57,7 @@ class TaskWrite(NamedTuple):
     value: Any = None
 
 
-def needs_value(channel: str) -> bool:
+def needs_channel_value(channel: str) -> bool:
     """Return whether `build_thread_status` needs the value of a channel."""
     return channel == SENDS or channel.startswith((_BRANCH, _JOIN))
 
@@ -72,16 +72,16 @@ def build_thread_status(
 
     Args:
         values: The value of each channel that has one. It may be None for channels that do not
-            need it; see `needs_value`.
+            need it; see `needs_channel_value`.
         versions: The version of each channel.
         versions_seen: The channel versions that each node has seen.
         writes: The pending writes in order. Any saver may have stored them.
     """
-    by_task = _group_by_task(writes)
+    by_task = _group_writes_by_task(writes)
     tasks = {
         task_writes[0].task_path: task
         for task, task_writes in by_task.items()
-        if _has_path(task_writes)
+        if _has_task_path(task_writes)
     }
     due = dict(_iter_due_tasks(values, versions, versions_seen))
     for path in tasks:  # also include triggers with other channel names
@@ -93,7 +93,7 @@ def build_thread_status(
         return IDLE
     unmatched_paths = [path for path in due if path not in tasks]
     for task, task_writes in by_task.items():  # writes of other savers may have no paths
-        if not _has_path(task_writes):
+        if not _has_task_path(task_writes):
             if len(unmatched_paths) == 1:
                 tasks[unmatched_paths.pop()] = task
             elif any(write.channel == INTERRUPT for write in task_writes):
@@ -113,16 +113,16 @@ def find_send_targets(sends: Any) -> list[str | None]:
     return [None if node == CANCELLED else node for node in nodes]
 
 
-def _group_by_task(writes: Sequence[TaskWrite]) -> dict[str, list[TaskWrite]]:
+def _group_writes_by_task(writes: Sequence[TaskWrite]) -> dict[str, list[TaskWrite]]:
     """Group pending writes by their task. Only tasks of the superstep itself are included."""
     by_task: dict[str, list[TaskWrite]] = {}
     for write in writes:
-        if write.task_id != NULL_TASK and not _is_nested_path(write.task_path):
+        if write.task_id != NULL_TASK and not _is_nested_task_path(write.task_path):
             by_task.setdefault(write.task_id, []).append(write)
     return by_task
 
 
-def _has_path(writes: list[TaskWrite]) -> bool:
+def _has_task_path(writes: list[TaskWrite]) -> bool:
     return writes[0].task_path.startswith((_PULL, _PUSH))
 
 
@@ -131,7 +131,7 @@ def is_update_path(path: str) -> bool:
     return path.startswith(_UPDATE)
 
 
-def _is_nested_path(path: str) -> bool:
+def _is_nested_task_path(path: str) -> bool:
     """Return whether a path belongs to a called task, an error handler or an update.
 
     Such a task is not one of the tasks of the superstep.

@@ -64,7 +64,7 @@ class StoredType(Generic[T]):
                     f"{option} of the stored type {self.cls.__qualname__} is {function!r:.80}; "
                     "expected a function with one argument, the value"
                 )
-        name = parse_name("name", self.name) if self.name else class_name(self.cls)
+        name = parse_class_name("name", self.name) if self.name else class_name(self.cls)
         object.__setattr__(self, "stored_name", name)
         _refuse_supported_class(self.cls)
 
@@ -255,7 +255,7 @@ class StoredTypes:
         return texts
 
 
-def parse_name(label: str, name: Any) -> Name:
+def parse_class_name(label: str, name: Any) -> Name:
     """Parse a class name, given as a pair or as text like 'module:Name', to a pair.
 
     Raises:
@@ -269,7 +269,7 @@ def parse_name(label: str, name: Any) -> Name:
     raise ConfigurationError(f"{label} is {name!r:.80}; expected {_NAME}")
 
 
-def rename_class(name: Name, table: Mapping[Name, Name]) -> Name:
+def map_class_name(name: Name, table: Mapping[Name, Name]) -> Name:
     """Return the new name of a class from a table, or the same name if it is not in the table.
 
     A parametrised pydantic model, such as `Box[int]`, is looked up by the name of its generic class
@@ -301,8 +301,8 @@ def _resolve_aliases(aliases: Aliases, stored_name: Callable[[type], Name]) -> d
             raise ConfigurationError(
                 f"aliases contains {pair!r:.80}; expected (old name, new class) pairs"
             )
-        old, new = parse_name("a name in aliases", pair[0]), pair[1]
-        target = new if isinstance(new, type) else parse_name("a target in aliases", new)
+        old, new = parse_class_name("a name in aliases", pair[0]), pair[1]
+        target = new if isinstance(new, type) else parse_class_name("a target in aliases", new)
         if steps.setdefault(old, target) != target:
             raise ConfigurationError(
                 f"aliases contains two targets for {_format_name(old)}: "
@@ -332,10 +332,10 @@ def _follow_alias(
         elif isinstance(target, type):
             return target
         else:
-            return _import_class(old, name)
+            return _import_alias_target(old, name)
 
 
-def _import_class(old: Name, name: Name) -> type:
+def _import_alias_target(old: Name, name: Name) -> type:
     """Import the class that is the target of an alias."""
     try:
         importlib.import_module(name[0])

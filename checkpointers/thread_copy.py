@@ -42,7 +42,9 @@ from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.record_checks import MALFORMED, check_records
 from perdure.checkpointers.records import (
     ClientMetadata,
-    content_hash,
+    compute_content_hash,
+    compute_metadata_tags,
+    compute_used_log_ranges,
     decrypt_client_metadata,
     encrypt_checkpoint,
     encrypt_client_metadata,
@@ -50,11 +52,9 @@ from perdure.checkpointers.records import (
     encrypt_writes,
     item_associated_data,
     key_range,
-    metadata_tags,
     pack_id,
     row_key,
     select_lineage,
-    used_log_ranges,
 )
 from perdure.checkpointers.reports import ImportReport
 from perdure.checkpointers.thread_records import (
@@ -113,7 +113,7 @@ def read_transcript_tree(
             yield from reader.resolve_ranges(thread_id, head.thread, snapshot)
             key, ranges = snapshot.transcript.get(channel, (0, []))
             log = key or log
-            lineage = yield from reader.read_origins(thread_id, head.thread, log, ranges)
+            lineage = yield from reader.read_original_positions(thread_id, head.thread, log, ranges)
             lineages.insert(0 if is_head else len(lineages), lineage)
     ranges = join_ranges((position, position + 1) for position in sorted({*chain(*lineages)}))
     ref = head.snapshot.references.get(channel)
@@ -221,18 +221,20 @@ class _ThreadWriter:
         for log, name, *last_keys in self.records.logs:
             key = self.logs[log] = self.keys.pop()
             yield self.sql("new_log", key, self.thread_key, name)
-            for first, stop in used_log_ranges(*last_keys):
+            for first, stop in compute_used_log_ranges(*last_keys):
                 start = first
                 while page := (
-                    yield from self.records.read_page(self.reader, name, log, start, stop)
+                    yield from self.records.read_items_page(self.reader, name, log, start, stop)
                 ):
                     rows, end = [], page[-1][0] + 1
-                    read_times = self.records.read_page_times
+                    read_times = self.records.read_item_times
                     times = yield from read_times(self.reader, log, start, end)
                     start = end
                     for position, stored in page:
                         item_hash = (
-                            content_hash(self.seal, key, stored) if position < ALIASES else 0
+                            compute_content_hash(self.seal, key, stored)
+                            if position < ALIASES
+                            else 0
                         )
                         body = self.seal.seal(
                             stored, item_associated_data(self.target_id, name, position)
@@ -249,7 +251,9 @@ class _ThreadWriter:
         for seq, put_at, snapshot in checkpoints:
             yield from self._write_checkpoint(ns, row_key(namespace, seq), put_at, snapshot)
         for checkpoint_id, task, path, task_writes in writes:
-            mapped = [[i, channel, _map_logs(ref, self.logs)] for i, channel, ref in task_writes]
+            mapped = [
+                [i, channel, _replace_log_keys(ref, self.logs)] for i, channel, ref in task_writes
+            ]
             body = encrypt_writes(
                 self.seal, (self.target_id, ns, checkpoint_id, task, path), mapped
             )
@@ -262,7 +266,7 @@ class _ThreadWriter:
 
         References to logs are replaced with the new log keys.
         """
-        refs, transcripts = _map_value_logs(snapshot, self.logs)
+        refs, transcripts = _replace_log_keys_of_values(snapshot, self.logs)
         # The copy has no start time of a run, because no run of the new thread has put the
         # checkpoint.
         mapped = replace(snapshot, references=refs, run_started_at=None)
@@ -275,26 +279,26 @@ class _ThreadWriter:
         )
         body = encrypt_checkpoint(self.seal, self.target_id, ns, row, mapped, transcripts)
         yield self.sql("add_checkpoint", key, key >> 32, *row[1:], body)
-        for number in metadata_tags(self.seal, self.reader.decode_metadata(snapshot)):
+        for number in compute_metadata_tags(self.seal, self.reader.decode_metadata(snapshot)):
             yield self.sql("add_tag", number, key)
 
 
-def _map_logs(ref: Any, logs: Mapping[int, Any]) -> Any:
+def _replace_log_keys(ref: Any, logs: Mapping[int, Any]) -> Any:
     """Return a copy of a reference in which each log key is replaced with its value in `logs`."""
     if isinstance(ref, bytes):
         return ref
     kind, *rest = ref
     if kind in (SNAPSHOT, DELTA):
-        return [kind, rest[0] if isinstance(rest[0], int) else _map_logs(rest[0], logs)]
+        return [kind, rest[0] if isinstance(rest[0], int) else _replace_log_keys(rest[0], logs)]
     if kind == MAP:
-        return [MAP, {key: _map_logs(inner, logs) for key, inner in rest[0].items()}]
+        return [MAP, {key: _replace_log_keys(inner, logs) for key, inner in rest[0].items()}]
     if kind in (LIST_HERE, DICT_HERE):
         return [kind, [e if isinstance(e, bytes) else [logs[e[0]], *e[1:]] for e in rest[0]]]
     log, numbers = rest
     return [kind, logs[log], numbers]
 
 
-def _map_value_logs(
+def _replace_log_keys_of_values(
     snapshot: Snapshot, logs: Mapping[int, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Replace the log keys in a checkpoint's references and in its stored transcripts.
@@ -302,9 +306,10 @@ def _map_value_logs(
     Returns:
         The references by channel, and the stored transcripts by channel.
     """
-    refs = {channel: _map_logs(ref, logs) for channel, ref in snapshot.references.items()}
+    refs = {channel: _replace_log_keys(ref, logs) for channel, ref in snapshot.references.items()}
     transcripts = {
-        c: _map_logs([LIST, *written], logs)[1:] for c, written in snapshot.transcript.items()
+        c: _replace_log_keys([LIST, *written], logs)[1:]
+        for c, written in snapshot.transcript.items()
     }
     return refs, transcripts
 
@@ -403,7 +408,7 @@ class ThreadContents:
         )
 
 
-def build_contents(records: ThreadRecords) -> ThreadContents:
+def build_thread_contents(records: ThreadRecords) -> ThreadContents:
     """Build the comparable content of a thread. Its items must have been read into `records`."""
     names = {log: name for log, name, *_ in records.logs}
     checkpoints, heads, writes = [], {}, {}
@@ -411,13 +416,16 @@ def build_contents(records: ThreadRecords) -> ThreadContents:
         for seq, _, snapshot in stored:
             ids = ns, snapshot.checkpoint_id, snapshot.parent_id
             versions = snapshot.channel_versions, snapshot.versions_seen
-            values = _map_value_logs(snapshot, names)
+            values = _replace_log_keys_of_values(snapshot, names)
             checkpoints.append((seq, *ids, snapshot.encoded_fields, *versions, values))
             if seq == head:
                 heads[ns] = snapshot.checkpoint_id
         for checkpoint_id, task, path, task_writes in write_records:
             for number, channel, ref in task_writes:
-                writes[ns, checkpoint_id, task, path, number] = channel, _map_logs(ref, names)
+                writes[ns, checkpoint_id, task, path, number] = (
+                    channel,
+                    _replace_log_keys(ref, names),
+                )
     items = {
         (names[log], position): item
         for log, log_items in (records.items or {}).items()
@@ -581,7 +589,7 @@ class DatabaseMerge:
             return ThreadContents([], {}, {}, {})
         stored = yield from read_thread_records(reader, target)
         yield from read_items(reader, stored)
-        target_contents = build_contents(stored)
+        target_contents = build_thread_contents(stored)
         continues_target = source_contents.continues(target_contents)
         continues_source = target_contents.continues(source_contents)
         is_equal = target_contents == source_contents and continues_target
@@ -595,7 +603,7 @@ class DatabaseMerge:
                 len(target_contents.checkpoints) :
             ]
         }
-        if (yield from reader.removals.find_rolled_back(target, new_ids)):
+        if (yield from reader.removals.find_rolled_back_checkpoints(target, new_ids)):
             self._rolled_back.append(records.thread_id)
             return None
         return target_contents
@@ -603,7 +611,7 @@ class DatabaseMerge:
     def _write_new_records(self, records: ThreadRecords, target: str) -> ImportReport | None:
         """Write a thread unless the target has all of it. Return None if the thread is refused."""
         reader, keys = self.target.reader, list[int]()
-        source_contents = build_contents(records)
+        source_contents = build_thread_contents(records)
 
         def flow() -> Flow[ImportReport | None]:
             target_contents = yield from self._compare_with_target(records, target, source_contents)

@@ -233,13 +233,13 @@ class ThreadList:
     ) -> Flow[list[T]]:
         """Read pages of rows until enough threads match; see `search`."""
         sql, params = append_conditions(self._sql["listed_threads"], self.build_conditions(query))
-        sql += f" ORDER BY {_build_order(query)} LIMIT ? OFFSET ?"
+        sql += f" ORDER BY {_build_order_by(query)} LIMIT ? OFFSET ?"
         skipped_rows = min(offset, _MAX_OFFSET) if query.is_exact else 0
         results: list[T] = []
         start, size = skipped_rows, min(limit + offset - skipped_rows, _PAGE)
         while True:
             rows = yield Statement(sql, (*params, size, start))
-            for thread in (yield from self._decrypt_rows(rows)):
+            for thread in (yield from self._decrypt_threads(rows)):
                 if (result := match(thread)) is not None:
                     results.append(result)
             if len(results) >= limit + offset - skipped_rows or len(rows) < size:
@@ -249,7 +249,7 @@ class ThreadList:
     def _read_thread(self, thread_id: str) -> Flow[ListedThread | None]:
         """Read one thread, or return None if it does not exist."""
         rows = yield Statement(f"{self._sql['listed_threads']} AND t.thread_id = ?", (thread_id,))
-        return next(iter((yield from self._decrypt_rows(rows))), None)
+        return next(iter((yield from self._decrypt_threads(rows))), None)
 
     def build_conditions(self, query: ThreadQuery) -> Iterator[tuple[str, list[Any]]]:
         """Yield each SQL condition of a query with its parameters."""
@@ -267,12 +267,12 @@ class ThreadList:
         if query.is_unindexed:
             yield self._sql["is_unindexed"], []
         if query.text and isinstance(self._seal, ChecksumSeal):
-            yield self._build_key_condition([fold_search_text(query.text)])
+            yield self._build_search_key_condition([fold_search_text(query.text)])
         if not isinstance(self._seal, LangGraphSeal):  # With this seal, rows have no search keys.
-            tags = islice(self._iter_tags(query.metadata or {}), _MAX_TAGS)
-            yield from map(self._build_key_condition, tags)
+            tags = islice(self._iter_alternative_tags(query.metadata or {}), _MAX_TAGS)
+            yield from map(self._build_search_key_condition, tags)
 
-    def _build_key_condition(self, alternatives: Sequence[bytes]) -> tuple[str, list[Any]]:
+    def _build_search_key_condition(self, alternatives: Sequence[bytes]) -> tuple[str, list[Any]]:
         """Build the SQL condition that a row contains at least one of several search keys.
 
         A row without stored search keys also matches the condition.
@@ -280,7 +280,7 @@ class ThreadList:
         sql = " OR ".join([self._sql["matches_search_key"]] * len(alternatives))
         return f"({sql})", [param for search_key in alternatives for param in (search_key,) * 2]
 
-    def _iter_tags(self, metadata: Mapping[str, Any]) -> Iterator[list[bytes]]:
+    def _iter_alternative_tags(self, metadata: Mapping[str, Any]) -> Iterator[list[bytes]]:
         """Yield a list of alternative tags for each text or number in the metadata of a query.
 
         A thread that contains this value has at least one of the alternative tags. `owner` has two
@@ -292,7 +292,7 @@ class ThreadList:
             for alternatives in zip(*tags, strict=True):
                 yield [tag.to_bytes(8, "big", signed=True) for tag in alternatives]
 
-    def _decrypt_rows(self, rows: Sequence[Row]) -> Flow[list[ListedThread]]:
+    def _decrypt_threads(self, rows: Sequence[Row]) -> Flow[list[ListedThread]]:
         """Decrypt rows of threads. If a row is incomplete, read the head of its thread as well."""
         list_entries = {row[0]: decrypt_list_entry(self._seal, row[1], row[5]) for row in rows}
         incomplete_rows = [
@@ -438,7 +438,7 @@ class ThreadList:
 
     def set_ttl(self, thread_id: str, ttl: TimeToLive) -> None:
         """Set the time to live of a thread. The time is counted from now."""
-        self._write_row(thread_id, "set_ttl", ttl.minutes, time.time(), int(ttl.keeps_latest))
+        self._update_row(thread_id, "set_ttl", ttl.minutes, time.time(), int(ttl.keeps_latest))
 
     aset_ttl = make_async_twin(set_ttl)
 
@@ -478,14 +478,14 @@ class ThreadList:
         keeps = maintenance.write(thread_id, flow)
         if keeps:
             maintenance.retain(Retention(last=0), [thread_id])
-            self._write_row(thread_id, "mark_latest_kept", now)
+            self._update_row(thread_id, "mark_latest_kept", now)
         return keeps is not None
 
     adelete_if_expired = make_async_twin(delete_if_expired)
 
-    def _write_row(self, thread_id: str, name: str, *params: Any) -> None:
+    def _update_row(self, thread_id: str, statement_name: str, *params: Any) -> None:
         """Execute the SQL statement `name`, which changes the row of a thread."""
-        sql = self._sql[name]
+        sql = self._sql[statement_name]
         self._database.write(
             lambda: fetch_rows(sql, *params, thread_id), exclusive_names=(thread_id,)
         )
@@ -515,7 +515,7 @@ def append_conditions(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple
     return sql, params
 
 
-def _build_order(query: ThreadQuery) -> str:
+def _build_order_by(query: ThreadQuery) -> str:
     """Return the ORDER BY expressions for the sort order of a query."""
     direction = "ASC" if query.sort_order == "asc" else "DESC"
     if query.sort_by in ("thread_id", "created_at"):

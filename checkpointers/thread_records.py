@@ -11,6 +11,7 @@ from perdure.checkpointers.cache import Snapshot, Title, Write
 from perdure.checkpointers.reader import ITEMS_PAGE_SIZE, CheckpointReader
 from perdure.checkpointers.records import (
     ClientMetadata,
+    compute_used_log_ranges,
     decrypt_client_metadata,
     decrypt_list_entry,
     decrypt_writes,
@@ -18,7 +19,6 @@ from perdure.checkpointers.records import (
     row_key,
     select_lineage,
     unpack_id,
-    used_log_ranges,
 )
 from perdure.checkpointers.threads import build_not_found_error
 from perdure.storage.flow import NO_LIMIT, Flow, Row
@@ -80,16 +80,18 @@ class ThreadRecords:
         """The number of keys needed to store a copy of the thread, with its namespaces and logs."""
         return 1 + len(self.logs) + len(self.namespaces)
 
-    def read_page(
-        self, reader: CheckpointReader, name: str, log: int, start: int, stop: int
+    def read_items_page(
+        self, reader: CheckpointReader, channel: str, log_key: int, start: int, stop: int
     ) -> Flow[list[tuple[int, bytes]]]:
         """Return one page of the items in a range of a log, as pairs of position and bytes.
 
         Positions without an item are skipped.
         """
         if self.items is None:
-            return (yield from reader.read_items_page(self.thread_id, name, log, start, stop))
-        log_items, order = self.items[log], self.sorted_positions[log]
+            return (
+                yield from reader.read_items_page(self.thread_id, channel, log_key, start, stop)
+            )
+        log_items, order = self.items[log_key], self.sorted_positions[log_key]
         first = bisect_left(order, start)
         return [
             (position, log_items[position])
@@ -97,13 +99,13 @@ class ThreadRecords:
             if position < stop
         ]
 
-    def read_page_times(
-        self, reader: CheckpointReader, log: int, start: int, stop: int
+    def read_item_times(
+        self, reader: CheckpointReader, log_key: int, start: int, stop: int
     ) -> Flow[dict[int, float]]:
         """Return by position when each item in a range of a log was first stored."""
         if self.items is None:
-            return (yield from reader.read_item_times(log, [(start, stop)]))
-        return self.times[log]
+            return (yield from reader.read_item_times(log_key, [(start, stop)]))
+        return self.times[log_key]
 
 
 def read_thread_records(
@@ -160,7 +162,7 @@ def _read_namespace(
     In the root namespace, only the checkpoint with this sequence number and its ancestors are read.
     """
     rows = yield reader.sql("checkpoints_page", *key_range(namespace), NO_LIMIT)
-    yield from reader.check_complete(len(rows), *key_range(namespace))
+    yield from reader.check_row_count(len(rows), *key_range(namespace))
     if last_seq != _SEQ_MASK:
         rows = [row for row in rows if row[0] & _SEQ_MASK <= last_seq]
         rows = rows if ns else select_lineage(rows, row_key(namespace, last_seq))
@@ -182,7 +184,7 @@ def read_items(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
     items = {}
     for log, name, *last_keys in records.logs:
         items[log] = log_items = dict[int, bytes]()
-        for first, stop in used_log_ranges(*last_keys):
+        for first, stop in compute_used_log_ranges(*last_keys):
             start = first
             while page := (
                 yield from reader.read_items_page(records.thread_id, name, log, start, stop)
@@ -190,6 +192,6 @@ def read_items(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
                 log_items |= dict(page)
                 start = page[-1][0] + 1
         records.sorted_positions[log] = [*log_items]
-        spans = used_log_ranges(*last_keys)
+        spans = compute_used_log_ranges(*last_keys)
         records.times[log] = yield from reader.read_item_times(log, spans)
     records.items = items

@@ -33,7 +33,11 @@ from perdure.checkpointers.manifest import (
     join_ranges,
 )
 from perdure.checkpointers.put import TITLE_CANDIDATES, build_title
-from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint, damaged_index_error
+from perdure.checkpointers.reader import (
+    CheckpointReader,
+    StoredCheckpoint,
+    build_damaged_index_error,
+)
 from perdure.checkpointers.records import (
     decrypt_list_entry,
     encrypt_list_entry,
@@ -104,7 +108,7 @@ class ThreadReader:
         entries = _interleave_positions(iter_positions(transcript), branches)
         if before is not None:
             ranges = [(position, position + 1) for position, _ in entries]
-            entry_origins = yield from self.reader.read_origins(
+            entry_origins = yield from self.reader.read_original_positions(
                 address.thread_id, checkpoint.thread, key, ranges
             )
             entries = entries[: entry_origins.index(before)] if before in entry_origins else []
@@ -115,7 +119,7 @@ class ThreadReader:
         if not key:
             ((key,),) = yield self.sql("find_log", checkpoint.namespace_key, channel)
         value_ranges = snapshot.ranges.get(channel, (0, []))
-        value_origins = yield from self.reader.read_origins(
+        value_origins = yield from self.reader.read_original_positions(
             address.thread_id, checkpoint.thread, *value_ranges
         )
         value_positions = {*value_origins}
@@ -127,7 +131,9 @@ class ThreadReader:
         value_positions |= yield from self._find_duplicate_positions(
             address, checkpoint, channel, value_positions
         )
-        yield from self._load_times(address.thread_id, log, {position for position, _ in origins})
+        yield from self._load_item_times(
+            address.thread_id, log, {position for position, _ in origins}
+        )
         times = log.stored_times
 
         def decode_items() -> list[HistoryItem]:
@@ -150,7 +156,7 @@ class ThreadReader:
 
         return decode_items
 
-    def _load_times(self, thread_id: str, log: ChannelLog, positions: set[int]) -> Flow[None]:
+    def _load_item_times(self, thread_id: str, log: ChannelLog, positions: set[int]) -> Flow[None]:
         """Load into the cache when the items at some positions were first stored."""
         missing_ranges = join_ranges(
             (position, position + 1) for position in sorted(positions.difference(log.stored_times))
@@ -191,7 +197,7 @@ class ThreadReader:
         ref = checkpoint.snapshot.references.get(channel)
         if not isinstance(ref, list) or ref[0] not in (SNAPSHOT, DELTA):
             return set()
-        origins = yield from self.reader.read_origins(
+        origins = yield from self.reader.read_original_positions(
             address.thread_id, checkpoint.thread, key, transcript_ranges
         )
         other_positions = sorted(value_positions.difference(origins))
@@ -244,17 +250,25 @@ class ThreadReader:
         branch_positions: set[int] = set()
         for tip in tips:
             (row,) = yield self.sql("checkpoint_row", tip)
-            snapshot = yield from self.reader.resolve_row(
+            snapshot = yield from self.reader.decrypt_and_resolve_row(
                 address.thread_id, address.checkpoint_ns, row
             )
             ranges = snapshot.transcript.get(channel, (0, []))
             branch_positions.update(
-                (yield from self.reader.read_origins(address.thread_id, checkpoint.thread, *ranges))
+                (
+                    yield from self.reader.read_original_positions(
+                        address.thread_id, checkpoint.thread, *ranges
+                    )
+                )
             )
         if branch_positions:
             ranges = checkpoint.snapshot.transcript.get(channel, (0, []))
             branch_positions.difference_update(
-                (yield from self.reader.read_origins(address.thread_id, checkpoint.thread, *ranges))
+                (
+                    yield from self.reader.read_original_positions(
+                        address.thread_id, checkpoint.thread, *ranges
+                    )
+                )
             )
         return sorted(branch_positions)
 
@@ -265,15 +279,15 @@ class ThreadReader:
     ) -> Flow[list[ThreadInfo]]:
         """Return one page of threads; see `Checkpointer.threads`."""
         threads = []
-        for row in (yield from self._read_rows(limit, after, prefix, active_since)):
-            threads.append((yield from self._build_info(row)))
+        for row in (yield from self._read_thread_rows(limit, after, prefix, active_since)):
+            threads.append((yield from self._build_thread_info(row)))
         return threads
 
     def list_largest(self, limit: int) -> Flow[list[ThreadInfo]]:
         """Return the threads with the most bytes, largest first; see `Checkpointer.usage`."""
         rows, threads = (yield self.sql("largest_threads", limit)), []
         for row in rows:
-            threads.append((yield from self._build_info(row)))
+            threads.append((yield from self._build_thread_info(row)))
         return threads
 
     def list_heads(
@@ -290,7 +304,9 @@ class ThreadReader:
         statement_args = ("list_threads",) if tag is None else ("tagged_threads", tag)
         statement_args = ("waiting_threads",) if only_waiting else statement_args
         while True:
-            rows = yield from self._read_rows(limit, after, prefix, active_since, *statement_args)
+            rows = yield from self._read_thread_rows(
+                limit, after, prefix, active_since, *statement_args
+            )
             for head in (yield from self.read_heads(rows)):
                 is_match = not only_waiting or head.status.state == "waiting"
                 if is_match and (not where or metadata_matches(head.metadata, where)):
@@ -302,7 +318,7 @@ class ThreadReader:
     def read_head(self, thread_id: str) -> Flow[ThreadHead | None]:
         """Return the head of one thread, or None if it does not exist; see `Checkpointer.head`."""
         try:
-            row = yield from self._read_row(thread_id)
+            row = yield from self._read_thread_row(thread_id)
         except UnknownThread:
             return None
         (head,) = yield from self.read_heads([row])
@@ -378,7 +394,7 @@ class ThreadReader:
             raise build_not_found_error(address)
         return status
 
-    def _read_rows(
+    def _read_thread_rows(
         self,
         limit: int,
         after: str | None,
@@ -409,13 +425,13 @@ class ThreadReader:
             since = check_datetime("active_since", active_since).timestamp() - 1e-6
         prefix, last_key = check_text("prefix", prefix), (_INFINITY, 0)
         if after is not None:
-            thread_key, _, _, updated_at, *_ = yield from self._read_row(after)
+            thread_key, _, _, updated_at, *_ = yield from self._read_thread_row(after)
             last_key = (updated_at, thread_key)
         return list((yield self.sql(statement, *last_key, prefix.encode(), limit, since, *params)))
 
     def read_info(self, thread_id: str) -> Flow[ThreadInfo]:
         """Return the size and the times of one thread; see `Checkpointer.thread`."""
-        return (yield from self._build_info((yield from self._read_row(thread_id))))
+        return (yield from self._build_thread_info((yield from self._read_thread_row(thread_id))))
 
     def shortest_unique_prefix(self, thread_id: str, min_length: int) -> Flow[str]:
         """Return the shortest unique prefix of an id; see `Checkpointer.unique_prefix`.
@@ -430,7 +446,7 @@ class ThreadReader:
         shared = max(len(commonprefix([thread_id, other or ""])) for other in others)  # noqa: RUF071
         return thread_id[: max(min_length, shared + 1)]
 
-    def _read_row(self, thread_id: str) -> Flow[Row]:
+    def _read_thread_row(self, thread_id: str) -> Flow[Row]:
         """Return the row of a thread.
 
         Raises:
@@ -439,15 +455,15 @@ class ThreadReader:
         thread_id = check_thread_id(thread_id)
         rows = yield self.sql("one_thread", thread_id)
         if not rows:
-            yield from self.reader.check_missing(Address(thread_id, "", None))
+            yield from self.reader.verify_missing(Address(thread_id, "", None))
             raise build_not_found_error(Address(thread_id, "", None))
         return rows[0]  # type: ignore[no-any-return]
 
-    def _build_info(self, row: Row) -> Flow[ThreadInfo]:
+    def _build_thread_info(self, row: Row) -> Flow[ThreadInfo]:
         """Read the sizes and the head of a thread, and build its `ThreadInfo`."""
         thread_key, thread_id, created_at, updated_at, indexed, _ = row
         if indexed != thread_key:
-            raise damaged_index_error(f"thread {thread_key}")
+            raise build_damaged_index_error(f"thread {thread_key}")
         namespaces = yield self.sql("thread_namespaces", thread_key)
         names = tuple(ns for _, ns, _ in namespaces)
         ((checkpoints, items, size),) = yield self.sql("thread_sizes", thread_key)
@@ -467,14 +483,14 @@ class ThreadReader:
             thread_id, checkpoints, items, size, created, updated, names, active, message_count
         )
 
-    def find_idle(self, thread_id: str, before: datetime) -> Flow[ThreadInfo | None]:
+    def find_idle_thread(self, thread_id: str, before: datetime) -> Flow[ThreadInfo | None]:
         """Return a thread if its last activity was before a given time, or else None.
 
         A thread that has a cron or a waiting run of the server is not idle.
         """
         rows = yield self.sql("one_thread", check_thread_id(thread_id))
         planned_runs = yield self.sql("has_planned_runs", thread_id)
-        info = (yield from self._build_info(rows[0])) if rows and not planned_runs else None
+        info = (yield from self._build_thread_info(rows[0])) if rows and not planned_runs else None
         return info if info is not None and info.active_at < before else None
 
     # -- checkpoints
@@ -488,13 +504,13 @@ class ThreadReader:
     ) -> Flow[list[CheckpointInfo]]:
         """Return checkpoints without their values; see `Checkpointer.checkpoints`."""
         checkpoint_ns = check_optional_text("checkpoint_ns", checkpoint_ns)
-        thread_key, thread_id, *_ = yield from self._read_row(thread_id)
+        thread_key, thread_id, *_ = yield from self._read_thread_row(thread_id)
         checkpoints: list[CheckpointInfo] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread_key)):
             if checkpoint_ns is not None and ns != checkpoint_ns:
                 continue
             keys = yield self.sql("checkpoint_keys", *key_range(namespace))
-            yield from self.reader.check_complete(len(keys), *key_range(namespace))
+            yield from self.reader.check_row_count(len(keys), *key_range(namespace))
             head_lineage = {key for key, *_ in select_lineage(keys, row_key(namespace, head))}
             max_rows = NO_LIMIT if limit is None else limit
             keys_range = key_range(namespace) if before is None else key_range(namespace, 0, before)
@@ -516,7 +532,7 @@ class ThreadReader:
             head_lineage: The keys of the head and its ancestors.
             head: The sequence number of the head.
         """
-        snapshot = yield from self.reader.resolve_row(thread_id, ns, row)
+        snapshot = yield from self.reader.decrypt_and_resolve_row(thread_id, ns, row)
         fields: dict[str, Any] = self.reader.codec.decode(snapshot.encoded_fields[0])
         status = yield from self.reader.read_status(thread_id, ns, snapshot, [])
         order = row[0] & 0xFFFFFFFF

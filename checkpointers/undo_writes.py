@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from langgraph.checkpoint.base import WRITES_IDX_MAP
 
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.put import encode_inline
+from perdure.checkpointers.put import encode_inline_reference
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import decrypt_writes, encrypt_writes, pack_id, unpack_id
 from perdure.checkpointers.status import is_update_path
@@ -88,19 +88,21 @@ def _restore_writes(
                 is_update_path(task_path) and task_id != run_id
             ):
                 continue
-            row_key = namespaces[checkpoint_ns], pack_id(checkpoint_id), pack_id(task_id)
+            task_key = namespaces[checkpoint_ns], pack_id(checkpoint_id), pack_id(task_id)
             if task_id == run_id or task_id not in tasks:
-                yield reader.sql("drop_task_writes", *row_key)
+                yield reader.sql("drop_task_writes", *task_key)
                 continue
             has_result, control = tasks[task_id]
             writes = decrypt_writes(reader.seal, thread_id, checkpoint_ns, row)
             restored = [write for write in writes if has_result and write[0] >= 0]
             for channel, value in control.items():
-                ref = encode_inline(reader.codec, None, channel, value, f"the write to {channel!r}")
+                ref = encode_inline_reference(
+                    reader.codec, None, channel, value, f"the write to {channel!r}"
+                )
                 restored.append([WRITES_IDX_MAP[channel], channel, ref])
             associated_data = thread_id, checkpoint_ns, checkpoint_id, task_id, task_path
             body = encrypt_writes(
                 reader.seal, associated_data, sorted(restored, key=lambda write: write[0])
             )
-            yield reader.sql("put_writes", *row_key, task_path, body)
+            yield reader.sql("put_writes", *task_key, task_path, body)
         yield reader.sql("mark_head_changed", thread_key)

@@ -37,7 +37,7 @@ from perdure.checkpointers.objects import (
     read_private_attributes,
     rebuild_object,
 )
-from perdure.checkpointers.stored_types import NO_TYPES, StoredType, StoredTypes, rename_class
+from perdure.checkpointers.stored_types import NO_TYPES, StoredType, StoredTypes, map_class_name
 
 _log = logging.getLogger("perdure")
 
@@ -304,7 +304,7 @@ class Converter:
             )
         if plain_class_kind(cls) is not None:
             return self._encode_object(value)
-        return self._encode_other(value, name)
+        return self._encode_other_value(value, name)
 
     def _encode_exactly(self, code: int, parts: list[Any]) -> ormsgpack.Ext:
         """Build an extension in which all nested values keep their exact types."""
@@ -370,7 +370,7 @@ class Converter:
         cls: Any = type(value)
         name, kind, fields = class_name(cls), plain_class_kind(cls), read_attributes(value)
         self._allowlist.check_allowed(name)
-        name = rename_class(name, self._former) if self._former else name
+        name = map_class_name(name, self._former) if self._former else name
         if kind == "enum":
             return self._encode_exactly(_SINGLE, [*name, fields["value"]])
         if kind == "model":
@@ -382,7 +382,7 @@ class Converter:
 
     def _encode_registered(self, value: Any, registered: StoredType[Any]) -> ormsgpack.Ext:
         """Encode a value of a registered type with `dump`, and check that `load` accepts it."""
-        name = rename_class(registered.stored_name, self._former)
+        name = map_class_name(registered.stored_name, self._former)
         outermost, self._in_registered = not self._in_registered, True
         packed = self._pack_value(
             self._convert_exactly([*name, registered.dump_value(value)]), _EXACT
@@ -411,7 +411,7 @@ class Converter:
         payload = dict(value) if value.is_payload else value.get("value")
         return self._encode_exactly(code, [*name, payload, *rest])
 
-    def _encode_other(self, value: Any, name: Name) -> Any:
+    def _encode_other_value(self, value: Any, name: Name) -> Any:
         """Encode a value whose type has no dedicated encoding.
 
         A subclass of a builtin type is encoded as that type. Arrays, and objects of classes that
@@ -464,12 +464,12 @@ class Converter:
             return self._load_registered((module, name), payload)
         if (module, name) in KNOWN:
             try:
-                return _call_class(
+                return _construct_object(
                     getattr(importlib.import_module(module), name), code, payload, rest
                 )
             except Exception as exc:
                 # langgraph's serializer also returns the payload after an error
-                _note_detached((module, name), f"the object cannot be rebuilt ({exc})")
+                _log_detached_class((module, name), f"the object cannot be rebuilt ({exc})")
                 return payload
         return self._rebuild_object((code, (module, name), rest), payload)
 
@@ -498,12 +498,12 @@ class Converter:
                 dumped = kind == "model" and not is_exact
                 return rebuild_object(cls, payload, private, fields_set, dumped=dumped)
             if cls is not None and is_named:
-                return _call_class(cls, code, payload, rest)
+                return _construct_object(cls, code, payload, rest)
             if cls is not None:
                 reason = "the class is not a pydantic model, dataclass, enum or named tuple"
         except Exception as exc:
             reason = f"the object cannot be rebuilt ({exc})"
-        _note_detached(name, reason)
+        _log_detached_class(name, reason)
         return _build_detached(origin, payload, is_payload=type(payload) is dict and kind != "enum")
 
     def _load_registered(self, name: Name, payload: Any) -> Any:
@@ -523,7 +523,7 @@ class Converter:
                     raise
                 reason = f"the value cannot be loaded: {exc}"
         remedy = "open the checkpointer with types=[StoredType(cls, dump, load)] for it"
-        _note_detached(name, reason, remedy)
+        _log_detached_class(name, reason, remedy)
         return _build_detached((_REGISTERED, name, []), payload, is_payload=type(payload) is dict)
 
 
@@ -558,7 +558,7 @@ def _decode_by_langgraph(code: int, data: bytes) -> Any:
     return _LANGGRAPH.loads_typed(("msgpack", ormsgpack.packb(ormsgpack.Ext(code, data))))
 
 
-def _call_class(cls: Any, code: int, payload: Any, rest: list[Any]) -> Any:
+def _construct_object(cls: Any, code: int, payload: Any, rest: list[Any]) -> Any:
     """Build an object by calling its class with the payload. The class must be trusted."""
     if code == _SINGLE:
         return cls(payload)
@@ -587,7 +587,7 @@ _noted: set[Name] = set()
 _MAX_NOTED: Final = 1000
 
 
-def _note_detached(name: Name, reason: str, remedy: str = "") -> None:
+def _log_detached_class(name: Name, reason: str, remedy: str = "") -> None:
     """Log that objects of a class are returned as dicts, and how to avoid it.
 
     Each class is logged once.

@@ -32,17 +32,17 @@ from perdure.checkpointers.records import (
     UNLISTED_NAMES,
     UNLISTED_PREFIXES,
     VIEWS_NAMESPACE,
-    content_hash,
+    compute_content_hash,
+    compute_metadata_tags,
+    compute_used_log_ranges,
     decrypt_list_entry,
     decrypt_writes,
     encrypt_checkpoint,
     encrypt_list_entry,
     encrypt_writes,
-    metadata_tags,
     pack_id,
     row_key,
-    transcript_to_store,
-    used_log_ranges,
+    select_transcript_to_store,
 )
 from perdure.checkpointers.status import NULL_TASK, is_update_path
 from perdure.storage.database import Watch
@@ -109,7 +109,7 @@ class CheckpointWriter:
         """
         commit, thread_id = self.plan_from_cache(request), request.address.thread_id
         if commit is None and isinstance(request, CheckpointPut):
-            request.encode_rest(self.codec)
+            request.encode_unchanged_channels(self.codec)
 
         def store_request() -> Flow[Commit]:
             """Execute the planned statements. If they fail, read the thread and plan again."""
@@ -234,7 +234,7 @@ class CheckpointWriter:
             The transaction, or the data that must be read first.
         """
         (thread_id, checkpoint_ns, _), snapshot = put.address, put.build_snapshot(parent)
-        nodes = put.build_nodes(self.codec, thread.logs_by_channel, parent)
+        nodes = put.build_channel_nodes(self.codec, thread.logs_by_channel, parent)
         missing_parts = self._find_missing_parts(thread, head, nodes)
         if keys is None and not missing_parts.hashes:
             keys = self.cache.keys.take_keys(missing_parts.key_count)
@@ -242,10 +242,10 @@ class CheckpointWriter:
             return missing_parts
         version_token, now = random.getrandbits(62), time.time()
         if replaced is None:
-            statements = [self._build_guard(put, thread, head, keys, version_token, now)]
+            statements = [self._build_guard_statement(put, thread, head, keys, version_token, now)]
             thread.last_seq += 1
         else:
-            statements = self._build_touch(thread)
+            statements = self._build_activity_statements(thread)
         if not head.namespace_key:
             head.namespace_key = keys.pop()
             statements.append(
@@ -265,10 +265,10 @@ class CheckpointWriter:
         additions.set_channel_references(snapshot, nodes, parent, put.merge)
         if replaced is None:
             snapshot.key = row_key(head.namespace_key, thread.last_seq)
-            steps = None if parent is None else self.reader.read_step(parent), snapshot.step
+            steps = None if parent is None else self.reader.read_superstep(parent), snapshot.step
             snapshot.run_start = find_run_start(put, head, parent, steps, thread.last_seq)
             new_head, reveals_overlap = choose_head(put, head, snapshot, thread.last_seq)
-            row = self._build_row(put.address, snapshot, now)
+            row = self._build_checkpoint_row(put.address, snapshot, now)
             statements.append(self.sql("add_checkpoint", row[0], head.namespace_key, *row[1:]))
             if new_head.explicit_head != head.explicit_head:
                 statements.append(
@@ -280,7 +280,9 @@ class CheckpointWriter:
             put, thread, nodes, metadata, new_head, snapshot
         )
         statements += additions.build_statements()
-        tags = [(tag_number, snapshot.key) for tag_number in metadata_tags(self.seal, metadata)]
+        tags = [
+            (tag_number, snapshot.key) for tag_number in compute_metadata_tags(self.seal, metadata)
+        ]
         if tags:
             statements.append(Statement(self.sql["add_tag"], tags, execute_many=True))
         if thread.pending_writes or put.replayed is not None:
@@ -306,10 +308,10 @@ class CheckpointWriter:
                 logs.append(channel)
             elif not node.is_log_complete:
                 new_items = (part for part in node.parts if isinstance(part, bytes))
-                hashes += [content_hash(self.seal, log.key, item) for item in new_items]
+                hashes += [compute_content_hash(self.seal, log.key, item) for item in new_items]
         return _MissingParts((not thread.key) + (not head.namespace_key) + len(logs), logs, hashes)
 
-    def _build_guard(
+    def _build_guard_statement(
         self,
         put: CheckpointPut,
         thread: Thread,
@@ -452,14 +454,14 @@ class CheckpointWriter:
     ) -> list[Statement]:
         """Build the statements that replace a stored checkpoint with a new snapshot."""
         snapshot.key, snapshot.run_start = replaced.key, replaced.run_start
-        checkpoint_key, _, parent, *_, body = self._build_row(address, snapshot, now)
-        old_tags = metadata_tags(self.seal, self.reader.decode_metadata(replaced))
+        checkpoint_key, _, parent, *_, body = self._build_checkpoint_row(address, snapshot, now)
+        old_tags = compute_metadata_tags(self.seal, self.reader.decode_metadata(replaced))
         statements = [self.sql("drop_tag", tag_number, checkpoint_key) for tag_number in old_tags]
         statements.append(self.sql("replace_checkpoint", parent, now, body, checkpoint_key))
         statements.append(self.sql("mark_rows_removed", thread.key))
         return statements
 
-    def _build_row(self, address: Address, snapshot: Snapshot, now: float) -> Row:
+    def _build_checkpoint_row(self, address: Address, snapshot: Snapshot, now: float) -> Row:
         """Build a row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`."""
         row = (
             snapshot.key,
@@ -469,7 +471,7 @@ class CheckpointWriter:
             now,
         )
         return *row, encrypt_checkpoint(
-            self.seal, *address[:2], row, snapshot, transcript_to_store(snapshot)
+            self.seal, *address[:2], row, snapshot, select_transcript_to_store(snapshot)
         )
 
     def _build_reference_statements(
@@ -509,9 +511,9 @@ class CheckpointWriter:
             if put.address.checkpoint_ns == VIEWS_NAMESPACE:
                 return Commit(self.cache, self.watch, thread_id, thread, [])
             put = stale.filter_checkpoint(put)
-            yield from self.removals.extend_record(thread_id, stale.learned_texts())
+            yield from self.removals.extend_record(thread_id, stale.collect_learned_texts())
         put.detach_from_cache(
-            *self._state_for_references(put, (thread.key, thread.generation), is_cache_valid)
+            *self._find_reference_state(put, (thread.key, thread.generation), is_cache_valid)
         )
         put.replayed = None
         parent = replaced = None
@@ -561,12 +563,12 @@ class CheckpointWriter:
 
         return (yield from StalePut.read_removals(self.reader, request))
 
-    def _cached_thread(self, thread_id: str, key: int, generation: int) -> Thread | None:
+    def _find_cached_thread(self, thread_id: str, key: int, generation: int) -> Thread | None:
         """Return the cached thread, or None if its key or generation differs."""
         thread = self.cache.get_thread(thread_id)
         return thread if thread and (thread.key, thread.generation) == (key, generation) else None
 
-    def _state_for_references(
+    def _find_reference_state(
         self, request: CheckpointPut | TaskWrites, state: tuple[int, int], is_cache_valid: bool
     ) -> tuple[int, int]:
         """Return the key and generation of the thread whose logs a request may reference.
@@ -607,7 +609,9 @@ class CheckpointWriter:
             *other_columns,
         ) = rows[0]
         list_entry, newest_removal, existing_key = other_columns
-        cached_thread = self._cached_thread(thread_id, key, generation) if is_cache_valid else None
+        cached_thread = (
+            self._find_cached_thread(thread_id, key, generation) if is_cache_valid else None
+        )
         thread = Thread(key, generation, newest_removal)
         thread.last_seq, thread.version_token, thread.updated_at = seq, version_token, updated_at
         thread.title, encoded_metadata = decrypt_list_entry(self.seal, thread_id, list_entry)
@@ -621,7 +625,9 @@ class CheckpointWriter:
             thread.heads = cached_thread.committed_heads(version_token)
         for log_key, channel, *last_keys in (yield self.sql("thread_logs", key)):
             log = thread.get_or_add_log(log_key, channel, cached_thread)
-            log.next_position, log.next_alias = (stop for _, stop in used_log_ranges(*last_keys))
+            log.next_position, log.next_alias = (
+                stop for _, stop in compute_used_log_ranges(*last_keys)
+            )
         if namespace_key is None:
             return thread, Head(0, 0, None), None, is_cache_valid
         snapshot = None
@@ -694,7 +700,7 @@ class CheckpointWriter:
         statements = [insert]
         # the write of an answer uses a single statement, for speed
         if request.task_id != NULL_TASK:
-            statements += self._build_touch(thread)
+            statements += self._build_activity_statements(thread)
         statements += [self.sql("mark_may_wait", thread.key)] if request.has_interrupt else []
         cache_pending_writes(thread, request, request.encoded, body)
         written_row = checkpoint_ns, checkpoint_id or "", request.task_id, (*row_start, body)
@@ -705,7 +711,7 @@ class CheckpointWriter:
     def _is_update(self, snapshot: Snapshot) -> bool:
         return bool(self.reader.decode_metadata(snapshot).get("source") == "update")
 
-    def _build_touch(self, thread: Thread) -> list[Statement]:
+    def _build_activity_statements(self, thread: Thread) -> list[Statement]:
         """Build the statement that stores the thread's time of activity, if it is outdated.
 
         A difference of up to `ACTIVITY_PRECISION_S` is not stored, because the index of this time
@@ -750,15 +756,17 @@ class CheckpointWriter:
                 self.sql("new_namespace", namespace_key, key, checkpoint_ns),
                 self.sql("mark_head_changed", key),
             ]
-        cached_thread = self._cached_thread(thread_id, key, generation) if is_cache_valid else None
+        cached_thread = (
+            self._find_cached_thread(thread_id, key, generation) if is_cache_valid else None
+        )
         thread = cached_thread or Thread(key, generation, newest_removal)
         thread.updated_at = updated_at  # a failed plan may have changed it
-        writes = request.references_for_state(
-            *self._state_for_references(request, (key, generation), is_cache_valid)
+        writes = request.build_writes_for_state(
+            *self._find_reference_state(request, (key, generation), is_cache_valid)
         )
         if stale is not None:
             writes, has_interrupt = stale.filter_writes(request)
-            yield from self.removals.extend_record(thread_id, stale.learned_texts())
+            yield from self.removals.extend_record(thread_id, stale.collect_learned_texts())
         task_id, task_path = request.task_id, request.task_path
         earlier_rows = yield self.sql(
             "find_writes", namespace_key, pack_id(checkpoint_id), pack_id(task_id)
@@ -783,7 +791,7 @@ class CheckpointWriter:
         mark_waiting = [self.sql("mark_may_wait", key)] if has_interrupt else []
         yield [
             self.sql("put_writes", namespace_key, *row_start, body),
-            *self._build_touch(thread),
+            *self._build_activity_statements(thread),
             *mark_waiting,
         ]
         cache_pending_writes(thread, request, writes, body)

@@ -30,10 +30,10 @@ from perdure.checkpointers.reports import HistoryItem
 from perdure.checkpointers.said import (
     IndexProgress,
     build_message_key,
-    drop_some_indexes,
-    read_progress,
-    read_unindexed,
-    save_progress,
+    drop_indexes_of_some_threads,
+    read_index_progress,
+    read_unindexed_items,
+    save_index_progress,
 )
 from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
 from perdure.errors import (
@@ -356,13 +356,13 @@ class TranscriptSearch:
         path = encode_path([self._hash_owner(owner)])
         try:
             unread_items = self._saver._read(
-                lambda: read_unindexed(self._saver._threads, thread_id, path)
+                lambda: read_unindexed_items(self._saver._threads, thread_id, path)
             )
         except (CorruptRecord, ForbiddenType, UnknownThread) as exc:
             _LOG.warning(
                 "thread %.80r is not searched, because it cannot be read: %s", thread_id, exc
             )
-            progress = self._database.read(lambda: read_progress(self._sql, thread_id))
+            progress = self._database.read(lambda: read_index_progress(self._sql, thread_id))
             unread_items = None if progress is None else (progress, [])
         before, items = unread_items or (None, [])
         while before is not None:
@@ -382,7 +382,7 @@ class TranscriptSearch:
         puts = [self._parts.prepare_batch(self._iter_puts(step)) for step in steps]
 
         def flow() -> Flow[None]:
-            are_advanced = yield from save_progress(self._sql, advances)
+            are_advanced = yield from save_index_progress(self._sql, advances)
             if puts_to_write := [*chain(*compress(puts, are_advanced))]:
                 yield from self._parts.writer.write_puts(puts_to_write, self._parts.now())
 
@@ -544,7 +544,8 @@ async def asearch_threads(*args: Any, **options: Any) -> ThreadHits:
 def delete_transcript_index(saver: Checkpointer) -> None:
     """Delete the transcript index of all threads. The next search indexes them again."""
     while saver.database.write(
-        lambda: drop_some_indexes(saver._sql, _THREADS_PER_TRANSACTION), deletes_rows=True
+        lambda: drop_indexes_of_some_threads(saver._sql, _THREADS_PER_TRANSACTION),
+        deletes_rows=True,
     ):
         pass
     saver.database.shrink()

@@ -261,7 +261,7 @@ def test_a_plan_that_fails_half_way_leaves_nothing_behind(
     put(file_saver, said("a"), uid="one")
     put(file_saver, said("a", "b"), at(uid="one"), uid="two")
     with monkeypatch.context() as patched:
-        patched.setattr(file_saver._writer, "_build_row", lambda *_: 1 / 0)
+        patched.setattr(file_saver._writer, "_build_checkpoint_row", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             put(file_saver, said("a", "b", "c"), at(uid="two"), uid="three")
     put(file_saver, said("a", "b", "c", "d"), at(uid="two"), uid="three")
@@ -473,7 +473,7 @@ def test_writes_of_a_task_while_its_thread_is_dropped(
             saver._cache.drop_thread("t")
             return
         with monkeypatch.context() as patched:
-            patched.setattr(saver._writer, "_build_row", lambda *_: 1 / 0)
+            patched.setattr(saver._writer, "_build_checkpoint_row", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 put(saver, {"n": 3}, at(uid="r2"), uid="r3")
 

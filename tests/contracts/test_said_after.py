@@ -14,7 +14,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import interrupt
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.checkpointers.removal_records import drop_oldest
+from perdure.checkpointers.removal_records import drop_oldest_entries
 from perdure.errors import ConfigurationError
 from perdure.memory import ChatState
 from tests.backends import Place
@@ -180,7 +180,7 @@ def test_the_oldest_runs_are_dropped_while_other_threads_add_runs() -> None:
     After 8,192 runs, this made runs of programs with several threads fail when they loaded.
     """
     runs = ChangedMeanwhile.fromkeys(range(10))
-    drop_oldest(runs, 10)
+    drop_oldest_entries(runs, 10)
 
     assert [number for number in range(10) if number in runs] == [3, 4, 5, 6, 7, 8, 9]
     assert len(runs) == 9

@@ -285,7 +285,7 @@ def test_a_search_goes_on_when_a_thread_is_deleted_meanwhile(
         say(settings, f"t{number}", "hi", n=number)
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
-        opened, deleted = threads._list._decrypt_rows, False
+        opened, deleted = threads._list._decrypt_threads, False
 
         def deleting(rows: Any) -> Any:
             nonlocal deleted
@@ -295,7 +295,7 @@ def test_a_search_goes_on_when_a_thread_is_deleted_meanwhile(
                     other.delete_thread("t3")
             return (yield from opened(rows))
 
-        monkeypatch.setattr(threads._list, "_decrypt_rows", deleting)
+        monkeypatch.setattr(threads._list, "_decrypt_threads", deleting)
         assert ids(await search(threads, text="t")) == ["t5", "t4", "t3", "t2", "t1", "t0"]
         assert ids(await search(threads, text="t")) == ["t5", "t4", "t2", "t1", "t0"]
 

@@ -26,9 +26,9 @@ from perdure.checkpointers.records import (
     build_client_search_keys,
     build_search_keys,
     checkpoint_associated_data,
-    content_hash,
+    compute_content_hash,
+    compute_metadata_tags,
     item_associated_data,
-    metadata_tags,
     pack_id,
     unpack_id,
 )
@@ -375,13 +375,15 @@ class ThreadTables(Tables):
             )
             row = (*row[:-4], search_keys, client_search_keys, *row[-2:])
         if table.name == "items":
-            new_hash = content_hash(self.reader.seal, row[2] >> 32, row[-1]) if row[3] else 0
+            new_hash = (
+                compute_content_hash(self.reader.seal, row[2] >> 32, row[-1]) if row[3] else 0
+            )
             row = (*row[:3], new_hash, *row[4:])
         return super().encrypt_row(table, row)
 
     def read_settings(self) -> Flow[list[Row]]:
         """Read the key of the hashes in removal records, and the owner record, as one row."""
-        yield from self.reader.removals.load_key(read_only=True)
+        yield from self.reader.removals.load_hash_key(read_only=True)
         return [(self.reader.removals.key, (yield from owner_record.read_record()))]
 
     def finish_copy(self, settings: list[Row]) -> Flow[None]:
@@ -407,7 +409,7 @@ class ThreadTables(Tables):
         return statements
 
     def _build_tags(self, body: bytes) -> list[int]:
-        return metadata_tags(self.reader.seal, self.reader.codec.decode(unpack(body)[0][1]))
+        return compute_metadata_tags(self.reader.seal, self.reader.codec.decode(unpack(body)[0][1]))
 
 
 _OF_PATH: Final = "n.path", "LEFT JOIN store_namespaces n ON n.ns = r.ns"
