@@ -21,7 +21,7 @@ class Chats:
         return iter(["chat", "asks"])
 
     @asynccontextmanager
-    async def opened(
+    async def open_graph(
         self, name: str, saver: Any, store: Any, *_: Any, **__: Any
     ) -> AsyncIterator[Any]:
         """The graph."""
