@@ -1,6 +1,7 @@
-"""Base classes of the memory nodes, and `view`, which combines nodes.
+"""Base classes of the memory nodes, and `view`, which applies several nodes one after another.
 
-A node can be a node of a graph, a step of a chain, or a function of a list of messages.
+A memory node can be used as a node of a graph, as a step of a chain, or as a function that takes a
+list of messages.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ It is used if these messages differ from the messages that the state keeps.
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """The messages that are sent to a model, while the parts of a view change them.
+    """The messages for one request to a model, as the parts of a view pass them on and change them.
 
     Attributes:
         system: The system message, in which all system messages are joined, or None.
@@ -49,7 +50,7 @@ class ModelInput:
 
     @classmethod
     def from_messages(cls, messages: Messages, *, purpose: Purpose = "request") -> Self:
-        """Return the messages in a form that a provider accepts, see `Purpose`.
+        """Create the input from messages, in a form that a provider accepts; see `Purpose`.
 
         Messages with the same id are merged.
         """
@@ -59,7 +60,7 @@ class ModelInput:
         return cls(join_system_messages(systems), turns, systems if len(systems) > 1 else ())
 
     def to_messages(self) -> list[BaseMessage]:
-        """Return the system message and the messages of all turns, in their order."""
+        """Return the system message, then the messages of all turns in chronological order."""
         units = (unit for turn in reversed([*self.turns]) for unit in turn.units)
         return [*filter(None, [self.system]), *chain.from_iterable(units)]
 
@@ -67,12 +68,16 @@ class ModelInput:
 class Node(Runnable[Any, Any]):
     """The base class of all nodes.
 
-    An argument that the node's constructor does not have raises a ConfigurationError.
+    The constructor raises a ConfigurationError for an unexpected argument.
     """
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Check the arguments, and list the accepted arguments in the error."""
-        if args or options:  # `copy` creates a node without arguments
+        """Check the constructor's arguments.
+
+        The error for a wrong argument lists the accepted arguments.
+        """
+        # `copy` calls `__new__` without arguments, so a call without arguments is not checked.
+        if args or options:
             expected = signature(cls)
             try:
                 expected.bind(*args, **options)
@@ -99,9 +104,10 @@ class MessagesNode(Node):
     """A node that selects or changes the messages that are sent to a model.
 
     In a graph, `node.invoke(state)` returns an update. The update of `trim`, `clear_tool_outputs`
-    and `summarize` changes the messages in the state. The update of another node has the messages
-    for the model under `MODEL_INPUT_KEY`, and leaves the state as it is. `node(state)` and
-    `node(messages)` return the messages for the model, and so does a chain, `node | model`.
+    and `summarize` changes the messages in the state. The update of any other node puts the
+    messages for the model under `MODEL_INPUT_KEY`, and leaves the messages in the state unchanged.
+    `node(state)` and `node(messages)` return the messages for the model. In a chain of a node and a
+    model, the model receives these messages.
     """
 
     @abstractmethod
@@ -113,7 +119,7 @@ class MessagesNode(Node):
     async def atransform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return the result of `transform_input`. A node that waits for I/O overrides this."""
+        """Return the result of `transform_input`. A node that does I/O overrides this method."""
         return self.transform_input(model_input, state, config)
 
     def with_tools(
@@ -121,28 +127,32 @@ class MessagesNode(Node):
     ) -> Self:
         """Return this node, or a copy of it, for requests with these tools.
 
-        The budget of the node then includes the tools and `system_prompt`, which is a system prompt
-        that is sent with the request and is not among the messages.
+        The node then counts the tokens of the tools and of `system_prompt` towards its budget.
+        `system_prompt` is a system prompt that is sent with the request and is not among the
+        messages.
         """
         return self
 
     def for_model(self, model: str | None) -> Self:
         """Return this node, or a copy of it, for requests to this model.
 
-        Estimates of tokens are then scaled only by the usage that this model reported. A node whose
-        `token_counter` is for a model is returned unchanged.
+        Token estimates are then scaled only by the token usage that this model has reported. A node
+        is returned unchanged if its `token_counter` was created for a certain model.
         """
         return self
 
     def with_following_parts(self, parts: Sequence[MessagesNode]) -> Self:
-        """Return this node, or a copy of it, for a view in which `parts` follow it.
+        """Return this node, or a copy of it, for a view in which the nodes in `parts` come later.
 
-        A node whose result depends on the messages that the later parts leave overrides this.
+        A node overrides this method if its result depends on which messages the later nodes keep.
         """
         return self
 
     async def _call(self, input: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
-        """Return the messages for the model, for a state, a prompt or a list of messages."""
+        """Return the messages for the model.
+
+        The input is a state, a prompt or a list of messages.
+        """
         input = input.to_messages() if isinstance(input, PromptValue) else input
         messages = read_messages(input, self.messages_key)
         if is_message_list(input):
@@ -150,7 +160,7 @@ class MessagesNode(Node):
         return await self._select_messages(messages, input, config)
 
     async def _invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Any:
-        """Return an update for a state, or the messages for the model for a list or a prompt."""
+        """Return a state update if the input is a state, else the messages for the model."""
         input = input.to_messages() if isinstance(input, PromptValue) else input
         if is_message_list(input):
             return await self._call(input, config)
@@ -159,7 +169,7 @@ class MessagesNode(Node):
     async def _select_messages(
         self, messages: Messages, state: Any = None, config: RunnableConfig | None = None
     ) -> list[BaseMessage]:
-        """Return the messages for the model, in a sequence that providers accept.
+        """Return the messages for the model, in an order that model providers accept.
 
         `state` is the state that contains the messages, or None for a plain list.
         """
@@ -171,7 +181,7 @@ class MessagesNode(Node):
     async def _call_with_messages(
         self, messages: Messages, config: RunnableConfig | None
     ) -> list[BaseMessage]:
-        """Return the messages for the model, for a plain list of messages."""
+        """Return the messages for the model. The input is a plain list of messages, not a state."""
         return await self._select_messages(messages, None, config)
 
     async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
@@ -194,7 +204,10 @@ class Learner(Node):
     async def learn_from_messages(
         self, messages: Messages, state: Any, config: RunnableConfig | None
     ) -> object:
-        """Learn from messages. `state` is the state with them, or None for a plain list."""
+        """Learn from messages.
+
+        `state` is the state that contains the messages, or None for a plain list.
+        """
 
     async def _call(self, input: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
         """Learn from the messages of a state or a list, and return them unchanged."""
@@ -203,7 +216,10 @@ class Learner(Node):
         return list(messages)
 
     async def _invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Any:
-        """Learn from messages. Return an empty update for a state, or the messages of a list."""
+        """Learn from messages.
+
+        Return an empty update for a state, or the unchanged messages for a list.
+        """
         messages = await self._call(input, config)
         return messages if is_message_list(input) else {}
 
@@ -212,7 +228,7 @@ class Learner(Node):
 
 
 class View(MessagesNode):
-    """A node that passes the messages for the model through several parts, in their order.
+    """A node that passes the messages for the model through several other nodes, one after another.
 
     `view(summary, use_memories(), trim(max_tokens=4_000))` sends the summary, the messages after it
     and the memories that are relevant to the newest message, trimmed to 4,000 tokens. The part that
@@ -250,7 +266,7 @@ class View(MessagesNode):
     async def _transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return the model input after the changes of all parts, in their order."""
+        """Apply all parts of the view to the model input in order, and return the result."""
         for part in self.parts:
             model_input = await call_method(part, "transform_input", model_input, state, config)
         return model_input
@@ -262,14 +278,17 @@ view = View
 
 
 def append_text(content: Any, text: str) -> Any:
-    """Return the content of a message with `text` after it."""
-    if isinstance(content, list):  # blocks are not changed, so a provider's cache stays valid
+    """Return the content of a message with `text` appended to it."""
+    # The existing content blocks are not changed, so the provider's prompt cache stays valid.
+    if isinstance(content, list):
         return [*content, {"type": "text", "text": text}]
     return f"{content}\n\n{text}" if content else text
 
 
 def read_messages(input: Any, key: str) -> Messages:
-    """Return the messages of a list, or of the channel `key` of a state.
+    """Return the messages in `input`.
+
+    The input is a list of messages, or a state that has the messages in the channel `key`.
 
     Raises:
         InvalidMessages: The state has no such channel, or a value is not a message.
@@ -291,9 +310,9 @@ def is_message_list(value: Any) -> bool:
 
 
 def read_channel(state: Any, name: str) -> Any:
-    """Return the value of a channel, or None if the state does not have it.
+    """Return the value of the channel `name` of a state, or None if the state has no such channel.
 
-    The state is a dict, a dataclass or a pydantic model.
+    The state can be a dict, a dataclass or a pydantic model.
     """
     return state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
 
@@ -301,7 +320,7 @@ def read_channel(state: Any, name: str) -> Any:
 def to_messages(values: Any, subject: str) -> Messages:
     """Return the values as messages. Dicts and pairs of a role and a text are converted.
 
-    `subject` names the values in the error.
+    `subject` says in the error message what the values are.
 
     Raises:
         InvalidMessages: A value is not a message and cannot be converted to one.
@@ -314,7 +333,7 @@ def to_messages(values: Any, subject: str) -> Messages:
 
 
 def check_messages(messages: Any, subject: str) -> Messages:
-    """Return the messages. `subject` names them in the error.
+    """Check that the value is a list of messages, and return it. `subject` names it in the error.
 
     Raises:
         InvalidMessages: The value is not a list, or an element is not a message.

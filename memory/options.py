@@ -1,4 +1,4 @@
-"""Check the options of nodes, tools and stores. Each check raises a ConfigurationError."""
+"""Check the options of nodes, tools and stores. A wrong value raises a ConfigurationError."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ def check_whole_number(name: str, value: Any, minimum: int) -> int:
 
 
 def check_number(name: str, value: Any, minimum: float, maximum: float = inf) -> float:
-    """Return the value of the option `name` if it is a number between both bounds."""
+    """Return the value of the option `name` if it is a number from `minimum` to `maximum`."""
     bounds = f"of at least {minimum}" if maximum == inf else f"from {minimum} to {maximum}"
     valid = is_number(value) and minimum <= value <= maximum
     return _require(valid, name, value, f"a number {bounds}")  # type: ignore[no-any-return]
 
 
 def check_min_score(value: Any) -> float | None:
-    """Return the value of the option `min_score` if it is a number, or None for the default."""
+    """Return the value of the option `min_score` if it is a number or None.
+
+    None means the default.
+    """
     valid = value is None or (is_number(value) and abs(value) <= sys.float_info.max)
     return _require(valid, "min_score", value, "a number, or None")  # type: ignore[no-any-return]
 
@@ -33,7 +36,7 @@ def check_min_score(value: Any) -> float | None:
 def check_seconds(name: str, value: Any, *, above_zero: bool = False) -> float:
     """Return the value of the option `name` if it is a number of seconds.
 
-    The number must be 0 or more, or with `above_zero` more than 0.
+    The number must be 0 or more. With `above_zero`, it must be more than 0.
     """
     valid = is_number(value) and 0 <= value < inf and not (above_zero and not value)
     expected = f"a number of seconds {'above 0' if above_zero else 'of at least 0'}"
@@ -75,7 +78,7 @@ def check_datetime(name: str, value: Any) -> datetime:
 
 
 def _require(valid: bool, name: str, value: Any, expected: str) -> Any:
-    """Return the value, or raise ConfigurationError if it is not valid."""
+    """Return the value of the option `name`, or raise ConfigurationError if `valid` is False."""
     if not valid:
         raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
     return value

@@ -1,4 +1,4 @@
-"""Parse the period that a question is about, which models and clients give as two days or times."""
+"""Parse the period that a question is about, which is given as two days or two times."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from perdure.errors import InvalidValue
 
 SINCE_DESCRIPTION: Final = "The first day or moment that the question is about, like 2026-11-02."
 UNTIL_DESCRIPTION: Final = "The last day or moment that the question is about, like 2026-11-08."
-"""Descriptions of the arguments `since` and `until`, which models read."""
-_START: Final = datetime(1970, 1, 1, tzinfo=UTC)  # of a period without `since`
-_END: Final = datetime(9999, 12, 31, tzinfo=UTC)  # of a period without `until`
+"""Descriptions of the tool arguments `since` and `until`, which are sent to models."""
+# The start of a period for which `since` is not given.
+_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# The end of a period for which `until` is not given.
+_END: Final = datetime(9999, 12, 31, tzinfo=UTC)
 
 Period = tuple[datetime, datetime]
 """The start of a period, inclusive, and its end, exclusive; both have a time zone."""
 
 
 def parse_period(since: str | None, until: str | None) -> Period | None:
-    """Return the start and the end of a period, for the option `during` of a recall.
+    """Parse two days or times into a period, for the option `during` of `recall`.
 
     >>> [moment.isoformat() for moment in parse_period("2026-11-02", "2026-11-02")]
     ['2026-11-02T00:00:00+00:00', '2026-11-03T00:00:00+00:00']
@@ -48,7 +50,7 @@ def parse_period(since: str | None, until: str | None) -> Period | None:
 
 
 def _parse_moment(name: str, text: str, *, is_end: bool) -> datetime:
-    """Parse a day or a time. With `is_end`, a day is parsed to the start of the day after it."""
+    """Parse a day or a time. With `is_end=True`, a day becomes the start of the next day."""
     try:
         if len(text) == len("2026-11-02"):
             day = date.fromisoformat(text) + timedelta(days=is_end)

@@ -1,9 +1,9 @@
-"""The archive of a person: lines of JSON with all data that belongs to the person.
+"""Write the archive of a person: JSON lines with all data that belongs to the person.
 
-The first line is the header. Then follow a line for each thread, in the form of `perdure export`; a
-line for each version of each item, in the form of `WholeStore.export`; and a record for each run
-and cron. `perdure import` reads the threads and items. It ignores the records, so nothing is run or
-scheduled.
+The first line is the header. It is followed by a line for each thread, in the format of `perdure
+export`, a line for each version of each store item, in the format of `WholeStore.export`, and a
+record for each run and each cron. `perdure import` reads the threads and items. It ignores the
+records, so nothing is run or scheduled.
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
 HEADER_KEY: Final = "perdure_archive"
-"""The key of the header whose value is the version of the format."""
+"""The key in the header under which the version of the archive format is stored."""
 FORMAT_VERSION: Final = 1
 RUN_KEY: Final = "run"
 CRON_KEY: Final = "cron"
 SELF: Final = "self"
 BACKEND: Final = "a backend"
 OTHER: Final = "somebody else"
-"""Values that say in a record who sent a run or made a cron."""
-_THREAD_INPUTS: Final = ("input", "command")  # parts of a request that are stored in the thread
+"""The values of `sent_by` and `made_by` in a record, which say who sent a run or created a cron."""
+# The fields of a run's request that are also stored in the thread.
+_THREAD_INPUTS: Final = ("input", "command")
 _SCHEDULE_FIELDS: Final = ("schedule", "timezone", "end_time", "enabled", "on_run_completed")
 _ITEM_FIELDS: Final = frozenset(("namespace", "key", "value"))
 
 
 def is_header(value: Mapping[str, Any]) -> bool:
-    """Return whether an object is the header of an archive."""
+    """Return whether a JSON object from an archive is the header."""
     return isinstance(value.get(HEADER_KEY), int) and isinstance(value.get("user"), str)
 
 
 def is_item(value: Mapping[str, Any]) -> bool:
-    """Return whether an object of an archive is a version of an item."""
+    """Return whether a JSON object from an archive is a version of a store item."""
     return value.keys() >= _ITEM_FIELDS and isinstance(value["namespace"], list)
 
 
 def is_record(value: Mapping[str, Any]) -> bool:
-    """Return whether an object of an archive records a run or a cron."""
+    """Return whether a JSON object from an archive is the record of a run or a cron."""
     return len(value) == 1 and isinstance(value.get(RUN_KEY, value.get(CRON_KEY)), dict)
 
 
@@ -75,7 +76,8 @@ def iter_archive(
         "threads": len(threads),
         "threads_by_owner": [id for id in rows.list_threads_by_owner() if id in {*threads}],
         "namespaces": [[*namespace] for namespace in namespaces.own],
-        # the archive must not name another person
+        # Namespaces that belong to others are left out, because the archive must not name other
+        # people.
         "other_namespaces": [
             [*other] for other in namespaces.others if other not in namespaces.owned_by_others
         ],
@@ -83,7 +85,8 @@ def iter_archive(
     for thread_id in threads:
         for line in _iter_thread_lines(saver, thread_id):
             if rows.owners_are_people and line.get("owner") != rows.user:
-                line.pop("owner", None)  # another person made the thread
+                # Another person created the thread, and the archive must not name that person.
+                line.pop("owner", None)
             yield line
     for namespace in _sort_notes_last(namespaces.own):
         yield from store.export(namespace)
@@ -99,9 +102,9 @@ def iter_archive(
 def _iter_authored_versions(
     store: WholeStore, authored_items: Sequence[tuple[Namespace, str]], user: str
 ) -> Iterator[dict[str, Any]]:
-    """Yield the versions that a person wrote into the memories of teams.
+    """Yield the item versions that a person wrote into the memories of teams.
 
-    A version also contains earlier texts. Those of other authors are left out.
+    A version also contains earlier texts. Earlier texts by other authors are left out.
     """
     keys = frozenset(authored_items)
     for namespace in dict.fromkeys(namespace for namespace, _ in authored_items):
@@ -117,9 +120,12 @@ def _iter_authored_versions(
 
 
 def _iter_thread_lines(saver: Checkpointer, thread_id: str) -> Iterator[dict[str, Any]]:
-    """Yield the line of a thread, unless the thread was deleted meanwhile.
+    """Yield the archive line of a thread.
 
-    If the messages of the thread cannot be exported, the line has no messages and says why.
+    Yield nothing if the thread has been deleted in the meantime.
+
+    If the thread's messages cannot be exported, the line contains no messages, and its field
+    `problem` gives the reason.
     """
     try:
         if saver.head(thread_id) is not None:
@@ -133,9 +139,10 @@ def _iter_thread_lines(saver: Checkpointer, thread_id: str) -> Iterator[dict[str
 
 
 def _sort_notes_last(namespaces: Sequence[Namespace]) -> list[Namespace]:
-    """Return namespaces with those of perdure's notes after all others.
+    """Sort namespaces so that the namespaces of perdure's own notes come last.
 
-    An import would refuse an item if it read the tombstone of an earlier text first.
+    The notes include tombstones of erased texts. If an import read a tombstone before the items,
+    the import could refuse one of the items.
     """
     return sorted(namespaces, key=lambda namespace: namespace[0] == RESERVED_LABEL)
 
@@ -143,9 +150,9 @@ def _sort_notes_last(namespaces: Sequence[Namespace]) -> list[Namespace]:
 def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
     """Build the record of a run on a person's thread.
 
-    It has the ids, times and status of the run, its request, and its error. If somebody else sent
-    the run, the record does not name the sender. Of the request it then has only the parts that
-    were stored in the thread, and of the error only the kind.
+    The record has the run's ids, times and status, its request, and its error. If somebody else
+    sent the run, the record does not name the sender. In that case it includes only the parts of
+    the request that were stored in the thread, and only the kind of the error.
     """
     live, request = run.live, (run.request or {}).get("request")
     sender, error = _describe_sender(run.details, user), run.error
@@ -171,7 +178,8 @@ def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
 def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
     """Build the record of a person's cron: its ids and times, and the request of its runs.
 
-    If somebody else made the cron, the record names nobody else, as in `build_run_record`.
+    If somebody else created the cron, the record does not name that person, as in
+    `build_run_record`.
     """
     content = cron.content
     sender = _describe_sender(content, user)
@@ -192,19 +200,25 @@ def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
 
 
 def _describe_sender(details: Mapping[str, Any], user: str) -> str:
-    """Return whether the person, a backend for the person, or somebody else sent a request."""
+    """Return who sent a request.
+
+    SELF means the person, BACKEND a backend that acted for the person, and OTHER anybody else.
+    """
     if details.get("acting_for") == user:
         return BACKEND
     return SELF if details.get("user") == user and not details.get("acting_for") else OTHER
 
 
 def _select_keys(value: Any, names: Sequence[str]) -> Any:
-    """Return only the named entries of a dict, and any other value as None."""
+    """Return the entries of a mapping whose keys are in `names`.
+
+    Return None if the value is not a mapping.
+    """
     if not isinstance(value, Mapping):
         return None
     return {name: value[name] for name in names if name in value}
 
 
 def _format_time(seconds: float | None) -> str | None:
-    """Format seconds since 1970 as a time in UTC, or return None."""
+    """Format a Unix time in seconds in ISO 8601 in UTC. Return None for None."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()

@@ -2,14 +2,15 @@
 
 The namespaces of a person are:
 
-- those of `memories`, `profiles`, `instructions` and `examples` with the person's name as second
-  label,
-- those of templates with a whole label `{user_id}` that the store has recorded or the caller names,
-- `chat_memory` of the person's conversations,
-- and those of perdure's notes about all of them.
+- namespaces whose first label is `memories`, `profiles`, `instructions` or `examples` and whose
+  second label is the person's name,
+- namespaces that match a template with the label `{user_id}`, if the store has recorded the
+  template or the caller names it,
+- namespaces of the person's conversations under `chat_memory`,
+- and the namespaces of perdure's own notes about all of these namespaces.
 
-A conversation whose id is the name of another person belongs to that person. Other namespaces that
-have the name as a label are only listed.
+A conversation whose id equals the name of another person belongs to that other person. Other
+namespaces that contain the person's name as a label are listed, but not erased.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class PersonNamespaces(NamedTuple):
 
     Attributes:
         own: Prefixes under which everything belongs to the person, in the order of erasure.
-        others: Namespaces that only have the name as a label.
+        others: Namespaces that contain the person's name as a label and do not belong to the
+            person.
         authored_items: Namespace and key of each item that the person wrote into the memory of a
             team, or into a conversation that is not under `own`.
         owned_by_others: The namespaces among `others` that belong to another person or
@@ -75,8 +77,8 @@ async def find_person_namespaces(
         user: The name of the person.
         templates: Templates in addition to those that the store has recorded.
         conversations: Ids of the person's conversations in addition to the threads that were
-            extracted into the person's memories. With None, neither these nor those threads count,
-            only the conversation with the name of the person.
+            extracted into the person's memories. With None, only the conversation whose id is the
+            name of the person is included.
     """
     check_user("user", user, "give the name of the person")
     extra_templates = [Template(labels).labels for labels in templates]
@@ -94,7 +96,7 @@ async def find_person_namespaces(
     notes, items, others = list[Namespace](), list[Namespace](), list[Namespace]()
     for namespace in await adapter.namespaces_under((CHAT_LABEL,)):
         if namespace[1:2] and namespace[1] in ids:
-            # any user can create a thread with the name of another user as its id
+            # Any user can create a thread whose id is the name of another user.
             if namespace[1] != user and await _is_person(adapter, namespace[1]):
                 others.append(namespace)
             else:
@@ -106,7 +108,8 @@ async def find_person_namespaces(
             (notes if label_offset else items).append((*namespace[:label_offset], *prefix))
         elif namespace[:2] not in owned and user in _list_possible_names(namespace[label_offset:]):
             others.append(namespace)
-    # notes come before items, so that an interrupted erasure cannot leave notes without items
+    # Notes are erased before items, so an interrupted erasure cannot leave notes about items that
+    # no longer exist.
     return PersonNamespaces(
         tuple(dict.fromkeys((*owned, *notes, *items))),
         tuple(dict.fromkeys(others)),
@@ -124,9 +127,10 @@ async def forget_person(
     dry_run: bool = False,
     hand_over: bool = False,
 ) -> Receipt:
-    """Erase everything that the store contains about a person; the receipt also lists what stays.
+    """Erase everything that the store contains about a person.
 
-    The call can be repeated.
+    The receipt also lists namespaces that are not erased although they contain the person's name.
+    The call is idempotent.
 
     Args:
         adapter: The store.
@@ -183,7 +187,7 @@ async def forget_author(
 async def _find_authored_items(
     adapter: StoreAdapter, user: str, own: Collection[Namespace]
 ) -> tuple[tuple[Namespace, str], ...]:
-    """Return namespace and key of the items that a user wrote, except in conversations in `own`."""
+    """Return (namespace, key) of each item that a user wrote outside the conversations in `own`."""
     teams = (await forget_author(adapter, user, dry_run=True)).keys
     if not adapter.versioned:
         return teams
@@ -192,7 +196,7 @@ async def _find_authored_items(
 
 
 def _build_author_removal(item: Item, *, hand_over: bool) -> PutItem:
-    """Build the put that removes an item, or with `hand_over` only the name of its author."""
+    """Build the put that removes an item. With `hand_over`, it removes only the author's name."""
     item_key = tuple(item.namespace), item.key
     if not hand_over:
         return build_removal(*item_key)
@@ -201,7 +205,10 @@ def _build_author_removal(item: Item, *, hand_over: bool) -> PutItem:
 
 
 async def _delete_under(adapter: StoreAdapter, prefix: Namespace, *, dry_run: bool) -> Receipt:
-    """Delete the items under a prefix of a store that cannot erase them."""
+    """Delete the items under a namespace prefix.
+
+    This is for stores without a method for erasure.
+    """
     keys = [(item.namespace, item.key) for item in await adapter.items_under(prefix)]
     if not dry_run:
         await adapter.write([build_removal(*place) for place in keys])
@@ -219,7 +226,7 @@ async def _list_extracted_threads(adapter: StoreAdapter, user: str) -> list[str]
 
 
 async def _is_person(adapter: StoreAdapter, name: str) -> bool:
-    """Return whether the store contains something that belongs to a person of this name."""
+    """Return whether the store contains a personal namespace of a person with this name."""
     namespaces = await adapter.namespaces_with(name)
     return any(
         namespace[0] in PERSONAL_LABELS and namespace[1:2] == (name,) for namespace in namespaces
@@ -227,10 +234,10 @@ async def _is_person(adapter: StoreAdapter, name: str) -> bool:
 
 
 def _list_possible_names(namespace: Namespace) -> Namespace:
-    """Return the labels of a namespace that can be names of people.
+    """Return the labels of a namespace that can be the names of persons.
 
-    The first label is a kind such as `memories`, and not a name. A label of a team is not the name
-    of a person.
+    A first label such as `memories` is not a name. Labels in a team's namespace are not the names
+    of persons.
     """
     if namespace[:1] == (TEAMS,):
         return ()
@@ -242,7 +249,7 @@ def _list_possible_names(namespace: Namespace) -> Namespace:
 
 
 def _belongs_to_person_or_chat(namespace: Namespace, patterns: Iterable[Sequence[str]]) -> bool:
-    """Return whether a namespace belongs to a person, by a template, or to a conversation."""
+    """Return whether a namespace belongs to a conversation, or by a template to a person."""
     labels = namespace[2:] if namespace[0] == RESERVED_LABEL else namespace
     if labels[:1] == (CHAT_LABEL,):
         return True
@@ -255,14 +262,17 @@ def _belongs_to_person_or_chat(namespace: Namespace, patterns: Iterable[Sequence
 
 
 def _matches_any_person(template: str, label: str) -> bool:
-    """Return whether a label of a template, filled in for any person, can be this label."""
+    """Return whether a template's label can become `label` if it is filled in for any person."""
     return template == USER_LABEL or _matches_label(template, label, "")
 
 
 def _is_specific(labels: Sequence[str]) -> bool:
-    """Return whether a template has a fixed label or no placeholder besides the person's name.
+    """Return whether a template is specific enough to find namespaces that belong to a person.
 
-    A template such as `("{team}", "{user_id}")` would cover any namespace with the name.
+    This is the case if it has a fixed label, or if its only placeholder is the person's name.
+
+    A template such as `("{team}", "{user_id}")` is not specific, because it would match any
+    namespace with the person's name as second label.
     """
     return all(label == USER_LABEL for label in labels) or any(
         not _PLACEHOLDER.search(label) for label in labels
@@ -272,7 +282,7 @@ def _is_specific(labels: Sequence[str]) -> bool:
 def _find_prefix(
     namespace: Namespace, patterns: Iterable[Sequence[str]], user: str
 ) -> Namespace | None:
-    """Return the shortest prefix of a namespace that matches a template for a person, or None."""
+    """Return the shortest prefix of a namespace that matches a template for the user, or None."""
     sizes = [
         len(labels)
         for labels in patterns
@@ -287,7 +297,7 @@ def _find_prefix(
 
 
 def _matches_label(template: str, label: str, user: str) -> bool:
-    """Return whether a label of a template, filled in for a user, can be this label."""
+    """Return whether a template's label can become `label` if it is filled in for a user."""
     if template == USER_LABEL:
         return label == user
     parts = _PLACEHOLDER.split(template)
@@ -295,7 +305,7 @@ def _matches_label(template: str, label: str, user: str) -> bool:
 
 
 def check_templates(namespaces: Any) -> list[tuple[str, ...]]:
-    """Check templates that a caller names, and return their labels.
+    """Check the namespace templates that a caller passes, and return their labels.
 
     Raises:
         ConfigurationError: The value is not a list of templates with a whole label `{user_id}`.

@@ -1,4 +1,4 @@
-"""Quotations of a person's texts in other people's threads."""
+"""Find quotations of a person's texts in other people's threads."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ from perdure.memory.conversation import role
 from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
-_MIN_LENGTH: Final = 16  # characters; shorter texts may be equal by chance
+# Minimum length of a quoted text, in characters. Shorter texts may be equal by chance.
+_MIN_LENGTH: Final = 16
 _FOREIGN_DEEDS: Final = ("said", "scheduled")
-"""Labels of checkpoints whose message another user sent, and not on behalf of the person."""
+"""Values of the checkpoint metadata `DEED`.
+
+They mark checkpoints with a message that another user sent, if the metadata also names a caller.
+"""
 
 
 class QuotationFinder:
@@ -32,7 +36,8 @@ class QuotationFinder:
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self._texts: dict[str, set[str]] = defaultdict(set)  # texts by their first 16 characters
+        # The person's texts, by their first 16 characters.
+        self._texts: dict[str, set[str]] = defaultdict(set)
         for text in texts:
             stripped = text.strip()
             if len(stripped) >= _MIN_LENGTH:
@@ -53,7 +58,7 @@ class QuotationFinder:
 def find_quoting_threads(
     saver: Checkpointer, thread_ids: Iterable[str], finders: Sequence[QuotationFinder]
 ) -> list[tuple[str, ...]]:
-    """Find the threads whose messages quote a text of one of several finders.
+    """Find the threads whose messages quote a text that one of the finders looks for.
 
     Args:
         saver: The checkpointer.
@@ -73,13 +78,13 @@ def find_quoting_threads(
 
 
 def iter_messages(saver: Checkpointer, thread_id: str) -> Iterator[BaseMessage]:
-    """Yield the messages of a thread that can be read, including those of branches."""
+    """Yield a thread's messages, including those on branches. Stop if the thread cannot be read."""
     for item in _iter_items(saver, thread_id):
         yield item.value
 
 
 def _iter_items(saver: Checkpointer, thread_id: str) -> Iterator[HistoryItem]:
-    """Yield the items of a thread's history that are messages."""
+    """Yield the items of a thread's history whose value is a message."""
     with suppress(PerdureError):
         for item in saver.history(thread_id, missing_ok=True):
             if isinstance(item.value, BaseMessage):
@@ -99,7 +104,7 @@ class HumanTexts(NamedTuple):
 
 
 def read_human_texts(saver: Checkpointer, thread_ids: Iterable[str]) -> HumanTexts:
-    """Read the human messages of threads, and separate them by their senders."""
+    """Read the human messages of threads, separated into the person's and other senders'."""
     own, foreign = set[str](), set[str]()
     for thread_id in thread_ids:
         times = _read_times_of_others(saver, thread_id)
@@ -111,9 +116,10 @@ def read_human_texts(saver: Checkpointer, thread_ids: Iterable[str]) -> HumanTex
 
 
 def _read_times_of_others(saver: Checkpointer, thread_id: str) -> set[datetime]:
-    """Return the times of the checkpoints of runs whose message another user sent."""
+    """Return the times of the checkpoints with a message that another user sent."""
     times = set[datetime]()
-    with suppress(PerdureError):  # the thread has no checkpoint, or was deleted meanwhile
+    # A thread that has no checkpoints, or has been deleted in the meantime, raises an error.
+    with suppress(PerdureError):
         for checkpoint in saver.checkpoints(thread_id):
             if checkpoint.metadata.get(DEED) in _FOREIGN_DEEDS and CALLER in checkpoint.metadata:
                 times.add(datetime.fromisoformat(checkpoint.ts))
@@ -138,7 +144,7 @@ def _iter_texts(value: Any) -> Iterator[str]:
 
 
 def iter_item_texts(store: WholeStore, namespaces: Iterable[Namespace]) -> Iterator[str]:
-    """Yield the texts of all versions of the items in namespaces."""
+    """Yield the text of each version of each item in the namespaces."""
     for namespace in namespaces:
         for line in store.export(namespace):
             text: Any = line["value"].get("text")

@@ -1,4 +1,4 @@
-"""Profiles: a document about a user that has a schema and is changed field by field."""
+"""Profiles: documents about users that have a schema and are changed field by field."""
 
 from __future__ import annotations
 
@@ -39,10 +39,13 @@ from perdure.stores.values import decode_value, encode_value, to_prompt_json
 
 M = TypeVar("M", bound=BaseModel)
 Document = dict[str, Any]
-MAX_BYTES: Final = 100_000  # maximum bytes of a profile's JSON
-MAX_OPERATIONS: Final = 100  # maximum operations of a patch
+# Maximum size of a profile's JSON, in bytes.
+MAX_BYTES: Final = 100_000
+# Maximum number of operations in a patch.
+MAX_OPERATIONS: Final = 100
 _QUOTABLE_ERRORS: Final = (jsonpatch.InvalidJsonPatch, jsonpatch.JsonPatchConflict)
-_MAX_PATH_PARTS: Final = 200  # maximum parts of a JSON pointer
+# Maximum number of parts in a JSON pointer.
+_MAX_PATH_PARTS: Final = 200
 
 
 def check_operations(patch: Any) -> list[Document]:
@@ -91,12 +94,14 @@ def apply_patch(
     for number, operation in enumerate(operations, 1):
         unpatched = patched
         try:
-            # the size is checked after each operation, because each copy may double it
+            # The size is checked after each operation, because each copy operation may double the
+            # document.
             patched = copy_json(jsonpatch.JsonPatch([operation]).apply(unpatched), "the profile")
             if by_model and operation["op"] != "remove":
                 _refuse_lost_fields(unpatched, patched, operation.get("from"))
         except (InvalidPatch, JsonPatchException, JsonPointerException) as exc:
-            # other errors of the library quote the document, which may contain secrets
+            # The text of any other jsonpatch error is not used. It quotes the document, which may
+            # contain secrets.
             quotable = isinstance(exc, (InvalidPatch, *_QUOTABLE_ERRORS))
             fault = str(exc) if quotable else "it does not fit the document"
             description = f"operation {number}, {operation['op']} {operation['path']!r:.200}"
@@ -105,7 +110,7 @@ def apply_patch(
 
 
 def _refuse_lost_fields(before: Document, after: Document, moved: str | None) -> None:
-    """Refuse an operation after which fields with values are missing.
+    """Raise InvalidPatch if fields that had a value are missing after an operation.
 
     Args:
         before: The document before the operation.
@@ -123,9 +128,9 @@ def _refuse_lost_fields(before: Document, after: Document, moved: str | None) ->
 
 
 def iter_missing_values(previous: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the paths and values that a new document lacks.
+    """Yield path and value of each field of the previous document that the new document lacks.
 
-    The elements of lists are compared if both lists have the same length.
+    The elements of two lists are compared only if both lists have the same length.
 
     Args:
         previous: The previous document.
@@ -146,7 +151,7 @@ def iter_missing_values(previous: Any, new: Any, path: str = "") -> Iterator[tup
 
 
 def is_unchanged_since(operations: Sequence[Document], seen: Document, now: Document) -> bool:
-    """Return whether all fields that a patch concerns have the same values in two documents.
+    """Return whether all top-level fields that a patch touches are equal in both documents.
 
     Args:
         operations: The operations of the patch.
@@ -168,7 +173,7 @@ def is_unchanged_since(operations: Sequence[Document], seen: Document, now: Docu
 
 
 def is_same_json(left: Any, right: Any) -> bool:
-    """Return whether two JSON values are equal. Other than in Python, true is not equal to 1."""
+    """Return whether two JSON values are equal. Unlike in Python, true is not equal to 1."""
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
 
 
@@ -176,8 +181,8 @@ def copy_json(value: Any, description: str) -> Any:
     """Return a copy of a JSON value.
 
     Raises:
-        InvalidPatch: The value is not JSON, or it is too large. `description` names it in the
-            message.
+        InvalidPatch: The value is not JSON, or it is too large. `description` names the value in
+            the error message.
     """
     try:
         text = encode_value({"document": value})
@@ -207,16 +212,16 @@ class Leaf(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The names that lead to the value, as a label for detectors.
+        """The field names that lead to the value, as a label that detectors of secrets need.
 
-        For example, `4711` by itself is not a secret, and `pin: 4711` is.
+        For example, they do not detect `4711` by itself as a secret, but they detect `pin: 4711`.
         """
         names = (part for part in self.path if isinstance(part, str))
         return f"{' '.join(names).replace('_', ' ')}: "
 
     @property
     def text(self) -> str:
-        """The value as text."""
+        """The value as text, or "" for null and for an empty text, list or object."""
         if isinstance(self.value, bool):
             return "yes" if self.value else "no"
         return "" if self.value in (None, [], {}) else str(self.value)
@@ -232,7 +237,7 @@ def iter_leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
 
 
 def replace_leaves(document: Document, leaves: Sequence[Leaf], values: Sequence[Any]) -> Document:
-    """Return a copy of a document with other values in some of its leaves.
+    """Return a copy of a document in which some leaves have new values.
 
     Args:
         document: The document.
@@ -250,7 +255,7 @@ def replace_leaves(document: Document, leaves: Sequence[Leaf], values: Sequence[
 
 
 def render_search_text(document: Document) -> str:
-    """Render a document as text for search, with a line for each field, like `likes: tea, figs`."""
+    """Render a document as text for search. Each field is a line, such as `likes: tea, figs`."""
     lines: dict[str, list[str]] = {}
     for leaf in iter_leaves(document):
         if leaf.text:
@@ -264,9 +269,10 @@ def dump_profile(profile: BaseModel) -> Document:
 
 
 def validate_profile(schema: type[M], document: Document) -> M:
-    """Return the profile that a document contains.
+    """Validate a document against the schema, and return it as a profile.
 
-    Validation is strict: text is not accepted as a number, and unknown fields are not accepted.
+    Validation is strict. For example, text is not accepted as a number, and unknown fields are
+    refused.
 
     Raises:
         InvalidPatch: The document does not fit the schema.
@@ -277,7 +283,8 @@ def validate_profile(schema: type[M], document: Document) -> M:
         faults = [
             _describe_fault(fault) for fault in exc.errors(include_url=False, include_context=False)
         ]
-    except Exception as exc:  # a custom validator may raise any error
+    # A custom validator of the schema may raise any kind of error.
+    except Exception as exc:
         fault = f"a validator of {schema.__name__} raised {type(exc).__name__}: {exc!s:.300}"
         raise InvalidPatch(fault) from exc
     else:
@@ -289,7 +296,7 @@ def validate_profile(schema: type[M], document: Document) -> M:
 
 
 def _describe_fault(fault: Any) -> str:
-    """Describe a validation error, with the path and the value."""
+    """Describe one of pydantic's validation errors, with the field's path and the wrong value."""
     path = "".join(f"/{escape_pointer_part(str(part))}" for part in fault["loc"]) or "the profile"
     received = (
         "" if fault["type"] == "missing" else f" (it is {to_prompt_json(fault['input'])[:80]})"
@@ -374,7 +381,8 @@ class Profile(Generic[M]):
             self.json_schema: Document = schema.model_json_schema()
             if not isinstance(schema, type) or issubclass(schema, RootModel):
                 raise TypeError("it has no fields")
-        except Exception as exc:  # it is no model, or has a field that JSON cannot express
+        # The schema is not a pydantic model, or it has a field that JSON cannot express.
+        except Exception as exc:
             expected = "a pydantic model that has fields and a JSON schema"
             raise ConfigurationError(f"the schema is {schema!r:.80}; expected {expected}") from exc
         self.namespace, self.key = Template(namespace), Template((key,))
@@ -385,7 +393,9 @@ class Profile(Generic[M]):
     async def _get(
         self, config: RunnableConfig | None = None, *, as_of: datetime | None = None
     ) -> M:
-        """Return the profile, now or at a time in the past, or the defaults if nothing is stored.
+        """Return the current profile or, with `as_of`, a past one.
+
+        Return defaults if none is stored.
 
         In a run that has no memory, the defaults are returned.
 
@@ -430,7 +440,7 @@ class Profile(Generic[M]):
     async def _set(
         self, document: M | Mapping[str, Any], config: RunnableConfig | None = None
     ) -> M:
-        """Write a whole profile, or its document, and return the profile.
+        """Replace the whole profile by another profile or document, and return the new profile.
 
         Raises:
             InvalidPatch: The schema or the gate refuses the document.
@@ -451,7 +461,8 @@ class Profile(Generic[M]):
         """
         handle = self.get_handle(config)
         for version in await handle.list_versions():
-            _copy_document(version)  # raises an error if the item is not a profile
+            # `_copy_document` raises an error if the item is not a profile. Then nothing is erased.
+            _copy_document(version)
         if handle.adapter.versioned:
             receipt: Receipt = await handle.adapter.call("forget", handle.namespace, key=handle.key)
             return receipt
@@ -465,7 +476,7 @@ class Profile(Generic[M]):
     forget, aforget = blocking(_forget), awaiting(_forget)
 
     def get_handle(self, config: RunnableConfig | None = None) -> ItemHandle:
-        """Return the item of a run's profile, for changes that come directly from the user."""
+        """Return the stored item of a run's profile, for changes that the user makes directly."""
         namespace, [key] = fill_namespace(self.namespace, config), self.key.fill(config)
         user = Provenance(*read_run_source(config), actor="user", trust="user")
         return ItemHandle(self.adapter or get_adapter(None, self.namespace), namespace, key, user)
@@ -473,7 +484,11 @@ class Profile(Generic[M]):
     async def read_state(
         self, handle: ItemHandle, as_of: datetime | None = None
     ) -> ProfileState[M]:
-        """Read the profile, even if the stored document does not fit the schema."""
+        """Read the profile and its document.
+
+        If the document does not fit the schema, the result contains the reason instead of a
+        profile.
+        """
         item = await handle.read(as_of)
         document = _copy_document(item) if item else dump_profile(self.schema.model_construct())
         try:
@@ -486,11 +501,12 @@ class Profile(Generic[M]):
     async def plan_patch(
         self, handle: ItemHandle, operations: Sequence[Document], seen: Document
     ) -> Sequence[PutItem]:
-        """Plan a patch that a model made for the document `seen`, and return the puts.
+        """Apply a model's patch of the document `seen` to the stored profile, and return the puts.
 
         Raises:
             InvalidPatch: The patch is not valid, or the schema or the gate refuses it.
-            VersionConflict: A field that the patch concerns differs from `seen`.
+            VersionConflict: The stored value of a field that the patch changes differs from the
+                value in `seen`.
         """
         valid_operations = check_operations(operations)
         state = await self.read_state(handle)
@@ -504,9 +520,10 @@ class Profile(Generic[M]):
         return puts
 
     async def _write_change(self, name: str, change: Change, config: RunnableConfig | None) -> M:
-        """Plan and write a change, and return the profile that was written."""
+        """Apply a change to the stored profile, write the result, and return the new profile."""
         handle = self.get_handle(config)
-        profile: M  # set by the plan
+        # `plan` sets this variable.
+        profile: M
 
         async def plan() -> ChangePlan:
             nonlocal profile
@@ -520,12 +537,13 @@ class Profile(Generic[M]):
     async def _plan_change(
         self, handle: ItemHandle, state: ProfileState[M], name: str, change: Change
     ) -> tuple[Sequence[PutItem], M]:
-        """Plan a change, and return the puts, and the profile once they are written."""
+        """Return the puts that write a change of the profile, and the profile after the change."""
         try:
             new_document = change(state.document)
-        except InvalidPatch as exc:  # the message may quote names that the gate has not judged
+        # The message may quote field names that the gate has not checked, so it is redacted.
+        except InvalidPatch as exc:
             raise InvalidPatch(self.gate.sensitive.redact(str(exc))) from None
-        # stored values are not judged again, even if they move within a list
+        # Values that are stored already are not checked again, even if they move within a list.
         stored = {(leaf.label, repr(leaf.value)) for leaf in iter_leaves(state.document)}
         leaves = [
             leaf
@@ -548,7 +566,7 @@ class Profile(Generic[M]):
 
 
 def _copy_document(item: Memory) -> Document:
-    """Return a copy of the document in a stored item.
+    """Return a copy of the profile document that a stored item contains.
 
     Raises:
         ConfigurationError: The item is not a profile.
@@ -558,12 +576,12 @@ def _copy_document(item: Memory) -> Document:
             f"the item {item.key!r} in {item.namespace!r} is not a profile, but has the fields "
             f"{list(item.value)}; choose another key or namespace for the profile"
         )
-    # langgraph's in-memory store returns the stored object itself
+    # The document is copied, because langgraph's in-memory store returns the stored object itself.
     return deepcopy(item.value[_DOCUMENT])
 
 
 async def _screen_values(gate: Gate, leaves: Sequence[Leaf], handle: ItemHandle) -> list[Any]:
-    """Have the gate judge leaves, and return the values to store for them."""
+    """Pass leaves through the gate's checks, and return the value to store for each leaf."""
     candidates = [_build_candidate(leaf, handle) for leaf in leaves]
     verdicts = [gate.sensitive.judge(candidate) for candidate in candidates]
     filled_indices = [i for i, leaf in enumerate(leaves) if leaf.text]
@@ -579,7 +597,8 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
     """Return the value to store for a leaf.
 
     Raises:
-        InvalidPatch: The gate refuses the value, or would store another text than the value's.
+        InvalidPatch: The gate refuses the value, or would change the field's label or a value that
+            is not text.
     """
     if verdict.action == "keep":
         if verdict.text is None:
@@ -587,10 +606,14 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
         if isinstance(leaf.value, str) and verdict.text.startswith(leaf.label):
             return verdict.text.removeprefix(leaf.label)
     path = ""
-    if verdict.check != "detectors":  # a detector that raised would raise again
+    # If a detector raised an error, it would raise it again, so the path is left out of the
+    # message.
+    if verdict.check != "detectors":
         redacted = gate.sensitive.redact
-        names = [redacted(str(part)) for part in leaf.path]  # a name can be a secret
-        label = f"{' '.join(names).replace('_', ' ')}: "  # or together with the name before it
+        # A field name can be a secret by itself.
+        names = [redacted(str(part)) for part in leaf.path]
+        # A field name can also be a secret in combination with the name before it.
+        label = f"{' '.join(names).replace('_', ' ')}: "
         path = "".join(f"/{name}" for name in names) if redacted(label) == label else ""
     raise InvalidPatch(
         f"{path or 'the change'!r:.200} cannot be kept: {verdict.reason}; leave it out "
@@ -599,8 +622,9 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
 
 
 def _build_candidate(leaf: Leaf, handle: ItemHandle) -> Candidate:
-    """Build the candidate with which the gate judges a leaf."""
-    # contacts are kept if an application sets them, or if a user's message contains them
+    """Build the candidate that the gate checks for a leaf of a profile."""
+    # Email addresses and phone numbers are kept if the application sets them or if a user's message
+    # contains them.
     text, explicit = leaf.label + leaf.text, handle.user_texts is None
     if handle.user_texts is not None:
         messages = [_normalize_letters(message) for message in handle.user_texts]
@@ -610,5 +634,5 @@ def _build_candidate(leaf: Leaf, handle: ItemHandle) -> Candidate:
 
 
 def _normalize_letters(text: str) -> str:
-    """Return only the letters and digits of a text, without case."""
+    """Return the letters and digits of a text, with their case folded."""
     return "".join(filter(str.isalnum, text.casefold()))

@@ -30,16 +30,20 @@ DESCRIPTION: Final = """\
 Read the full result of an earlier tool call in this conversation whose result was cleared from \
 view. Use it instead of calling the tool a second time. It reads results of this conversation \
 only, and returns a long result in pages."""
-_DEFAULT_LIMIT: Final = 20_000  # maximum characters of a result that one call returns
-_MIN_LIMIT: Final = 100  # smallest accepted value of `limit`, in characters
-_PAGE_ITEMS: Final = 256  # history items that are decoded at a time, starting with the newest
-_MAX_SHOWN_ID: Final = 80  # characters of an unknown call id that are repeated to the model
+# Default maximum number of characters of a result that one call returns.
+_DEFAULT_LIMIT: Final = 20_000
+# Minimum value of the option `limit`, in characters.
+_MIN_LIMIT: Final = 100
+# Number of history items that are decoded at a time, starting with the newest.
+_PAGE_ITEMS: Final = 256
+# Maximum number of characters of an unknown call id that an answer to the model repeats.
+_MAX_SHOWN_ID: Final = 80
 _ID: Final = "The id of the tool call whose result to read, as the note about the result gives it."
 _START: Final = "The character at which to begin; 0 is the beginning of the result."
 
 
 class _ReadTool(ToolOutputReader, StructuredTool):
-    """The class of the tools that `read_tool_output` returns."""
+    """A tool that `read_tool_output` returns. Other modules recognise the tool by this class."""
 
 
 def read_tool_output(
@@ -81,7 +85,7 @@ def read_tool_output(
     )
 
     async def read_result(values: Mapping[str, Any], attribution: Attribution) -> Any:
-        """Return the result, or the page of it, that a call of the tool asks for."""
+        """Return the result of the tool call `tool_call_id`, or one page of a long result."""
         call_id = values["tool_call_id"].strip()
         config = ensure_config(attribution.config)
         saver = checkpointer or _find_checkpointer(config)
@@ -98,13 +102,14 @@ def read_tool_output(
 
 def _find_checkpointer(config: RunnableConfig) -> Any:
     """Return the perdure checkpointer of the graph that runs the tool, or None."""
-    from perdure.checkpointers.checkpointer import Checkpointer  # imported already within a run
+    # During a run, this module has been imported already, so the import takes no time.
+    from perdure.checkpointers.checkpointer import Checkpointer
 
     return next((v for v in config["configurable"].values() if isinstance(v, Checkpointer)), None)
 
 
 def _select_page(result: ToolMessage, start: int, limit: int, tool: str) -> Any:
-    """Return the content of a result, or the page of its text that begins at `start`."""
+    """Return the content of a short result, or the page of a long result that begins at `start`."""
     content = result.content
     whole_text = content if isinstance(content, str) else read_message_text(result)
     if start == 0 and len(whole_text) <= limit:
@@ -161,11 +166,13 @@ class _ThreadHistory:
     thread_id: str
     channel: str
     call_id: str
-    searched: set[str] = field(default_factory=set)  # namespaces that were searched already
+    # Checkpoint namespaces that have been searched already.
+    searched: set[str] = field(default_factory=set)
 
     async def find_in_run(self, configurable: Mapping[str, Any]) -> ToolMessage | None:
         """Search the namespace of the graph that runs the tool, then those of its parent graphs."""
-        # the config of a task has the checkpoint ids of its graph and of all parent graphs
+        # The config of a task contains the checkpoint ids of its own graph and of all parent
+        # graphs.
         checkpoints: Mapping[str, str | None] = configurable.get("checkpoint_map") or {
             configurable.get("checkpoint_ns") or "": configurable.get("checkpoint_id")
         }
@@ -176,7 +183,7 @@ class _ThreadHistory:
         return None
 
     async def find_elsewhere(self, message_ids: Set[str | None]) -> ToolMessage | None:
-        """Search the namespaces that have not been searched yet for one of these message ids."""
+        """Search the remaining namespaces of the thread for a message with one of these ids."""
         try:
             thread = await call_method(self.saver, "thread", self.thread_id)
         except UnknownThread:
@@ -190,9 +197,9 @@ class _ThreadHistory:
     async def _find_in_namespace(
         self, namespace: str, checkpoint_id: str | None, message_ids: Set[str | None] | None
     ) -> ToolMessage | None:
-        """Search one namespace up to a checkpoint.
+        """Search one checkpoint namespace up to a checkpoint.
 
-        The whole branch up to the head is searched if the checkpoint is not stored yet.
+        If the checkpoint is not stored yet, the search includes the whole branch up to the head.
         """
         self.searched.add(namespace)
         for end_id in dict.fromkeys((checkpoint_id, None)):
@@ -207,9 +214,9 @@ class _ThreadHistory:
     async def _find_newest(
         self, namespace: str, checkpoint_id: str | None, message_ids: Set[str | None] | None
     ) -> ToolMessage | None:
-        """Return the newest original result among the ancestors of a checkpoint.
+        """Return the newest unshortened result among the ancestors of a checkpoint.
 
-        If they do not contain the result, the newest original of another branch is returned.
+        If the ancestors do not contain such a result, the newest one on another branch is returned.
         """
         on_branch: ToolMessage | None = None
         before: int | None = None
