@@ -158,10 +158,14 @@ def create_app(
     Raises:
         ConfigurationError: An origin is not valid, or the custom application is of another type.
     """
-    chosen, limits, audit = server_settings or settings.load(), limits or Limits(), audit or Audit()
-    served_graphs = graphs or Graphs.load_built_in(chosen)
-    webhooks = Webhooks(webhook_hosts, chosen.webhook_secret)
-    custom_application = None if custom_app is None else CustomApp(custom_app)
+    loaded_settings, limits, audit = (
+        server_settings or settings.load(),
+        limits or Limits(),
+        audit or Audit(),
+    )
+    served_graphs = graphs or Graphs.load_built_in(loaded_settings)
+    webhooks = Webhooks(webhook_hosts, loaded_settings.webhook_secret)
+    custom = None if custom_app is None else CustomApp(custom_app)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -169,26 +173,25 @@ def create_app(
         options["options"] = database_options or DatabaseOptions()
         if telemetry is not None:
             options["instrument"] = telemetry.build_measured_class
-        people = getattr(app.state.access, "owners_are_people", True)
-        # without authentication, a client may set any owner, so owners show no organisations
-        options["has_organisations"] = not people and not isinstance(app.state.access, LocalAccess)
-        app.state.databases = Databases(chosen, **options)
+        owners_are_people = getattr(app.state.access, "owners_are_people", True)
+        # without authentication, a client may set any owner, so an owner proves no organisation
+        options["has_organisations"] = not owners_are_people and not isinstance(
+            app.state.access, LocalAccess
+        )
+        app.state.databases = Databases(loaded_settings, **options)
         players: Players = {"run": api_runs.RunEvents, "thread": event_streams.ThreadEvents}
-        parts = served_graphs, limits, app.state.databases, players, telemetry, webhooks
+        run_services = served_graphs, limits, app.state.databases, players, telemetry, webhooks
         teams = RunTeams(app.state.access)
-        runs = Runs(*parts, owners_are_people=people, teams=teams)
+        runs = Runs(*run_services, owners_are_people=owners_are_people, teams=teams)
         runs.schedule = Schedule(app.state.access, app.state.databases, runs)
         app.state.runs = runs
         try:
             # other kinds of access learn their tenants from requests
             await app.state.runs.open_tenants(getattr(app.state.access, "tenants", (None,)))
-            async with (
-                nullcontext()
-                if custom_application is None
-                else custom_application.run_lifespan() as state
-            ):
-                if custom_application is not None:
-                    custom_application.set_state(state)
+            custom_lifespan = nullcontext() if custom is None else custom.run_lifespan()
+            async with custom_lifespan as state:
+                if custom is not None:
+                    custom.set_state(state)
                 yield
         finally:
             await app.state.runs.aclose()
@@ -202,15 +205,12 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         default_response_class=JSONReply,
-        telemetry={
-            "tracing": False,
-            "metrics": False,
-            "logs": False,
-        },  # its records would contain paths and queries
+        # FastAPI's own telemetry is off, because its records would contain paths and queries
+        telemetry={"tracing": False, "metrics": False, "logs": False},
         max_body_size=limits.body_bytes,
     )
-    app.state.access = access or LocalAccess(chosen.user)
-    app.state.settings, app.state.audit, app.state.telemetry = chosen, audit, telemetry
+    app.state.access = access or LocalAccess(loaded_settings.user)
+    app.state.settings, app.state.audit, app.state.telemetry = loaded_settings, audit, telemetry
     app.state.sessions, app.state.clients, app.state.limits = (
         Sessions(sessions),
         RequestLimiter(limits),
@@ -247,9 +247,9 @@ def create_app(
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
     _require_actions(app)
     app.state.first_segments = None
-    if custom_application is not None:
+    if custom is not None:
         app.state.first_segments = _collect_first_segments(app)
-        app.router.default = custom_application
+        app.router.default = custom
     app.add_middleware(Guard)  # the middleware that is added last is called first
     if origins:  # outside the guard, so that scripts of these sites can read refusals, too
         app.add_middleware(
