@@ -1,6 +1,7 @@
 """Chat memories of LangChain, LangChain4j and Spring AI, with their names and rules.
 
-Over a checkpointer, evicted messages stay in perdure's `history()` until the memory is cleared.
+If the messages are stored in a checkpointer, `history()` still returns evicted messages until the
+memory is cleared.
 
 Sources: LangChain4j, https://docs.langchain4j.dev/tutorials/chat-memory, and Spring AI,
 https://docs.spring.io/spring-ai/reference/api/chat-memory.html.
@@ -66,7 +67,8 @@ __all__ = [
     "TokenWindowChatMemory",
     "VectorStoreChatMemoryAdvisor",
 ]
-ALL: Final = 2**31 - 1  # a count that means all messages; the largest 32-bit integer, as in Java
+# value of `last_n` that selects all messages; the largest 32-bit integer, as in Java
+ALL: Final = 2**31 - 1
 _LOG: Final = logging.getLogger(__name__)
 _NAMESPACE: Final = "chat_memory"
 _CONVERSATION: Final = Template(["{conversation_id}"])
@@ -82,7 +84,9 @@ _ROLES: Final = {"human": "user", "ai": "assistant"}
 
 @runtime_checkable
 class ChatMemoryStore(Protocol):
-    """A store of chat memories, which keeps the messages of each memory oldest first.
+    """A store of chat memories.
+
+    It returns the messages of each memory in order, from the oldest to the newest.
 
     A store may also have `change_messages(memory_id, change)`. It replaces the messages with
     `change(messages)` in one step, so that no message is lost if two processes add messages at the
@@ -93,14 +97,23 @@ class ChatMemoryStore(Protocol):
         """Return all messages of a memory."""
 
     def update_messages(self, memory_id: Any, messages: Sequence[BaseMessage]) -> None:
-        """Replace all messages of a memory. This is called for each message that is added."""
+        """Replace all messages of a memory.
+
+        A chat memory calls this method each time it adds messages.
+        """
 
     def delete_messages(self, memory_id: Any) -> None:
-        """Delete all messages of a memory. This is called when the memory is cleared."""
+        """Delete all messages of a memory.
+
+        A chat memory calls this method when the memory is cleared.
+        """
 
 
 class _StoredMessages:
-    """The methods of a LangChain4j store and of a Spring AI repository, over messages by id."""
+    """Base class with the methods that a LangChain4j store and a Spring AI repository share.
+
+    Subclasses implement `get_messages`, `change_messages` and `delete_messages`.
+    """
 
     get_messages: Callable[[Any], list[BaseMessage]]
     change_messages: Callable[[Any, MessagesChange], None]
@@ -124,7 +137,7 @@ class _StoredMessages:
 
 
 class InMemoryChatMemoryStore(_StoredMessages):
-    """Messages in a dict of this process."""
+    """A store that keeps chat memories in a dict of this process."""
 
     def __init__(self) -> None:
         self._messages: dict[Any, list[BaseMessage]] = {}
@@ -135,7 +148,7 @@ class InMemoryChatMemoryStore(_StoredMessages):
         return list(self._messages.get(memory_id, ()))
 
     def change_messages(self, memory_id: Any, change: MessagesChange) -> None:
-        """Replace the messages with the result of `change`, in one step."""
+        """Replace the messages of a memory with `change(messages)`, in one atomic step."""
         with self._lock:
             self._messages[memory_id] = check_stored_messages(change(self.get_messages(memory_id)))
 
@@ -145,7 +158,9 @@ class InMemoryChatMemoryStore(_StoredMessages):
 
 
 class CheckpointerChatMemoryStore(_StoredMessages):
-    """Messages in the threads of a checkpointer. The id of a memory is the id of its thread.
+    """A store that keeps each chat memory in a thread of a checkpointer.
+
+    The id of a memory is the id of its thread.
 
     Args:
         checkpointer: The checkpointer.
@@ -161,21 +176,25 @@ class CheckpointerChatMemoryStore(_StoredMessages):
         return self._open_thread(memory_id).messages
 
     def change_messages(self, memory_id: Any, change: MessagesChange) -> None:
-        """Replace the messages with the result of `change`, in one step."""
+        """Replace the messages of a memory with `change(messages)`, in one atomic step."""
         self._open_thread(memory_id).replace_messages(change)
 
     def delete_messages(self, memory_id: Any) -> None:
-        """Delete all messages of a memory; see `keep_history`."""
+        """Delete all messages of a memory.
+
+        With `keep_history`, they stay in the history of the thread.
+        """
         self._open_thread(memory_id).clear()
 
     def _open_thread(self, memory_id: Any) -> ThreadMessageHistory:
-        thread_id = check_thread_id(memory_id)  # None would be a new thread
+        # `ThreadMessageHistory` would create a new thread for None
+        thread_id = check_thread_id(memory_id)
         return ThreadMessageHistory(self.checkpointer, thread_id, keep_history=self.keep_history)
 
 
 @dataclass(kw_only=True, eq=False)
 class WindowChatMemory(ABC):
-    """The base of both window memories.
+    """Base class of `MessageWindowChatMemory` and `TokenWindowChatMemory`.
 
     Attributes:
         id: The id of the memory in the store.
@@ -194,10 +213,10 @@ class WindowChatMemory(ABC):
 
     @abstractmethod
     def fits(self, messages: list[BaseMessage]) -> bool:
-        """Return whether messages fit into the window."""
+        """Return whether the messages fit into the window."""
 
     def add(self, messages: BaseMessage | Sequence[BaseMessage]) -> None:
-        """Add one or several messages at the end, and evict messages that no longer fit.
+        """Append one or several messages, and evict those that no longer fit into the window.
 
         Evicted messages are also removed from the store.
         """
@@ -210,7 +229,10 @@ class WindowChatMemory(ABC):
             self.store.update_messages(self.id, changed)
 
     def messages(self) -> list[BaseMessage]:
-        """Return the messages of the window that providers accept, to be shown to the model."""
+        """Return the messages of the window for a request to the model.
+
+        Messages that model providers would reject are left out or repaired.
+        """
         return select_for_provider(
             self.apply_window(check_stored_messages(self.store.get_messages(self.id)))
         )
@@ -220,11 +242,12 @@ class WindowChatMemory(ABC):
         self.store.delete_messages(self.id)
 
     def apply_window(self, messages: Messages, new: Messages = ()) -> list[BaseMessage]:
-        """Return the messages with new ones at the end, as far as they fit.
+        """Append new messages to `messages`, and return those that fit into the window.
 
-        A new system message replaces the previous one, and is never evicted. An equal or blank one
-        is ignored. Otherwise the oldest message is evicted first, and a tool call together with its
-        results. If a message does not fit by itself, it is evicted with all messages before it.
+        A new system message replaces the previous one, and is never evicted. A new system message
+        that is blank, or equal to a stored one, is ignored. Other messages are evicted from the
+        oldest on. A tool call is evicted together with its results. If a single message is larger
+        than the window, it is evicted together with all messages before it.
         """
         window = list(messages)
         for message in new:
@@ -242,7 +265,7 @@ class WindowChatMemory(ABC):
         def cut_window(cut: int) -> list[BaseMessage]:
             return [*(m for m in window[:cut] if isinstance(m, SystemMessage)), *window[cut:]]
 
-        # a cut must not separate a tool call from its results
+        # the window must not begin between a tool call and its results
         inner_cuts = (i for i, m in enumerate(window) if i and not isinstance(m, ToolMessage))
         cuts = [0, *inner_cuts, len(window)]
         cut = cuts[bisect_left(cuts[:-1], True, key=lambda cut: self.fits(cut_window(cut)))]
@@ -269,7 +292,7 @@ class MessageWindowChatMemory(WindowChatMemory):
         check_whole_number("max_messages", self.max_messages, 1)
 
     def fits(self, messages: list[BaseMessage]) -> bool:
-        """Return whether messages fit into the window."""
+        """Return whether the messages fit into the window."""
         return len(messages) <= self.max_messages
 
 
@@ -291,7 +314,7 @@ class TokenWindowChatMemory(WindowChatMemory):
         self.token_counter = token_counter(self.token_counter)
 
     def fits(self, messages: list[BaseMessage]) -> bool:
-        """Return whether messages fit into the window."""
+        """Return whether the messages fit into the window."""
         return count_tokens(messages, self.token_counter) <= self.max_tokens
 
 
@@ -300,10 +323,13 @@ class TokenWindowChatMemory(WindowChatMemory):
 
 @runtime_checkable
 class ChatMemoryRepository(Protocol):
-    """A repository of conversations. `load` may return the newest message first or last.
+    """A repository of conversations.
+
+    The messages that `load` returns may be sorted from oldest to newest or from newest to oldest.
 
     A repository may also have `change_messages(conversation_id, change)`, which replaces the
-    messages with `change(messages)` in one step. Without it, the window applies to reading only.
+    messages with `change(messages)` in one step. In a repository without `change_messages`, all
+    messages stay stored, and the window only limits the messages that are read.
     """
 
     def save(self, conversation_id: str, messages: Sequence[BaseMessage]) -> None:
@@ -368,8 +394,8 @@ class MessageChatMemory:
     def _load_oldest_first(self, conversation_id: str) -> list[BaseMessage]:
         """Load all messages, oldest first.
 
-        The example repository in Spring AI's documentation returns the newest message first. This
-        is detected by a second read.
+        Some repositories, such as the example in Spring AI's documentation, return the newest
+        message first. A second read, of all messages except one, shows the order.
         """
         stored = check_stored_messages(self.repository.load(conversation_id, ALL))
         if len(stored) < 2 or isinstance(self.repository, _StoredMessages):
@@ -382,9 +408,9 @@ class MessageChatMemory:
 
 
 class InMemoryChatMemoryRepository(InMemoryChatMemoryStore, MessageChatMemory):
-    """Conversations in a dict.
+    """A repository that keeps conversations in a dict of this process.
 
-    It is also a chat memory without a window, as in Spring AI's documentation.
+    As in Spring AI's documentation, the object can also be used as a chat memory without a window.
     """
 
     def __init__(self) -> None:
@@ -393,15 +419,21 @@ class InMemoryChatMemoryRepository(InMemoryChatMemoryStore, MessageChatMemory):
 
 
 class CheckpointerChatMemoryRepository(CheckpointerChatMemoryStore):
-    """Conversations in the threads of a checkpointer. Their ids are the ids of the threads."""
+    """A repository that keeps each conversation in a thread of a checkpointer.
+
+    The id of a conversation is the id of its thread.
+    """
 
 
 class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
-    """The base of the advisors: `advisor.invoke("Hello", config)` returns the model's answer.
+    """Base class of advisors, which add a chat memory to a chat model.
+
+    For example, `advisor.invoke("Hello", config)` returns the model's answer.
 
     The input is the same as that of a chat model. The config's `configurable["conversation_id"]` is
-    the id of the conversation. After the answer of the model, the new messages are added to the
-    memory: those of the request from its last human message on, and the answer.
+    the id of the conversation. After the model has answered, the advisor adds the new messages to
+    the memory. These are the last human message of the request, all messages after it, and the
+    answer.
 
     Args:
         model: A chat model, with tools or without, or another advisor.
@@ -429,19 +461,19 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
 
     @abstractmethod
     def build_messages(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages that the model is shown for a request."""
+        """Return the messages to send to the model for a request."""
 
     @abstractmethod
     def remember(
         self, conversation_id: str, messages: list[BaseMessage], author: str | None = None
     ) -> None:
-        """Add the new messages of a request and the answer to the memory.
+        """Add the new messages of a request, and the model's answer, to the memory.
 
         `author` is the user of the run.
         """
 
     def _wrap_model(self, input: Any, config: RunnableConfig, **kwargs: Any) -> Runnable[Any, Any]:
-        """Return the model between a step that builds its messages and one that remembers."""
+        """Return a chain that builds the messages, calls the model, and stores the new messages."""
         [id], request = _CONVERSATION.fill(config), _convert_input(input)
         model_messages, others = self.build_messages(id, request), _remove_system_messages(request)
         new_messages = others[next(iter_turn_ranges(others), range(len(others))).start :]
@@ -462,15 +494,19 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
         )
 
     def _order_for_provider(self, text: str, messages: list[BaseMessage]) -> list[BaseMessage]:
-        """Return a system message and other messages in an order that providers accept."""
+        """Return a system message with `text`, and the other messages in an order providers accept.
+
+        System messages in `messages` are left out.
+        """
         system, others = SystemMessage(text) if text else None, _remove_system_messages(messages)
-        if isinstance(self.model, ChatMemoryAdvisor):  # the inner advisor may add tool calls
+        # The inner advisor may add tool calls, so only that advisor can order the messages.
+        if isinstance(self.model, ChatMemoryAdvisor):
             return [*filter(None, [system]), *others]
         return ModelInput(system, iter_turns(others)).to_messages()
 
 
 class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
-    """Shows the model the conversation of a chat memory as messages before the request.
+    """An advisor that sends the conversation in a chat memory to the model, before the request.
 
     Args:
         model: A chat model, or another advisor.
@@ -488,7 +524,7 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
         self.memory = check_instance("memory", memory, kind, expected)
 
     def build_messages(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
-        """Return all system messages as one, then the conversation and the request."""
+        """Return one message with all system texts, then the conversation and the request."""
         if isinstance(self.memory, WindowChatMemory):
             remembered = replace(self.memory, id=conversation_id).messages()
         else:
@@ -500,7 +536,7 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
     def remember(
         self, conversation_id: str, messages: list[BaseMessage], author: str | None = None
     ) -> None:
-        """Add the new messages of a request and the answer to the memory."""
+        """Add the new messages of a request, and the model's answer, to the memory."""
         if isinstance(self.memory, WindowChatMemory):
             replace(self.memory, id=conversation_id).add(messages)
         else:
@@ -508,10 +544,10 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
 
 
 class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
-    """Shows the model earlier messages that are similar to the question, in the system message.
+    """An advisor that adds similar earlier messages to the system message.
 
-    Every message of a conversation is stored as an item of a langgraph store with an index.
-    Together with a `MessageChatMemoryAdvisor`, the model sees the newest messages as well.
+    Each message of a conversation is stored as an item in a langgraph store that has an index.
+    Combine it with a `MessageChatMemoryAdvisor` to send the newest messages, too.
 
     Args:
         model: A chat model, or another advisor.
@@ -528,13 +564,13 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         adapter = StoreAdapter(store)
         self.store, self.top_k = adapter.store, check_whole_number("top_k", top_k, 1)
         self.threshold = check_number("threshold", threshold, 0, 1)
-        # these options make perdure's stores rank by the cosine alone
+        # these options make perdure's stores rank items only by cosine similarity
         cosine: dict[str, Any] = {"mode": "semantic", "context": False}
         self._records_authors = adapter.versioned
         self._options = cosine if adapter.versioned else {}
 
     def build_messages(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
-        """Return a system message with similar messages, and the request."""
+        """Return a system message that quotes similar messages, then the request."""
         question = next((m.text for m in reversed(request) if isinstance(m, HumanMessage)), "")
         options = {"query": question, "limit": self.top_k, **self._options}
         namespace = (_NAMESPACE, conversation_id)
@@ -553,7 +589,10 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
     def remember(
         self, conversation_id: str, messages: list[BaseMessage], author: str | None = None
     ) -> None:
-        """Store each message that has a text as an item, in perdure's stores with its author."""
+        """Store each message with text as an item.
+
+        Items in perdure's stores also record the author.
+        """
         namespace = (_NAMESPACE, conversation_id)
         put: Callable[..., Any] = partial(PutOp, index=["text"])
         if self._records_authors and author is not None:
@@ -566,12 +605,12 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
 
 
 def _to_message_list(messages: BaseMessage | Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return one or several messages as a checked list."""
+    """Check one or several messages, and return them as a list."""
     return check_stored_messages([messages] if isinstance(messages, BaseMessage) else messages)
 
 
 def _convert_input(input: Any) -> list[BaseMessage]:
-    """Convert the input of a chat model to a checked list of messages."""
+    """Convert the input of a chat model to a list of messages, and check them."""
     messages = [input] if isinstance(input, str | BaseMessage) else input
     if isinstance(messages, Sequence | PromptValue):
         messages = convert_to_messages(messages)
@@ -580,17 +619,17 @@ def _convert_input(input: Any) -> list[BaseMessage]:
 
 def _convert_answer(answer: Any) -> BaseMessage:
     """Convert the answer of a model to a message."""
-    if isinstance(answer, str):  # a model with a parser behind it
+    if isinstance(answer, str):  # the model is followed by an output parser
         return AIMessage(answer)
     return message_chunk_to_message(check_stored_messages([answer], "the model's answer")[0])
 
 
 def _remove_system_messages(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return messages without system messages."""
+    """Return the messages without the system messages."""
     return [message for message in messages if not isinstance(message, SystemMessage)]
 
 
 def _join_system_texts(*messages: BaseMessage) -> str:
-    """Join the texts of the system messages among messages."""
+    """Join the texts of those messages that are system messages."""
     systems = [message for message in messages if isinstance(message, SystemMessage)]
     return "\n\n".join(message.text for message in systems if has_visible_content(message))

@@ -1,9 +1,9 @@
 """Background extraction: threads are extracted when their conversation pauses.
 
-A worker asks which threads are due, and puts each of them on a queue once. The queue consists of
-DBOS workflows, and DBOS gives each job to one worker. If the queue is lost, no thread is lost,
-because the due threads are found again. Importing this module takes a second, because it imports
-DBOS.
+A worker determines which threads are due, and puts one job for each of them on a queue. The queue
+consists of DBOS workflows, and DBOS gives each job to one worker. If the queue is lost, no
+extraction is lost, because a worker determines the due threads again. Importing this module takes
+about a second, because the module imports DBOS.
 """
 
 from __future__ import annotations
@@ -61,31 +61,39 @@ except ImportError as exc:
 
 logger = logging.getLogger("perdure.background")
 _WORKER_LOST_ERROR: Final = "the worker ended before the extraction was done"
-_MAX_QUEUED_JOBS: Final = 100  # maximum jobs on the queue; other due threads wait
-_TICK_BOUNDS_S: Final = (0.05, 5.0)  # shortest and longest pause between two looks for due threads
-_CLEANUP_INTERVAL_S: Final = 3600.0  # seconds between two deletions of old jobs
-_LOST_AFTER_S: Final = 60.0  # seconds after `Pace.limit_s` when a job's worker counts as dead
+# maximum number of jobs on the queue; other due threads are queued later
+_MAX_QUEUED_JOBS: Final = 100
+# minimum and maximum seconds between two searches for due threads
+_TICK_BOUNDS_S: Final = (0.05, 5.0)
+_CLEANUP_INTERVAL_S: Final = 3600.0  # interval in seconds at which old jobs are deleted
+# a job's worker counts as dead this many seconds after the time limit `Pace.limit_s`
+_LOST_AFTER_S: Final = 60.0
 _EXTRACT_WORKFLOW_NAME: Final = "perdure.extract"
 _EXTRACT_ALL_WORKFLOW_NAME: Final = "perdure.extract_all"
 _QUEUE_NAME: Final = "perdure.extraction"
-# otherwise DBOS adds a handler that prints
+# Without this handler, DBOS adds a handler that prints log messages.
 logging.getLogger("dbos").addHandler(logging.NullHandler())
 _WORKFLOW_VERSION: Final = "2"  # DBOS gives a job only to workers of the same version
 _APPLICATION_NAME: Final = "perdure"
-_DEFAULT_SCHEMA: Final = "perdure_jobs"  # of a queue that has a database of its own
+# Postgres schema of a queue that does not share the store's database
+_DEFAULT_SCHEMA: Final = "perdure_jobs"
 _POSTGRES: Final = "postgresql://"
-_POLL_INTERVAL_S: Final = 0.25  # seconds between two looks of DBOS into its queue
-_DBOS_CONNECTIONS: Final = 6  # database connections for DBOS's own threads
+_POLL_INTERVAL_S: Final = 0.25  # interval in seconds at which DBOS checks its queue for new jobs
+_DBOS_CONNECTIONS: Final = 6  # number of database connections for DBOS's own threads
 _active_worker: list[tuple[Callable[[ExtractionJob], dict[str, Any]], Callable[[], object]]] = []
-"""The functions with which the worker of this process extracts one thread, and queues all threads.
-The list is empty if the process has no worker."""
+"""The functions of this process's worker: one extracts a thread, the other queues all threads.
+
+The list contains one pair of functions, or is empty if the process has no worker.
+"""
 
 
 class Background:
-    """Extracts threads in the background, in this process or by `perdure worker` in another.
+    """Extracts memories from threads in the background.
 
-    `with` and `async with` start the extraction and stop it. A process can run only one DBOS
-    application.
+    The extraction runs in this process, or in a process of the command `perdure worker`.
+
+    As a context manager, the object starts the extraction on entry and stops it on exit. A process
+    can run only one DBOS application.
 
     Args:
         extraction: The extraction, with a checkpointer of perdure's and a store.
@@ -115,7 +123,7 @@ class Background:
         self.pace, self.work = pace or Pace(), bool(work)
         self.workers, self._on_job = check_whole_number("workers", workers, 1), on_job
         self._due = DueThreads(extraction, self.pace)
-        self._warned_count = 0  # number of unassigned threads in the last warning
+        self._warned_count = 0  # number of unassigned threads that the last warning reported
         self._queue_location = resolve_queue_location(database, extraction.get_adapter().store)
         self._lock, self._stop = threading.RLock(), threading.Event()
         self._abandon = threading.Event()
@@ -125,7 +133,7 @@ class Background:
         self._is_working = False
 
     def start(self) -> Self:
-        """Start the extraction, unless `work` is False.
+        """Start the extraction. With `work=False`, this method does nothing.
 
         Raises:
             ConfigurationError: This process runs a DBOS application already.
@@ -149,7 +157,7 @@ class Background:
         return self
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """Stop the extraction. Threads that are not extracted by then stay due.
+        """Stop the extraction. Threads that have not been extracted by then remain due.
 
         Args:
             timeout_s: Seconds to wait for running extractions.
@@ -189,9 +197,10 @@ class Background:
         self._get_queue().put(self._due.build_job(thread_id, config))
 
     def every(self, cron: str | None, timezone: str | None = None) -> None:
-        """Extract all threads on a schedule, also the threads whose extraction was given up.
+        """Extract all threads on a schedule, including threads whose extraction was given up.
 
-        The database of the queue stores the schedule. Times at which no worker runs are skipped.
+        The database of the queue stores the schedule. If no worker is running at a scheduled time,
+        that time is skipped.
 
         Args:
             cron: Five fields like `"0 3 * * *"`, or None to remove the schedule.
@@ -200,13 +209,15 @@ class Background:
         self._get_queue().schedule_extract_all(cron, timezone)
 
     def flush(self, timeout_s: float = 60.0) -> list[ExtractionJob]:
-        """Extract all threads whose extraction was not given up, and wait.
+        """Queue all threads, and wait for their extraction.
+
+        Threads whose extraction was given up are left out.
 
         Args:
             timeout_s: The maximum number of seconds to wait.
 
         Returns:
-            The jobs that are left.
+            The jobs that have not been done.
         """
         end = time.monotonic() + check_seconds("timeout_s", timeout_s)
         keys = self._put_all(dead=False) | self._get_queue().read_live_jobs().keys()
@@ -215,7 +226,7 @@ class Background:
         return self._due.list_jobs()
 
     def jobs(self, state: State | None = None) -> list[ExtractionJob]:
-        """Return the jobs of threads with unread messages, and the jobs done within a day.
+        """Return the jobs of threads with unread messages, and the jobs done in the last 24 hours.
 
         Args:
             state: Only jobs in this state, or None for all.
@@ -228,23 +239,25 @@ class Background:
             job.key: replace(job, state="running") if running_by_key.get(job.key) else job
             for job in self._due.list_jobs(exclude_read=True)
         }
-        # done jobs are read last, so that no job is missing in both lists
+        # Read the done jobs last. A job that finishes between the two reads is then in at least one
+        # list.
         jobs = {job.key: job for job in queue.list_done_jobs()} | due
         return [job for job in jobs.values() if state in (None, job.state)]
 
     def unassigned(self) -> list[str]:
-        """Return the ids of threads that are not extracted because they do not name a user.
+        """Return the ids of threads that cannot be extracted because their user is unknown.
 
-        Their newest checkpoints lack a value of the namespace, like `user_id`. A worker logs a
-        warning with their number when there are some, and again when there are twice as many.
+        The newest checkpoint of such a thread lacks a value that the namespace needs, such as
+        `user_id`. A worker logs a warning with the number of these threads when the first ones
+        appear, and again each time the number has doubled.
         """
         threads = DueThreads(self.extraction, self.pace)  # a new object has no deleted threads
         threads.list_jobs(exclude_deleted=False)
         return threads.list_unassigned()
 
     def _get_queue(self) -> JobQueue:
-        """Return the queue, which is opened by the first call."""
-        # without the lock, because `stop` has it while it waits
+        """Return the job queue. The first call opens the queue."""
+        # Do not take the lock here: `stop` holds the lock while it waits for running extractions.
         if (queue := self._queue) is not None:
             return queue
         with self._lock:
@@ -261,7 +274,7 @@ class Background:
         return {job.key for job in jobs}
 
     def _run_ticks(self) -> None:
-        """Look for due threads again and again until the extraction is stopped."""
+        """Queue due threads at regular intervals until the extraction is stopped."""
         shortest, longest = _TICK_BOUNDS_S
         delay_s = min(self.pace.backoff_s, self.pace.delay_s or longest)
         pause, deleted_at = min(longest, max(shortest, delay_s / 4)), 0.0
@@ -272,7 +285,7 @@ class Background:
                 if time.monotonic() - deleted_at > _CLEANUP_INTERVAL_S:
                     self._get_queue().delete_old_jobs()
                     deleted_at = time.monotonic()
-            except Exception as exc:  # the threads stay due, and the next tick finds them
+            except Exception as exc:  # The threads remain due, so the next iteration queues them.
                 logger.error(
                     "background extraction failed and is tried again: %s: %s",
                     type(exc).__name__,
@@ -280,10 +293,11 @@ class Background:
                 )
 
     def _put_due(self) -> None:
-        """Put due threads on the queue, and record the jobs whose workers died as failed."""
+        """Put due threads on the queue, and record a failure for each job whose worker died."""
         queue = self._get_queue()
         running_by_key = queue.read_live_jobs()
-        # read last: a thread that another worker has just extracted is in neither list
+        # List the due threads after reading the queue. A thread that another worker has just
+        # extracted is then in neither result, and is not queued again.
         due = [job for job in self._due.list_jobs(exclude_deleted=False) if job.state == "due"]
         if any(running_by_key.get(job.key) for job in due):
             for job in queue.take_lost(self.pace.limit_s + _LOST_AFTER_S):
@@ -294,7 +308,7 @@ class Background:
             queue.put(job)
 
     def _warn_of_unassigned(self, unassigned: list[str]) -> None:
-        """Log a warning if the number of unassigned threads has doubled since the last one."""
+        """Log a warning if the number of unassigned threads has doubled since the last warning."""
         count = len(unassigned)
         if count and count >= 2 * self._warned_count:
             self._warned_count = count
@@ -306,7 +320,10 @@ class Background:
             )
 
     def _run_job(self, job: ExtractionJob) -> dict[str, Any]:
-        """Extract a thread, and return the result for DBOS. Errors are recorded, not raised."""
+        """Extract a thread, and return the result for DBOS.
+
+        Errors are recorded as failures of the job and are not raised.
+        """
         result: dict[str, Any] = {"thread_id": job.thread_id, "namespace": list(job.namespace)}
         if self._stop.is_set():
             return result
@@ -314,7 +331,8 @@ class Background:
         try:
             if (report := self._extract_within_limit(job)) is not None:
                 result["report"] = report
-                if report["messages"]:  # otherwise another worker extracted the thread first
+                # If no message was read, another worker extracted the thread first.
+                if report["messages"]:
                     self._log_and_notify(replace(job, state="done", report=report))
         except BaseException as exc:
             error = make_storable(f"{type(exc).__name__}: {exc!s:.500}")
@@ -324,7 +342,7 @@ class Background:
         return result
 
     def _extract_within_limit(self, job: ExtractionJob) -> dict[str, Any] | None:
-        """Extract a thread in a thread of its own.
+        """Extract a thread in a separate OS thread, with the time limit `Pace.limit_s`.
 
         Returns:
             The report as a dict, or None if the extraction was abandoned because of `stop`.
@@ -333,7 +351,7 @@ class Background:
             TimeoutError: The extraction took longer than `Pace.limit_s`.
         """
         extract = partial(self.extraction.extract, job.thread_id, job.config)
-        # daemon threads, because an extraction that hangs must not keep the process alive
+        # Use daemon threads, so that an extraction that hangs does not keep the process alive.
         threads = ThreadPool(1, "perdure-extraction", is_permanent=False)
         future: Future[ExtractionReport] = threads.submit(extract, is_async=False)
         end = time.monotonic() + self.pace.limit_s
@@ -352,22 +370,22 @@ class Background:
         final: bool = False,
         exc: BaseException | None = None,
     ) -> None:
-        """Count a failure on the thread's watermark, log it, and call `on_job`."""
+        """Record a failed extraction in the thread's watermark, log it, and call `on_job`."""
         adapter, name = self.extraction.get_adapter(), self.extraction.extractor.name
         for _ in range(3):
             try:
                 heads = self.extraction.saver.checkpoints(job.thread_id, checkpoint_ns="", limit=1)
-            except errors.UnknownThread:  # the thread was deleted meanwhile
+            except errors.UnknownThread:  # The thread has been deleted since the job was queued.
                 self._due.drop_thread(job.thread_id)
                 return
             head = heads[0].checkpoint_id if heads else None
             watermark = run(read_watermark(adapter, job.namespace, job.thread_id, name))
             if (
                 exc is None and watermark.checkpoint_id == head
-            ):  # the worker ended after the extraction
+            ):  # The worker ended after it had written the result.
                 return
             watermark = watermark.with_failure(error, datetime.now(UTC), head, final=final)
-            with suppress(errors.VersionConflict):  # another extraction wrote meanwhile
+            with suppress(errors.VersionConflict):  # Another extraction changed the watermark.
                 run(adapter.write([watermark.build_put(job.namespace, job.thread_id)]))
                 state: State = (
                     "dead" if final or watermark.attempts > self.pace.retries else "retrying"
@@ -389,7 +407,7 @@ class Background:
 
 
 def run_worker(background: Background) -> None:
-    """Run a worker in the main thread until SIGINT or SIGTERM; then wait for its extractions."""
+    """Run a worker in the main thread until SIGINT or SIGTERM, then wait for its extractions."""
     check_instance(
         "background", background.work and background, Background, "a Background with work=True"
     )
@@ -401,11 +419,11 @@ def run_worker(background: Background) -> None:
         for number, handler in previous_handlers.items():
             stack.callback(signal.signal, number, handler)
         with background:
-            while not stop_requested.wait(
-                1.0
-            ):  # a wait without a timeout cannot be interrupted on every platform
+            # Pass a timeout, because on some platforms signals cannot interrupt a wait without a
+            # timeout.
+            while not stop_requested.wait(1.0):
                 pass
-            stack.close()  # a second signal ends the process at once
+            stack.close()  # From here on, a second signal ends the process at once.
             background.stop()
 
 
@@ -455,12 +473,12 @@ class JobQueue:
             self._client.enqueue(options, *arguments)
 
     def read_live_jobs(self) -> dict[str, bool]:
-        """Return the keys of the jobs on the queue, and whether each is being run."""
+        """Return, by the key of each unfinished job, whether a worker is running the job."""
         rows = self._list_workflows(["ENQUEUED", "PENDING"], load_input=False)
         return {str(row.deduplication_id): row.status == "PENDING" for row in rows}
 
     def list_done_jobs(self) -> list[ExtractionJob]:
-        """Return the jobs that were done within a day, oldest first, at most 1,000."""
+        """Return the newest jobs done in the last 24 hours, at most 1,000, oldest first."""
         jobs = []
         for row in self._list_workflows("SUCCESS", sort_desc=True, limit=1_000, load_input=False):
             if isinstance(row.output, dict) and "report" in row.output and row.completed_at:
@@ -470,7 +488,7 @@ class JobQueue:
         return jobs[::-1]
 
     def take_lost(self, limit_s: float) -> list[ExtractionJob]:
-        """Remove the jobs that a worker has had for longer than `limit_s`, and return them."""
+        """Cancel and return the jobs that have been running for more than `limit_s` seconds."""
         oldest_ms = (time.time() - limit_s) * 1e3
         pending = self._list_workflows("PENDING")
         return self._cancel_workflows(
@@ -478,7 +496,7 @@ class JobQueue:
         )
 
     def delete_old_jobs(self) -> None:
-        """Delete jobs that ended more than a day ago."""
+        """Delete the jobs that ended more than 24 hours ago."""
         day_ago = (datetime.now(UTC) - timedelta(days=1)).isoformat()
         final_states = ["SUCCESS", "ERROR", "CANCELLED"]
         old_workflows = self._list_workflows(
@@ -488,7 +506,7 @@ class JobQueue:
             self._client.delete_workflows([row.workflow_id for row in old_workflows])
 
     def schedule_extract_all(self, cron: str | None, timezone: str | None) -> None:
-        """Queue all threads on a schedule, or remove the schedule if `cron` is None.
+        """Queue all threads on a schedule, or remove the stored schedule if `cron` is None.
 
         Raises:
             ConfigurationError: The cron or the time zone is invalid.
@@ -521,15 +539,15 @@ class JobQueue:
         extract: Callable[[ExtractionJob], dict[str, Any]],
         extract_all: Callable[[], Any],
     ) -> Iterator[list[ExtractionJob]]:
-        """Run the jobs of the queue in this process until the context ends.
+        """Run the jobs of the queue in this process until the context manager exits.
 
         Args:
             workers: How many jobs run at the same time.
             extract: Runs a job.
-            extract_all: Queues all threads, when the schedule says so.
+            extract_all: Queues all threads. It is called at each time of the schedule.
 
         Yields:
-            The jobs that a worker of the same name left when it died.
+            The unfinished jobs of a worker that had the same id and died.
         """
         with ExitStack() as stack:
             name = self._acquire_worker_id(stack)
@@ -546,14 +564,14 @@ class JobQueue:
                 "enable_otlp": False,
             }
             logger = logging.getLogger("dbos")
-            # DBOS changes the level and does not restore it
+            # DBOS changes the level of its logger and does not restore it.
             stack.callback(logger.setLevel, logger.level)
             with _translate_errors("opened"):
                 if not _active_worker:
                     DBOS(config=config)
                 if (
                     _active_worker or DBOS.executor_id != name
-                ):  # DBOS(…) returns an existing instance
+                ):  # DBOS(…) returns the existing instance, if there is one.
                     raise ConfigurationError(
                         "this process runs DBOS already, and a process can run DBOS only once; "
                         "stop the other application, or create this Background with work=False "
@@ -576,14 +594,15 @@ class JobQueue:
             yield lost
 
     def _acquire_worker_id(self, stack: ExitStack) -> str:
-        """Lock the first free worker number on this machine, and return the worker id."""
+        """Lock the first free worker number on this machine, and return the id of this worker."""
         for number in count():
             with suppress(TimeoutError):
                 stack.enter_context(file_lock(f"{self._locks}.worker-{number}", 0))
                 break
         if not self._url.startswith(_POSTGRES):
             return f"{socket.gethostname()}/{number}"
-        # containers may have the same host name, so the name alone does not identify the worker
+        # Several containers may have the same host name, so the host name does not identify a
+        # worker.
         id_file = Path(f"{self._locks}.worker-{number}.id")
         if not id_file.exists():
             id_file.write_text(secrets.token_hex(8), encoding="ascii")
@@ -600,7 +619,7 @@ class JobQueue:
             return self._client.list_workflows(**options)
 
     def _cancel_workflows(self, rows: list[WorkflowStatus]) -> list[ExtractionJob]:
-        """Cancel workflows, and return their jobs."""
+        """Cancel workflows, and return their extraction jobs."""
         with _translate_errors("written"):
             self._client.cancel_workflows([row.workflow_id for row in rows])
         return [_build_job(*(row.input or {"args": ()})["args"]) for row in rows]
@@ -609,12 +628,12 @@ class JobQueue:
 def _extract_workflow(
     thread_id: str, namespace: list[str], configurable: dict[str, str]
 ) -> dict[str, Any]:
-    """Run a job in this process's worker. DBOS calls this function."""
+    """Run an extraction job in this process's worker. DBOS calls this function for each job."""
     return _active_worker[0][0](_build_job(thread_id, namespace, configurable))
 
 
 def _extract_all_workflow(scheduled_at: datetime, context: Any) -> None:
-    """Queue all threads. DBOS calls this function on the schedule."""
+    """Queue all threads. DBOS calls this function at each scheduled time."""
     _active_worker[0][1]()
 
 
@@ -623,7 +642,7 @@ def _build_job(thread_id: str, namespace: list[str], configurable: dict[str, str
 
 
 def resolve_queue_location(database: Any, store: Any) -> tuple[str | None, str]:
-    """Return the location and the schema of the queue.
+    """Return the location and the Postgres schema of the queue's database.
 
     Args:
         database: The file or URL that the application chose, or None for the location that belongs
@@ -665,12 +684,14 @@ def resolve_queue_location(database: Any, store: Any) -> tuple[str | None, str]:
 
 
 def _check_sessions(url: str) -> None:
-    """Refuse a connection pooler that gives each transaction another session.
+    """Raise an error if the URL leads to a connection pooler that shares sessions.
 
-    DBOS uses LISTEN and session-level locks, so it needs sessions.
+    Such a pooler may run each transaction of a connection in another session.
+
+    DBOS needs a session per connection, because it uses LISTEN and session-level locks.
 
     Raises:
-        ConfigurationError: The URL leads to such a pooler.
+        ConfigurationError: The URL leads to a pooler that shares sessions.
     """
     if not url.startswith(_POSTGRES):
         return
@@ -692,7 +713,7 @@ def _check_sessions(url: str) -> None:
 
 
 def _resolve_url_and_lock_path(database: str | None, stack: ExitStack) -> tuple[str, str]:
-    """Return the SQLAlchemy URL of the queue, and the path prefix of the locks of its workers."""
+    """Return the SQLAlchemy URL of the queue, and the path prefix of its workers' lock files."""
     if database is not None and database.startswith(_POSTGRES):
         name = sha256(database.encode()).hexdigest()[:16]
         return database, os.path.join(tempfile.gettempdir(), f"perdure-{name}")
@@ -706,7 +727,7 @@ def _resolve_url_and_lock_path(database: str | None, stack: ExitStack) -> tuple[
 def _translate_errors(action: str) -> Iterator[None]:
     """Raise errors of SQLAlchemy and DBOS as `StorageUnavailable`.
 
-    `action` is what could not be done with the database: `"opened"`, `"read"` or `"written"`.
+    `action` names the operation for the error message: `"opened"`, `"read"` or `"written"`.
     """
     try:
         yield

@@ -1,10 +1,10 @@
 """Write summaries after a turn, so that the user does not wait for them.
 
-A summary is stored as a pending write of the thread's head checkpoint, for langgraph's null task,
-in the same way as the update of a `Command`. The next run that starts from this checkpoint applies
-the summary. A run that had read the checkpoint before the summary was stored ignores the summary
-and puts a new head, so the summary is discarded. Storing a summary puts no checkpoint, and so never
-creates a branch.
+A summary is stored as a pending write of langgraph's null task at the thread's head checkpoint.
+LangGraph stores the update of a `Command` in the same way. The next run that starts from this
+checkpoint applies the summary. If a run read the checkpoint before the summary was stored, that run
+does not apply the summary, and its new head checkpoint does not contain the summary. Storing a
+summary adds no checkpoint, so it never creates a branch of the thread.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from perdure.memory.conversation import Messages, role
 from perdure.storage.threads import ThreadPool
 
 _LOG: Final = logging.getLogger("perdure")
-_MAX_OS_THREADS: Final = 16  # summaries of one node that are written at the same time
-_RUN_TIMEOUT_S: Final = 15.0  # seconds to wait for a run to end after it scheduled a summary
-_POLL_S: Final = (0.01, 0.5)  # first and longest pause between two reads of the head, in seconds
-_LOCK_TIMEOUT_S: Final = 60.0  # seconds to wait for the thread's lock
+_MAX_OS_THREADS: Final = 16  # maximum number of summaries that one node writes at the same time
+# maximum seconds to wait for the end of the run that scheduled a summary
+_RUN_TIMEOUT_S: Final = 15.0
+_POLL_S: Final = (0.01, 0.5)  # initial and maximum seconds between two reads of the head
+_LOCK_TIMEOUT_S: Final = 60.0  # maximum seconds to wait for the thread's lock
 _NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"  # the id of langgraph's null task
 Saver = BaseCheckpointSaver[Any]
 
@@ -49,7 +50,7 @@ class SavedThread(NamedTuple):
 def find_saved_thread() -> SavedThread | None:
     """Return the thread of the current run.
 
-    None is returned outside of a run, without a checkpointer, and in a subgraph.
+    The result is None if no graph is running, if the graph has no checkpointer, or in a subgraph.
     """
     from langgraph.config import get_config
     from langgraph.runtime import get_runtime
@@ -73,7 +74,7 @@ def ends_with_answer(messages: Messages) -> bool:
 
 
 class SavedHead(NamedTuple):
-    """The head of a thread, with the values of its channels."""
+    """The head checkpoint of a thread, with its channel values."""
 
     tuple: CheckpointTuple
     values: Mapping[str, Any]
@@ -85,9 +86,9 @@ class SavedHead(NamedTuple):
 
 
 async def read_head(thread: SavedThread, messages_key: str) -> SavedHead | None:
-    """Return the head of a thread, or None if the thread has no checkpoint.
+    """Return the head checkpoint of a thread, or None if the thread has no checkpoint.
 
-    The values of `DeltaChannel`s are rebuilt if the channel `messages_key` needs it.
+    If the channel `messages_key` is a `DeltaChannel`, the values of all such channels are rebuilt.
     """
     from perdure.checkpointers.checkpointer import Checkpointer  # imported only if it is needed
 
@@ -105,10 +106,10 @@ async def read_head(thread: SavedThread, messages_key: str) -> SavedHead | None:
 
 
 def can_store_summary(head: CheckpointTuple) -> bool:
-    """Return whether a summary may be stored at a head.
+    """Return whether a summary may be stored at a head checkpoint.
 
-    That is the case if no run is in progress, no interrupt is pending, and no write of the null
-    task is stored yet.
+    A summary may be stored if no run is in progress, no interrupt is pending, and the checkpoint
+    has no write of the null task.
     """
     from perdure.checkpointers.status import (  # imported only if needed
         TaskWrite,
@@ -118,7 +119,7 @@ def can_store_summary(head: CheckpointTuple) -> bool:
     pending = head.pending_writes or ()
     writes = [TaskWrite(task, "", channel, value) for task, channel, value in pending]
     if any(write.task_id == _NULL_TASK for write in writes):
-        return False  # an earlier summary, or an answer to an interrupt
+        return False  # The write is an earlier summary, or an answer to an interrupt.
     versions, seen = head.checkpoint["channel_versions"], head.checkpoint["versions_seen"]
     values = head.checkpoint["channel_values"]
     return build_thread_status(values, versions, seen, writes).state == "idle"
@@ -127,7 +128,7 @@ def can_store_summary(head: CheckpointTuple) -> bool:
 async def store_summary(
     thread: SavedThread, head: SavedHead, messages_key: str, writes: dict[str, Any]
 ) -> bool:
-    """Store the channel writes of a summary at a head, under the thread's lock.
+    """Store the channel writes of a summary at a head checkpoint, while holding the thread's lock.
 
     Returns:
         Whether the writes were stored. They are discarded if the thread has another head or was
@@ -158,7 +159,7 @@ async def store_summary(
 
 
 class BackgroundSummaries:
-    """Writes the summaries of a node after turns, in daemon threads of this process."""
+    """Writes the summaries of a node after each turn, in daemon threads of this process."""
 
     def __init__(self) -> None:
         self._newest: dict[tuple[int, str], object] = {}  # the newest job of each thread
@@ -176,11 +177,13 @@ class BackgroundSummaries:
         last_id: str | None,
         summarize_thread: Callable[[SavedThread], object],
     ) -> None:
-        """Summarise a thread after the run that stores the message `last_id` has ended.
+        """Summarise a thread as soon as the run that stores the message `last_id` has ended.
 
-        If a job that an earlier turn scheduled for the same thread has not started, it is dropped.
+        If an earlier turn scheduled a summary of the same thread that has not started, the earlier
+        summary is dropped.
         """
-        if self._pid != os.getpid():  # after a fork, the OS threads of the parent do not exist
+        # A forked child process does not have the OS threads of its parent.
+        if self._pid != os.getpid():
             self.__init__()  # type: ignore[misc]
         key, job = (id(thread.saver), thread.thread_id), object()
         with self._changed:
@@ -197,7 +200,7 @@ class BackgroundSummaries:
         self._pool.submit(partial(self._run_job, key, job, summarize_after_run), is_async=None)
 
     def _run_job(self, key: tuple[int, str], job: object, work: Callable[[], None]) -> None:
-        """Run `work`, log its failure, and remove the job."""
+        """Run `work`, log an error if it fails, and remove the job."""
         try:
             work()
         except Exception as exc:
@@ -228,7 +231,10 @@ class BackgroundSummaries:
 def _wait_for_run_end(
     thread: SavedThread, messages_key: str, last_id: str | None, is_newest: Callable[[], bool]
 ) -> bool:
-    """Wait for the end of a run. Return False if a later turn has scheduled another job."""
+    """Wait for the end of a run.
+
+    Return True when the run has ended, or False if a later turn has scheduled another summary.
+    """
     until, pause = time.monotonic() + _RUN_TIMEOUT_S, _POLL_S[0]
     while is_newest():
         head = run(read_head(thread, messages_key))

@@ -1,10 +1,10 @@
-"""Plan changes of memories, have the gate judge them, and write them with optimistic locking.
+"""Plan changes of memories, let the gate judge the changes, and write them with optimistic locking.
 
-A change is planned against the stored memories. In a store with versions, the write is a
-compare-and-set: each put names the version that was read, and each change also increments a counter
-of its namespace. If two changes are made at the same time, the second one fails and is planned
-again. `plan_proposal` plans the changes that an extractor proposes. `MemoryWriter` plans the
-changes that a person, a tool or an application requests.
+The plan of a change depends on the stored memories. In a store with versions, the plan is written
+by compare-and-set: each put names the version that was read, and each change also increments a
+counter of its namespace. If two changes are made at the same time, the second write fails, and its
+change is planned again. `plan_proposal` plans the changes that an extractor proposes.
+`MemoryWriter` plans the changes that a person, a tool or an application requests.
 """
 
 from __future__ import annotations
@@ -79,13 +79,16 @@ from perdure.stores.base import Namespace, Provenance, PutItem
 from perdure.stores.namespaces import check_key
 
 PERDURE_FIELDS: Final = ("kind", PREVIOUS, SOURCE, REDACTED_FIELD)
-"""Fields of a memory's value that perdure sets; a schema may not have them."""
+"""Fields of a memory's value that perdure sets. A schema must not have fields with these names."""
 UNCHANGED_REASON: Final = "the memory says this already"
 _CHANGE_COUNTER_KEY: Final = "memories"
 _LOCK_WAIT_S: Final = 10.0
-"""Seconds that a change waits for another one of this process in the same namespace. After that it
-goes on without the lock; a conflict is then found when it is written."""
-MAX_TRIES: Final = 50  # times that a change is planned; a try fails if another change was written
+"""Maximum seconds that a change waits for other changes of this process in the same namespace.
+
+After that, the change is planned without the lock, and a conflict is detected when it is written.
+"""
+# maximum number of times that a change is planned; a try fails if another change was written first
+MAX_TRIES: Final = 50
 _TRUST_RANKS: Final[Mapping[str, int]] = {"user": 3, "system": 2, "assistant": 1, "tool": 0}
 """Trust classes by rank. A memory can only be changed on words of the same or a higher rank."""
 MemoryInput = str | Mapping[str, Any] | BaseModel
@@ -93,8 +96,10 @@ MemoryInput = str | Mapping[str, Any] | BaseModel
 Replacement = Literal["updated", "superseded"]
 TEXT: Final = "text"
 NO_TOMBSTONE_REASON: Final = "the store has no room for a tombstone, so it may be extracted again"
-_KEY_LENGTH: Final = 9  # characters of a generated key; short, because models copy keys
-_KEY_LETTERS: Final = "23456789abcdefghjkmnpqrstuvwxyz"  # without letters that look alike
+# number of characters of a generated key; keys are short because models have to copy them
+_KEY_LENGTH: Final = 9
+# letters and digits of generated keys, without those that look alike
+_KEY_LETTERS: Final = "23456789abcdefghjkmnpqrstuvwxyz"
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 Change = Addition | Revision
 CurrentMemories = Mapping[str, Memory]
@@ -102,10 +107,10 @@ CurrentMemories = Mapping[str, Memory]
 
 
 async def build_change_counter_puts(adapter: StoreAdapter, namespace: Namespace) -> list[PutItem]:
-    """Build the put that increments the change counter of a namespace.
+    """Return a list with the put that increments the change counter of a namespace.
 
     If another change is written after this call, writing the put raises `VersionConflict`. For a
-    store without versions the list is empty.
+    store without versions, the list is empty.
     """
     if not adapter.versioned:
         return []
@@ -122,18 +127,18 @@ async def build_change_counter_puts(adapter: StoreAdapter, namespace: Namespace)
 async def plan_and_write(
     adapter: StoreAdapter, plan: Callable[[], Operation[ChangePlan]], tries: int = MAX_TRIES
 ) -> ChangePlan:
-    """Plan a change and write it. If another change was written meanwhile, plan again.
+    """Plan a change and write it. If another change was written in between, plan again.
 
     Args:
         adapter: The store.
         plan: Plans the change against the stored memories.
-        tries: How many times the change is planned at most.
+        tries: The maximum number of times that the change is planned.
 
     Returns:
         The plan that was written.
 
     Raises:
-        VersionConflict: Other changes were written during all tries.
+        VersionConflict: During each try, another change was written.
     """
     while True:
         change_plan = await plan()
@@ -150,10 +155,10 @@ async def plan_and_write(
 async def plan_and_write_exclusively(
     adapter: StoreAdapter, namespace: Namespace, plan: Callable[[], Operation[ChangePlan]]
 ) -> ChangePlan:
-    """Plan a change and write it, one change of a namespace after another within this process.
+    """Plan and write a change while holding this process's lock of the namespace.
 
-    Without the lock, each of many simultaneous changes would be planned again for each of the
-    others. A store without versions does not detect conflicts at all.
+    Without the lock, many simultaneous changes would conflict, and each of them would be planned
+    again many times. In a store without versions, conflicts would not even be detected.
 
     Args:
         adapter: The store.
@@ -163,10 +168,11 @@ async def plan_and_write_exclusively(
     Returns:
         The plan that was written.
     """
-    # stores on one file share its database object; a forked process gets locks of its own
+    # Stores that use the same file share its database object. A forked process gets its own locks.
     name = f"{id(getattr(adapter.store, 'database', adapter.store))} {namespace!r}"
     locks, lock = _get_locks(os.getpid()), None
-    with suppress(AlreadyLocked, StorageUnavailable):  # timed out, or the caller has the lock
+    # The wait timed out, or the caller holds the lock.
+    with suppress(AlreadyLocked, StorageUnavailable):
         lock = await Effect(
             lambda: locks.acquire(name, 0.0 if is_in_event_loop() else _LOCK_WAIT_S),
             lambda: locks.aacquire(name, _LOCK_WAIT_S),
@@ -180,7 +186,10 @@ async def plan_and_write_exclusively(
 
 @cache
 def _get_locks(process: int) -> Locks:
-    """Return the locks of a process. They are not inherited by its forked children."""
+    """Return the locks of the process with this id.
+
+    Forked child processes do not inherit the locks.
+    """
     return Locks(None)
 
 
@@ -207,7 +216,7 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
         for change in changes
         if not isinstance(change, Revision) or _is_permitted_replacement(change, current)
     ]
-    # without a counter, which other stores do not have, the namespace may have facts
+    # Stores without versions have no change counter. Their namespaces may contain facts.
     has_facts = not counter_puts or bool(counter_puts[0].if_version)
     end_dates = (await _find_end_dates(permitted, current, scope)) if has_facts else {}
     if deletions.puts:
@@ -218,20 +227,22 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
         parts.append(await plan(gate))
     adds_events = {TURN, EPISODE}.issuperset(change.candidate.kind for change in additions)
     if (deletions.puts or admitted.puts) and not (adds_events and not proposal.revisions):
-        parts.append(ChangePlan(counter_puts))  # new turns and episodes cannot conflict with facts
+        # New turns and episodes cannot conflict with facts, so they do not increment the counter.
+        parts.append(ChangePlan(counter_puts))
     puts: dict[tuple[Namespace, str], PutItem] = {}
     for put in (put for part in parts for put in part.puts):
-        puts.setdefault((put.namespace, put.key), put)  # two superseded facts may end the same turn
+        # Two superseded facts may set the end date of the same turn.
+        puts.setdefault((put.namespace, put.key), put)
     return ChangePlan(list(puts.values()), [outcome for part in parts for outcome in part.outcomes])
 
 
 async def _separate_known_episodes(
     additions: Sequence[Addition], scope: Scope
 ) -> tuple[Sequence[Addition], ChangePlan]:
-    """Separate the additions from episodes whose messages already have a stored episode.
+    """Split off the new episodes whose messages already have a stored episode.
 
     Returns:
-        The additions to make, and a plan with the outcomes of the known episodes.
+        The remaining additions, and a plan with the outcomes of the episodes that were split off.
     """
     if not any(addition.candidate.kind == EPISODE for addition in additions):
         return additions, ChangePlan()
@@ -254,7 +265,7 @@ async def _separate_known_episodes(
 
 
 async def _read_current_memories(scope: Scope, changes: Sequence[Change]) -> dict[str, Memory]:
-    """Read the stored memories that changes concern, by key."""
+    """Return the stored memories under the keys of the changes, by key."""
     keys = dict.fromkeys(change.key for change in changes)
     ops = [GetOp(scope.namespace, key, refresh_ttl=False) for key in keys]
     items = await scope.adapter.call("batch", ops)
@@ -262,7 +273,7 @@ async def _read_current_memories(scope: Scope, changes: Sequence[Change]) -> dic
 
 
 def _find_refusal_reason(revision: Revision, memory: Memory | None) -> str:
-    """Return why a memory may not be changed, or "" if it may."""
+    """Return the reason why a memory may not be changed, or "" if it may be changed."""
     if memory is None:
         return "the memory does not exist anymore"
     trust = (memory.provenance.trust if memory.provenance else None) or "user"
@@ -275,14 +286,14 @@ def _find_refusal_reason(revision: Revision, memory: Memory | None) -> str:
 
 
 def _is_permitted_replacement(revision: Revision, current: CurrentMemories) -> bool:
-    """Return whether a revision replaces the text of a memory that it may change."""
+    """Return whether a revision replaces a memory's text and is permitted to change that memory."""
     return revision.change != "deleted" and not _find_refusal_reason(
         revision, current.get(revision.key)
     )
 
 
 def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> ChangePlan:
-    """Plan the deletions among revisions, and refuse the revisions that are not permitted."""
+    """Plan the revisions that delete a memory, and refuse the revisions that are not permitted."""
     puts: list[PutItem] = []
     outcomes: list[Outcome] = []
     for revision in revisions:
@@ -293,7 +304,8 @@ def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> 
             outcomes.append(Outcome("refused", revision.key, reason, check))
         elif revision.change == "deleted":
             puts.append(build_removal(memory.namespace, memory.key, memory.version))
-            if memory.kind != TURN:  # an edited message may get its old text back
+            # Turns get no tombstone, because an edited message may get its old text back.
+            if memory.kind != TURN:
                 puts += build_tombstones(memory, "deleted")
             outcomes.append(Outcome("deleted", memory.key))
     return ChangePlan(puts, outcomes)
@@ -302,7 +314,7 @@ def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> 
 async def _find_end_dates(
     changes: Sequence[Change], current: CurrentMemories, scope: Scope
 ) -> dict[str, str]:
-    """Return the end dates of new turns whose facts were superseded already, by message id."""
+    """Return the end dates of new turns whose facts have already been superseded, by message id."""
     new_candidates = [change.candidate for change in changes if change.key not in current]
     turns = [
         change.provenance for change in new_candidates if change.kind == TURN and change.provenance
@@ -318,14 +330,14 @@ async def plan_admitted_changes(
     gate: Gate,
     scope: Scope,
 ) -> ChangePlan:
-    """Have the gate judge changes, and plan those that it admits.
+    """Let the gate judge changes, and plan the changes that the gate admits.
 
     Args:
         changes: The changes to judge.
         current: The stored memories under the keys of the changes. An admitted change replaces the
             memory under its key.
-        end_dates: Dates (ISO 8601) until which the turns of messages were true, by message id.
-            Dates of facts that are superseded here are added.
+        end_dates: Dates (ISO 8601) until which the turns of messages were true, by message id. This
+            function adds the dates of the facts that it supersedes.
         gate: The gate.
         scope: The namespace of the memories, and the run.
 
@@ -360,7 +372,8 @@ async def plan_admitted_changes(
                 source = proposed.candidate.provenance
                 turn_puts += await build_superseded_turn_puts(scope.adapter, memory, until, source)
                 if source and memory.provenance and memory.provenance.thread_id == source.thread_id:
-                    # turns of the dropped messages may be among the changes
+                    # The changes may include new turns of the messages that the new text no longer
+                    # rests on.
                     dropped_ids = find_dropped_messages(memory.provenance, source)
                     end_dates |= dict.fromkeys(dropped_ids, until.isoformat())
         elif (
@@ -378,7 +391,10 @@ async def plan_admitted_changes(
 
 
 def _build_candidate(proposed: Change, current: CurrentMemories) -> Candidate:
-    """Return the candidate of a change. A revision gets the kind of the stored memory."""
+    """Return the candidate of a change.
+
+    The candidate of a revision gets the stored memory's kind.
+    """
     if isinstance(proposed, Addition):
         return proposed.candidate
     return replace(proposed.candidate, kind=current[proposed.key].kind)
@@ -387,13 +403,13 @@ def _build_candidate(proposed: Change, current: CurrentMemories) -> Candidate:
 def _plan_replacement(
     proposed: Change, put: PutItem, memory: Memory, until: datetime, admitted: Outcome
 ) -> tuple[list[PutItem], Outcome]:
-    """Plan the put of an admitted memory that replaces the version that was read.
+    """Plan the put that replaces a stored memory with an admitted change.
 
     Returns:
         The put in a list, and the outcome. The list is empty if the memory stays as it is.
     """
     value = put.value or {}
-    # an extractor that reads a message again must not undo a later change of its memory
+    # If an extractor reads a message again, it must not undo later changes of the memory.
     is_unchanged = isinstance(proposed, Addition) and (
         memory.kind != TURN or memory.text == value["text"]
     )
@@ -412,7 +428,7 @@ def _plan_replacement(
 
 
 def _add_end_date(put: PutItem, current: CurrentMemories, end_dates: Mapping[str, str]) -> PutItem:
-    """Add the end date to the put of a new turn whose fact was superseded already."""
+    """Add an end date to the put of a new turn if its fact has already been superseded."""
     value, ids = put.value or {}, put.provenance.message_ids if put.provenance else ()
     if value.get("kind") != TURN or put.key in current or end_dates.keys().isdisjoint(ids):
         return put
@@ -420,10 +436,11 @@ def _add_end_date(put: PutItem, current: CurrentMemories, end_dates: Mapping[str
 
 
 def _choose_end_date(proposed: Change, memory: Memory) -> datetime:
-    """Return until when a memory was true.
+    """Return the time until which a superseded memory was true.
 
-    This is the date of the revision, else the time of the new text if it is later than the time of
-    the previous one, else now.
+    If the revision has a date, that date is returned. Otherwise the time of the new text is
+    returned if it is later than the time of the previous text. Otherwise the current time is
+    returned.
     """
     if isinstance(proposed, Revision) and proposed.until:
         return proposed.until
@@ -443,7 +460,7 @@ def get_content_fields(value: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class MemoryWriter:
-    """Changes memories of one namespace, for `Collection` and for tools.
+    """Adds, replaces and deletes memories in one namespace, for `Collection` and for tools.
 
     Attributes:
         adapter: The store.
@@ -488,7 +505,7 @@ class MemoryWriter:
         memory_key = generated_key if key is None else check_key(key)
 
         async def plan() -> ChangePlan:
-            """Plan the addition, or the change of the memory that has the key."""
+            """Plan the addition of the memory, or the change of the memory that has the key."""
             counter_puts = await build_change_counter_puts(self.adapter, self.namespace)
             existing = await self.adapter.get(self.namespace, memory_key)
             if existing is None:
@@ -534,7 +551,7 @@ class MemoryWriter:
         """
 
         async def plan() -> ChangePlan:
-            """Plan the replacement of the memory, if it is at the expected version."""
+            """Plan the replacement of the memory, and check that it has the expected version."""
             counter_puts = await build_change_counter_puts(self.adapter, self.namespace)
             previous = await self._get_existing(key)
             if if_version not in (None, previous.version):
@@ -551,15 +568,15 @@ class MemoryWriter:
     async def delete(self, key: str) -> Outcome:
         """Delete a memory, and write tombstones of all its texts.
 
-        If the store has no room for tombstones, the memory is deleted without them, and the outcome
-        says so.
+        If the store has no room for tombstones, the memory is deleted without tombstones, and the
+        outcome gives this as its reason.
 
         Raises:
             UnknownMemory: There is no memory with this key.
         """
 
         async def plan(*, with_tombstones: bool = True) -> ChangePlan:
-            """Plan the deletion, and tombstones of all versions."""
+            """Plan the deletion of the memory, and tombstones for all of its versions."""
             memory = await self._get_existing(key)
             puts = [build_removal(self.namespace, key, memory.version)]
             if not with_tombstones:
@@ -575,17 +592,18 @@ class MemoryWriter:
 
         try:
             return await self._write_change(plan)
-        except LimitExceeded:  # deletion must be possible in a full store, too
+        except LimitExceeded:  # It must be possible to delete memories when the store is full.
             return await self._write_change(partial(plan, with_tombstones=False))
 
     def build_value(
         self, memory: MemoryInput, previous: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return the text and fields of a memory as JSON.
+        """Return the value to store for a memory: its text and fields, as JSON-ready data.
 
         Args:
             memory: The text, or the text and fields.
-            previous: The value of the previous version, whose other fields are kept.
+            previous: The value of the previous version. Fields that `memory` does not have are kept
+                from it.
 
         Raises:
             InvalidValue: The memory has no text or does not fit the schema.
@@ -615,7 +633,7 @@ class MemoryWriter:
         ended_at: datetime | None,
         counter_puts: Sequence[PutItem],
     ) -> ChangePlan:
-        """Plan the replacement of a memory's text and fields, unless they stay the same."""
+        """Plan the replacement of a memory's text and fields, or nothing if they are unchanged."""
         value = self.build_value(memory, previous.value)
         if value == get_content_fields(previous.value):
             return ChangePlan(outcomes=[Outcome("unchanged", previous.key, UNCHANGED_REASON)])
@@ -627,7 +645,7 @@ class MemoryWriter:
     async def _plan_change(
         self, change: Change, previous: Memory | None, counter_puts: Sequence[PutItem]
     ) -> ChangePlan:
-        """Have the gate judge a change, and plan it together with the change counter."""
+        """Let the gate judge a change, and plan the change together with the change counter."""
         scope = Scope(self.adapter, self.namespace)
         current = {} if previous is None else {change.key: previous}
         plan = await plan_admitted_changes([change], current, {}, self.gate, scope)
@@ -651,7 +669,7 @@ class MemoryWriter:
     def _build_candidate(
         self, value: Mapping[str, Any], kind: str, provenance: Provenance
     ) -> Candidate:
-        """Build the candidate of a memory that somebody asked for."""
+        """Build the candidate for a change that was requested explicitly."""
         fields = {name: part for name, part in value.items() if name != TEXT}
         if self.author is not None:
             provenance = replace(provenance, author=self.author)
@@ -664,8 +682,8 @@ def complete_provenance(
 ) -> Provenance:
     """Return the provenance of a memory, completed with the defaults.
 
-    Without a provenance, the memory comes from the user of the run, now. Without a trust class, it
-    rests on the words of the user.
+    If `provenance` is None, the memory comes from the run's user at the current time. If the
+    provenance has no trust class, the class `"user"` is set.
     """
     if provenance is None:
         provenance = Provenance(*read_run_source(config), actor="user", at=datetime.now(UTC))
@@ -673,7 +691,7 @@ def complete_provenance(
 
 
 def build_unknown_memory_error(namespace: Namespace, key: str) -> UnknownMemory:
-    """Build the error for a key that no memory has."""
+    """Build the error that is raised if no memory has the key."""
     return UnknownMemory(
         f"there is no memory {key!r} in {namespace!r}; search() and list() return memories with "
         "their keys"
@@ -696,7 +714,7 @@ def check_schema(schema: Any) -> None:
 
 
 def _read_fields(memory: MemoryInput) -> dict[str, Any]:
-    """Return the text and fields of a memory as a dict.
+    """Convert a memory in any accepted form to a dict of its text and fields.
 
     Raises:
         InvalidValue: The memory has another type, or a field that perdure sets.
@@ -719,7 +737,7 @@ def _read_fields(memory: MemoryInput) -> dict[str, Any]:
 def _validate_fields(
     schema: type[BaseModel], previous_fields: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Validate fields against a schema, and return them as JSON that can be read back.
+    """Validate fields against a schema, and return them in a JSON-ready form.
 
     Args:
         schema: The schema.

@@ -30,15 +30,16 @@ from perdure.memory.thread_messages import read_channel_values
 from perdure.memory.tool_calls import REQUEST_ONLY, list_call_ids
 
 MessagesChange = Callable[[list[BaseMessage]], Sequence[BaseMessage]]
-# stands for the messages before a window, so that the window may begin in the middle of a turn
+# placeholder for the messages before a window; with it, a window may begin in the middle of a turn
 _EVICTED: Final = HumanMessage("evicted")
 
 
 class ThreadMessageHistory(BaseChatMessageHistory):
-    """The messages of one thread, in the channel `messages` of its root graph.
+    """The chat message history of one thread, stored in the channel `messages` of the root graph.
 
-    Any chat graph with the same checkpointer can continue the thread. A perdure checkpointer locks
-    the thread for each write. With a checkpointer of langgraph, the last write wins.
+    Any chat graph with the same checkpointer can continue the thread. With a perdure checkpointer,
+    each write locks the thread. With one of langgraph's checkpointers, simultaneous writes
+    overwrite each other, and the last write wins.
 
     Args:
         checkpointer: The checkpointer that stores the thread.
@@ -67,7 +68,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
     def messages(self) -> list[BaseMessage]:
         """The messages in a form that providers accept, oldest first.
 
-        An assignment replaces all messages of the thread.
+        Assigning a list to this property replaces all messages of the thread.
         """
         return select_for_provider(self._read_messages(self.checkpointer.get_tuple(self._config)))
 
@@ -76,11 +77,14 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         self.replace_messages(lambda _: messages)
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
-        """Append messages in one write. A message whose id is already used gets a new id."""
+        """Append messages in one write.
+
+        If the thread already has a message with the same id, the added message gets a new id.
+        """
         self.replace_messages(lambda stored: [*stored, *messages])
 
     def replace_messages(self, change: MessagesChange) -> None:
-        """Replace the messages by the result of a function of them, under the thread's lock."""
+        """Replace the messages with `change(messages)`, while holding the thread's lock."""
         with self._lock_thread():
             head = self.checkpointer.get_tuple(self._config)
             stored = self._read_messages(head)
@@ -92,25 +96,31 @@ class ThreadMessageHistory(BaseChatMessageHistory):
             versions = previous["channel_versions"]
             version = self.checkpointer.get_next_version(max(versions.values(), default=None), None)
             checkpoint: Checkpoint = {
-                **previous,  # with the other channels and the state of the next nodes
+                **previous,  # This keeps the other channels and the state of the next nodes.
                 "id": fresh["id"],
                 "ts": fresh["ts"],
                 "channel_values": {**previous["channel_values"], "messages": changed},
                 "channel_versions": {**versions, "messages": version},
-                # with a list, langgraph would look for the next nodes among these channels alone
+                # None makes langgraph check all channels for the next nodes. With a list of
+                # channels, it would check only these.
                 "updated_channels": None,
             }
             step = head.metadata.get("step", -1) + 1 if head else 0
             metadata: CheckpointMetadata = {"source": "update", "step": step, "parents": {}}
             counters = {**(head.metadata.get(COUNTERS) or {})} if head else {}
             counters.pop("messages", None)
-            if counters:  # they protect the ancestors of other `DeltaChannel`s from a prune
+            # The counters keep `prune` from deleting checkpoints that other `DeltaChannel`s still
+            # need.
+            if counters:
                 metadata["counters_since_delta_snapshot"] = counters
             config = head.config if head else self._config
             self.checkpointer.put(config, checkpoint, metadata, {"messages": version})
 
     def clear(self) -> None:
-        """Delete the thread with its history, or only empty its state with `keep_history`."""
+        """Delete the thread with its history.
+
+        With `keep_history`, only remove the current messages.
+        """
         if self.keep_history:
             self.replace_messages(lambda _: [])
             return
@@ -119,19 +129,19 @@ class ThreadMessageHistory(BaseChatMessageHistory):
             erase(self.thread_id)
 
     def _read_messages(self, head: CheckpointTuple | None) -> list[BaseMessage]:
-        """Return the messages in the state of a head, or an empty list without a head."""
+        """Return the messages in a head checkpoint, or an empty list if `head` is None."""
         stored = run(read_channel_values(self.checkpointer, head)).get("messages") if head else None
         return check_stored_messages(
             stored or [], f"channel 'messages' of thread {self.thread_id!r}"
         )
 
     def _lock_thread(self) -> ExitStack:
-        """Lock the thread, if the checkpointer supports it, until the returned context ends."""
+        """Lock the thread, if the checkpointer can, until the returned context manager exits."""
         context = ExitStack()
-        # `lock` of a langgraph checkpointer is not callable, because it is a lock itself
+        # The attribute `lock` of langgraph's checkpointers is a lock object, which is not callable.
         lock = getattr(self.checkpointer, "lock", None)
         if callable(lock):
-            with suppress(AlreadyLocked):  # the current run has the lock and may write
+            with suppress(AlreadyLocked):  # The current run holds the lock and may write.
                 context.enter_context(lock(self.thread_id))
         return context
 
@@ -150,9 +160,11 @@ def _add_missing_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
 
 
 def check_stored_messages(messages: Messages, subject: str = "the messages") -> list[BaseMessage]:
-    """Return the messages, without those that perdure has added to a request.
+    """Check messages, and return those to store.
 
-    `subject` names the messages in the error.
+    Messages that perdure has only added to a request are left out.
+
+    `subject` is the name of the messages in the error message.
 
     Raises:
         InvalidMessages: A value is not a message, or is a `RemoveMessage`.
@@ -165,9 +177,10 @@ def check_stored_messages(messages: Messages, subject: str = "the messages") -> 
 def select_for_provider(messages: Messages) -> list[BaseMessage]:
     """Return the messages of a window, such as the newest ten, in a form that providers accept.
 
-    Blank messages and results without their call are removed. For each call without a result, a
-    message is added that says so. Calls at the end are kept, because their results may follow. A
-    system message between a call and its results is moved before the call.
+    Blank messages are removed, and so are tool results without their call. For each tool call
+    without a result, a message is added that states that the result is missing. Tool calls at the
+    end are kept as they are, because their results may follow. A system message between a tool call
+    and its results is moved before the call.
     """
     turns = reversed([*iter_turns([_EVICTED, *messages], purpose="window")])
     positions = {id(message): position for position, message in enumerate(messages)}

@@ -1,11 +1,12 @@
-"""Collections of memories under a namespace, their quarantine, and functions for single calls.
+"""Store, search and erase the memories in a namespace, and manage their quarantine.
 
-`remember`, `memories` and `forget` do one operation without a `Collection`. The candidates that the
-gate puts into quarantine are in `Quarantine`.
+A `Collection` does this for one namespace. The functions `remember`, `memories` and `forget` do a
+single operation without a `Collection`. `Quarantine` lists the candidates that the gate has put
+into quarantine.
 
-An erasure writes its tombstones first, so an erasure that was interrupted can be repeated. A store
-that is not perdure's can only delete, which may leave the bytes in its files. The receipt is then
-not `clean`.
+An erasure first writes tombstones, so that it can be repeated if it is interrupted. Other stores
+than perdure's can only delete items, and the deleted bytes may remain in their files. The receipt
+is then not `clean`.
 """
 
 from __future__ import annotations
@@ -62,26 +63,28 @@ _ANSWERS_FIRST_PAGE_SIZE: Final = 128
 """Minimum number of memories in the first read of a search that ranks answers first. It is large,
 because many results may be earlier messages that ask the same question."""
 _PAGE_SIZE: Final = 32
-"""Minimum number of memories in the first read of other searches. Memories of longer namespaces
-are among the results, and are then left out."""
+"""Minimum number of memories in the first read of other searches.
+
+The results include memories of longer namespaces, which are then left out.
+"""
 _LOG = logging.getLogger("perdure")
 
 
 class Collection:
-    """Memories under a namespace of a store, of one or several kinds.
+    """The memories of one or several kinds in a namespace of a store.
 
-    Methods that begin with `a` are async. The gate judges each memory before it is written, see the
-    `Outcome`. Only methods that begin with `forget` destroy earlier texts. Several methods have
-    these arguments:
+    Methods that begin with `a` are async. The gate judges each memory before it is written, and the
+    `Outcome` reports the decision. Only the methods whose names begin with `forget` erase earlier
+    texts. These arguments have the same meaning in all methods:
 
     - `memory`: a text, a dict with `text` and other fields, or an instance of the schema.
-    - `provenance`: where the memory comes from. Its `trust` is the class of the speaker on whose
-      words the memory rests: `"user"`, `"assistant"`, `"tool"` or a class that you define. None
-      means the user, in this run.
-    - `config`: the config of the run. None means, within a node, the config of its run.
-    - `if_version`: the version that the memory must have. At another version, `VersionConflict` is
-      raised.
-    - `as_of`: a time in the past, in a store with versions.
+    - `provenance`: where the memory comes from. Its `trust` is the class of the speaker who stated
+        the memory: `"user"`, `"assistant"`, `"tool"` or a class that you define. None means that
+        the user stated the memory in this run.
+    - `config`: the config of the run. Within a node, None means the config of the current run.
+    - `if_version`: the version that the memory must have. If it has another version,
+        `VersionConflict` is raised.
+    - `as_of`: a time in the past whose memories are read. It needs a store with versions.
 
     Args:
         store: Any langgraph store. Perdure's stores keep versions. None means, within a graph, the
@@ -119,7 +122,7 @@ class Collection:
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Outcome:
-        """Add a memory, unless a memory already says the same.
+        """Add a memory, unless the same memory is already stored.
 
         Args:
             memory: The text, or the text and fields.
@@ -143,7 +146,7 @@ class Collection:
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Outcome:
-        """Correct a memory that was wrong or badly worded.
+        """Correct a memory that is wrong or badly worded.
 
         Args:
             key: The key of the memory.
@@ -170,9 +173,9 @@ class Collection:
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Outcome:
-        """Replace a memory that was true until `at`.
+        """Replace a memory that was true until the time `at`.
 
-        The turns on which the previous text rests are marked as past in the same transaction.
+        In the same transaction, the turns that stated the previous text are marked as past.
 
         Args:
             key: The key of the memory.
@@ -192,9 +195,9 @@ class Collection:
         )
 
     async def _delete(self, key: str, *, config: RunnableConfig | None = None) -> Outcome:
-        """Delete a memory. Searches no longer find it, and it is not extracted again.
+        """Delete a memory. Searches no longer find the memory, and it is not extracted again.
 
-        In a store with versions, its past versions stay.
+        In a store with versions, its past versions are kept.
 
         Raises:
             UnknownMemory: There is no memory with this key.
@@ -202,10 +205,10 @@ class Collection:
         return await self.build_writer(config).delete(key)
 
     async def _forget(self, key: str, *, config: RunnableConfig | None = None) -> Receipt:
-        """Erase a memory, present or deleted, with all its versions and its entries in quarantine.
+        """Erase a stored or deleted memory with all its versions and its quarantine entries.
 
         The conversation that the memory comes from is not changed. A tombstone prevents the memory
-        from being extracted from it again.
+        from being extracted from the conversation again.
 
         Raises:
             UnknownMemory: There is no memory with this key, and none was deleted.
@@ -220,7 +223,7 @@ class Collection:
         dry_run: bool = False,
         config: RunnableConfig | None = None,
     ) -> Receipt:
-        """Erase matching memories and their entries in quarantine, also in longer namespaces.
+        """Erase matching memories and their quarantine entries, also in longer namespaces.
 
         A memory matches if one of its versions contains all words of the query and comes from the
         thread. Only perdure's stores support this method.
@@ -238,9 +241,9 @@ class Collection:
     async def _forget_all(self, *, config: RunnableConfig | None = None) -> Receipt:
         """Erase all memories of the namespace, its quarantine, and perdure's notes about them.
 
-        Because the notes are erased, too, the threads are extracted as new ones after that. So
-        delete the threads first: `store.forget(threads=…, checkpointer=…)`. Longer namespaces are
-        not changed.
+        Delete the threads first. The notes record which messages were extracted, so without the
+        notes the threads would be extracted again: `store.forget(threads=…, checkpointer=…)`.
+        Longer namespaces are not changed.
         """
         return await forget_namespace(*self._get_adapter_and_namespace(config))
 
@@ -269,7 +272,7 @@ class Collection:
         as_of: datetime | None = None,
         config: RunnableConfig | None = None,
     ) -> Memories:
-        """Return the memories that answer a query, best first.
+        """Return the memories that match a query, best match first.
 
         Args:
             query: The query.
@@ -291,7 +294,9 @@ class Collection:
         as_of: datetime | None = None,
         config: RunnableConfig | None = None,
     ) -> Memories:
-        """Return memories in the order of the store. Perdure's stores have the oldest first.
+        """Return memories in the order in which the store lists them.
+
+        Perdure's stores have the oldest first.
 
         Args:
             kind: Only memories of this kind, or None for all.
@@ -304,14 +309,14 @@ class Collection:
         return await self.search_namespace(options, limit, offset, config)
 
     async def _history(self, key: str, *, config: RunnableConfig | None = None) -> Memories:
-        """Return all versions of a memory, oldest first, even if the memory is deleted."""
+        """Return all versions of a memory, oldest first. The memory may have been deleted."""
         adapter, namespace = self._get_adapter_and_namespace(config)
         return await adapter.list_versions(namespace, check_key(key))
 
     def build_writer(
         self, config: RunnableConfig | None, *, by_model: bool = False
     ) -> MemoryWriter:
-        """Return the writer of the namespace that the run's config selects."""
+        """Build a writer for the namespace that the run's config selects."""
         adapter, namespace = self._get_adapter_and_namespace(config)
         author = read_run_user(config) if self.namespace.is_team else None
         return MemoryWriter(adapter, namespace, self.gate, self.schema, self.kind, by_model, author)
@@ -325,7 +330,7 @@ class Collection:
         *,
         answers_first: bool = False,
     ) -> Memories:
-        """Return memories of the namespace, without those of longer namespaces.
+        """Search or list the memories of the namespace, without those of longer namespaces.
 
         Args:
             options: Options of `StoreAdapter.search`.
@@ -386,9 +391,9 @@ async def _remember(
     namespace: tuple[str, ...] = _USER_NAMESPACE,
     config: RunnableConfig | None = None,
 ) -> Outcome:
-    """Store a memory, unless a memory already says the same.
+    """Store a memory, unless the same memory is already stored.
 
-    If another memory has the key, it is superseded.
+    If a different memory has the key, that memory is superseded.
 
     Args:
         memory: The text, or the text and fields.
@@ -417,12 +422,12 @@ async def _forget(
 ) -> Receipt:
     """Erase a memory, or everything that the store keeps about the user of a run.
 
-    With `everything=True`, the memories, profile, instructions and examples of the user are erased,
-    with their notes and quarantine. So are `chat_memory` of the user's conversations, and the
-    namespaces of templates with the label `"{user_id}"` that parts of perdure have used in this
-    store. The receipt lists as `others` the namespaces that have the user's name as a label and
-    were kept. Delete the threads of the user first, because they are extracted as new ones after
-    that.
+    With `everything=True`, the user's memories, profile, instructions and examples are erased, with
+    their notes and quarantine entries. The `chat_memory` of the user's conversations is also
+    erased, and so is each namespace from a template with the label `"{user_id}"` that perdure has
+    used in this store. The field `others` of the receipt lists the namespaces that contain the
+    user's name as a label and were kept. Delete the user's threads first. Otherwise they are
+    extracted again, like new threads.
 
     Args:
         key: The memory to erase, or None with `everything=True`.
@@ -471,7 +476,7 @@ async def _memories(
     namespace: tuple[str, ...] = _USER_NAMESPACE,
     config: RunnableConfig | None = None,
 ) -> Memories:
-    """Return the memories of a namespace; see `Collection.list`."""
+    """Return the memories of a namespace, like `Collection.list`."""
     collection = Collection(store, namespace)
     return await collection._list(kind=kind, limit=limit, offset=offset, as_of=as_of, config=config)
 
@@ -482,7 +487,7 @@ memories, amemories = blocking(_memories), awaiting(_memories)
 
 
 async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -> Receipt:
-    """Erase a memory, and the entries in quarantine that have its key or one of its texts.
+    """Erase a memory, and the quarantine entries that have its key or one of its texts.
 
     Args:
         adapter: The store.
@@ -509,7 +514,10 @@ async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -
 
 
 async def forget_namespace(adapter: StoreAdapter, namespace: Namespace) -> Receipt:
-    """Erase the notes about a namespace, then its memories. Longer namespaces are not changed."""
+    """Erase perdure's notes about a namespace, then the memories in the namespace.
+
+    Longer namespaces are not changed.
+    """
     receipt = _build_empty_receipt(clean=True)
     for namespace_to_erase in (
         *(build_notes_namespace(kind, namespace) for kind in NOTE_KINDS),
@@ -527,7 +535,9 @@ async def forget_matching_memories(
     query: str | None = None,
     dry_run: bool = False,
 ) -> Receipt:
-    """Erase memories of which a version comes from the thread and contains the words, or list them.
+    """Erase the memories of which a version comes from a thread and contains all words of a query.
+
+    With `dry_run=True`, the memories are only listed.
 
     Args:
         adapter: The store, one of perdure's.
@@ -540,7 +550,7 @@ async def forget_matching_memories(
         ConfigurationError: Both the thread and the query are missing, or the store is not
             perdure's.
     """
-    # without both conditions, all memories would match
+    # If both conditions were missing, all memories would match.
     check_text("thread_id or query", query if thread_id is None else thread_id)
     check_instance(
         "store", adapter.store, Versioned, "a perdure store, because others cannot erase by query"
@@ -555,7 +565,7 @@ async def forget_matching_memories(
         return preview
     versions: list[Memory] = []
     for namespace, key in preview.keys:
-        if namespace[0] != RESERVED_LABEL:  # entries in quarantine have no tombstones
+        if namespace[0] != RESERVED_LABEL:  # Quarantine entries get no tombstones.
             versions += await adapter.list_versions(namespace, key)
     await adapter.write(await add_former_ids(adapter, _build_distinct_tombstones(versions)))
     receipt = _build_empty_receipt(clean=True)
@@ -565,7 +575,7 @@ async def forget_matching_memories(
 
 
 async def erase_items(adapter: StoreAdapter, namespace: Namespace, *keys: str) -> Receipt:
-    """Erase items with all their versions. A store without versions deletes the items."""
+    """Erase items with all their versions. In a store without versions, the items are deleted."""
     if not adapter.versioned:
         await adapter.write([build_removal(namespace, key) for key in keys])
         deleted_keys = tuple((namespace, key) for key in keys)
@@ -586,14 +596,14 @@ async def _erase_namespace(adapter: StoreAdapter, namespace: Namespace) -> Recei
     if keys and len(keys) == len(preview.keys):
         receipt: Receipt = await adapter.call("forget", namespace)
         return receipt
-    # erasing by the prefix would also erase longer namespaces
+    # Erase the items by their keys, because erasing by prefix would also erase longer namespaces.
     return await erase_items(adapter, namespace, *keys)
 
 
 async def _erase_quarantine_entries(
     adapter: StoreAdapter, namespace: Namespace, key: str, texts: set[str]
 ) -> Receipt:
-    """Erase the entries in quarantine that have a memory's key or one of its texts."""
+    """Erase the quarantine entries that have a memory's key or one of its texts."""
     if adapter.versioned:
         matching = {"$or": [{"key": key}, {"text": {"$in": sorted(texts)}}]}
         preview: Receipt = await adapter.call("forget", namespace, filter=matching, dry_run=True)
@@ -605,13 +615,13 @@ async def _erase_quarantine_entries(
 
 
 def _build_distinct_tombstones(versions: Iterable[Memory]) -> list[PutItem]:
-    """Build the tombstones of versions of memories, each once."""
+    """Build tombstones for versions of memories, without duplicates."""
     puts = [put for version in versions for put in build_tombstones(version, "forgotten")]
     return list({(put.namespace, put.key): put for put in puts}.values())
 
 
 async def _write_tombstones(adapter: StoreAdapter, tombstones: list[PutItem]) -> bool:
-    """Write tombstones, and return whether the store had room for them."""
+    """Write tombstones, and return whether the store had enough room for them."""
     try:
         await adapter.write(await add_former_ids(adapter, tombstones))
     except LimitExceeded:
@@ -620,13 +630,13 @@ async def _write_tombstones(adapter: StoreAdapter, tombstones: list[PutItem]) ->
 
 
 def _build_empty_receipt(*, clean: bool) -> Receipt:
-    """Build the receipt of an erasure that erased nothing."""
+    """Build a receipt that reports no erased items."""
     return Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean)
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineEntry:
-    """A candidate that waits in quarantine for a decision.
+    """A candidate memory in quarantine, for which a person has to decide.
 
     Attributes:
         key: The key of the entry.
@@ -658,21 +668,25 @@ class QuarantineEntry:
         return f"{self.key}: {self.shown} ({self.reason})"
 
     def to_redacted_dict(self) -> dict[str, Any]:
-        """Return the attributes as a dict without `text` and `fields`, which may hold secrets."""
+        """Return the attributes as a dict.
+
+        The attributes `text` and `fields` are left out, because they may contain secrets.
+        """
         return {
             name: value for name, value in asdict(self).items() if name not in ("text", "fields")
         }
 
 
-Entries = list[QuarantineEntry]  # an alias, because `list` is a method within the class
+# This alias is needed because `list` is a method within the class `Quarantine`.
+Entries = list[QuarantineEntry]
 
 
 class Quarantine:
-    """The entries of a namespace that the gate put into quarantine.
+    """The candidates for a namespace that the gate has put into quarantine.
 
-    Methods that begin with `a` are async. The original texts are stored, also those with secrets;
-    they are encrypted if the store is. `store.forget(namespace)` does not erase the entries, and
-    `Collection.forget_all` does.
+    Methods that begin with `a` are async. The entries contain the original texts, including
+    secrets. An encrypted store also encrypts the entries. `Collection.forget_all` erases the
+    entries, but `store.forget(namespace)` does not.
 
     Args:
         store: See `Collection`.
@@ -694,12 +708,14 @@ class Quarantine:
         return sorted(map(_build_entry, memories), key=lambda entry: entry.at)
 
     async def _release(self, key: str, config: RunnableConfig | None = None) -> Outcome:
-        """Store the memory of an entry without judging it again, and remove the entry.
+        """Store an entry as a memory, and remove the entry from quarantine.
 
-        If there is a memory with the key of the entry, it is updated.
+        The gate does not judge the entry again.
+
+        If a memory with the same key already exists, that memory is updated.
 
         Raises:
-            UnknownMemory: There is no such entry.
+            UnknownMemory: There is no entry with this key.
             VersionConflict: The entry or the memory was changed meanwhile. Nothing was written.
         """
         adapter, namespace, entries_namespace = self._get_adapter_and_namespaces(config)
@@ -712,15 +728,16 @@ class Quarantine:
         put = build_put(namespace, entry.memory_key, value, provenance=entry.provenance)
         put = replace(put, if_version=0 if existing is None else existing.version)
         await adapter.write([put, build_removal(entries_namespace, key, stored.version)])
-        # past versions of the entry contain the text, too
+        # Past versions of the entry also contain the text, so the entry is erased and not only
+        # deleted.
         await erase_items(adapter, entries_namespace, key)
         return Outcome("added" if existing is None else "updated", entry.memory_key)
 
     async def _discard(self, key: str, config: RunnableConfig | None = None) -> Outcome:
-        """Erase an entry. A tombstone prevents its text from being extracted again.
+        """Erase an entry. A tombstone prevents the text from being extracted again.
 
         Raises:
-            UnknownMemory: There is no such entry.
+            UnknownMemory: There is no entry with this key.
         """
         adapter, namespace, entries_namespace = self._get_adapter_and_namespaces(config)
         stored = await _get_stored_entry(adapter, entries_namespace, key)
@@ -746,7 +763,7 @@ async def _get_stored_entry(adapter: StoreAdapter, namespace: Namespace, key: st
     """Return the stored item of an entry.
 
     Raises:
-        UnknownMemory: There is no such entry.
+        UnknownMemory: There is no entry with this key.
     """
     memory = await adapter.get(namespace, key)
     if memory is None:
@@ -757,7 +774,7 @@ async def _get_stored_entry(adapter: StoreAdapter, namespace: Namespace, key: st
 
 
 def _build_entry(memory: Memory) -> QuarantineEntry:
-    """Build the entry that a stored item contains."""
+    """Build a quarantine entry from its stored item."""
     value = memory.value
     return QuarantineEntry(
         key=memory.key,

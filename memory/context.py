@@ -1,4 +1,4 @@
-"""Pack what a model is told besides the messages, or add recalled memories to a request."""
+"""Add instructions, profile, summary, memories and examples to a model's request."""
 
 from __future__ import annotations
 
@@ -44,18 +44,24 @@ BUDGET_SHARES: Final[Mapping[str, float]] = {
 MemoryPlace = Literal["system", "question"]
 PartFunction = Callable[[Any, RunnableConfig | None], Any]
 """Returns a part; called with the state, which is None for plain messages, and the run's config."""
-_MAX_ELLIPTIC_WORDS: Final = 3  # words of a question that may depend on the one before it
-_MAX_QUERY_CHARS: Final = 2_000  # characters of a query; the middle of a longer one is cut out
-_ONE_TOKEN: Final = " the"  # text that most tokenizers count as one token
+# maximum number of words of a question that may depend on the previous question, such as "and
+# then?"
+_MAX_ELLIPTIC_WORDS: Final = 3
+# maximum number of characters of a query; the middle of a longer query is cut out
+_MAX_QUERY_CHARS: Final = 2_000
+# text that most tokenizers count as one token; repeated to reserve tokens
+_ONE_TOKEN: Final = " the"
 _LOG = logging.getLogger("perdure")
 
 
 class Assemble(MessagesNode):
-    """A node that packs a context: `assemble(4_000, memories=…)(messages)`.
+    """A node that builds a request from several parts within a token budget.
 
-    Each part is a value, or a function of the state and the run's config. Memories, profile and
-    examples are quoted as data, each entry as JSON. The node also cuts the conversation, so it must
-    be the last part of a view.
+    An example is `assemble(4_000, memories=…)(messages)`.
+
+    Each part is a value, or a function that is called with the state and the run's config.
+    Memories, profile and examples are quoted as data, with each entry in JSON. The node also leaves
+    out old messages that do not fit, so it must be the last part of a view.
 
     Args:
         max_tokens: The maximum number of tokens of the request.
@@ -85,7 +91,7 @@ class Assemble(MessagesNode):
         parts = {"profile": profile, "summary": summary, "memories": memories, "examples": examples}
         self.parts = {"instructions": instructions, **parts}
         self.counter, self.tools = counter_of(token_counter), cast("Sequence[Any]", ())
-        # the system prompt that is sent with the request and is not among the messages
+        # the system prompt, if it is sent separately and is not among the messages
         self.system_prompt: SystemMessage | str | None = None
         self.max_tokens = check_whole_number("max_tokens", max_tokens, 1)
 
@@ -108,7 +114,7 @@ class Assemble(MessagesNode):
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return the context, with as much of the conversation as fits."""
+        """Return the system message with all parts, and as much of the conversation as fits."""
         parts = self.parts.items()
         contents = {name: part(state, config) if callable(part) else part for name, part in parts}
         if contents["summary"] is None and state is not None:
@@ -122,11 +128,12 @@ class Assemble(MessagesNode):
             fitted = self.counter.scale_to_usage(ModelInput(system, iter(turns)).to_messages())
             if fitted.scale <= counter.scale:
                 return ModelInput(system, iter(turns))
-            # the answers that remain imply a larger scale, so only a part of the result fits
+            # The usage reported in the remaining answers implies a larger scale, so less of the
+            # result fits.
             counter, model_input = fitted, replace(model_input, turns=iter(turns))
 
     def _pack_whole(self, model_input: ModelInput, contents: Mapping[str, Any]) -> ModelInput:
-        """Return the context that fits, with a function that counts whole requests."""
+        """Return the largest context that fits, with a counter that counts only whole requests."""
         counter, all_turns = self.counter, list(model_input.turns)
         tools = counter.count_tools(self.tools)
         prompt = counter.count_system_prompt(self.system_prompt)
@@ -151,7 +158,7 @@ class Assemble(MessagesNode):
         counter: TokenCounter,
         reserve: float = 0,
     ) -> tuple[SystemMessage | None, list[Turn]]:
-        """Return the system message with all parts, and the turns that fit, newest first.
+        """Return a system message with all parts, and the turns that fit, newest turn first.
 
         Args:
             model_input: The system message and the turns.
@@ -194,7 +201,7 @@ class Assemble(MessagesNode):
     def _with_section(
         self, text: str, name: str, entries: list[str], tokens_left: float, counter: TokenCounter
     ) -> str:
-        """Return the text of the system message with a section of as many entries as fit."""
+        """Return a system message's text with an added section of as many entries as fit."""
         share = min(
             int(self.max_tokens * BUDGET_SHARES[name]),
             tokens_left - _count_system_tokens(text, counter),
@@ -207,7 +214,8 @@ class Assemble(MessagesNode):
             longer_text = f"{text}\n\n{added}" if text else added
             if _count_system_tokens(longer_text, counter) <= tokens_left:
                 return longer_text
-            section_entries.pop()  # a text can have more tokens than its parts together
+            # The joined text can have more tokens than its parts have in total.
+            section_entries.pop()
         return text
 
 
@@ -215,7 +223,7 @@ assemble = Assemble
 
 
 def _iter_sections(contents: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Return the name and the entries of each section that has entries."""
+    """Yield the name and the entries of each section that is not empty."""
     summary = read_summary(contents["summary"])
     profile: Any = contents["profile"]
     if isinstance(profile, BaseModel):
@@ -239,16 +247,16 @@ def _count_system_tokens(text: str, counter: TokenCounter) -> int:
 
 
 class UseMemories(MessagesNode):
-    """A part of a view that adds a section `<memories>` to the request.
+    """A part of a view that adds recalled memories to the request, in a section `<memories>`.
 
-    Put it before the part that cuts, whose budget then includes the memories, and after
-    `use_instructions`, which replaces the system message. An example is `view(use_memories(),
-    trim(max_tokens=4_000))`.
+    Put this part after `use_instructions`, which replaces the system message, and before the part
+    that trims the messages, so that its budget includes the memories. An example is
+    `view(use_memories(), trim(max_tokens=4_000))`.
 
-    The query is the newest human message. If that message is as short as "and then?", the one
-    before it is added. Memories are left out if the model is shown all messages on which they rest,
-    after all parts of the view. If the store or its embedder fails, a warning is logged, and the
-    turn goes on without memories.
+    The query is the newest human message. If that message is as short as "and then?", the human
+    message before it is added. A memory is left out if the request, after all parts of the view,
+    still contains all messages that the memory comes from. If the store or its embedder fails, a
+    warning is logged, and the turn continues without memories.
 
     Args:
         store: See `recall`.
@@ -296,7 +304,7 @@ class UseMemories(MessagesNode):
         self._following: list[MessagesNode] = []
 
     def with_following_parts(self, parts: Sequence[MessagesNode]) -> Self:
-        """Return a copy of this part that knows the parts which follow it in a view."""
+        """Return a copy of this part that is given the parts that follow it in a view."""
         copied = copy(self)
         copied._following = [part for part in parts if not isinstance(part, UseMemories)]
         return copied
@@ -304,7 +312,7 @@ class UseMemories(MessagesNode):
     async def _transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return `model_input` with a section of recalled memories."""
+        """Return `model_input` with a section of memories that match the newest question."""
         newest, turns = tee(model_input.turns)
         query, max_tokens = build_query(list(islice(newest, 2))), self._search.max_tokens or 0
         lines: tuple[str, ...] = ()
@@ -313,7 +321,7 @@ class UseMemories(MessagesNode):
             filled_input = self._add(replace(model_input, turns=possible), _ONE_TOKEN * max_tokens)
             try:
                 shown_ids = await self._find_shown_ids(filled_input, state, config)
-            except BudgetExceeded:  # raised by a part that follows
+            except BudgetExceeded:  # A following part raised this error.
                 max_tokens //= 2
                 continue
             lines = await self._recall_lines(query, max_tokens, shown_ids, config)
@@ -326,7 +334,8 @@ class UseMemories(MessagesNode):
             try:
                 await self._find_shown_ids(filled_input, state, config)
                 break
-            except BudgetExceeded:  # the part's counter counts more tokens than the estimate
+            # The counter of a following part counts more tokens than were estimated.
+            except BudgetExceeded:
                 lines = lines[:-1]
         model_input = replace(model_input, turns=turns)
         return self._add(model_input, render_section("memories", lines)) if lines else model_input
@@ -336,7 +345,7 @@ class UseMemories(MessagesNode):
     async def _find_shown_ids(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> frozenset[str | None]:
-        """Return the ids of the messages that the following parts leave in the request."""
+        """Return the ids of the messages that remain in the request after the following parts."""
         for part in self._following:
             model_input = await call_method(part, "transform_input", model_input, state, config)
         return frozenset(message.id for message in model_input.to_messages())
@@ -348,11 +357,11 @@ class UseMemories(MessagesNode):
         shown_ids: frozenset[str | None],
         config: RunnableConfig | None,
     ) -> tuple[str, ...]:
-        """Recall memories as lines, without those whose messages the model is shown."""
+        """Recall memories as lines of text, except those whose messages are in the request."""
         thread_id, _ = read_run_source(config)
 
         def is_not_shown(memory: Memory) -> bool:
-            """Return whether a memory rests on messages that the model is not shown."""
+            """Return whether a memory comes from messages that are not in the request."""
             origin = memory.provenance
             if origin is None or not origin.message_ids:
                 return True
@@ -363,10 +372,11 @@ class UseMemories(MessagesNode):
             options: dict[str, Any] = {"as_of": self._as_of(config), "max_tokens": max_tokens}
             options |= {"accepts": is_not_shown, "expected_rejections": len(shown_ids)}
             return (await self._search.find_memories(query, self._store, config, **options)).lines
-        except Exception as exc:  # other stores may raise errors of their drivers
+        # Other stores than perdure's may raise errors of their database drivers.
+        except Exception as exc:
             temporary_errors = StorageError | EmbeddingFailed
             if isinstance(exc, PerdureError) and not isinstance(exc, temporary_errors):
-                raise  # a mistake of the developer, which would occur in every turn
+                raise  # Such an error is a mistake of the developer and would occur in every turn.
             _LOG.warning("no memory is recalled in this turn: %s", exc, exc_info=exc)
             return ()
 
@@ -375,10 +385,10 @@ use_memories = UseMemories
 
 
 def build_query(turns: Sequence[Turn]) -> str:
-    """Build the query from the newest turns, newest first; "" if there is no text.
+    """Build a query from the newest turns, or return "" if the newest question has no text.
 
-    The newest question is the query. If it is as short as "and then?", the question before it is
-    added.
+    `turns` are sorted from newest to oldest. The query is the newest question. If this question is
+    as short as "and then?", the previous question is added.
     """
     questions = (turn.messages[0] for turn in turns[:2])
     texts = [message.text.strip() for message in questions if role(message) == "human"]
@@ -395,9 +405,9 @@ def build_query(turns: Sequence[Turn]) -> str:
 
 
 def _add_to_question(model_input: ModelInput, text: str) -> ModelInput:
-    """Return `model_input` with a text after the newest question.
+    """Return `model_input` with a text appended to the newest question.
 
-    Without a question, the text is added to the system message.
+    If there is no question, the text is added to the system message.
     """
     newest = next(model_input.turns, None)
     if newest is None or role(newest.units[0][0]) != "human":
@@ -411,7 +421,7 @@ def _add_to_question(model_input: ModelInput, text: str) -> ModelInput:
 
 
 def _add_to_system(model_input: ModelInput, text: str) -> ModelInput:
-    """Return `model_input` with a text at the end of the system message."""
+    """Return `model_input` with a text appended to the system message."""
     if model_input.system is None:
         return replace(model_input, system=SystemMessage(text))
     content = append_text(model_input.system.content, text)

@@ -1,10 +1,10 @@
-"""The structure of a conversation: turns, and the units of messages within them.
+"""Split a conversation into turns, and define the units of messages within a turn.
 
-A *turn* is a human message and all messages after it up to the next human message. Messages that no
-human message precedes are a turn, too. A *unit* is one or more messages that are kept or removed
+A *turn* is a human message and all messages after it up to the next human message. Messages before
+the first human message also form a turn. A *unit* is one or more messages that are kept or removed
 together. An *exchange* is a unit of an AI message that calls tools and the result of each call.
-Providers refuse results without their call, calls without all of their results, and empty AI
-messages, so a request contains none of these.
+Model providers refuse requests that contain a tool result without its call, a call without all of
+its results, or an empty AI message. Requests are built without these.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ REASONING_BLOCKS: Final = frozenset(
     {"thinking", "redacted_thinking", "reasoning", "reasoning_content"}
 )
 """Types of the content blocks with reasoning."""
-# types of content blocks that show the user nothing
+# types of content blocks that have no content for the user
 _SILENT_BLOCKS: Final = REASONING_BLOCKS | CALL_BLOCKS | {"function_call_signature"}
-_SILENT_KEYS: Final = frozenset({"id", "index"})  # keys of the empty blocks that streaming leaves
-_ANSWER_KEYS: Final = ("audio", "refusal")  # keys of additional_kwargs with an answer of OpenAI's
+# a content block with only these keys is an empty block that streaming has left behind
+_SILENT_KEYS: Final = frozenset({"id", "index"})
+# keys of additional_kwargs under which OpenAI's answers may have content
+_ANSWER_KEYS: Final = ("audio", "refusal")
 SHORTENED: Final = "perdure_shortened"
 """Key in the additional_kwargs of a message that is shorter than its original in the history.
 
@@ -54,10 +56,11 @@ replaced by a placeholder. The key is not sent to providers.
 
 
 class Turn(NamedTuple):
-    """A human message and the messages after it, or messages that no human message precedes.
+    """A turn: a human message and the messages after it, or the messages before the first one.
 
     Attributes:
-        units: The units that a provider accepts. A human message is first, if the turn has one.
+        units: The units to send to a provider. If the turn has a human message, that message is the
+            first unit.
         messages: All messages of the turn.
     """
 
@@ -72,13 +75,13 @@ def role(message: BaseMessage) -> Role:
     return "human" if human else kind
 
 
-@cache  # six times as fast as `isinstance` for each base class
+@cache  # The cache makes this six times as fast as an `isinstance` check for each base class.
 def _find_role(kind: type) -> Role:
     return next((role for base, role in _BASES if issubclass(kind, base)), "other")
 
 
 def iter_turn_ranges(messages: Messages) -> Iterator[range]:
-    """Yield the positions of each turn, newest first.
+    """Yield the range of positions of each turn, newest turn first.
 
     A human message without content begins a turn only if it is the newest human message. A human
     message that contains tool results does not begin a turn. Messages before the first human
@@ -97,9 +100,10 @@ def iter_turn_ranges(messages: Messages) -> Iterator[range]:
 
 
 def has_visible_content(message: BaseMessage) -> bool:
-    """Return whether a message has content other than blank text, reasoning and calls.
+    """Return whether a message has content that a user can see.
 
-    Audio, refusals and provider-specific blocks are content.
+    Blank text, reasoning and tool calls do not count. Audio, refusals and provider-specific blocks
+    count.
     """
     content = message.content
     if isinstance(content, str):
@@ -122,7 +126,10 @@ def has_block(message: BaseMessage, types: frozenset[str]) -> bool:
 
 
 def _has_content(block: object) -> bool:
-    """Return whether a content block is not blank text, reasoning, a call or an empty block."""
+    """Return whether a content block has content that a user can see.
+
+    Blank text, reasoning, tool calls and empty blocks do not count.
+    """
     if not isinstance(block, Mapping):
         return bool(str(block).strip())
     block = unwrap_block(block)

@@ -1,4 +1,7 @@
-"""Token counting functions of the user, in the forms that langchain's `trim_messages` accepts."""
+"""Call the application's own token counters.
+
+A counter may have any form that langchain's `trim_messages` accepts.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ T = TypeVar("T")
 _METHOD: Final = "get_num_tokens_from_messages"
 _METHODS: Final = (_METHOD, "get_num_tokens", "get_token_ids")  # methods that _METHOD may call
 _SEARCH_STEPS: Final = 20  # maximum steps of the binary search for the largest selection
-# texts of the two messages with which the fixed part of a function is measured
+# texts of two sample messages that are used to measure the fixed part of a counting function
 _PROBES: Final = (
     "What is the weather like in the city?",
     "When does the next train leave from it?",
@@ -26,7 +29,7 @@ _PROBES: Final = (
 
 
 class CountingFunction:
-    """A function that returns the tokens of a request with a list of messages.
+    """A token counter of the application, which counts a request or a single message.
 
     A function may add a fixed number of tokens to every request, for example for the schemas of
     tools. This fixed part is measured once, when the function is used for the first time.
@@ -54,22 +57,23 @@ class CountingFunction:
         return self._fixed
 
     def count_message(self, message: BaseMessage) -> float:
-        """Return the tokens that a message adds to a request."""
+        """Return the number of tokens that a message adds to a request."""
         if self.is_additive:
             return _to_number(self._function(message))
         return max(0, self.count_request([message]) - self.fixed_tokens)
 
     def count_request(self, messages: Sequence[BaseMessage]) -> float:
-        """Return the tokens of a request with these messages, including the fixed part."""
+        """Return the number of tokens of a request with these messages and the fixed part."""
         if self.is_additive:
             return sum(map(self.count_message, messages))
         return _to_number(self._function(list(messages)))
 
     def _measure_fixed_part(self) -> float:
-        """Return the tokens that the function adds to every request.
+        """Return the number of tokens that the function adds to every request.
 
-        They are the tokens of an empty request. If the function refuses an empty list or returns 0,
-        they are computed from requests with one and with two messages.
+        This is the number of tokens of an empty request. If the function raises an error for an
+        empty list or returns 0, the number is computed from requests with one message and with two
+        messages.
         """
         empty = self._try_count([])
         if empty:
@@ -83,7 +87,7 @@ class CountingFunction:
         return max(0, one + other - both)  # type: ignore[operator]
 
     def _try_count(self, messages: list[BaseMessage]) -> float | None:
-        """Return the tokens of a request, or None if the function raises an error."""
+        """Return the number of tokens of a request, or None if the function raises an error."""
         try:
             return self.count_request(messages)
         except Exception:
@@ -93,10 +97,10 @@ class CountingFunction:
 def find_largest_selection(
     pack: Callable[[float], T], excess: Callable[[T], float], fixed_part: float, size: float
 ) -> T:
-    """Return the largest selection of messages that fits into a budget, found by binary search.
+    """Find the largest selection of messages that fits into a token budget, by binary search.
 
-    This is needed if a counting function returns more or less for a list of messages than the sum
-    over its messages.
+    The search is needed if the count of a list of messages is not the sum of the counts of its
+    messages.
 
     Args:
         pack: The function that returns a selection which leaves the given number of tokens unused,
@@ -133,10 +137,10 @@ def find_largest_selection(
 
 
 def find_counting_method(model: Any) -> Callable[..., Any] | None:
-    """Return the method of a model that counts messages, if the user has defined it, or None.
+    """Return the model's own method that counts messages, or None if it has none.
 
-    The methods of langchain's own classes are not returned, because they download a tokenizer or
-    send each message to the provider.
+    Methods that langchain defines are not returned, because they download a tokenizer or send each
+    message to the provider.
     """
     if getattr(model, "custom_get_token_ids", None) is not None:
         return getattr(model, _METHOD, None)
@@ -149,10 +153,10 @@ def find_counting_method(model: Any) -> Callable[..., Any] | None:
 
 
 def _takes_one_message(function: Callable[..., Any]) -> bool:
-    """Return whether the first parameter of a function is annotated as a message."""
+    """Return whether the first parameter of a function is annotated as a single message."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # functions in C may have no signature
+    except (TypeError, ValueError):  # Functions written in C may have no signature.
         return False
     annotation = next((parameter.annotation for parameter in parameters), None)
     if isinstance(annotation, str):

@@ -1,7 +1,7 @@
-"""Detectors, which find secrets, payment cards and contacts in a text, and their redaction.
+"""Find and redact secrets, payment cards and contact data in texts.
 
-With the extra `privacy`, `service_keys` uses the package detect-secrets, and `phones` uses the
-package phonenumbers. Without it, these two detectors find nothing.
+If the extra `privacy` is installed, `service_keys` uses the package detect-secrets, and `phones`
+uses the package phonenumbers. Without the extra, these two detectors find nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REDACTED_FIELD: Final = "redacted"
 
 _TREATMENTS_BY_SEVERITY: Final[Sequence[Treatment]] = ("refuse", "quarantine", "redact")
 _CONTACT_KINDS: Final = ("e-mail", "phone")
-_KIND_NAMES: Final = {  # names of the kinds in the reason of a verdict
+_KIND_NAMES: Final = {  # descriptions of the kinds of findings, for the reason of a verdict
     "card": "the number of a payment card",
     "e-mail": "an e-mail address",
     "phone": "a telephone number",
@@ -51,7 +51,7 @@ _KEY_PATTERNS: Final = tuple(
         r"(?i)\b(?:bearer|basic) {1,3}(?P<value>(?=[^\s\"']{0,60}\d)[\w+/=.~-]{12,4096}+)",
     )
 )
-# the whole pattern is a lookahead, because the value of one label may be the next label
+# The whole pattern is a lookahead, so that the value after one label can itself be a label.
 _LABELLED_SECRET: Final = re.compile(
     r"(?=(?:(?P<password>(?:pass[ -]?(?:word(?:s(?= ))?|phrase|code)|passwort|passwd|pwd|kennwort"
     r"|wachtwoord|contrase(?:ñ|n\u0303?)a|mot de passe|senha|пароль|密码|密碼|パスワード"
@@ -74,12 +74,13 @@ _LABELLED_SECRET: Final = re.compile(
     r"(?P<value>(?<=[\"'`])[^\n\"'`]{1,256}+|[^\s\"'`<>]{1,256}+))",
     re.IGNORECASE,
 )
-# a quick test before `_LABELLED_SECRET`, which takes ten times as long
+# This pattern is tried before `_LABELLED_SECRET`, which takes ten times as long.
 _SECRET_LABEL: Final = re.compile(
     r"(?i)pass|pwd|pw|kennwort|wachtwoord|contrase|senha|пароль|密|パス|pin|cvv|cvc|otp|code|key|token"
     r"|secret"
 )
-_KEY_LIKE_RUN: Final = re.compile(r"[\w+/=.~-]{16}")  # every service key contains such a run
+# Every service key contains a match of this pattern.
+_KEY_LIKE_RUN: Final = re.compile(r"[\w+/=.~-]{16}")
 _CLAUSE_END: Final = re.compile(r"[^\w\s]{0,4}\s{0,3}(?:$|\n)|[.,;!?]\s")
 _TRAILING_PUNCTUATION: Final = ".,;:!?)]}>*\\。"
 _PLACEHOLDER: Final = re.compile(r"\W*|\[.*|\$.*|\{.*|null|none|true|false", re.IGNORECASE)
@@ -91,12 +92,13 @@ _EMAIL: Final = re.compile(
     r"(?<![\w.+%'-])(?!git@)[\w.+%'-]{1,64}+@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,6}[^\W\d_]{2,24}"
     r"(?![\w@])"
 )
-_WINDOW_SIZE: Final = 4_096  # characters that a pattern of a service key is applied to at once
+# number of characters to which a pattern for service keys is applied at a time
+_WINDOW_SIZE: Final = 4_096
 _CATEGORY_REPLACEMENTS: Final = {"Cf": "", "Zs": " ", "Pd": "-", "Pi": '"', "Pf": '"'}
 
 
 def secrets(text: str) -> Iterator[Finding]:
-    """Find labelled passwords and PINs, keys with a known prefix, private keys, and credentials."""
+    """Find labelled passwords and PINs, keys with known prefixes, private keys and credentials."""
     for pattern in _KEY_PATTERNS:
         for match in pattern.finditer(text):
             yield "secret", *match.span("value")
@@ -126,7 +128,10 @@ def _is_secret(match: re.Match[str], value: str) -> bool:
 
 
 def _is_password(match: re.Match[str], value: str) -> bool:
-    """Return whether the value after the label of a password is one, by the words around it."""
+    """Return whether a value after a label such as "password" is a password.
+
+    The words around the value decide.
+    """
     start = match.start("value")
     is_quoted = match.string[start - 1] in "\"'`"
     has_sign = bool(match["late_sign"] or (match["is"] and match["colon"]))
@@ -142,7 +147,7 @@ def _is_password(match: re.Match[str], value: str) -> bool:
 
 
 def cards(text: str) -> Iterator[Finding]:
-    """Find the numbers of payment cards, of 15 or 16 digits, that pass the Luhn check."""
+    """Find payment card numbers of 15 or 16 digits that pass the Luhn check."""
     for match in _CARD.finditer(text):
         digits = [int(char) for char in reversed(match[0]) if char.isdecimal()]
         doubled = (sum(divmod(2 * digit, 10)) for digit in digits[1::2])
@@ -169,7 +174,7 @@ def phones(text: str, region: str | None = None) -> Iterator[Finding]:
 
 
 def phone_numbers(region: str) -> Detector:
-    """Return a detector of telephone numbers of a region such as "US".
+    """Return a detector that finds the telephone numbers of a region such as "US".
 
     Raises:
         MissingDependency: The extra `privacy` is not installed.
@@ -184,19 +189,21 @@ def phone_numbers(region: str) -> Detector:
 def service_keys(text: str) -> Iterator[Finding]:
     """Find keys of cloud services. Without the extra `privacy`, nothing is found."""
     for pattern in _service_patterns() if _KEY_LIKE_RUN.search(text) else ():
-        for start in range(0, len(text), _WINDOW_SIZE // 2):  # some patterns take quadratic time
+        # Search in windows, because some patterns take quadratic time.
+        for start in range(0, len(text), _WINDOW_SIZE // 2):
             for match in pattern.finditer(text[start : start + _WINDOW_SIZE]):
                 yield "secret", start + match.start(), start + match.end()
 
 
 @lru_cache(1)
 def _service_patterns() -> tuple[re.Pattern[str], ...]:
-    """Return the patterns of detect-secrets, or none if the package is not installed."""
+    """Return the patterns of the package detect-secrets, or () if the package is not installed."""
     if find_spec("detect_secrets") is None:
         return ()
     plugins = import_module("detect_secrets.core.plugins.util")
     classes = plugins.get_mapping_from_secret_type_to_class().values()
-    # IP addresses are not secret; passwords in URLs are found by `_KEY_PATTERNS`
+    # Leave out IP addresses, which are not secret, and passwords in URLs, which `_KEY_PATTERNS`
+    # finds.
     plugins_used = (
         plugin for plugin in classes if not plugin.__name__.startswith(("IPPublic", "BasicAuth"))
     )
@@ -210,8 +217,8 @@ DETECTORS: Final[tuple[Detector, ...]] = (secrets, cards, emails, phones, servic
 def find_spans(text: str, detectors: Iterable[Detector]) -> list[Finding]:
     """Find sensitive data in a text.
 
-    The detectors see the text with compatibility forms, such as full-width letters, replaced by
-    plain ones.
+    The detectors get the text in a plain form, in which compatibility characters, such as
+    full-width letters, are replaced by ordinary characters.
 
     Args:
         text: The text.
@@ -235,13 +242,17 @@ def find_spans(text: str, detectors: Iterable[Detector]) -> list[Finding]:
 
 @lru_cache(1 << 14)
 def _normalize_char(char: str) -> str:
-    """Return the plain form of a character: a quote, dash or space in ASCII, else its NFKC form."""
+    """Return the plain form of a character.
+
+    Quotation marks, dashes and spaces become ASCII characters, and format characters are removed.
+    Other characters are converted to their NFKC form.
+    """
     form = _CATEGORY_REPLACEMENTS.get(unicodedata.category(char))
     return unicodedata.normalize("NFKC", char) if form is None else form
 
 
 def redact_spans(text: str, spans: Sequence[Finding]) -> str:
-    """Replace each finding in a text by its kind in brackets."""
+    """Replace each finding in a text with the name of its kind in brackets."""
     parts, position = [], 0
     for kind, start, end in spans:
         parts += [text[position:start], f"[{kind}]"]
@@ -251,14 +262,14 @@ def redact_spans(text: str, spans: Sequence[Finding]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SensitiveDataRules:
-    """The detectors of a gate, and the treatment of their findings; see `Gate`."""
+    """The detectors of sensitive data that a gate uses, and the treatment of their findings."""
 
     secrets: Treatment
     contacts: Treatment
     detectors: Sequence[Detector]
 
     def judge(self, candidate: Candidate) -> Verdict:
-        """Judge a candidate by the sensitive data in it.
+        """Judge a candidate by the sensitive data that it contains.
 
         If a detector raises an error, the candidate is put into quarantine.
         """
@@ -266,7 +277,8 @@ class SensitiveDataRules:
         try:
             text = self._redact_value(candidate.text, None, candidate.explicit, kinds)
             fields = self._redact_value(candidate.fields, "", candidate.explicit, kinds)
-        except Exception as exc:  # the error of a custom detector may quote the secret
+        # Do not quote the error, because the error of a custom detector may contain the secret.
+        except Exception as exc:
             fault = f"a detector raised {type(exc).__name__}, so the text may contain secrets"
             return Verdict("quarantine", fault, "detectors")
         for treatment in _TREATMENTS_BY_SEVERITY:
@@ -285,18 +297,20 @@ class SensitiveDataRules:
         return Verdict("keep", f"redacted {names}", check, redacted_text, fields=fields)
 
     def redact(self, text: str) -> str:
-        """Return a text with all findings redacted, to be shown."""
+        """Return a text in which all findings are redacted."""
         return redact_spans(text, find_spans(text, self.detectors))
 
     def _redact_value(
         self, value: Any, name: str | None, explicit: bool, kinds: dict[str, Treatment]
     ) -> Any:
-        """Return a text or a field redacted, and add the treatment of each finding to `kinds`.
+        """Return a redacted copy of a text or field.
+
+        The treatment of each kind of finding is added to `kinds`.
 
         Args:
             value: A text, or a JSON value of fields.
             name: The name of the field, or None for the text of the memory.
-            explicit: Whether somebody asked for the memory. Contacts are then not redacted.
+            explicit: Whether the memory was requested explicitly. Contacts are then not redacted.
             kinds: The treatment of each kind that was found. New findings are added.
         """
         if isinstance(value, Mapping):
@@ -320,9 +334,10 @@ class SensitiveDataRules:
         return redact_spans(value, [span for span in spans if kinds[span[0]] == "redact"])
 
     def _find_field_spans(self, text: str, name: str) -> list[Finding]:
-        """Find sensitive data in a field. The name of the field counts as a label of the value.
+        """Find sensitive data in a field.
 
-        A value of one word may be an id, so it is not searched for contacts.
+        The detectors get the field name as a label before the value. A value of one word may be an
+        id, so it is not searched for contact data.
         """
         ignored = () if len(text.split()) > 1 else (emails, phones)
         label = f"{name.replace('_', ' ')}: "

@@ -1,6 +1,6 @@
-"""Few-shot examples: store earlier cases, and select those that are most similar to a new case.
+"""Store few-shot examples, and select the examples that are most similar to a new case.
 
-A search compares the input and the context of cases, and not their outcome.
+A search compares only the input and the context of examples, not their outcome.
 """
 
 from __future__ import annotations
@@ -27,14 +27,18 @@ from perdure.memory.tokens import token_counter
 from perdure.settings import TOOL_LIMIT
 from perdure.stores.base import Provenance
 
-_READ_PER_EXAMPLE: Final = 2  # memories read per example, as some of them may not be examples
-# the fields of an example by their keys in langchain's prompts
+# number of memories read for each example to select; some memories may not be examples
+_READ_PER_EXAMPLE: Final = 2
+# the fields of an example, by their keys in langchain's prompt templates
 _FIELD_NAMES: Final = {"input": "input", "output": "outcome", "context": "context", "why": "why"}
 _Text = Annotated[str, Field(pattern=r"\S")]
 
 
 class ExampleFields(BaseModel):
-    """The fields of an example. `text`, which searches compare, is the input with its context."""
+    """The fields of an example.
+
+    The field `text` is the text that searches compare. It consists of the input and the context.
+    """
 
     text: str = ""
     input: _Text
@@ -50,12 +54,12 @@ class ExampleFields(BaseModel):
 
 
 class ExampleSelector(BaseExampleSelector):
-    """Stores examples, and selects those that are most similar to a situation.
+    """Stores examples, and selects the examples that are most similar to a situation.
 
-    It is a selector for langchain's `FewShotPromptTemplate` and `FewShotChatMessagePromptTemplate`,
-    whose examples are dicts with `input`, `output`, `context` and `why`. Use `add` and `select` for
-    prompts of your own. `memories` is a `Collection` of the same examples, with `update` and
-    `forget`.
+    The object can be used as the selector of langchain's `FewShotPromptTemplate` and
+    `FewShotChatMessagePromptTemplate`. Their examples are dicts with the keys `input`, `output`,
+    `context` and `why`. For other prompts, use `add` and `select`. The attribute `memories` is a
+    `Collection` of the same examples, which can update and forget them.
 
     Args:
         store: The store of the examples, see `Collection`.
@@ -97,7 +101,9 @@ class ExampleSelector(BaseExampleSelector):
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Outcome:
-        """Store an example. An example with the same input, context and outcome is updated.
+        """Store an example.
+
+        If an example has the same input, context and outcome, that example is updated.
 
         Args:
             input: The situation.
@@ -135,7 +141,8 @@ class ExampleSelector(BaseExampleSelector):
         """
         if not check_instance("query", query, str, "text").strip():
             return []
-        # without row context, because examples of one thread are not neighbours in a conversation
+        # Search without neighbouring rows, because examples of one thread do not follow each other
+        # in a conversation.
         options = {"query": query, "as_of": as_of, "context": False}
         limit, config = self.limit * _READ_PER_EXAMPLE, config or self.config
         memories = await self.memories.search_namespace(options, limit, config=config)
@@ -145,7 +152,7 @@ class ExampleSelector(BaseExampleSelector):
         return [examples[position] for position in positions]
 
     async def _add_example(self, example: dict[str, str]) -> Outcome:
-        """Store an example in the form of langchain's prompts.
+        """Store an example that has the form used by langchain's prompt templates.
 
         `example` has the keys `input` and `output`, and optionally `context` and `why`.
 
@@ -162,10 +169,10 @@ class ExampleSelector(BaseExampleSelector):
         return await self._store_example(**parts)
 
     async def _select_examples(self, input_variables: dict[str, str]) -> list[dict[str, Any]]:
-        """Return the examples for the variables of a prompt, in the form of langchain's prompts.
+        """Return the examples that match the variables of a langchain prompt template.
 
-        The variables `input` and `context` are searched for, or all variables if there is no
-        `input`.
+        The query consists of the variables `input` and `context`, or of all variables if there is
+        no `input`.
         """
         preferred = [input_variables.get(key) for key in ("input", "context")]
         parts = preferred if preferred[0] else list(input_variables.values())
@@ -176,7 +183,7 @@ class ExampleSelector(BaseExampleSelector):
 
     @staticmethod
     def section(examples: Sequence[Memory]) -> str:
-        """Return examples as a section of a prompt, quoted as data, or "" if there are none."""
+        """Return examples as a section of a prompt, quoted as data, or "" without examples."""
         return (
             render_section("examples", [render_memory_line(case) for case in examples])
             if examples
@@ -191,6 +198,6 @@ class ExampleSelector(BaseExampleSelector):
 
 
 def _is_example(memory: Memory) -> bool:
-    """Return whether a memory is an example. The namespace may contain other memories, too."""
+    """Return whether a memory is an example. The namespace may also contain other memories."""
     parts = memory.value.get("input"), memory.value.get("outcome")
     return memory.kind == EPISODE and all(isinstance(part, str) for part in parts)
