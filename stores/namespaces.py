@@ -1,7 +1,8 @@
-"""Checks of namespaces and keys, and an encoding of namespaces as byte paths.
+"""Checks of namespaces and keys, and the encoding of a namespace as a path of bytes.
 
-A path is the labels of a namespace in UTF-8, each followed by a NUL byte. No label contains a NUL
-byte. Paths therefore sort like tuples of labels, and all paths under a prefix form one range.
+A path consists of the labels of a namespace in UTF-8, each followed by a NUL byte. No label
+contains a NUL byte. Paths therefore sort like tuples of labels, and all paths under a prefix form
+one range.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from langgraph.store.base import MatchCondition
 
 from perdure.errors import CorruptRecord, InvalidNamespace
 
-RESERVED = "langgraph"  # first label of langgraph's own documents; users cannot put items there
+# first label of langgraph's own namespaces, into which users cannot put items
+RESERVED = "langgraph"
 MAX_KEY = 4096  # maximum bytes of a key, and of a path with all its labels
 _RESERVED_PATH = f"{RESERVED}\0".encode()
-EVERY_PATH = (b"", b"\xff")  # range of all paths; UTF-8 text never contains the byte 0xff
+# range that contains every path, since UTF-8 text never contains the byte 0xff
+EVERY_PATH = (b"", b"\xff")
 
 
 def check_namespace(namespace: Any, root: bytes = b"") -> bytes:
-    """Check a namespace into which items are put, and return its path.
+    """Check a namespace that items will be put into, and return its path.
 
     Args:
         namespace: The labels, as a sequence of strings.
@@ -133,7 +136,7 @@ def encode_path(namespace: Iterable[str]) -> bytes:
 
 
 def prefix_range(prefix: bytes) -> tuple[bytes, bytes]:
-    r"""Return the half-open range of all paths that begin with this path.
+    r"""Return the range of all paths that begin with `prefix`: its start, and its excluded end.
 
     >>> prefix_range(b"users\0")
     (b'users\x00', b'users\x01')
@@ -174,7 +177,7 @@ def check_condition(condition: MatchCondition) -> None:
 
 
 def literal_prefix(conditions: Iterable[MatchCondition]) -> bytes:
-    """Return the longest path that all namespaces which meet the conditions begin with."""
+    """Return the longest prefix, as a path, that all matching namespaces are known to share."""
     longest = b""
     for condition in conditions:
         if condition.match_type == "prefix":

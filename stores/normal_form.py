@@ -1,7 +1,8 @@
-"""Normal form of a text: texts that say the same in the same words have the same normal form.
+"""The normal form of a text, which is equal for texts that consist of the same words.
 
 The normal form ignores letter case, punctuation, white space and variants of letters. Tombstones
-contain hashes of normal forms. A change of the normal form would make stored tombstones useless.
+contain hashes of normal forms. If the normal form changed, stored tombstones would no longer match
+any text.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _SUPERSCRIPTS: Final = re.compile(
     # a superscript becomes ^ and digits, except after a unit of length: m² becomes m2
     "((?<![^\\W_])[cdkm]?m)?([\u00b2\u00b3\u00b9\u2070\u2074-\u207b]+)"
 )
-# 30 combining marks on one letter; sorting more of them takes quadratic time, so a joiner is
-# inserted (the Stream-Safe Text Format of Unicode Standard Annex 15)
+# matches 30 combining marks on one letter. Sorting more of them would take quadratic time, so a
+# joiner is inserted after them (the Stream-Safe Text Format of Unicode Standard Annex 15).
 _MARK_RUN: Final = re.compile(r"([^\w\s\x00-\x7f]{30})(?=[^\w\s\x00-\x7f])")
 _PLACEHOLDERS: Final = {mark: chr(1 + i) for i, mark in enumerate(".,:/'-")}
 _LETTER_VARIANTS: Final = str.maketrans(
@@ -53,7 +54,7 @@ def hash_normal_form(text: str) -> str:
 
 
 def normalize_text(text: str) -> str:
-    """Return the normal form of a text. It is meant for comparison, not for display."""
+    """Return the normal form of a text. The result is meant for comparison, not for display."""
     plain = marked = unify_letters(text).casefold()
     if _MAY_HAVE_MEANINGFUL.search(plain):
         marked = _MEANINGFUL_INSIDE.sub(
@@ -66,7 +67,8 @@ def normalize_text(text: str) -> str:
 def unify_letters(text: str) -> str:
     """Return the text with one variant of each letter.
 
-    Signs at the ends of words are replaced by special characters, so that they count.
+    Signs at the start or end of a word are replaced by special characters, so that they distinguish
+    words.
     """
     if not text.isascii():
         plain = _MARK_RUN.sub(

@@ -25,13 +25,19 @@ from perdure.stores.vectors import Floats, normalize_rows
 NAME = "perdure/static-en-256@d1a242f8a524"
 DIMS = 256
 _UNKNOWN_ID = 1  # id of [UNK]; its row is zero, so it has no effect on a vector
-_MAX_WORD_LENGTH = 100  # characters; a longer word is unknown, as in BERT's tokenizer
-_MEMO_SIZE = 1 << 16  # words in each memo; both together take at most 10 MB
-_MAX_MEMO_LENGTH = 32  # characters; longer runs are URLs or unsegmented scripts, which seldom recur
-_MIN_PIECE_LENGTH = 3  # letters; a word with shorter pieces on average is not known
-# share of known letters in a query; English queries have 0.7 or more, "xyzzy plugh" has 0
+# maximum characters of a word; a longer word is unknown, as in BERT's tokenizer
+_MAX_WORD_LENGTH = 100
+_MEMO_SIZE = 1 << 16  # maximum number of words in each memo; both memos together take at most 10 MB
+# maximum characters of a run whose token ids are cached; longer runs are URLs or scripts without
+# spaces, which seldom recur
+_MAX_MEMO_LENGTH = 32
+# minimum average letters of a word's pieces; a word with shorter pieces counts as unknown
+_MIN_PIECE_LENGTH = 3
+# minimum share of letters of a query in known words; English queries have 0.7 or more, "xyzzy
+# plugh" has 0
 _MIN_KNOWN_SHARE = 0.5
-_TOKENS_AT_ONCE = 4096  # tokens whose rows are added up at a time, 1 MB
+# number of tokens whose rows are added up at a time, which limits memory to 1 MB
+_TOKENS_AT_ONCE = 4096
 
 # str.split() splits at these characters; BERT's tokenizer drops them like other control characters
 _CONTROL_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
@@ -42,7 +48,10 @@ _CJK = re.compile(  # characters that BERT counts as Chinese
 
 
 class _FoldedCharacters(dict[int, str]):
-    """The replacement of each character of a decomposed text. Entries are added on demand."""
+    """A mapping, for `str.translate`, from each character of a decomposed text to its replacement.
+
+    Entries are added on demand.
+    """
 
     def __missing__(self, code: int) -> str:
         folded = self[code] = _fold_character(chr(code))
@@ -68,7 +77,7 @@ def _fold_character(char: str) -> str:
 class _TokenMemo(dict[str, tuple[int, ...]]):
     """The token ids of words.
 
-    The ids of a new word are computed, and stored unless the word is long.
+    If a word is new, its token ids are computed, and stored unless the word is long.
     """
 
     def __init__(self, look_up: Callable[[str], tuple[int, ...]]) -> None:
@@ -88,7 +97,7 @@ class WordPieceTokenizer:
 
     It adds no [CLS] and [SEP] and does not truncate. `[UNK]` and `[PAD]` in a text are ordinary
     text. Character classes are those of Python's Unicode tables, which are newer than the
-    original's. They differ in scripts that no token covers.
+    original's. The two versions differ only in scripts that no token covers.
 
     Source: https://arxiv.org/abs/1810.04805 and https://arxiv.org/abs/2012.15524 (greedy longest
     match first).
@@ -99,22 +108,23 @@ class WordPieceTokenizer:
         self._longest = max(map(len, tokens), default=1)
         self._fold = _FoldedCharacters()
         self._memo = _TokenMemo(self._tokenize_word)
-        # one entry for `lake`, `Lake,` and `"lake`
+        # The forms `lake`, `Lake,` and `"lake` share one entry of the memo.
         self._parts_memo = _TokenMemo(self._match_pieces)
 
     def token_ids(self, text: str) -> list[int]:
         """Return the ids of a text's tokens, in order."""
         for (
             control
-        ) in _CONTROL_SPACES:  # seven scans are four times faster than a regular expression
+            # Seven scans of the text are four times faster than a regular expression.
+        ) in _CONTROL_SPACES:
             if control in text:
                 text = text.replace(control, "")
         return list(chain.from_iterable(map(self._memo.__getitem__, text.split())))
 
     def known_share(self, text: str) -> float:
-        """Return the share of a text's letters that are in words which the vocabulary knows.
+        """Return the share of a text's letters that belong to words of the vocabulary.
 
-        A word is known if it, or its stem, consists of long pieces.
+        A word belongs to the vocabulary if the word or its stem consists of long pieces.
         """
         words = [word for word in split_words(text) if len(word) > 1]
         unknown_words = [word for word in words if not self._has_long_pieces(word)]
@@ -140,7 +150,10 @@ class WordPieceTokenizer:
         return tuple(chain.from_iterable(map(self._parts_memo.__getitem__, folded.split())))
 
     def _match_pieces(self, part: str) -> tuple[int, ...]:
-        """Return the ids of the tokens of a word, each the longest one that continues it."""
+        """Return the token ids of a word.
+
+        Each token is the longest one that matches the next characters.
+        """
         if len(part) > _MAX_WORD_LENGTH:
             return (_UNKNOWN_ID,)
         ids: list[int] = []
@@ -160,21 +173,22 @@ class WordPieceTokenizer:
 class StaticEmbedder:
     """The default embedder: English, offline, 12,000 texts of 50 words per second on one core.
 
-    The vector of a text is the normalised mean of its tokens' rows. The vector is zero, and so
-    similar to nothing, if the text is in another language (see
-    `perdure.stores.text.detect_language`) or has no token with a meaning. The table does contain
-    pieces of foreign words, but they mean nothing, and the rows of the most frequent punctuation
-    are zero. The vector depends on no other text. The order of words does not count. Texts are not
-    cut, so the vector of a long text says little. Embed a long text in chunks
-    (`perdure.stores.text`).
+    The vector of a text is the normalised mean of its tokens' rows. The vector is zero, and
+    therefore similar to no other vector, if the text is in another language (see
+    `perdure.stores.text.detect_language`) or has no token with a meaning. The table contains pieces
+    of foreign words, but their rows carry no meaning. The rows of the most frequent punctuation are
+    zero. The vector depends on no other text. The order of words does not count. Texts are not
+    truncated, so the vector of a long text is an average with little meaning. Embed a long text in
+    chunks (`perdure.stores.text`).
 
-    The table is read at the first use, once in a process, in 15 ms. OS threads may share an object.
+    The table is read once in each process, at the first use, in about 15 ms. OS threads may share
+    an object.
     """
 
     name = NAME
     dims = DIMS
-    quick = True  # searches compute the vectors, so a store stores none
-    in_process = True  # computes in this process, so it needs no time limit
+    quick = True  # searches compute the vectors, so a store does not save them
+    in_process = True  # the embedder runs in this process, so it needs no time limit
 
     def embed(self, texts: Sequence[str]) -> Floats:
         """Return the vectors of texts, each of length 1 or zero; float32[len(texts), DIMS]."""
@@ -193,7 +207,7 @@ class StaticEmbedder:
     def embed_query(self, text: str) -> Floats:
         """Return the vector of a query.
 
-        It is zero too if the table does not know most of the words.
+        The vector is also zero if most of the words are not in the vocabulary.
         """
         is_known = (
             detect_language(text) == ENGLISH
@@ -222,7 +236,7 @@ def _load_weights() -> tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int
     They are read once in a process.
 
     Foreign tokens are stop words of other languages and letters of other scripts. A text without
-    any of them counts as English without further checks.
+    any foreign token counts as English without further checks.
 
     Returns:
         The table, int8[tokens, DIMS]; the tokenizer; and the ids of foreign tokens.

@@ -1,10 +1,11 @@
 """Components of an open store: its checked options, its parts, and the effects of its operations.
 
-Options are checked before any file is opened, and then compared with the settings of the file.
+The options are checked before any file is opened, and are then compared with the settings in the
+file.
 
-A put is an operation of `perdure.effects`. It reads, writes and embeds by effects, so it holds no
-snapshot of the database while it waits for a model. A read is a blocking call, which runs in a
-reading thread if a coroutine awaits it.
+A put is an operation of `perdure.effects`. A put reads, writes and embeds by effects, so it keeps
+no snapshot of the database open while it waits for a model. A read is a blocking call, which runs
+in a reading thread if a coroutine awaits it.
 
 Requests that coroutines make in the same iteration of an event loop are executed as one batch,
 because a switch to a thread and back costs more than a small read, and a transaction costs more
@@ -55,15 +56,17 @@ from perdure.stores.values import (
 from perdure.stores.vectors import Kind, Model
 
 T = TypeVar("T")
-_MAX_BATCH = 16  # requests in one batch; the first waits for the last
+# maximum number of requests in one batch, in which the first request waits for the last
+_MAX_BATCH = 16
 _Request = tuple[Any, Promise[Any]]  # a request of a coroutine, and the promise of its result
 TextIndex = Literal["sealed", "keyed"]
 TRANSCRIPT_PREFIX: Final = "transcript_"
 """Prefix of the names of tables with transcripts of threads, in place of `store_`."""
-_WORDS_SETTING: Final = "words"  # name of the setting that says how words are stored
+_WORDS_SETTING: Final = "words"  # name of the recorded setting that says how words are stored
 _WORD_STORAGE: Final = ("clear", "sealed", "keyed")
 
-_Number = int | InstanceOf[float]  # pydantic's `float` also accepts Fraction and Decimal
+# number type for pydantic, whose own `float` also accepts Fraction and Decimal
+_Number = int | InstanceOf[float]
 _Minutes = Annotated[_Number, Field(gt=0, lt=math.inf)]
 _Natural = Annotated[int, Field(ge=0)]
 _Path = Annotated[str, Field(min_length=1)]
@@ -93,17 +96,17 @@ _EXPECTED: Final = {
 
 @with_config(_STRICT)
 class TTLOptions(TypedDict, total=False):
-    """The settings of langgraph's `TTLConfig`."""
+    """The options for times to live, as in langgraph's `TTLConfig`."""
 
     default_ttl: _Minutes | None
     refresh_on_read: bool
-    omit_expired: bool  # accepted, but perdure never returns expired items
+    omit_expired: bool  # accepted for compatibility, but perdure never returns expired items
     sweep_interval_minutes: _Minutes | None
 
 
 @with_config(_STRICT)
 class IndexOptions(TypedDict, total=False):
-    """The settings of langgraph's `IndexConfig`, its SQLite store and `embedder_from`."""
+    """The options of the search index, from langgraph's `IndexConfig` and `embedder_from`."""
 
     embed: Required[Any]
     dims: Any
@@ -114,7 +117,7 @@ class IndexOptions(TypedDict, total=False):
 
 
 class Options(BaseModel):
-    """The options of a store, and those options of its database that the store needs."""
+    """The checked options of a store, including the options of its database that the store uses."""
 
     model_config = _STRICT
 
@@ -165,8 +168,9 @@ def agree_on_fields(
 ) -> Flow[list[str]]:
     """Return the paths by which the items of a file are searched, and record them in the file.
 
-    The paths of the caller are used, or else the recorded paths. If the words in the file's indexes
-    were made in another way, the indexes are dropped, and the next search builds them again.
+    The paths that the caller chose take precedence over the recorded paths. If the stored indexes
+    were built with other paths or another analyzer, they are dropped, and the next search builds
+    them again.
 
     Args:
         sql: The statements of the store.
@@ -195,7 +199,7 @@ def agree_on_fields(
 
 
 def _is_words_setting(words: dict[str, Any]) -> bool:
-    """Return whether a setting says how words are stored, with valid values."""
+    """Return whether the setting about stored words has valid values."""
     fields = words.get("fields")
     return (
         words.get("kept") in _WORD_STORAGE
@@ -218,7 +222,7 @@ def with_transcript_tables(script: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoreParts:
-    """The parts of an open store, or of the scope under a prefix."""
+    """The components of an open store, or of its scope under a prefix."""
 
     database: Database
     sql: NamedSQL
@@ -229,7 +233,7 @@ class StoreParts:
     runner: OperationRunner
     ttl: TTLConfig | None
     now: Callable[[], int]  # the present time in microseconds
-    root: bytes = b""  # path of the scope that all namespaces are under
+    root: bytes = b""  # path of the scope, under which all namespaces lie
 
     @classmethod
     def build(
@@ -266,12 +270,13 @@ class StoreParts:
                 sql, fields, word_storage, read_only=read_only
             )
             rows = yield sql("get_setting", "model")
-            with suppress(CorruptRecord):  # whatever needs the model raises the error later
+            # Each operation that needs the model will raise the error.
+            with suppress(CorruptRecord):
                 for (model,) in rows:
                     embeddings.adopt_encoding(Model.from_setting(model))
 
-        def clear_caches() -> None:  # vectors and filters may reveal erased texts
-            """Drop cached vectors and filters, which may reveal erased texts."""
+        def clear_caches() -> None:  # Cached vectors and filters may reveal erased texts.
+            """Drop the cached vectors and filters, because they may reveal erased texts."""
             _parse_json_filter.cache_clear()
             if embeddings.embedder is not None:
                 embeddings.embedder.clear_cache()
@@ -294,7 +299,7 @@ class StoreParts:
     def scope_to(self, prefix: bytes, max_items: int | None, max_bytes: int | None) -> Self:
         """Return the parts of the scope under a path.
 
-        The scope cannot name anything outside. Messages show namespaces without the prefix.
+        The scope cannot name anything outside. Error messages show namespaces without the prefix.
 
         Args:
             prefix: The path of the scope.
@@ -322,7 +327,7 @@ class StoreParts:
         )
 
     def for_other_tables(self, table_prefix: str, database: Database, seal: Seal) -> Self:
-        """Return parts for other tables of the same form, whose items are found by words only.
+        """Return the parts for other tables of the same form, which are searched by words only.
 
         Args:
             table_prefix: The prefix of the table names that replaces `store_`.
@@ -341,7 +346,7 @@ class StoreParts:
             self.indexes.budget,
             self.indexes.approximate_above,
             write_in_background=None if database.read_only else database.write_later,
-            on_erasure=lambda: None,  # no other cache contains parts of a text
+            on_erasure=lambda: None,  # There is no other cache that contains parts of a text.
         )
         runner = OperationRunner(database, writer)
         return type(self)(database, sql, reader, writer, preparer, indexes, runner, None, self.now)
@@ -352,7 +357,7 @@ class StoreParts:
         return self.reader.records
 
     def resolve_prefix(self, prefix: Any) -> bytes:
-        """Return the path of a prefix that a caller names, with the prefix of the scope."""
+        """Return the full path of a caller's prefix, including the prefix of the scope."""
         return self.root + check_prefix(prefix)
 
     def build_selection(
@@ -363,7 +368,7 @@ class StoreParts:
         as_of: Any = None,
         newest_first: bool = False,
     ) -> Selection:
-        """Build the selection of items that a call reads.
+        """Build the criteria that select the items for a call to read.
 
         Args:
             prefix: The namespace prefix.
@@ -395,7 +400,7 @@ class StoreParts:
     def prepare_batch(self, ops: Iterable[PutOp | PutItem]) -> list[Put]:
         """Check and encode puts and deletes.
 
-        Of several operations on one key, only the last is kept.
+        If several operations have the same key, only the last one is kept.
         """
         last_op = {self.preparer.check_row_key(op.namespace, op.key): op for op in ops}
         return [
@@ -412,10 +417,10 @@ class StoreParts:
     def restart_ttl(
         self, items: Iterable[StoredItem | FoundItem], refresh_ttl: bool | None
     ) -> None:
-        """Restart the time to live of items that were read, unless this is turned off.
+        """Restart the time to live of items that were read, unless restarting is turned off.
 
-        The argument of the call decides, otherwise the configuration. It is on by default, as in
-        langgraph's stores.
+        The argument of the call takes precedence over the configuration. By default, reads restart
+        times to live, as in langgraph's stores.
         """
         if refresh_ttl is None:
             refresh_ttl = (self.ttl or {}).get("refresh_on_read", True)
@@ -429,12 +434,13 @@ class StoreParts:
 
 
 def _parse_cached(filter: Any, *, of_provenance: bool) -> Filter | None:
-    """Parse a filter of a caller, using a cache of filters that are JSON."""
+    """Parse a caller's filter. Filters that consist of JSON values are cached."""
     if filter is None or filter == {}:
         return None
     try:
         text = None if describe_invalid_part(filter) else orjson.dumps(filter)
-    except TypeError:  # text with lone surrogates, or a wide integer
+    # The filter contains text with lone surrogates, or an integer of more than 64 bits.
+    except TypeError:
         text = None
     fields = PROVENANCE if of_provenance else None
     return parse_filter(filter, fields) if text is None else _parse_json_filter(text, fields)
@@ -442,7 +448,10 @@ def _parse_cached(filter: Any, *, of_provenance: bool) -> Filter | None:
 
 @lru_cache(maxsize=256)
 def _parse_json_filter(text: bytes, fields: tuple[str, ...] | None) -> Filter:
-    """Parse a filter from its JSON. The cache helps because agents use few different filters."""
+    """Parse a filter from its JSON.
+
+    The cache is useful because an agent uses only a few different filters.
+    """
     return parse_filter(orjson.loads(text), fields)
 
 
@@ -477,14 +486,14 @@ def _build_mask(key: bytes) -> Callable[[str], str]:
 
 
 class ReadingThreadCaller(Protocol):
-    """A function that runs a call in a reading thread."""
+    """The interface of a function that runs a call in a reading thread."""
 
     def __call__(self, make: Callable[[], T], /) -> asyncio.Future[T]:
         """Return a future with the result of the call."""
 
 
 class _WriteRequest(NamedTuple):
-    """Puts and deletes of one caller, which are written all or none."""
+    """The puts and deletes of one caller, which are written together or not at all."""
 
     puts: Sequence[Put]
     now: int
@@ -492,7 +501,7 @@ class _WriteRequest(NamedTuple):
 
 
 class OperationRunner:
-    """Runs the operations of a store, and makes their effects."""
+    """Runs the operations of a store, and builds the effects that the operations yield."""
 
     def __init__(self, database: Database, writer: ItemWriter) -> None:
         self.database, self.writer = database, writer
@@ -504,7 +513,8 @@ class OperationRunner:
     def run(self, operation: Operation[T]) -> T:
         """Run an operation in the calling thread."""
         with closing(operation):
-            self.database.connect()  # puts depend on the fields recorded in the file
+            # Puts depend on the searched fields, which are recorded in the file.
+            self.database.connect()
             return run(operation)
 
     async def arun(self, operation: Operation[T], *, computes_in_thread: bool = False) -> T:
@@ -522,21 +532,21 @@ class OperationRunner:
         return await arun(operation, self.call_reader if computes_in_thread else None)
 
     def call_in_thread(self, call: Callable[[], T]) -> Effect[T]:
-        """Return the effect of a call that reads or computes for long."""
+        """Return the effect of a slow call, which a coroutine runs in a reading thread."""
         return Effect(call, lambda: self.call_reader(call))
 
     def read(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
-        """Return the effect of reading a flow on one snapshot."""
+        """Return the effect that runs a reading flow on one snapshot of the database."""
         return self.call_in_thread(lambda: self.database.read(make_flow))
 
     def write(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
-        """Return the effect of writing a flow in one transaction."""
+        """Return the effect that runs a writing flow in one transaction."""
         return Effect(
             lambda: self.database.write(make_flow), lambda: self.database.awrite(make_flow)
         )
 
     def put(self, puts: Sequence[Put], now: int, model: Model | None) -> Effect[None]:
-        """Return the effect of writing puts and deletes, all or none.
+        """Return the effect that writes puts and deletes together or not at all.
 
         Args:
             puts: The puts and deletes.
@@ -555,9 +565,10 @@ class OperationRunner:
         )
 
     def _write_puts(self, write: Callable[..., Any], request: _WriteRequest) -> Any:
-        """Write a request with a method of the database.
+        """Write the puts of a request by a method of the database.
 
-        Other writers to the same namespaces, or to scopes with the same limits, wait meanwhile.
+        Other writers to the same namespaces, or to scopes with the same limits, wait until the
+        write has ended.
         """
         puts = request.puts
         paths = {put.path for put in puts} | {limit.prefix for put in puts for limit in put.limits}
@@ -570,9 +581,9 @@ class OperationRunner:
     async def _write_batch(self, requests: list[_Request]) -> None:
         """Write requests of several callers in one transaction.
 
-        The requests contain only puts that nothing but the database can refuse. If the transaction
-        fails or two requests have the same key, each request gets its own transaction, so that no
-        caller fails because of another.
+        The requests contain only unconditional puts, which nothing but the database can refuse. If
+        the transaction fails or two requests have the same key, each request gets its own
+        transaction, so that no caller fails because of another.
         """
         batch: list[_WriteRequest] = [puts for puts, _ in requests]
         puts = [put for request in batch for put in request.puts]
@@ -611,7 +622,7 @@ class CallBatcher:
         )
 
     def submit(self, request: Any) -> asyncio.Future[Any]:
-        """Add a request to the present batch, and return a future with its result."""
+        """Add a request to the current batch, and return a future of the result of the request."""
         loop = asyncio.get_running_loop()
         batch = self._open_batches.get(loop)
         if batch is None or len(batch) == _MAX_BATCH:
@@ -646,7 +657,10 @@ def _resolve_batch(batch: list[_Request], future: asyncio.Future[None]) -> None:
 
 
 def _make_calls(batch: list[_Request]) -> None:
-    """Run the calls of a batch one after another. Cancelled calls are left out."""
+    """Run the calls of a batch one after another, and set the results of their promises.
+
+    Cancelled calls are left out.
+    """
     for make, promise in batch:
         try:
             promise.result = make() if promise.try_start() else None

@@ -24,7 +24,8 @@ _SQL: Final = {
     tenants: load_sql("perdure.stores", "sqlite.sql", "postgres.sql", with_tenants=tenants)
     for tenants in (False, True)
 }
-_MAX_INLINE_VALUES: Final = 4  # maximum number of values that are compared one by one
+# maximum number of values of a membership condition that are compared one by one
+_MAX_INLINE_VALUES: Final = 4
 _READ_JSON: Final = r"convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb"  # see `TextOrBytes`
 _IS_READABLE: Final = r"{0} NOT LIKE '\x255c5c753030303025'::bytea"  # %\\u0000%: jsonb has no NUL
 _DOCUMENT_COLUMN: Final = "d.doc"
@@ -32,7 +33,7 @@ _VALUE_AT_PATH: Final = f"{_DOCUMENT_COLUMN} #> ?::text[]"
 
 
 class JSONBLocation(JSONLocation):
-    """The location of a value in a column of bytes that is read as jsonb.
+    """The location of a JSON value in a column of bytes, which Postgres casts to jsonb.
 
     A path is a tuple of labels.
     """
@@ -57,9 +58,9 @@ class JSONBLocation(JSONLocation):
         return condition._replace(text=f"CASE WHEN {readable} THEN {text} ELSE TRUE END")
 
     def path_suffixes(self, key: str | int) -> Sequence[tuple[str, ...]]:
-        """Return the possible suffixes that a key adds to the paths.
+        """Return the possible suffixes that a key adds to the JSON paths of this location.
 
-        Labels and positions are written alike, so more rows may be selected.
+        Postgres writes labels and positions alike, so the condition may select too many rows.
         """
         step_lists = dict.fromkeys(((key,), (key,) if isinstance(key, int) else parse_path(key)))
         if any(
@@ -71,7 +72,10 @@ class JSONBLocation(JSONLocation):
         return [tuple(map(str, steps)) for steps in step_lists]
 
     def membership_condition(self, keys: Sequence[str | int]) -> Condition:
-        """Return the condition that the value is one of some keys. The key 1 also means `true`."""
+        """Return the condition that the value at this location equals one of `keys`.
+
+        The key 1 also means `true`.
+        """
         values = [*keys, *(bool(key) for key in keys if key in (0, 1))]
         if 0 < len(values) <= _MAX_INLINE_VALUES:
             placeholders = ", ".join("?::jsonb" for _ in values)
@@ -83,13 +87,16 @@ class JSONBLocation(JSONLocation):
         )
 
     def range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
-        """Return the condition that the value is between two bounds. One bound may be None."""
+        """Return the condition that the value at this location lies between two bounds.
+
+        One bound may be None.
+        """
         if isinstance(low, str) or isinstance(high, str):
             sign, operand = (">=", low) if high is None else ("<=", high)
             return self._build_path_condition(
                 f'({_DOCUMENT_COLUMN} #>> ?::text[]) COLLATE "C" {sign} ?::text', operand
             )
-        if high is None:  # in jsonb's order of types, null comes before all numbers
+        if high is None:  # In jsonb's order of types, null comes before all numbers.
             return self._build_path_condition(f"{_VALUE_AT_PATH} >= ?::jsonb", json.dumps(low))
         # BETWEEN would parse the document twice
         text = f"({_VALUE_AT_PATH} >= ?::jsonb AND {_VALUE_AT_PATH} <= ?::jsonb)"
@@ -101,7 +108,7 @@ class JSONBLocation(JSONLocation):
         )
 
     def _build_path_condition(self, text: str, *params: Any) -> Condition:
-        """Return the condition that an SQL expression holds for one of the paths."""
+        """Return the condition that an SQL expression is true for at least one of the paths."""
         return join_with_or([Condition(text, (list(path), *params)) for path in self.paths])
 
 
@@ -109,8 +116,8 @@ class PostgresStore(PostgresOwner, WholeStore):
     """A langgraph store in Postgres, for asyncio and for OS threads.
 
     Any number of processes and machines may use one database, also together with a
-    `PostgresCheckpointer`. Use it with `with` or `async with`, or call `close`. The first use opens
-    the database.
+    `PostgresCheckpointer`. Use the store with `with` or `async with`, or call `close`. The first
+    use opens the database.
 
     Args:
         dsn: A libpq connection string or URI; a function without arguments that returns such a

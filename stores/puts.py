@@ -1,6 +1,6 @@
 """Puts and deletes: their checks, their encoding, and the flows that write them.
 
-A put keeps the replaced version as a closed version.
+A put does not delete the version that it replaces, but closes it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ from perdure.stores.values import check_number, decode_value, encode_value, extr
 from perdure.stores.vectors import Model
 
 IndexOption = Literal[False] | list[str] | None
-_MAX_BRIEF_VALUES = 16  # values; more are checked in another thread
-_BRIEF_COST = 20_000  # characters and parts; values below this take at most 0.2 ms to check
-_CONTAINER_COST = 100  # cost of a list or dict, in addition to 1 for each part
+# maximum number of values that are checked on the event loop; more are checked in another thread
+_MAX_BRIEF_VALUES = 16
+# maximum cost (characters and parts) of values that are checked on the event loop; the check takes
+# at most 0.2 ms
+_BRIEF_COST = 20_000
+_CONTAINER_COST = 100  # cost of a list or dict, in addition to a cost of 1 for each element
 _CONTAINERS = (dict, list, tuple)
 _MINUTE = 60_000_000  # microseconds in a minute
 _MIN_TTL = 5e-324  # minutes; the smallest positive float
-_MAX_TTL = 1 << 56  # microseconds, 2,283 years; the time of expiry remains a valid date
+# maximum time to live in microseconds (2,283 years), so that the time of expiry is a valid date
+_MAX_TTL = 1 << 56
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +52,34 @@ class Limit:
 
 @dataclass(slots=True, eq=False)
 class Put:
-    """A checked put or delete, with everything that can be computed without the database.
+    """A checked put or delete, with all data that can be computed without the database.
 
-    A version has a row in `store_index` only if a search could not compute what the row contains:
-    stored vectors, or paths of its own.
+    A version has a row in `store_index` only if it has data that a search could not compute: stored
+    vectors, or search paths that differ from those of the store.
     """
 
     path: bytes  # path of the namespace
     key: str
     text: str | None  # the value as JSON; None for a delete
-    ttl: int | None = None  # microseconds from the last put or read; None means forever
-    if_version: int | None = None  # required present version; 0 means that the key must not exist
+    # time to live in microseconds after the last put or read; None means that the item never
+    # expires
+    ttl: int | None = None
+    # version that the key must have for the put to succeed; 0 means that the key must not exist
+    if_version: int | None = None
     provenance: Mapping[str, Any] | None = None
     is_searched: bool = True  # whether searches with a query find the item
-    stores_vectors: bool = False  # whether the vectors of its text are stored
+    stores_vectors: bool = False  # whether the vectors of the text are stored
     chunks: Sequence[str] = ()  # the chunks of text to embed
-    vectors: bytes | None = None  # encoded vectors; None if there are none yet
+    # encoded vectors of the text, or None if they have not been computed
+    vectors: bytes | None = None
     embedding_error: str | None = None  # why the vectors could not be computed
-    fields: list[str] | None = None  # paths that are searched, if not those of the store
+    # paths of the value that are searched, or None for the store's default paths
+    fields: list[str] | None = None
     limits: Sequence[Limit] = ()  # limits that must be observed after the put
 
     @property
     def is_unconditional(self) -> bool:
-        """Whether nothing but the database itself can refuse the put."""
+        """Whether the put has no condition or limit, so that only the database can refuse it."""
         return self.if_version is None and not self.limits
 
     @property
@@ -81,12 +90,13 @@ class Put:
 
 @dataclass(slots=True)
 class PutPreparer:
-    """Checks puts, and computes everything that needs no database."""
+    """Checks puts, and computes their data as far as this needs no database."""
 
     fields: list[str]  # default paths whose text is searched
     max_bytes: int
     embeddings: StoreEmbedder
-    mask_word: Callable[[str], str] | None = None  # hashes a token, for keyed indexes
+    # function that hashes a token with a key, or None if words are not hashed
+    mask_word: Callable[[str], str] | None = None
     root: bytes = b""  # path of the scope
     limits: tuple[Limit, ...] = ()  # limits that must be observed after a put
 
@@ -162,7 +172,7 @@ class PutPreparer:
         return words, ends_with_question(texts[-1])
 
     def describe_index_form(self, file_model: Model | None) -> list[Any]:
-        """Return a description of how words and vectors are computed.
+        """Return a description of the way in which words and vectors are computed.
 
         Indexes with different descriptions cannot be compared.
         """
@@ -174,13 +184,13 @@ class PutPreparer:
         return [ANALYZER, list(self.fields), self.mask_word is not None, number]
 
     def parse_fields(self, stored: str | None) -> Sequence[str]:
-        """Return the paths that an item is searched by, from their stored form."""
+        """Parse the stored paths by which an item is searched, and return them."""
         return self.fields if stored is None else json.loads(stored)
 
     def derive_vectors(
         self, rows: Sequence[tuple[Mapping[str, Any], str | None]], file_model: Model | None
     ) -> list[bytes | None]:
-        """Compute the vectors of values for which none are stored.
+        """Compute the vectors of values whose vectors are not stored.
 
         Args:
             rows: Each value, and the stored paths that it is searched by.
@@ -194,7 +204,7 @@ class PutPreparer:
 
 
 def are_brief(values: Sequence[Any]) -> bool:
-    """Return whether values are so few and small that an event loop may check them."""
+    """Return whether values are few and small enough to be checked on an event loop."""
     remaining = _BRIEF_COST
     parts = [value for value in values if value is not None]  # None stands for a delete
     if len(values) > _MAX_BRIEF_VALUES or not {dict}.issuperset(map(type, parts)):
@@ -217,7 +227,10 @@ def _convert_ttl(minutes: float) -> int:
 
 
 def _check_fields(index: Literal[False] | list[str]) -> list[str]:
-    """Check the `index` option of a put, and return its paths. False gives an empty list."""
+    """Check the `index` option of a put, and return the paths in the option.
+
+    False gives an empty list.
+    """
     if index is False:
         return []
     is_list = isinstance(index, list | tuple)
@@ -234,8 +247,8 @@ def _check_fields(index: Literal[False] | list[str]) -> list[str]:
 class VersionTimes(NamedTuple):
     """The times of a version, in microseconds: first put of the key, put of the version, expiry.
 
-    `first_id` is the id of the key's first version. It is None if this is the first version. Lists
-    are ordered by it.
+    `first_id` is the id of the key's first version. `first_id` is None if this version is the
+    first. Lists are ordered by `first_id`.
     """
 
     created_at: int
@@ -255,10 +268,10 @@ class NewVersion(NamedTuple):
 
 @dataclass(slots=True)
 class WriteTotals:
-    """Sums over all puts of a transaction, which are written at its end."""
+    """Sums over all puts of a transaction, which are written at the end of the transaction."""
 
     model: int | None = None  # number of the model of the vectors
-    # puts with a row in `store_index`, and the id of each row
+    # puts that need a row in `store_index`, each with the id of its version
     index_rows: list[tuple[Put, int]] = field(default_factory=list)
     # growth of each namespace in items
     items_by_namespace: Counter[int] = field(default_factory=Counter)
@@ -267,7 +280,7 @@ class WriteTotals:
     byte_growth: int = 0
 
     def add_growth(self, namespace_id: int, items: int, size: int) -> None:
-        """Count items and bytes that were added to a namespace, or removed if they are negative."""
+        """Record that items and bytes were added to a namespace. Negative numbers mean removals."""
         self.items_by_namespace[namespace_id] += items
         self.bytes_by_namespace[namespace_id] += size
         self.item_growth += items
@@ -282,11 +295,11 @@ class ItemWriter:
     records: RecordCodec
 
     def write_puts(self, puts: Sequence[Put], now: int, model: Model | None = None) -> Flow[None]:
-        """Write puts and deletes of different keys, all or none.
+        """Write puts and deletes of different keys, together or not at all.
 
-        One request reads the present versions, and another writes all changes. On Postgres,
-        unconditional deletes are a single statement, which can be repeated if it is unknown whether
-        it was committed.
+        One round trip to the database reads the present versions, and another writes all changes.
+        On Postgres, unconditional deletes are a single statement. It can be repeated if it is
+        unknown whether the first attempt was committed.
 
         Args:
             puts: The puts and deletes.
@@ -312,7 +325,7 @@ class ItemWriter:
     ) -> Flow[None]:
         """Write the sums over all puts, and check that the limits are observed."""
         statements_at_end = [*statements, *self._build_shared_statements(totals)]
-        # a scope above its limit may still delete items and make them smaller
+        # A scope above its limit may still delete items or make them smaller.
         limits = dict.fromkeys(limit for put in puts for limit in put.limits)
         if not limits:
             if statements_at_end:
@@ -349,7 +362,7 @@ class ItemWriter:
     def _plan_puts(
         self, puts: Sequence[Put], now: int, totals: WriteTotals, model: Model | None
     ) -> Flow[list[Statement]]:
-        """Read what the puts replace, and return the statements that write them."""
+        """Read the versions that the puts replace, and build the statements that write the puts."""
         count = sum(put.text is not None for put in puts)
         ids, *located = yield [
             self.new_ids(count),
@@ -398,14 +411,14 @@ class ItemWriter:
         return [*self.build_closings(closings), *rows]
 
     def read_present(self, put: Put) -> Flow[Row]:
-        """Return the present version of a key, as the columns of `find_present`.
+        """Return the present version of a key, with the columns of the statement `find_present`.
 
         All are None if there is none.
         """
         return (yield self.sql("find_present", put.path, put.key))[0]  # type: ignore[no-any-return]
 
     def build_closings(self, closings: Sequence[tuple[int, int]]) -> list[Statement]:
-        """Build the statements that close present versions, each given as its end and its id."""
+        """Build the statements that close present versions, given as pairs of end time and id."""
         if not closings:
             return []
         rows = [(row,) for _, row in closings]
@@ -457,13 +470,13 @@ class ItemWriter:
         return [self.sql.build_batch("add_item", rows)] if rows else []
 
     def new_ids(self, count: int) -> Statement:
-        """Build the statement that returns ids which no version ever had, in ascending order."""
+        """Build the statement that reserves new version ids and returns them in ascending order."""
         return self.sql("allocate_ids", json.dumps([*range(count)]))
 
     def _encode_version(
         self, put: Put, version: int
     ) -> tuple[int, str | bytes, str | bytes | None]:
-        """Return the bytes of a value, and the value and the provenance as they are stored."""
+        """Return the bytes of a value, and the stored forms of the value and its provenance."""
         text = put.text
         assert text is not None
         provenance = None
@@ -499,7 +512,7 @@ class ItemWriter:
         )[0]
         if _is_within_limit(limit, items - expired_items, size - expired_bytes):
             return
-        # the message must not reveal the size of the outer scope
+        # The message must not reveal the size of the outer scope.
         if len(limit.prefix) < self.records.root:
             raise LimitExceeded(
                 "the limit of an outer scope would be exceeded: delete items of that scope first"
@@ -515,7 +528,9 @@ class ItemWriter:
     # -- vectors
 
     def register_model(self, model: Model, *, replace: bool = False) -> Flow[int]:
-        """Return the number of the model of the store's vectors. A new model is recorded first.
+        """Return the number of the recorded model of the store's vectors.
+
+        A new model is recorded first.
 
         Args:
             model: The model.
@@ -530,7 +545,7 @@ class ItemWriter:
     def _ensure_model_recorded(
         self, model: Model, rows: list[Row], *, replace: bool = False
     ) -> Flow[int]:
-        """Return the number of a model, and record it unless the setting's rows contain it."""
+        """Return the number of a model, and record the model unless `rows` already contains it."""
         stored_model = Model.from_setting(rows[0][0]) if rows else None
         if stored_model == model:
             return stored_model.number
@@ -544,7 +559,7 @@ class ItemWriter:
     def store_vectors(
         self, vectors_of_rows: Sequence[tuple[int, bytes | None]], model: Model
     ) -> Flow[None]:
-        """Store the vectors of versions that lacked them."""
+        """Store vectors for versions that had none."""
         number = None
         if any(vectors is not None for _, vectors in vectors_of_rows):
             number = yield from self.register_model(model)
@@ -559,7 +574,7 @@ class ItemWriter:
         yield self.sql("increment_setting", "embedded")
 
     def record_failure(self, row: int, error: str) -> Flow[None]:
-        """Record that the vectors of a version could not be computed once more."""
+        """Record another failed attempt to compute the vectors of a version."""
         yield self._build_pending(row, error)
 
     def _build_pending(self, row: int, error: str) -> Statement:
@@ -567,7 +582,7 @@ class ItemWriter:
         return self.sql("add_pending", row, self.records.encode_text(error, ("pending", row)))
 
     def clear_errors(self) -> Flow[None]:
-        """Clear the recorded errors of embeddings, because an error may quote an erased text."""
+        """Clear the recorded errors of failed embeddings, which may quote erased texts."""
         rows = yield self.sql("pending_ids")
         parameters = [(self.records.encode_text("", ("pending", row)), row) for (row,) in rows]
         yield Statement(self.sql["set_pending_error"], parameters, execute_many=True)
@@ -577,12 +592,13 @@ class ItemWriter:
     def restart_ttls(
         self, keys: Sequence[tuple[bytes, str]], clock: Callable[[], int]
     ) -> Flow[None]:
-        """Restart the time to live of items from now."""
-        now = clock()  # read in the transaction, because an item may expire while it waits
+        """Restart the time to live of items at the present time."""
+        # The clock is read in the transaction, because an item may expire while the write waits.
+        now = clock()
         yield Statement(self.sql["restart_ttl"], [(now, *key) for key in keys], execute_many=True)
 
     def close_expired(self, now: int, limit: int, paths: Container[bytes]) -> Flow[int]:
-        """Close expired items of some namespaces, at most `limit`, and return how many."""
+        """Close at most `limit` expired items of the namespaces in `paths`, and return how many."""
         rows = [row for row in (yield self.sql("expired", now, limit)) if row[4] in paths]
         if rows:
             growth = [(-1, -size, namespace_id) for _, namespace_id, size, _, _ in rows]
@@ -596,7 +612,7 @@ class ItemWriter:
 
 
 def _is_within_limit(limit: Limit, items: int, size: int) -> bool:
-    """Return whether a number of items and bytes observes a limit."""
+    """Return whether the counts of items and bytes are within a limit."""
     return (limit.items is None or items <= limit.items) and (
         limit.bytes is None or size <= limit.bytes
     )

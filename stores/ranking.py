@@ -1,6 +1,7 @@
 """Scores of the rows of a search, computed from words, vectors, and the context in the thread.
 
-The module is pure numpy over dense arrays of the n rows in scope. A score is a sum of parts:
+The module uses only numpy, on dense arrays with one element for each of the n rows in scope. A
+score is a sum of parts:
 
     text         BM25 over the query's words, as a share of the best row's; words that are rare in
                  the language count more
@@ -12,14 +13,15 @@ The module is pure numpy over dense arrays of the n rows in scope. A score is a 
     recency      the newest rows of a conversation gain a share of their other parts
     question     a row that is only a question loses a share, as it seldom is an answer
 
-A word counts once. A row has the word itself (full value) or takes it from a neighbour (a share of
-the value), never both. So a reply is found by the words of the message that it answers, and a row
-does not gain from many similar neighbours. The longer a row is, the less it takes from its
-neighbours, because a long row has enough words of its own. All numbers were chosen with
+A word counts once. A row either contains the word itself (full value) or borrows it from a
+neighbour (a share of the value), never both. A reply is therefore found by the words of the message
+that it answers, and a row does not gain from having many similar neighbours. A longer row borrows
+less from its neighbours, because it has enough words of its own. All numbers were chosen with
 `benchmarks/recall.py`.
 
-The level of the best score expresses the evidence of its row. It means the same for one row and for
-100,000 rows, and for short and long queries. Evidence is counted in nats:
+The absolute value of the best score expresses the evidence for its row. A score therefore has the
+same meaning for one row and for 100,000 rows, and for short and long queries. Evidence is counted
+in nats:
 
     words     the sum of -ln of the share of messages in the language that contain a word of the
               query which the row has, multiplied by the share of this sum in the sum over all the
@@ -30,10 +32,11 @@ The level of the best score expresses the evidence of its row. It means the same
 The last term is the correction for the number of comparisons of Karlin and Altschul, PNAS 87
 (1990). The numbers were chosen with `benchmarks/quiet.py`.
 
-The score of each row is limited by its own evidence: by its words, by the words that its neighbours
-lend it, and by its vector or that of a neighbour, less a share of ln n. A row without evidence
-therefore stays below the minimum score of a recall and behind the rows with evidence, whether or
-not another row answers the query. Decision 0033 has the measurements.
+The score of each row is limited by the row's own evidence. This evidence comes from the words of
+the row, the words that its neighbours lend, and the row's vector or that of a neighbour, minus a
+share of ln n. A row without evidence therefore scores below the minimum score of a recall and ranks
+behind the rows with evidence, whether or not another row answers the query. Decision 0033 has the
+measurements.
 """
 
 from __future__ import annotations
@@ -53,36 +56,46 @@ Floats = NDArray[np.floating[Any]]
 Scores = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
-# limits in words: up to the first, a row takes all that neighbours lend; up to the second, the
-# whole score of its thread; up to the third, a row that ends with a question mark is only a
-# question; longer rows take less
+# maximum number of words of a row that borrows the full share from its neighbours; of a row that
+# gets the full score of its thread; and of a row that counts as only a question if it ends with a
+# question mark. Longer rows get less.
 MAX_WORDS_FULL_LOAN, MAX_WORDS_FULL_THREAD, MAX_WORDS_QUESTION = 50, 200, 25
-_RECENCY_HALF_LIFE: Final = 0.2  # share of the rows after which recency is halved
-# imaginary unrelated rows in the mean cosine of a scope, since a scope may have only one row
+_RECENCY_HALF_LIFE: Final = 0.2  # recency is halved after this share of the rows
+# number of imaginary unrelated rows that are added to the mean cosine of a scope, since a scope may
+# have only one row
 _PRIOR_ROWS: Final = 4
 _BLOCK_COUNTS: Final = 1 << 17  # word counts computed at a time, 512 kB
 # constants of vectors, chosen with benchmarks/recall.py; decision 0037
-_GAIN_WEIGHT: Final = 0.6  # share of its weight that the vector gains at a gain of 1
-# weight of the nearest thread, as a share of the vector's weight
+# share by which the weight of vectors increases if the gain of the calibration is 1
+_GAIN_WEIGHT: Final = 0.6
+# weight of the thread with the nearest vectors, as a share of the weight of vectors
 _THREAD_VECTOR_WEIGHT: Final = 0.6
-_NEAREST_PER_THREAD: Final = 3  # number of rows whose vectors count for their thread
-_BELOW_ALL: Final = 2.0  # subtracted to rank a row behind all others; more than any score
+# maximum number of rows of a thread whose vectors count for the thread
+_NEAREST_PER_THREAD: Final = 3
+# number that is subtracted from a score to rank the row behind all others; higher than any score
+_BELOW_ALL: Final = 2.0
 _MIN_PENALTY: Final = np.float32(1e-6)  # avoids a division by zero
 # constants of evidence, chosen with benchmarks/quiet.py
-_UNLISTED_FREQUENCY: Final = 2.4e-6  # assumed share of messages with a word that is in no list
-# messages of the language that are assumed in addition to the messages of a scope
+# assumed share of messages that contain a word, if no frequency list contains the word
+_UNLISTED_FREQUENCY: Final = 2.4e-6
+# number of imaginary messages of the language that are added to the messages of a scope
 _PRIOR_MESSAGES: Final = 30.0
-_COVERAGE_POWER: Final = 0.35  # exponent of the share of the query that a row answers
+# exponent of the share of the query's information that a row contains
+_COVERAGE_POWER: Final = 0.35
 _NEARNESS_NATS: Final = 5.0  # maximum evidence of a vector, in nats
 _NATS_PER_LOGIT: Final = 4.0  # nats that multiply the odds by e
-_MAX_LOGIT: Final = 80.0  # larger logits would exceed a 32-bit float
-_RARITY_POWER: Final = 1.5  # exponent of a word's information in its weight
-_PERSON_NATS: Final = 2.25  # nats, added if the query and the rows are about the same person
-_NEARLY_ALL: Final = 0.85  # share of the rows; a word in at least this share is no evidence
-_MIN_ROWS_NEARLY_ALL: Final = 5  # rows; in a smaller scope, no word is in nearly all
-_CHANCE_SHARE: Final = 0.25  # share of ln n, subtracted from the evidence of each row
-_SLIGHT_NATS: Final = 1.45  # nats; a row with less evidence scores below MIN_SCORE
-_LIMIT_SLOPE: Final = 15.0  # nats added to a row's limit for each nat above `_SLIGHT_NATS`
+_MAX_LOGIT: Final = 80.0  # maximum logit; the odds of larger logits would exceed a 32-bit float
+_RARITY_POWER: Final = 1.5  # exponent of the word's information in the formula of its weight
+# evidence in nats that is added if the query and the rows are about the same person
+_PERSON_NATS: Final = 2.25
+# minimum share of rows that counts as nearly all; a word in so many rows is no evidence
+_NEARLY_ALL: Final = 0.85
+_MIN_ROWS_NEARLY_ALL: Final = 5  # minimum rows of a scope in which a word can be in nearly all rows
+# share of ln n that is subtracted from the evidence of each row to obtain its limit
+_CHANCE_SHARE: Final = 0.25
+_SLIGHT_NATS: Final = 1.45  # evidence in nats; a row with less evidence scores below MIN_SCORE
+# number of nats that are added to a row's limit for each nat of evidence above `_SLIGHT_NATS`
+_LIMIT_SLOPE: Final = 15.0
 
 
 @dataclass(frozen=True)
@@ -120,34 +133,42 @@ DEFAULT: Final = Weights()
 
 
 class Term(NamedTuple):
-    """One word of the query, and the rows of the scope that contain it."""
+    """One word of a query, and the rows of the scope that contain the word."""
 
     rows: Ints  # rows that have the word, each once
-    tf: Floats  # number of occurrences in each of these rows
-    synonyms: Sequence[tuple[Ints, float]] = ()  # rows of each synonym, and its similarity
+    tf: Floats  # number of occurrences of the word in each of `rows`
+    # rows that contain each synonym, and the similarity of the synonym to the word
+    synonyms: Sequence[tuple[Ints, float]] = ()
     message_frequency: float = (
         0.0  # share of messages in the language that contain the word; 0 if unknown
     )
-    names_actor: bool = False  # whether the word names the actor of rows
-    names_subject: bool = False  # whether it names the person of nearly all rows
+    names_actor: bool = False  # whether the word is part of the name of an actor (speaker)
+    names_subject: bool = False  # whether the word names the person whom nearly all rows are about
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """Scores of the rows, higher is better, and the parts whose sum they are; float32[n] each."""
+    """The scores of rows (higher is better) and the parts of which each score is the sum.
 
-    scores: Scores  # relative to the best row; after `to_comparable`, 0 to 1
+    All arrays are float32[n].
+    """
+
+    scores: Scores  # score of each row, relative to the best row; after `to_comparable`, 0 to 1
     parts: Mapping[str, Scores] = field(default_factory=dict)
     # evidence of the best row, in nats, beyond that of the best of n random rows; in a search by
     # vectors alone, the nearness of the nearest vector, 0 to 1
     evidence: float = 0.0
     odds: Scores | None = None  # each row's odds as a share of the best row's; None without words
-    order: Floats | None = None  # keys that rank the rows; None means the scores
+    # numbers by which the rows are ranked; None means that the scores are used
+    order: Floats | None = None
     limits: Scores | None = None  # maximum evidence of each row's score, in nats
 
     @classmethod
     def from_cosines(cls, cosines: Floats) -> Ranked:
-        """Rank the rows by a vector alone. A row without a vector (NaN) comes last and scores 0."""
+        """Rank the rows by a vector alone.
+
+        A row without a vector (NaN) is ranked last and scores 0.
+        """
         scores = np.clip(np.nan_to_num(cosines, nan=0), 0, 1)
         return cls(scores, {"vector": scores}, order=np.nan_to_num(cosines, nan=-np.inf))
 
@@ -159,9 +180,9 @@ class Ranked:
 
     @property
     def rank_keys(self) -> Floats:
-        """The numbers by which the rows are ranked, the highest first.
+        """The numbers by which the rows are ranked, highest first.
 
-        They also order equal scores.
+        Rows with equal scores may have different numbers.
         """
         return self.scores if self.order is None else self.order
 
@@ -172,13 +193,14 @@ class Ranked:
         return {name: float(part[row]) * scale for name, part in self.parts.items()}
 
     def to_comparable(self) -> Ranked:
-        """Return the rows with scores that mean the same in every search.
+        """Return the ranking with scores that are comparable between searches.
 
         The odds of the best row are e to the power of its evidence / `_NATS_PER_LOGIT`. So 0.5 is
-        the score that the best of n rows has by chance. The odds of another row are lower by the
-        square root of its share in the best score, and at most e to the power of its limit /
-        `_NATS_PER_LOGIT`. Rows that are lowered by their limits are ranked by the lowered score. In
-        a search by vectors alone, the best score is the nearness of the vector.
+        the score that the best of n rows has by chance. The odds of another row are multiplied by
+        the square root of its score divided by the best score, and are at most e to the power of
+        the row's limit / `_NATS_PER_LOGIT`. A row whose score is lowered by its limit is ranked by
+        the lowered score. In a search by vectors alone, the best score is the nearness of the
+        nearest vector.
         """
         if self.odds is None:
             scores = _divide_by_best(self.scores) * np.float32(self.evidence)
@@ -219,7 +241,7 @@ def rank_rows(
     """
     n = len(lengths)
     parts: dict[str, Scores] = {}
-    calibration = calibration if terms else USUAL  # without words, only vectors rank the rows
+    calibration = calibration if terms else USUAL  # Without words, only vectors rank the rows.
     nearness = _compute_nearness(cosines, n, calibration)
     nearest = evidence = float(nearness.max(initial=0))
     neighbour_scores = np.zeros(n, np.float32)
@@ -274,7 +296,7 @@ def rank_rows(
 
 
 def _divide_by_best(scores: Scores) -> Scores:
-    """Return the share of each row in the best score, 0 to 1."""
+    """Return the score of each row divided by the best score, 0 to 1."""
     best = max(float(scores.max(initial=0)), 1e-9)
     return np.asarray(np.maximum(scores, 0) / np.float32(best), np.float32)
 
@@ -285,10 +307,10 @@ def _divide_by_best(scores: Scores) -> Scores:
 def _compute_vector_share(
     cosines: Floats | None, terms: Sequence[Term], weights: Weights, calibration: Calibration
 ) -> float:
-    """Return the share of the vector in the sum of words and vector.
+    """Return the weight of the vector part in the sum of the parts of words and vectors, 0 to 1.
 
-    If no row has a word of the query, only vectors can rank the rows. They then have their usual
-    weight, whatever the trust in them is.
+    If no row has a word of the query, only vectors can rank the rows. Vectors then have their usual
+    weight, however low the trust in them is.
     """
     if cosines is None or not terms:
         return float(cosines is not None)
@@ -300,10 +322,10 @@ def _compute_vector_share(
 def _score_threads_by_vectors(
     vector_scores: Scores, arrangement: Arrangement, weights: Weights, gain: float
 ) -> Scores:
-    """Return the part that the vectors of its thread add to the score of each row.
+    """Return for each row the part of its score that comes from the vectors of its thread.
 
     The value of a thread is the sum of the vector scores of its `_NEAREST_PER_THREAD` nearest rows.
-    It counts as a share of the value of the best thread.
+    This value is divided by the value of the best thread.
     """
     starts, run_of_row, remaining = (
         arrangement.run_starts,
@@ -329,9 +351,9 @@ def scale_above_mean(cosines: Floats) -> Scores:
 
     Cosines below the mean and NaN give 0.
 
-    Subtracting the mean removes what all rows of a scope share with the query, so the result means
-    the same for every embedder and scope. If all cosines are about equal, they are returned
-    unscaled.
+    Subtracting the mean removes the similarity that all rows of a scope have with the query, so
+    results are comparable between embedders and scopes. If all cosines are about equal, they are
+    returned unscaled.
     """
     has_vector = np.isfinite(cosines)
     if not has_vector.any():
@@ -346,9 +368,9 @@ def scale_above_mean(cosines: Floats) -> Scores:
 
 
 def _compute_nearness(cosines: Floats | None, n: int, calibration: Calibration) -> Scores:
-    """Return how near each vector is, from 0 (as any vector of the scope) to 1 (equal).
+    """Return how near each vector is to the query, from 0 (like an average vector) to 1 (equal).
 
-    A row without a vector (NaN) has 0. All values are multiplied by the trust in the vectors.
+    A row without a vector (NaN) has 0. All results are multiplied by the trust in the vectors.
     """
     if cosines is None:
         return np.zeros(n, np.float32)
@@ -366,7 +388,9 @@ def _compute_nearness(cosines: Floats | None, n: int, calibration: Calibration) 
 
 
 def idf(count: int, rows: int) -> float:
-    """Return the inverse document frequency of a word that `count` of `rows` rows have; above 0.
+    """Return the inverse document frequency of a word that `count` of `rows` rows contain.
+
+    The result is above 0.
 
     Source: Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond" (2009),
     eq. 3.3, with the 1 inside the logarithm that Lucene's BM25Similarity adds.
@@ -377,9 +401,9 @@ def idf(count: int, rows: int) -> float:
 def word_information(term: Term, n: int) -> float:
     """Return the information of a word, in nats: -ln of the share of messages with the word.
 
-    The share refers to messages of the language. If it is unknown there and the word is not a name,
-    the share among the other rows of the scope is used. A word that occurs in most rows has little
-    information.
+    The share is that of all messages in the language. If this share is unknown and the word is not
+    a name, the share among the other rows of the scope is used. A word that occurs in most rows has
+    little information.
     """
     share = term.message_frequency or _UNLISTED_FREQUENCY
     if not term.message_frequency and not term.names_actor:
@@ -392,13 +416,13 @@ def word_information(term: Term, n: int) -> float:
 def _compute_word_evidence(
     terms: Sequence[Term], n: int, arrangement: Arrangement | None
 ) -> list[float]:
-    """Return the evidence, in nats, that a row gives by having each of the words.
+    """Return, for each word, the evidence in nats that a row has if it contains the word.
 
-    This is the information of the word, with two exceptions. The information of a word that is
-    judged by the rows of the scope counts twice, because ln n is subtracted from the evidence.
-    Otherwise such a word would never exceed chance once two rows have it. Rows that are only
-    questions are not counted. A word that nearly all rows have is no evidence, unless all words of
-    the query are such words.
+    The evidence is the information of the word, with two exceptions. First, if the information of a
+    word was computed from the rows of the scope, it counts twice, because ln n is subtracted from
+    the evidence. Otherwise a word that two rows contain could never exceed chance. Rows that
+    consist only of a question are not counted. Second, a word that nearly all rows contain is no
+    evidence, unless all words of the query are of this kind.
     """
     is_only_question = np.zeros(n, bool) if arrangement is None else arrangement.is_only_question
     evidence, is_shared_list = list[float](), list[bool]()
@@ -417,34 +441,34 @@ def _compute_word_evidence(
 
 
 def is_in_nearly_all(count: int, n: int) -> bool:
-    """Return whether `count` of `n` rows are nearly all, so that their words are no evidence."""
+    """Return whether `count` of `n` rows are so many that a word in all of them is no evidence."""
     return n >= _MIN_ROWS_NEARLY_ALL and count >= _NEARLY_ALL * n
 
 
 def word_weight(term: Term, n: int) -> float:
     """Return the weight of a word.
 
-    It is higher if the word is rare in the scope and in the language.
+    The weight is higher if the word is rare in the scope and in the language.
     """
     rarity = -math.log(term.message_frequency or _UNLISTED_FREQUENCY)
     return idf(_count_rows_with_word(term, n), n) * math.pow(rarity, _RARITY_POWER)
 
 
 def _count_rows_with_word(term: Term, n: int) -> int:
-    """Return the number of rows that have a word, or else the number of rows with its synonyms."""
+    """Return the number of rows that contain a word or, if none does, one of its synonyms."""
     return min(len(term.rows) or sum(len(rows) for rows, _ in term.synonyms), n)
 
 
 def iter_count_blocks(
     terms: Sequence[Term], n: int, weights: Weights = DEFAULT
 ) -> Iterator[tuple[Sequence[Term], Scores]]:
-    """Yield blocks of words that any row has, with their counts in all n rows; float32[block, n].
+    """Yield blocks of the words that occur, with their counts in all rows as float32[block, n].
 
     A block is small enough for the CPU cache. The Okapi BM25 score of a block is `weights @ (counts
     / (counts + length_penalty(...)))`.
 
-    Source: Robertson and Zaragoza (2009), eq. 3.15. The constant factor (k1 + 1) is left out, as in
-    Lucene since version 8, because it changes no order.
+    Source: Robertson and Zaragoza (2009), eq. 3.15. The constant factor (k1 + 1) is omitted, as in
+    Lucene since version 8, because it does not affect the order.
     """
     block_size = max(1, _BLOCK_COUNTS // max(n, 1))
     matching = [term for term in terms if len(term.rows) or term.synonyms]
@@ -515,12 +539,12 @@ def _score_words(
             )
         score_sums += factors @ saturated
         for row_has_word, term, nats_of_word in zip(saturated, block, nats, strict=True):
-            # rows of an actor count as containing the actor's name
+            # The rows of an actor count as containing the actor's name.
             if term.names_actor and actor is not None:
                 evidence_of_rows += nats_of_word * np.maximum(
                     actor / (1 + penalty) - row_has_word, 0
                 )
-    evidence_of_rows *= 1 + penalty  # so that a word with one occurrence counts as 1
+    evidence_of_rows *= 1 + penalty  # The factor makes a word with one occurrence count as 1.
     if arrangement is None:
         return own_scores, shared_scores, np.zeros(n, np.float32), evidence_of_rows
     best_thread = max(float(thread_scores.max(initial=0.0)), 1e-9)
@@ -538,23 +562,24 @@ def _score_words(
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How the rows of a scope are related in their threads.
+    """The relations between the rows of a scope: their threads, neighbours and recency.
 
-    `build_arrangement` makes it for many searches.
+    `build_arrangement` builds an arrangement once for many searches.
 
-    `share_from_previous[k - 1][i]` is the share that row i + k takes of what row i lends. It is 0
-    if they belong to different threads. `share_from_next` is the share that row i takes of what row
-    i + k lends.
+    `share_from_previous[k - 1][i]` is the share of the score of row i that row i + k can borrow.
+    The share is 0 if the two rows belong to different threads. `share_from_next[k - 1][i]` is the
+    share of the score of row i + k that row i can borrow.
     """
 
-    run_starts: NDArray[np.intp]  # start of each run: a thread, or rows without a thread
-    run_of_row: NDArray[np.intp]  # index of the run that each row belongs to
+    # index of the first row of each run; a run is a thread, or adjacent rows without a thread
+    run_starts: NDArray[np.intp]
+    run_of_row: NDArray[np.intp]  # index of the run to which each row belongs
     is_thread: Bools  # whether a run is a thread
     share_from_previous: tuple[Scores, ...]
     share_from_next: tuple[Scores, ...]
-    thread_share: Scores  # share of its thread's score that each row takes
+    thread_share: Scores  # share of the score of its thread that each row gets
     is_only_question: Bools  # whether the row is only a question
-    recency: Scores  # how new each row is: 1 for the newest, towards 0
+    recency: Scores  # recency of each row: 1 for the newest, approaching 0 for old rows
 
 
 def build_arrangement(
@@ -599,7 +624,10 @@ def build_arrangement(
 
 
 def _lend_to_neighbours(scores: Scores, arrangement: Arrangement, weights: Weights) -> Scores:
-    """Return the higher of each row's score and what its neighbours lend it; float32[..., n]."""
+    """Return for each row the maximum of its own score and the scores that its neighbours lend.
+
+    The result is float32[..., n].
+    """
     best = scores.copy()
     steps: Sequence[tuple[float, Scores, Scores]] = list(
         zip(

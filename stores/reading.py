@@ -1,4 +1,4 @@
-"""Encoding and decoding of item rows, and the flows that read items without a query."""
+"""Encoding and decoding of item rows, and the flows that read items when a search has no query."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ from perdure.stores.values import decode_value
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_PAGE_ROWS = 256  # namespaces or closed versions that are read at a time
-_MAX_INDEX_ROWS = 2_000  # rows; an index that finds more is slower than reading in order
+_PAGE_ROWS = 256  # number of namespaces or closed versions that are read at a time
+# maximum rows for which an index is used; for more rows, reading in order is faster
+_MAX_INDEX_ROWS = 2_000
 _INDEX_PREFIX = "store_path:"  # prefix of the names of path indexes
 
 
@@ -48,7 +49,7 @@ _INDEX_PREFIX = "store_path:"  # prefix of the names of path indexes
 
 
 def to_microseconds(moment: datetime) -> int:
-    """Return a moment in microseconds since 1970.
+    """Return a time as microseconds since 1970.
 
     Raises:
         ConfigurationError: It is not a datetime with a time zone.
@@ -61,7 +62,7 @@ def to_microseconds(moment: datetime) -> int:
 
 
 def from_microseconds(microseconds: int) -> datetime:
-    """Return the moment that is this many microseconds after 1970 (UTC)."""
+    """Return the time in UTC that is the given number of microseconds after 1970."""
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
@@ -104,10 +105,11 @@ def provenance_from_json(fields: Mapping[str, Any]) -> Provenance:
 
 @dataclass(slots=True)
 class RecordCodec:
-    """Encodes and encrypts the parts of rows, and decodes rows as items."""
+    """Encodes and encrypts the parts of item rows, and decodes rows to items."""
 
     seal: Seal
-    root: int = 0  # length of the scope's path, which namespaces leave out
+    # length of the path of the scope, which is removed from the namespaces of decoded items
+    root: int = 0
 
     @property
     def is_encrypted(self) -> bool:
@@ -140,7 +142,7 @@ class RecordCodec:
         )
 
     def encode_vectors(self, vectors: bytes | None, row: int) -> bytes | None:
-        """Return vectors, one after another, as they are stored."""
+        """Return the stored form of the vectors of a row, which are concatenated."""
         if vectors is None or not self.is_encrypted:
             return vectors
         return self.seal.seal(vectors, ("vectors", row))
@@ -214,15 +216,15 @@ class Selection:
     """The criteria by which a call selects items."""
 
     prefix: bytes  # path of the namespace prefix
-    now: int  # items must be alive at this time, in microseconds
+    now: int  # present time in microseconds; items that have expired by then are excluded
     filter: Filter | None = None
     provenance: Filter | None = None
-    as_of: int | None = None  # moment of the past to read, in microseconds
+    as_of: int | None = None  # time in the past to read, in microseconds, or None for the present
     newest_first: bool = False  # order within a namespace
 
     @property
     def sql_order(self) -> str:
-        """The SQL keyword for the order of creation."""
+        """The SQL keyword for the order of creation, ascending or descending."""
         return "DESC" if self.newest_first else ""
 
 
@@ -232,12 +234,12 @@ class ItemReader:
 
     sql: NamedSQL
     records: RecordCodec
-    values: JSONLocation  # the column of the values, for conditions on their JSON
+    values: JSONLocation  # location of the values' column, for conditions on their JSON
 
     # -- one key
 
     def read_row(self, path: bytes, key: str, now: int, as_of: int | None) -> Flow[Row | None]:
-        """Return the row of a key at present or at a moment of the past, or None."""
+        """Return the row of a key at present or at a time in the past, or None if there is none."""
         name, moment = ("get", now) if as_of is None else ("get_as_of", as_of)
         rows = yield self.sql(name, path, key, moment)
         return rows[0] if rows else None
@@ -304,7 +306,7 @@ class ItemReader:
         return [row for row, value in rows if matches(decode_value(decode_text_or_bytes(value)))]
 
     def read_closed(self, selection: Selection) -> Flow[list[Row]]:
-        """Read the matching versions that were valid at the selected moment and were closed later.
+        """Read the closed versions that match and that were valid at the selected time.
 
         Returns the path and the id of each version.
         """
@@ -394,7 +396,7 @@ class ItemReader:
         as_of: int | None,
         hides_notes: bool = False,
     ) -> Flow[list[Namespace]]:
-        """Return non-empty namespaces under a root, in order and without duplicates.
+        """Return the namespaces under a root that contain items, sorted and without duplicates.
 
         Args:
             root: The path of the scope.
@@ -443,7 +445,9 @@ class ItemReader:
 
 
 def path_index_name(path: str) -> str:
-    """Return the name of the index on a path. Capitals are marked, as SQLite's names ignore case.
+    """Return the name of the index on a path.
+
+    Capital letters are escaped, because SQLite ignores case in names.
 
     >>> path_index_name("user.firstName")
     'store_path:user.first^Name'

@@ -1,4 +1,4 @@
-"""Search with a query: the steps from a text to ranked items."""
+"""Search with a query: the steps from the text of the query to ranked items."""
 
 from __future__ import annotations
 
@@ -44,24 +44,29 @@ from perdure.stores.vectors import Floats
 
 _LOG = logging.getLogger("perdure")
 MODES: Final = ("hybrid", "text", "semantic")
-_MAX_PAGE_ROWS: Final = 1 << 60  # maximum limit and offset; SQLite counts in 64 bits
+# maximum limit and offset of a page, since SQLite counts in 64 bits
+_MAX_PAGE_ROWS: Final = 1 << 60
 _MAX_FLOAT: Final = sys.float_info.max
-_MAX_QUERY_LENGTH: Final = 20_000  # characters of a query that are searched; the rest is ignored
-_MAX_QUERY_WORDS: Final = 512  # distinct words of a query that are searched; the rest are ignored
+# maximum number of characters of a query that are searched; the rest is ignored
+_MAX_QUERY_LENGTH: Final = 20_000
+# maximum number of distinct words of a query that are searched; the rest are ignored
+_MAX_QUERY_WORDS: Final = 512
 _ROWS_PER_STATEMENT: Final = 256  # rows that one statement reads
-# the stem of each word of a query, and the word's synonyms with their similarity
+# for each word of a query, its stem and its synonyms with their similarity
 _QueryWords = dict[str, tuple[str, list[tuple[str, float]]]]
-_MAX_NAME_FREQUENCY: Final = 0.003  # share of messages; a word that is more frequent is not a name
-# words of a query that refer to the person of the rows
+# maximum share of messages that contain a name; a word that is more frequent is not a name
+_MAX_NAME_FREQUENCY: Final = 0.003
+# pronouns in a query that may refer to the person whom the rows are about
 _PERSONAL_PRONOUNS: Final = frozenset(
     (
         *("i", "me", "my", "mine", "myself", "you", "your", "yours"),
         *("he", "him", "his", "she", "her", "hers"),
     )
 )
-# actors; a pool with more is not a conversation, and no actor is looked up
+# maximum number of actors among which names are looked up; rows with more actors are not a
+# conversation
 _MAX_NAMED_ACTORS: Final = 1_000
-# actors that are roles; a query with such a word seldom means the speaker
+# names of actors that are roles; a query that contains such a word seldom means the speaker
 _ROLE_NAMES: Final = frozenset(
     {"user", "assistant", "human", "ai", "bot", "agent", "system", "tool", "model", "function"}
 )
@@ -73,14 +78,15 @@ class SearchQuery:
 
     text: str
     mode: Mode = "hybrid"
-    context: bool = True  # whether neighbours, speaker and date count
+    context: bool = True  # whether the neighbours, speaker and date of a row affect its score
     explain: bool = False
     weights: Weights = field(default_factory=Weights)
     during: tuple[float, float] | None = (
-        None  # start and end in seconds since 1970, without the end
+        None  # period of the messages: start (included) and end (excluded), in seconds since 1970
     )
     min_score: float | None = None  # lowest score of a result
-    vector: Floats | None = None  # if None and `is_embedded`, only words are searched
+    # vector of the query; if it is None and `is_embedded` is true, only words are searched
+    vector: Floats | None = None
     is_embedded: bool = False
 
 
@@ -147,7 +153,8 @@ class Searcher:
     def __init__(self, parts: StoreParts) -> None:
         self._parts = parts
         self._indexes, self._embeddings = parts.indexes, parts.preparer.embeddings
-        self._mask = parts.preparer.mask_word  # hashes words with a key, for keyed indexes
+        # function that hashes words with a key, or None if words are not hashed
+        self._mask = parts.preparer.mask_word
 
     def search(
         self,
@@ -169,7 +176,7 @@ class Searcher:
             refresh_ttl: Whether to restart the time to live of the items; None means the default.
         """
         parts, page = self._parts, check_page(limit, offset)
-        if query is None:  # one statement reads the page, or two with an index
+        if query is None:  # One statement reads the page, or two if an index may be used.
             by_index = selection.filter is not None and parts.reader.values.supports_indexes
             pairs = parts.database.read(
                 lambda: parts.reader.read_page(selection, *page), snapshot=by_index
@@ -191,7 +198,7 @@ class Searcher:
     def why_not(
         self, selection: Selection, query: SearchQuery | None, path: bytes, key: str
     ) -> RankExplanation:
-        """Return the rank of an item for a query, and the reason for it."""
+        """Return the rank of an item for a query, and the reason for the rank."""
         if query is None:
             raise ConfigurationError("why_not needs a query; pass a non-blank query=")
         read, reader = self._parts.database.read, self._parts.reader
@@ -242,7 +249,7 @@ class Searcher:
         has_vector_scores = "vector" in ranked.parts
 
         def is_result(place: int) -> bool:
-            """Return whether a row has enough score to be a result."""
+            """Return whether the score of a row is high enough for a result."""
             score = ranked.scores[place]
             return bool(score >= min_score and (score > 0 or has_vector_scores))
 
@@ -345,11 +352,11 @@ class Searcher:
         return ranked
 
     def _mask_word(self, word: str) -> str:
-        """Return a word in the form that the index has."""
+        """Return a word in the form in which the index contains it, which may be a hash."""
         return word if self._mask is None else str(self._mask(word))
 
     def _warn_about_missing_vectors(self, cosines: Floats) -> None:
-        """Log once that some items have no vectors, because searches do not show it."""
+        """Log once that some items have no vectors, because results do not reveal this."""
         missing_count = 0 if self._indexes.warned_lacking else int(np.isnan(cosines).sum())
         if missing_count:
             self._indexes.warned_lacking = True
@@ -371,7 +378,7 @@ class Searcher:
     async def add_vector(
         self, query: SearchQuery | None, selection: Selection
     ) -> SearchQuery | None:
-        """Return the query with its vector, if a model in another process computes it.
+        """Return the query with its vector, if a model in another process computes the vector.
 
         The vector is awaited here, so that no reading thread waits for the model.
         """
@@ -381,7 +388,7 @@ class Searcher:
         return replace(query, vector=vector, is_embedded=True)
 
     def _add_vector_blocking(self, query: SearchQuery, selection: Selection) -> SearchQuery:
-        """Return the query with its vector, computed in the calling thread if it has none."""
+        """Return the query with its vector. A missing vector is computed in the calling thread."""
         if query.is_embedded:
             return query
         self._parts.database.connect()  # the file determines which vectors exist
@@ -424,7 +431,7 @@ class Searcher:
 def _find_named_actors(pool: CandidatePool, words: Collection[str]) -> tuple[list[int], set[str]]:
     """Return the actors whom the words of a query name, and the words of their names.
 
-    The name of a role, such as "user", names nobody.
+    A role, such as "user", does not count as a name.
     """
     actor = pool.candidates.rows["actor"]
     codes = np.flatnonzero(np.bincount(actor[actor >= 0])).tolist()
@@ -441,8 +448,8 @@ def _find_named_actors(pool: CandidatePool, words: Collection[str]) -> tuple[lis
 def _find_subject_words(pool: CandidatePool) -> set[str]:
     """Return the words that name the person whom nearly all rows are about, or an empty set.
 
-    Models that extract memories write "Ann likes figs" and "The user likes figs" about the same
-    person. The rows of a conversation with an assistant are about nobody.
+    Models that extract memories may write both "Ann likes figs" and "The user likes figs" about one
+    person. The rows of a conversation with an assistant have no such person.
     """
     row_count, user_hits = len(pool), pool.terms.get(USER_WORD)
     actor = pool.candidates.rows["actor"]
@@ -468,7 +475,8 @@ def _find_subject_words(pool: CandidatePool) -> set[str]:
 def _iter_best_rows(scores: Floats, ids: Ints, count: int) -> Iterator[int]:
     """Yield all rows by score, highest first.
 
-    Only the first `count` and equal ones are sorted at once.
+    Only the best `count` rows, and rows with the same score as the last of them, are sorted at
+    first.
     """
     groups = [np.arange(len(scores))]
     if 0 < count < len(scores):

@@ -1,4 +1,4 @@
-"""How well an embedder separates related rows from random ones, measured without labels.
+"""Measurement, without labels, of how well an embedder separates related rows from random ones.
 
 Three samples of cosines are taken from the vectors of a namespace:
 
@@ -7,17 +7,18 @@ Three samples of cosines are taken from the vectors of a namespace:
     random       rows that are far from each other, of different threads if there are several
 
 The separation of a sample is the distance between its mean and that of the random rows, in standard
-deviations (d' of signal detection theory). It does not depend on where the cosines of an embedder
-lie: those of two random texts are 0.1 with one model and 0.8 with another. An embedder whose
-vectors say nothing has a separation near 0.
+deviations (d' of signal detection theory). The result does not depend on the level of an embedder's
+cosines: two random texts have a cosine of 0.1 with one model and of 0.8 with another. An embedder
+whose vectors carry no meaning has a separation near 0.
 
-A search uses the result in three ways (`Calibration`). Vectors that do not separate count less.
-Vectors that separate neighbours well count more, and also for threads as a whole, if the rows are
-long: the vector of a short turn tells little about what the turn answers. Similarities are compared
-with those of random rows. Decision 0037 has the measurements.
+A search uses the result in three ways (`Calibration`). Vectors that do not separate related rows
+from random ones count less. If the rows are long, vectors that separate neighbours well count more,
+and they count for threads as a whole. The vector of a short turn contains little information about
+the question that the turn answers. A similarity is judged by its distance from the similarities of
+random rows. Decision 0037 has the measurements.
 
-The samples are taken from the first rows of a namespace, so the result depends on these rows alone:
-every process and every backend computes the same numbers, and nothing has to be stored.
+The samples are taken from the first rows of a namespace, so the result depends on these rows alone.
+Every process and every backend therefore computes the same numbers, and nothing has to be stored.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ from numpy.typing import NDArray
 Ints = NDArray[np.integer[Any]]
 Floats = NDArray[np.floating[Any]]
 
-MAX_ROWS: Final = 512  # maximum rows from which neighbours and random pairs are taken
-MAX_WORDED: Final = 256  # maximum rows that are searched for pairs that share a word
-_MIN_ROWS: Final = 16  # rows; with fewer rows, nothing is measured
+# maximum number of rows from which pairs of neighbours and random pairs are taken
+MAX_ROWS: Final = 512
+# maximum number of rows that are searched for pairs with a common rare word
+MAX_WORDED: Final = 256
+_MIN_ROWS: Final = 16  # minimum number of rows with vectors; with fewer rows, nothing is measured
 _MAX_PAIRS: Final = 512  # maximum pairs in each sample
-_MAX_PAIRS_PER_WORD: Final = 4  # maximum pairs that are taken from the rows of one word
+_MAX_PAIRS_PER_WORD: Final = 4  # maximum number of pairs that are taken from the rows of one word
 _RARE_DIVISOR: Final = 8  # a word is rare if at most one in this many rows has it
 # distances between the two rows of random pairs, as shares of all measured rows
 _STRIDES: Final = (0.382, 0.236)
@@ -46,18 +49,22 @@ _STRIDES: Final = (0.382, 0.236)
 # in small samples
 _PRIOR_PAIRS: Final = 16
 _PRIOR: Final = 1.0  # separation of the imaginary pairs
-_MIN_SPREAD: Final = 1e-3  # standard deviation of cosines; smaller ones are rounding errors
-# up to the first separation, vectors do not count; from the second on, they have their usual weight
+# minimum standard deviation of cosines; smaller values are rounding errors
+_MIN_SPREAD: Final = 1e-3
+# separations between which the weight of vectors rises from zero to its usual value
 _USELESS, _USEFUL = 0.2, 0.5
-# above the first separation of neighbours, vectors gain weight; above the second, no more
+# separations of neighbours between which vectors gain additional weight
 _STRONG, _STRONGEST = 1.1, 2.0
-# mean words per row; up to the first, vectors gain no weight; from the second on, the whole gain
+# mean numbers of words per row between which the additional weight of vectors rises from zero to
+# its full value
 _SHORT, _LONG = 40, 100
-_DEVIATIONS: Final = 4.0  # standard deviations below the mean; cosines are assumed to be higher
+# number of standard deviations below the mean of random cosines at which the lowest cosine is
+# assumed
+_DEVIATIONS: Final = 4.0
 
 
 class Moments(NamedTuple):
-    """The number of some values, their sum and the sum of their squares."""
+    """Statistics of a sample of values: their number, their sum, and the sum of their squares."""
 
     size: int = 0
     total: float = 0.0
@@ -70,7 +77,7 @@ class Moments(NamedTuple):
         return cls(len(exact), float(exact.sum()), float((exact * exact).sum()))
 
     def merge(self, other: Moments) -> Moments:
-        """Return the moments of both sets of values."""
+        """Return the moments of the union of both samples."""
         return Moments(
             self.size + other.size, self.total + other.total, self.squares + other.squares
         )
@@ -90,7 +97,7 @@ _NO_MOMENTS: Final = Moments()
 
 
 class Calibration(NamedTuple):
-    """How much vectors count in a search, computed from their separation.
+    """The weight of vectors in a search, as computed from their separation.
 
     Attributes:
         trust: The share of their usual weight that the vectors have, 0 to 1.
@@ -109,7 +116,7 @@ USUAL: Final = Calibration()
 
 @dataclass(frozen=True)
 class Separation:
-    """The samples of cosines from one namespace or several.
+    """The samples of cosines by which the separation of one or several namespaces is measured.
 
     Attributes:
         neighbours: Cosines of rows that follow each other in a thread.
@@ -124,7 +131,7 @@ class Separation:
     words: Moments = _NO_MOMENTS
 
     def merge(self, other: Separation) -> Separation:
-        """Return the samples of both objects together."""
+        """Return an object with the samples of both objects combined."""
         return Separation(
             self.neighbours.merge(other.neighbours),
             self.sharing.merge(other.sharing),
@@ -134,8 +141,8 @@ class Separation:
 
     @cached_property
     def calibration(self) -> Calibration:
-        """How much vectors count in a search of these namespaces."""
-        if not self.random.size:  # nothing was measured, or all vectors are equal
+        """The calibration of vectors for a search of the measured namespaces."""
+        if not self.random.size:  # Nothing was measured, or all vectors are equal.
             return Calibration(trust=0.0) if self.words.size else USUAL
         trust = self.compute_trust(self.sharing)
         if self.neighbours.size >= _PRIOR_PAIRS:
@@ -148,14 +155,14 @@ class Separation:
         return Calibration(trust, gain, max(lowest, 0.0))
 
     def compute_trust(self, sample: Moments) -> float:
-        """Return how useful the vectors are according to a sample, from 0 to 1."""
+        """Return the trust in the vectors, from 0 to 1, according to one sample."""
         return _interpolate(self._compute_separation(sample), _USELESS, _USEFUL)
 
     def _compute_separation(self, sample: Moments) -> float:
-        """Return the distance of a sample from the random pairs, in standard deviations.
+        """Return the distance of a sample's mean from that of random pairs, in standard deviations.
 
-        The fewer pairs a sample has, the nearer the result is to `_PRIOR`. With a separation of
-        `_PRIOR`, vectors have their usual weight.
+        The fewer pairs a sample contains, the nearer the result is to `_PRIOR`. With a separation
+        of `_PRIOR`, vectors have their usual weight.
         """
         count = min(sample.size, self.random.size)
         spread = math.sqrt((sample.variance + self.random.variance) / 2)
@@ -169,9 +176,9 @@ def _interpolate(value: float, low: float, high: float) -> float:
 
 
 def sample_size(rows: int) -> int:
-    """Return how many of the first rows are measured, 0 if they are too few.
+    """Return the number of first rows that are measured, or 0 if there are too few rows.
 
-    The number grows by an eighth to a quarter at once, so that a put seldom changes the sample.
+    The number grows in steps of an eighth to a quarter, so that a put seldom changes the sample.
     """
     if rows < _MIN_ROWS:
         return 0
@@ -203,7 +210,7 @@ def measure_separation(
     first_rows, second_rows = order[:-1], order[1:]
     is_followed = (thread[first_rows] == thread[second_rows]) & (thread[first_rows] >= 0)
     neighbour_pairs = np.column_stack([first_rows[is_followed], second_rows[is_followed]])
-    # this order does not depend on the codes of threads
+    # This order does not depend on the numbers of threads, which may differ between processes.
     neighbour_pairs = neighbour_pairs[np.argsort(neighbour_pairs[:, 1])]
     rows = np.arange(n)
     partners = np.concatenate([(rows + max(int(n * stride), 1)) % n for stride in _STRIDES])
@@ -227,7 +234,9 @@ def measure_separation(
 
 
 def _measure_pairs(vectors: Floats, pairs: Ints) -> Moments:
-    """Return the moments of the cosines of pairs. Pairs with equal vectors are left out.
+    """Return the moments of the cosines between the two vectors of each pair of rows.
+
+    Pairs of equal vectors are left out.
 
     If an assistant often repeats a text such as "Noted.", many random pairs have equal vectors.
     """

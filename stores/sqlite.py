@@ -20,7 +20,7 @@ from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
 
-# read at import, because an event loop must not wait for a file
+# The file is read at import, because an event loop must not wait for it later.
 _SQL: Final = load_sql("perdure.stores", "sqlite.sql", "sqlite_schema.sql")
 SCHEMA: Final = Schema("stores", with_transcript_tables(_SQL["schema"]))
 
@@ -28,8 +28,8 @@ SCHEMA: Final = Schema("stores", with_transcript_tables(_SQL["schema"]))
 class SQLiteStore(WholeStore):
     """A langgraph store in one SQLite file, for asyncio and for OS threads.
 
-    It may share its file with a `SQLiteCheckpointer`. Use it with `with` or `async with`, or call
-    `close`. The first use opens the file.
+    The store may share its file with a `SQLiteCheckpointer`. Use the store with `with` or `async
+    with`, or call `close`. The first use opens the file.
 
     Args:
         path: The path of the file, or `":memory:"`.

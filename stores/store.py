@@ -1,7 +1,7 @@
 """The public methods of a store, or of the scope of a store under a prefix.
 
-Each read is written once, as a blocking method, and a coroutine runs it in a reading thread. Each
-write is an operation (`perdure.effects`). Methods for a whole database are in
+Each read is implemented once, as a blocking method. The async method runs it in a reading thread.
+Each write is an operation (`perdure.effects`). Methods for a whole database are in
 `perdure.stores.whole_store`.
 """
 
@@ -62,7 +62,7 @@ from perdure.stores.values import check_number
 
 
 class Store(BaseStore):
-    """A langgraph store with versions, and with a search that needs no service."""
+    """A langgraph store that keeps old versions of items and searches without a search service."""
 
     supports_ttl = True
 
@@ -78,10 +78,11 @@ class Store(BaseStore):
     def batch(self, ops: Iterable[Op | PutItem]) -> list[Result]:
         """Run several operations as one. If one is wrong, nothing is written.
 
-        Reads see the state before the batch. Of several puts of one key, the last counts. A
-        `PutItem` has all options of `put`. langgraph's `PutOp` has no provenance and no condition.
-        A read restarts times to live if its `refresh_ttl` is true, which is langgraph's default,
-        unless the store was opened with `ttl={"refresh_on_read": False}`.
+        Reads see the state before the batch. If the batch contains several puts of one key, only
+        the last one is written. A `PutItem` has all options of `put`. langgraph's `PutOp` has no
+        provenance and no condition. A read restarts times to live if its `refresh_ttl` is true,
+        which is langgraph's default, unless the store was opened with `ttl={"refresh_on_read":
+        False}`.
 
         Args:
             ops: The operations.
@@ -95,7 +96,7 @@ class Store(BaseStore):
         return self._parts.runner.run(self._run_batch(list(ops)))
 
     async def abatch(self, ops: Iterable[Op | PutItem]) -> list[Result]:
-        """Run several operations as one; see `batch`."""
+        """Run several operations as one batch; see `batch`."""
         return await self._parts.runner.arun(self._run_batch(list(ops)))
 
     async def _run_batch(self, ops: Sequence[Op | PutItem]) -> list[Result]:
@@ -115,7 +116,7 @@ class Store(BaseStore):
         return results
 
     async def _embed_op_query(self, op: Op | PutItem) -> SearchQuery | None:
-        """Return the query of a search with its vector, if another process computes it."""
+        """Return the query of a search, with its vector if another process computes vectors."""
         if not isinstance(op, SearchOp) or not self._searcher.awaits_vectors:
             return None
         selection = self._parts.build_selection(op.namespace_prefix)
@@ -132,7 +133,7 @@ class Store(BaseStore):
                 f"the operation is {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
                 "ListNamespacesOp"
             )
-        # an operation also has true by default, so the configuration may turn it off
+        # True is also the default of an operation, so the store's configuration may turn it off.
         refresh_ttl = None if op.refresh_ttl else False
         if isinstance(op, GetOp):
             return self.get(op.namespace, op.key, refresh_ttl=refresh_ttl)
@@ -383,7 +384,7 @@ class Store(BaseStore):
         offset: int = 0,
         as_of: datetime | None = None,
     ) -> list[Namespace]:
-        """Return namespaces that contain items, in order.
+        """Return the namespaces that contain items, sorted.
 
         Without a prefix, or with a prefix that begins with `"*"`, the namespaces of perdure's own
         notes are left out. `prefix=("perdure",)` lists them.
@@ -404,7 +405,7 @@ class Store(BaseStore):
         return self._list_namespaces(ListNamespacesOp(conditions, max_depth, limit, offset), as_of)
 
     def find_namespaces(self, label: str) -> list[Namespace]:
-        """Return all namespaces that have a label, in order, also those of perdure's own notes.
+        """Return all namespaces that contain a label, sorted, also those of perdure's own notes.
 
         Namespaces with closed versions only are included.
         """
@@ -457,7 +458,7 @@ class Store(BaseStore):
     # -- versions
 
     def history(self, namespace: Namespace, key: str) -> list[StoredItem]:
-        """Return every version of a key, oldest first, with its period of validity."""
+        """Return every version of a key, oldest first, with the period in which each was valid."""
         parts = self._parts
         arguments = parts.resolve_prefix(namespace), check_key(key), parts.now()
         return self.database.read(lambda: parts.reader.read_history(*arguments), snapshot=False)
@@ -534,7 +535,7 @@ class Store(BaseStore):
         checkpointer: ErasesMessages | None = None,
         threads: Collection[str] = (),
     ) -> Receipt:
-        """Erase items with all their versions, also from the bytes of the file.
+        """Erase items with all their versions, and remove their bytes from the file.
 
         A key is erased with all its versions if one of them, present or closed, meets all criteria.
         Other writers wait while the file is rewritten. If the process dies, call the method again
@@ -571,11 +572,11 @@ class Store(BaseStore):
     def forget_author(
         self, prefix: Namespace, author: str, *, hand_over: bool = False, dry_run: bool = False
     ) -> Receipt:
-        """Erase what one author wrote under a prefix that several people share.
+        """Erase the texts that one author wrote under a prefix that several people share.
 
-        The author is the field `author` of the provenance. Versions of other authors stay, but lose
-        the earlier texts of this author that they contain. If the process dies, call the method
-        again.
+        The author of a version is the field `author` of its provenance. Versions of other authors
+        stay, but lose the earlier texts of this author that they contain. If the process dies, call
+        the method again to complete the erasure.
 
         Args:
             prefix: The prefix of the shared namespaces, such as `("teams",)`.
@@ -598,7 +599,7 @@ class Store(BaseStore):
     # -- sizes
 
     def namespace_sizes(self, prefixes: Sequence[Namespace]) -> list[NamespaceSize]:
-        """Return the sizes of everything under each of the prefixes, in order."""
+        """Return the total size of the namespaces under each prefix, in the order given."""
         paths = [self._parts.resolve_prefix(prefix) for prefix in prefixes]
         rows = self.database.read(lambda: self._parts.reader.read_sizes(paths))
         return [NamespaceSize(tuple(p), *row) for p, row in zip(prefixes, rows, strict=True)]
@@ -608,7 +609,10 @@ class Store(BaseStore):
     # -- vectors that are missing
 
     def pending_embeddings(self, namespace_prefix: Namespace = ()) -> list[PendingEmbedding]:
-        """Return the items whose vectors could not be computed yet. Searches find them by text."""
+        """Return the items whose vectors could not be computed so far.
+
+        Searches find them by text.
+        """
         return self.database.read(
             lambda: self._missing.read_pending(self._parts.resolve_prefix(namespace_prefix))
         )
@@ -644,10 +648,12 @@ class Store(BaseStore):
     def scoped(
         self, prefix: Namespace, *, max_items: int | None = None, max_bytes: int | None = None
     ) -> ScopedStore:
-        """Return a store limited to a prefix. It cannot read or name anything outside of it.
+        """Return a store limited to a prefix.
 
-        Its methods take and return namespaces without the prefix. It shares the database of this
-        store and need not be closed. For the scope of a scope, both limits apply.
+        The scoped store cannot read or name anything outside of the prefix.
+
+        Its methods take and return namespaces without the prefix. The scoped store shares the
+        database of this store and need not be closed. For the scope of a scope, both limits apply.
 
         Args:
             prefix: The labels of the prefix, at least one.
@@ -667,5 +673,5 @@ class Store(BaseStore):
 class ScopedStore(Store):
     """A store limited to the namespaces under a prefix.
 
-    `()` is the namespace of the prefix itself.
+    In a scoped store, `()` is the namespace of the prefix itself.
     """

@@ -1,4 +1,4 @@
-"""Analysis of texts and queries for search: tokens, language, synonyms, typing errors, and chunks.
+"""Analysis of texts and queries for search: tokens, languages, synonyms, typing errors and chunks.
 
 A token is a stem ("running" and "runs" become "run"), a number, or a word of another script. In
 scripts without spaces between words, a token is a pair of neighbouring characters. Emoji, currency
@@ -6,10 +6,11 @@ signs and other symbols are tokens as well. A word with signs gives two tokens, 
 signs ("c#" and "c"). Stop words stay in the tokens of documents and are dropped from queries. A
 query that consists only of stop words keeps them.
 
-Synonyms come from a table inside the package. It lists for each English stem the nearest stems with
-their cosines, computed from the static embedder by `benchmarks/kinship.py`. A second table says how
-frequent words are in each language. It is made by `benchmarks/commonness.py`. Long texts are split
-into overlapping chunks, so that an embedder receives all of the text.
+Synonyms come from a table inside the package. The table lists for each English stem the nearest
+stems and their cosines, which `benchmarks/kinship.py` computed with the static embedder. A second
+table contains the frequencies of words in each language. This table was computed by
+`benchmarks/commonness.py`. Long texts are split into overlapping chunks, so that an embedder
+receives all of the text.
 """
 
 from __future__ import annotations
@@ -35,13 +36,17 @@ from perdure.errors import ConfigurationError
 
 SYNONYM_FILE: Final = "kin-en.npz"
 STOP_WORD_FILE: Final = "stop-words.vocab"
-ANALYZER = "en-3"  # stored with the tokens; tokens of another analyzer are computed again
+# version of the analysis, stored with the tokens; tokens of another version are computed again
+ANALYZER = "en-3"
 
-_MEMO_SIZE = 1 << 16  # words, at most 8 MB; a new word costs 1 µs, a known word 0.1 µs
-_MAX_STEMMED_LENGTH = 32  # letters; longer runs are not English words and are not stemmed
+# maximum number of cached words, which take at most 8 MB; a new word takes 1 µs, a cached word 0.1
+# µs
+_MEMO_SIZE = 1 << 16
+# maximum letters of a word that is stemmed; longer runs are not English words
+_MAX_STEMMED_LENGTH = 32
 
-ENGLISH: Final = "english"  # each language has the name of its Snowball stemmer
-NON_LATIN: Final = "other"  # stands for all languages of other scripts than Latin
+ENGLISH: Final = "english"  # name of a language; each language has the name of its Snowball stemmer
+NON_LATIN: Final = "other"  # name that stands for all languages with a script other than Latin
 
 # scripts without spaces between words, and Hangul, whose particles are attached to words
 _UNSPACED_RANGES = (
@@ -51,7 +56,7 @@ _UNSPACED_RANGES = (
     "\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff"
     "\U0001b000-\U0001b16f\U00020000-\U0003ffff"
 )
-# combining vowel signs and similar, which are not word characters for regular expressions
+# combining vowel signs and similar characters, which `\w` of regular expressions does not match
 _COMBINING_SIGNS = "".join(
     chr(code) for code in range(0x0483, 0x1D00) if unicodedata.category(chr(code)) in ("Mn", "Mc")
 )
@@ -59,7 +64,7 @@ _WORD_PATTERN = rf"[^\W_](?:[^\W_]|[{_COMBINING_SIGNS}])*"
 _THOUSANDS_PATTERN = r"(?<=\d),\d{3}(?![^\W_])"  # "1,000" is one number
 _WORDS = re.compile(rf"{_WORD_PATTERN}(?:'{_WORD_PATTERN}|{_THOUSANDS_PATTERN})*")
 _ASCII_WORDS = re.compile(rf"[a-z0-9]++(?:(?=[',])(?:'[a-z0-9]++|{_THOUSANDS_PATTERN}))*+")
-# words of which a sign is a part: c#, c++, .net, @ann, #tea, a*; also $ and %
+# matches words that contain a sign, such as c#, c++, .net, @ann, #tea and a*, and the signs $ and %
 _SIGNED_WORDS = re.compile(
     r"(?<![\w#+])[a-z0-9]+(?:#|\+{1,2})(?![\w#+])|(?<![\w.])\.[a-z][a-z0-9]*"
     r"|(?<![\w@#])[@#][a-z]\w*|(?<![\w*])[a-z0-9]\*(?![\w*])|[$%]"
@@ -75,7 +80,7 @@ _SYMBOL_CATEGORIES = (
 _LETTERS_ONLY = re.compile(r"[^\W\d_]+")
 _SCRIPT_RUNS = re.compile(rf"[{_UNSPACED_RANGES}]+|[^{_UNSPACED_RANGES}]+")
 _UNSPACED_CHAR = re.compile(f"[{_UNSPACED_RANGES}]")
-# й remains a letter of its own, because the Russian stemmer needs it
+# matches accents to remove; й keeps its accent, because the Russian stemmer needs the letter
 _ACCENTS = re.compile("(?!(?<=\u0438)\u0306)[\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670]")
 _ELISION = re.compile(r"(?:[cdjlmnst]|qu)'(?=[^\W\d_]{2})")
 _CONTRACTED_ENDING = re.compile(r"(?:n't|'(?:s|d|m|t|ll|re|ve))$")
@@ -91,7 +96,7 @@ _STEMMER_BY_SCRIPT = {0x04: "russian", 0x06: "arabic"}  # by the upper byte of t
 _CONTENT_RUNS = re.compile(r"[\u30a1-\u30ff]+|[\u3041-\u309f]{3,}|[^\s\u3041-\u30ff]+")
 _QUESTION_END = re.compile("[?\uff1f\u061f\u2047\u055e][\\s\"'\u201d\u2019)\\]]*$")
 
-_local = threading.local()  # a stemmer keeps state, so each OS thread has its own
+_local = threading.local()  # A stemmer has state, so each OS thread has its own stemmers.
 
 
 def tokenize(text: str) -> list[str]:
@@ -130,10 +135,10 @@ def tokenize(text: str) -> list[str]:
 
 
 def tokenize_query(text: str) -> list[str]:
-    """Return the tokens that a search looks for, each once.
+    """Return the tokens that a search looks up, without duplicates.
 
     Stop words are left out unless the query consists of stop words only. In a script without
-    spaces, the tokens are pairs of characters, or the single character of a run of one.
+    spaces, the tokens are pairs of characters. A run of a single character is one token.
 
     >>> tokenize_query("What did the runners run?")
     ['runner', 'run']
@@ -159,9 +164,9 @@ def tokenize_query(text: str) -> list[str]:
 def extract_query_words(text: str) -> dict[str, str]:
     """Return the words that rank the results of a query, each with its stem.
 
-    The words are those of `tokenize_query` without the stop words of the query's language, and the
-    stems are of that language. In Chinese and Japanese they are the parts between function words,
-    in Japanese also without endings.
+    The words are those of `tokenize_query` without the stop words of the query's language. The
+    stems are computed for that language. In Chinese and Japanese, the words are the parts between
+    function words. In Japanese, endings are removed as well.
 
     >>> extract_query_words("Wo sind die Häuser?"), extract_query_words("我的狗叫什么名字")
     ({'hauser': 'haus'}, {'狗叫': '狗叫', '名字': '名字'})
@@ -191,7 +196,7 @@ def ends_with_question(text: str) -> bool:
 
 
 def detect_language(text: str) -> str:
-    """Return the language whose stop words are the most frequent in a text.
+    """Return the language whose stop words occur most often in a text.
 
     Returns:
         The name of the language's Snowball stemmer, `ENGLISH` if the text has no stop words of
@@ -237,7 +242,7 @@ def stop_words(language: str) -> frozenset[str]:
 
 @cache
 def foreign_stop_words() -> frozenset[str]:
-    """Return the stop words that occur in other languages of Latin script and not in English."""
+    """Return the stop words of other languages of Latin script that are not English stop words."""
     return frozenset().union(*(telling for telling, _ in _load_stop_words().values()))
 
 
@@ -268,7 +273,7 @@ def _function_word_pattern() -> re.Pattern[str]:
 def is_misspellable(token: str) -> bool:
     """Return whether a token may be a typing error.
 
-    It must have at least four letters and be of a script with spaces between words.
+    The token must have at least four letters, and belong to a script with spaces between words.
     """
     return 4 <= len(token) <= _MAX_STEMMED_LENGTH and token.isalpha() and not _is_unspaced(token)
 
@@ -287,7 +292,7 @@ def _iter_words(text: str) -> Iterator[str]:
 
 
 def _find_signs(text: str) -> list[str]:
-    """Return the words of a text that have signs, and then its symbols.
+    """Return the words of a text that contain signs, such as "c#", followed by its symbols.
 
     >>> _find_signs("C++ and .NET, $5"), _find_signs("👩🏽‍💻 ate 🍕 in 🇳🇴, 20 °C → 5 €")
     (['c++', '.net', '$'], ['👩', '💻', '🍕', '🇳🇴', '°', '→', '€'])
@@ -343,14 +348,15 @@ def iter_stems(text: str, language: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_unspaced(word: str) -> bool:
-    """Return whether a run of `_iter_words` is of a script without spaces between words."""
+    """Return whether a run of characters belongs to a script without spaces between words."""
     return not word.isascii() and _UNSPACED_CHAR.match(word) is not None
 
 
 class _TokenMemo(dict[str, str]):
     """The token of each word that was seen. The memo is emptied when it is full.
 
-    The token of an English, Russian or Arabic word is its stem. Any other word is its own token.
+    A cache of tokens by word. The token of an English, Russian or Arabic word is its stem. Any
+    other word is its own token.
     """
 
     def __missing__(self, word: str) -> str:
@@ -381,13 +387,14 @@ def _stem_word(word: str, language: str) -> str:
 
 # -- synonyms and corrections
 
-# letters; from this length on, two edits are allowed, also in the first letter
+# minimum letters of a word in which two edits are allowed, also in the first letter
 _MIN_TWO_EDIT_LENGTH: Final = 6
-_MIN_EDIT_SIMILARITY: Final = 0.7  # 1 minus the edits per letter of the longer word
+# minimum similarity of two words: 1 minus the number of edits per letter of the longer word
+_MIN_EDIT_SIMILARITY: Final = 0.7
 
 
 def find_synonyms(token: str) -> list[tuple[str, float]]:
-    """Return the stems nearest in meaning to a token, nearest first, with similarity 0 to 1.
+    """Return the stems that are nearest in meaning to a token, with similarities from 0 to 1.
 
     >>> [stem for stem, _ in find_synonyms("buy")[:2]]
     ['purchas', 'bought']
@@ -423,7 +430,8 @@ def _load_synonyms() -> tuple[
 # -- frequency of words
 
 FREQUENCY_FILE: Final = "common.npz"
-STEPS_PER_NAT: Final = 16  # steps of the stored numbers per unit of the natural logarithm
+# number of steps of the stored frequencies per unit of the natural logarithm
+STEPS_PER_NAT: Final = 16
 _WORDS_PER_MESSAGE: Final = 15  # words of an average message
 
 
@@ -450,7 +458,7 @@ def message_frequency(token: str, language: str = ENGLISH) -> float:
 
 @cache
 def _load_frequencies(language: str) -> tuple[NDArray[np.bytes_], NDArray[np.uint8]]:
-    """Load the sorted tokens of a language, and -16 times the logarithms of their shares.
+    """Load the sorted tokens of a language, and the logarithm of each token's share times -16.
 
     Takes 2 ms.
     """
@@ -463,12 +471,12 @@ def _load_frequencies(language: str) -> tuple[NDArray[np.bytes_], NDArray[np.uin
 class Vocabulary(dict[str, int]):
     """Words with their numbers.
 
-    A word that is looked up for the first time gets the next number.
+    When a word is looked up for the first time, it gets the next number.
     """
 
     def __init__(self, words: Iterable[str] = ()) -> None:
         super().__init__(zip(words, count()))
-        # words by first letter, and by last two letters
+        # words by their first letter, and by a hyphen and their last two letters
         self._by_letters: dict[str, list[str]] = defaultdict(list)
         self._indexed_count = 0  # number of words in `_by_letters`
         self._lock_index = threading.Lock()
@@ -495,10 +503,11 @@ class Vocabulary(dict[str, int]):
 def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> list[str]:
     """Return the words that a misspelt word may stand for, nearest first.
 
-    Words at the same distance are in alphabetical order. One edit is allowed, and two edits from
-    six letters on. The first letter must be equal. From six letters on, equal last two letters are
-    enough. Two frequent English words are not taken for each other, unless one is the beginning of
-    the other.
+    Words at the same distance are in alphabetical order. One edit is allowed, or two edits if both
+    words have at least six letters. The first letter must be equal. If one of the words has at
+    least six letters, the last two letters may be equal instead. A word of the English frequency
+    list is not replaced by another word of the list, unless one of them is the beginning of the
+    other.
 
     >>> find_nearest_words("mountian", ["paint", "mountain", "fountain"])
     ['mountain']
@@ -585,8 +594,8 @@ def split_into_chunks(
     """Split a text into overlapping chunks, in order. Only white space may be in no chunk.
 
     A chunk ends at the end of a sentence if possible, otherwise at a space, otherwise anywhere.
-    Each chunk begins within the end of the chunk before, so that a passage across the border is
-    whole in one of them.
+    Each chunk begins within the last words of the preceding chunk, so that a short passage across
+    the border is complete in one of them.
 
     Args:
         text: The text. A short text is returned unchanged as the only chunk. A text without words
@@ -616,7 +625,7 @@ def split_into_chunks(
 
 
 def _cut_at_units(text: str, units: list[tuple[int, int]], limit: int, overlap: int) -> list[str]:
-    """Split a text of too many units into chunks of about equal size.
+    """Split a text with more units than the limit into chunks of about equal size.
 
     Args:
         text: The text.
@@ -626,7 +635,7 @@ def _cut_at_units(text: str, units: list[tuple[int, int]], limit: int, overlap: 
     """
 
     def grade_cut(at: int) -> int:
-        """Return how suitable a cut before a unit is, the higher the better."""
+        """Return a grade for a cut before a unit; a higher grade means a better place to cut."""
         end, begin = units[at - 1][1], units[at][0]
         if _SENTENCE_END.search(text, max(end - 3, 0), begin):
             return _AT_SENTENCE_END
@@ -640,7 +649,7 @@ def _cut_at_units(text: str, units: list[tuple[int, int]], limit: int, overlap: 
             chunks.append(text[units[start][0] : units[-1][1]])
             return chunks
         count = -(-(remaining - overlap) // (limit - overlap))
-        # equal sizes, so that the last chunk is not tiny
+        # All chunks have about the same size, so that the last one is not tiny.
         size = -(-(remaining + (count - 1) * overlap) // count)
         last = start + size
         end = max(range(last - size // 4, last + 1), key=lambda at: (grade_cut(at), at))

@@ -1,9 +1,9 @@
 """Tombstones: records by which an import recognises items that were deleted or forgotten here.
 
 `perdure.memory` writes a tombstone when a memory is deleted or forgotten. A tombstone is an item
-under `("perdure", "buried", *namespace)`. Its key is the hash of a text of the memory, or of the id
-of a message from which the memory was made. An import refuses each version of an item that has such
-a text or comes from such a message.
+under `("perdure", "buried", *namespace)`. The key of a tombstone is the hash of a text of the
+memory, or of the id of a message from which the memory was made. An import refuses each version of
+an item that has such a text or comes from such a message.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def hash_message(thread_id: str | None, message_id: str) -> str:
 
 
 def tombstone_keys(value: Mapping[str, Any], provenance: Mapping[str, Any] | None) -> set[str]:
-    """Return the keys of all tombstones that would refuse an item with this value."""
+    """Return the keys of all tombstones that would make an import refuse this value."""
     value = {**value}
     stored = value.pop(SOURCE, None)
     source = provenance or (stored if isinstance(stored, Mapping) else {})
@@ -99,8 +99,9 @@ def _find_root_label(names: Sequence[str], kinds: Collection[str]) -> int | None
 def tombstone_paths(path: bytes) -> list[bytes]:
     """Return the paths of all namespaces that may contain tombstones for the items of a namespace.
 
-    A scope of the store keeps its notes under its own prefix, and no row says which prefixes are
-    scopes. Quarantined items have the same tombstones as the memories.
+    A scope of the store stores its notes under its own prefix, and no row records which prefixes
+    are scopes. Therefore every prefix is considered. Quarantined items have the same tombstones as
+    the memories.
     """
     names = decode_path(path)
     root_index = _find_root_label(names, KINDS)
@@ -122,7 +123,7 @@ class ItemContent:
     provenance: Mapping[str, Any] | None
 
     def tombstone_keys(self) -> set[str]:
-        """Return the keys of the tombstones that would refuse this version."""
+        """Return the keys of the tombstones that would make an import refuse this version."""
         value = decode_value(self.text)
         return tombstone_keys(value, self.provenance) if isinstance(value, Mapping) else set()
 
@@ -144,7 +145,7 @@ class TombstoneReader:
     _note_paths: dict[bytes, list[bytes]] = field(default_factory=dict)
 
     def find_keys(self, contents: Sequence[ItemContent]) -> Flow[list[set[str]]]:
-        """Return for each content, in order, the keys of the tombstones that refuse it."""
+        """Return for each content, in order, the keys of the existing tombstones that match."""
         yield from self._load_paths({content.path for content in contents})
         candidates: list[tuple[int, bytes, str]] = []
         for number, content in enumerate(contents):
@@ -164,7 +165,7 @@ class TombstoneReader:
         return refused
 
     def _load_paths(self, paths: Iterable[bytes]) -> Flow[None]:
-        """Store for each namespace which namespaces contain its tombstones."""
+        """Load and cache, for each namespace, the paths of the namespaces with its tombstones."""
         paths_of_namespaces = {
             path: tombstone_paths(path) for path in paths if path not in self._note_paths
         }

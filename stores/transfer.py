@@ -1,4 +1,4 @@
-"""Export of item versions as JSON objects, and import of such objects and of other stores."""
+"""Export of item versions as JSON objects, and import of these objects or of other stores."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from perdure.stores.tombstones import TOMBSTONES, ItemContent, TombstoneReader, 
 from perdure.stores.values import check_size, decode_value
 from perdure.stores.vectors import Model
 
-PAGE = 500  # keys that are read, or lines that are written, at a time
+PAGE = 500  # number of keys that are read at a time, and of lines that are written at a time
 _LOG = logging.getLogger("perdure")
 _MINUTE = 60_000_000  # microseconds in a minute
-_VALUE_COLUMN: Final = 8  # index of the value in a row of `history`
+_VALUE_COLUMN: Final = 8  # index of the value in a row of the statement `history`
 _PAGE_BYTES: Final = 16 << 20  # maximum bytes of values in a page, except for a single larger value
 _MAX_VERSION = 1 << 60  # exclusive maximum of a version number; SQLite counts in 64 bits
 _RowKey = tuple[bytes, str]  # path of a namespace, and a key
@@ -44,10 +44,12 @@ class ItemVersion(NamedTuple):
     """A version of an item. Times are in microseconds since 1970."""
 
     put: Put
-    version: int | None = None  # None: put as the newest version, unless that is equal
+    # version number; None means that the item becomes the newest version, unless that is equal
+    version: int | None = None
     created_at: int | None = None  # time of the first put of the key
     valid_from: int | None = None  # time of the put of this version
-    valid_to: int | None = None  # time of closing; None for the present version
+    # time at which the version was closed; None for the present version
+    valid_to: int | None = None
     expires_at: int | None = None
 
     @property
@@ -67,10 +69,11 @@ Source = Generator[tuple[str, Mapping[str, Any] | ItemVersion | ImportFailed], N
 
 @dataclass(slots=True)
 class _ImportState:
-    """Keys of an import whose later versions are treated like the earlier ones."""
+    """The state of an import: keys whose later versions must be treated like the earlier ones."""
 
-    differing: set[_RowKey] | None  # keys that differ here; None if that is an error
-    # keys that a tombstone of this store refuses
+    # keys whose versions differ in this store; None if a difference is an error
+    differing: set[_RowKey] | None
+    # keys that are refused because of a tombstone in this store
     refused: set[_RowKey] = field(default_factory=set)
     # tombstones that the import has brought
     imported_tombstones: set[_RowKey] = field(default_factory=set)
@@ -119,7 +122,7 @@ class Transfer:
     def _read_key_page(
         self, path: bytes, after_key: str, closed: bool
     ) -> Flow[tuple[list[Row], str | None]]:
-        """Return the versions of some keys after `after_key`, and the last of these keys.
+        """Return one page of versions of the keys after `after_key`, and the last key of the page.
 
         The last key is None if there are no more keys.
         """
@@ -140,7 +143,7 @@ class Transfer:
         return versions, key
 
     def _build_item_version(self, row: Row) -> ItemVersion:
-        """Build the version of a row of `history`."""
+        """Build an item version from a row of the statement `history`."""
         _, path, key, version, created, since, until, expires, _, provenance, *rest = row
         ttl, searched, fields = rest
         records = self._parts.records
@@ -209,7 +212,7 @@ class Transfer:
                     return report
                 try:
                     report += run(self._write_batch(batch, state))
-                except ImportFailed as exc:  # the batch contradicts items of this store
+                except ImportFailed as exc:  # The batch contradicts items of this store.
                     error = exc
                     break
                 report += TransferReport(unsuitable=unsuitable)
@@ -296,16 +299,16 @@ class Transfer:
             ) from exc
 
 
-_INVALID_VALUE: Any = ()  # not a mapping, so the check of values raises an error
+_INVALID_VALUE: Any = ()  # The line is not a mapping, so the check of values raises an error.
 
 
 def _parse_time(line: Mapping[str, Any], name: str) -> int | None:
-    """Return a time of a line in microseconds, or None if it is missing."""
+    """Return a time of a line in microseconds, or None if the line has no such time."""
     return to_microseconds(datetime.fromisoformat(line[name])) if name in line else None
 
 
 def _parse_version(line: Mapping[str, Any]) -> int | None:
-    """Check and return the version number of a line, or None if it is missing."""
+    """Check and return the version number of a line, or return None if the line has none."""
     version = line.get("version")
     if version is not None and (type(version) is not int or not 0 < version < _MAX_VERSION):
         raise ValueError(f"version is {version!r}; expected 1 or more")
@@ -321,9 +324,9 @@ def _write_versions(
 ) -> Flow[_BatchResult]:
     """Write versions, all or none.
 
-    Items with a tombstone in this store are refused. An item that differs from the version with the
-    same number here is skipped with all later versions, and its key is added to `state.differing`.
-    If `state.differing` is None, an error is raised instead.
+    Items with a tombstone in this store are refused. If an item differs from this store's version
+    with the same number, the item and all its later versions are skipped, and its key is added to
+    `state.differing`. If `state.differing` is None, an error is raised instead.
     """
     report, imported_tombstones = TransferReport(), set[_RowKey]()
     totals = WriteTotals(None if model is None else (yield from writer.register_model(model)))
@@ -340,7 +343,8 @@ def _write_versions(
             equal_row = newest
         is_same = equal_row is not None and _has_same_content(writer, equal_row, item.put)
         is_tombstone = is_note_path(row_key[0], (TOMBSTONES,))
-        # a tombstone of this database records when the item was forgotten here; it never changes
+        # An existing tombstone records when the item was forgotten in this database, so an import
+        # does not change it.
         is_own = (
             is_tombstone
             and bool(rows)
@@ -366,7 +370,7 @@ def _write_versions(
             is_present = item.version is not None and equal_row is newest and not is_own
             present = newest if is_present else None
             if present and present[6:8] == (None, None) and item.valid_to is not None:
-                # an item that may expire keeps its time to live of this store
+                # An item that may expire keeps its time to live in this store.
                 yield _close_version(
                     writer, (yield from writer.read_present(item.put)), item.valid_to, totals
                 )
@@ -387,10 +391,10 @@ def _write_versions(
 def _find_refused(
     writer: ItemWriter, items: Sequence[ItemVersion], now: int, state: _ImportState
 ) -> Flow[set[_RowKey]]:
-    """Return the keys of a batch that have a version with a tombstone here.
+    """Return the keys of a batch that have a version with a tombstone in this store.
 
-    A tombstone is ignored if the present version here has the same text, because the item was put
-    again.
+    A tombstone is ignored if the present version in this store has the same text, because the item
+    was put again after the erasure.
     """
     reader = TombstoneReader(writer.sql, now, state.imported_tombstones)
     keys_of_items = yield from reader.find_keys([item.content for item in items])

@@ -17,13 +17,14 @@ from perdure.errors import ConfigurationError, CorruptRecord, InvalidValue
 MAX_DEPTH = 64  # maximum nesting of objects and arrays in a value
 _MAX_INTEGER_BITS = 13_000  # maximum bits of an integer; Python parses at most 4,300 digits
 MAX_BYTES = 16 << 20  # default maximum size of the JSON of a value; `open` has an option for it
-# 0 to 1, for a suggested name; with less, `$gte` is suggested for `$regex`
+# minimum similarity (0 to 1) of a suggested name; with a lower minimum, `$gte` would be suggested
+# for `$regex`
 _MIN_SIMILARITY: Final = 0.75
 WHOLE = "$"  # langgraph's path of the whole value
 
 _EXACT_TYPES = frozenset((str, bool, int, type(None)))
 _CONTAINERS = (dict, list, tuple)
-_LONG_INTEGER = re.compile(r"\d{19}")  # orjson converts an integer of more than 64 bits to a float
+_LONG_INTEGER = re.compile(r"\d{19}")  # orjson converts an integer of more than 64 bits to a float.
 _encode_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -48,7 +49,8 @@ def encode_value(value: Any, max_bytes: int = MAX_BYTES) -> str:
         raise InvalidValue(f"{WHOLE}{problem}")
     try:
         body = orjson.dumps(value)
-    except TypeError:  # an integer of more than 64 bits, or text with lone surrogates
+    # The value contains an integer of more than 64 bits, or text with lone surrogates.
+    except TypeError:
         if problem := describe_invalid_part(value, thorough=True):
             raise InvalidValue(f"{WHOLE}{problem}") from None
         body = _encode_json(value).encode()
@@ -69,7 +71,7 @@ def decode_value(text: str) -> dict[str, Any]:
     """Decode the JSON text of a value."""
     try:
         value: Any = orjson.loads(text)
-    except orjson.JSONDecodeError:  # orjson also refuses an integer that exceeds every float
+    except orjson.JSONDecodeError:  # orjson also refuses integers that exceed the range of floats.
         value = json.loads(text)
     exact = type(value) is dict and _EXACT_TYPES.issuperset(map(type, value.values()))
     if not exact and _LONG_INTEGER.search(text):
@@ -99,7 +101,7 @@ def parse_json_object(text: str, name: str) -> dict[str, Any]:
 
 
 def describe_invalid_part(value: Any, depth: int = 0, *, thorough: bool = False) -> str:
-    """Describe the first part of a value that is not JSON, as its path and the problem.
+    """Describe the first part of a value that is not valid JSON, by its path and the problem.
 
     Args:
         value: The value to check.
@@ -169,10 +171,10 @@ def _describe_invalid_text(text: str) -> str:
 
 
 def _format_value(value: Any) -> str:
-    """Return the start of the representation of a value, even if its `__repr__` fails."""
+    """Return the start of the `repr` of a value, or a substitute if `repr` fails."""
     try:
         return f"{value!r:.80}"
-    except Exception:  # `__repr__` of a user's class may raise anything
+    except Exception:  # The `__repr__` of a user's class may raise any error.
         return object.__repr__(value)
 
 
@@ -243,7 +245,7 @@ def check_number(
 
 
 def suggest_name(name: object, allowed: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown name: the closest name and all names.
+    """Return the end of a message about an unknown name: the closest name and all names.
 
     >>> suggest_name("actr", ("actor", "at")), suggest_name("$y", ("$eq", "$ne"))
     ("did you mean 'actor'? There are actor, at", 'there are $eq, $ne')
@@ -257,7 +259,7 @@ def suggest_name(name: object, allowed: Iterable[str]) -> str:
 def parse_setting(
     name: str, stored: Any, is_valid: Callable[[dict[str, Any]], bool]
 ) -> dict[str, Any]:
-    """Parse a setting that perdure has recorded in a file, which is a JSON object.
+    """Parse a recorded setting of a file, which must be a JSON object.
 
     Args:
         name: The name of the setting.

@@ -3,8 +3,8 @@
 Only vectors of the same model can be compared. Scores are exact. Above a configurable number of
 vectors, sketches select the rows that are scored exactly.
 
-A sketch has one bit for each dimension, the sign of the number (random-hyperplane hashing:
-Charikar, STOC 2002). Sketches are compared by Hamming distance.
+A sketch has one bit for each dimension of a vector: the sign of the number in this dimension
+(random-hyperplane hashing: Charikar, STOC 2002). Sketches are compared by Hamming distance.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from perdure.stores.values import parse_setting
 Kind = Literal["float32", "float16", "int8"]
 Floats = NDArray[np.float32]
 
-_BLOCK_ROWS: Final = 1024  # rows converted to float32 at a time, so that they stay in the CPU cache
-# rows whose sketches are compared at a time, which limits memory
+# number of rows that are converted to float32 at a time, so that they fit into the CPU cache
+_BLOCK_ROWS: Final = 1024
+# number of rows whose sketches are compared at a time, which limits memory
 _SKETCH_BLOCK_ROWS: Final = 1 << 14
-_RESCORED_SHARE: Final = 0.01  # share of the rows with the best sketches that is scored exactly
-_MIN_RESCORED_ROWS: Final = 4_000  # at least this many rows are scored exactly
+# share of the rows that is scored exactly, beginning with the best sketches
+_RESCORED_SHARE: Final = 0.01
+_MIN_RESCORED_ROWS: Final = 4_000  # minimum number of rows that are scored exactly
 _WORD_BITS: Final = 64  # bits of one word of a sketch
 
 
@@ -114,7 +116,7 @@ def check_vectors(answer: Any, count: int, dims: int | None, model: str) -> Floa
         raise _build_answer_error(model, problem, "all of the same number of dimensions")
     try:
         rows = np.asarray(answer)
-    except Exception as exc:  # the answer's own conversion to an array may raise anything
+    except Exception as exc:  # The answer's own conversion to an array may raise any error.
         raise _build_answer_error(model, f"{answer!r:.80} ({exc})", "a list of vectors") from exc
     if rows.ndim and len(rows) != count:
         raise _build_answer_error(
@@ -182,7 +184,7 @@ def encode_groups(
 
 
 def rescored_share(rows: int) -> float:
-    """Return the share of `rows` rows that is scored exactly after the comparison of sketches."""
+    """Return the share of rows that are scored exactly after the comparison of sketches."""
     return max(_RESCORED_SHARE, min(1.0, _MIN_RESCORED_ROWS / max(rows, 1)))
 
 
@@ -192,7 +194,8 @@ class VectorMatrix:
 
     rows: NDArray[Any]  # `[n, dims]`, normalised
     scale: Floats | None = None  # factor of each row, only for `int8`
-    sketch: NDArray[np.uint64] | None = None  # signs, `[words, n]`; None if there are few rows
+    # sketches of the rows, `[words, n]`; None if there are too few rows for approximate scores
+    sketch: NDArray[np.uint64] | None = None
 
     @classmethod
     def from_bytes(cls, body: bytes, dims: int, kind: Kind) -> VectorMatrix:
@@ -260,7 +263,7 @@ class VectorMatrix:
         min_count = max(int(share * len(distance)), 1)
         nearest = int(np.searchsorted(np.cumsum(counts), min(min_count, len(distance))))
         table = np.cos(np.pi * np.arange(bit_count + 1) / bit_count).astype(np.float32)
-        table -= table[nearest]  # no estimate is higher than an exact score
+        table -= table[nearest]  # No estimate may be higher than an exact score.
         chosen = np.flatnonzero(distance <= nearest)
         exact = self.take_rows(chosen + start).score_rows(query, 0, len(chosen))
         out = np.minimum(table[distance], 0.0) + exact.min(initial=1.0)
@@ -286,7 +289,7 @@ class VectorMatrix:
 
 
 def _compute_sketches(rows: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return sketches as `uint64[words, n]`: one bit for each dimension, set if it is positive."""
+    """Return sketches, `uint64[words, n]`. A bit is set if the number in its place is positive."""
     count, dims = rows.shape
     words = -(-dims // _WORD_BITS)
     packed = np.zeros((count, words * 8), np.uint8)

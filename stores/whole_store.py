@@ -45,11 +45,12 @@ from perdure.stores.vectors import Model
 OnUnsuitable = Literal["error", "skip"]
 _LOG = logging.getLogger("perdure")
 _BATCH_ROWS: Final = 500  # maximum items closed or versions removed in one transaction
-_MAX_RETENTION: Final = 1_000_000  # exclusive maximum of the days or versions of a rule
+# exclusive maximum of the number of days or versions in a retention rule
+_MAX_RETENTION: Final = 1_000_000
 
 
 class WholeStore(DatabaseOwner, Store):
-    """A store with its database. Use it with `with` or `async with`, or call `close`."""
+    """A store with its database. Use the store with `with` or `async with`, or call `close`."""
 
     _clock: Callable[[], float] = staticmethod(time.time)  # tests replace it
 
@@ -94,7 +95,10 @@ class WholeStore(DatabaseOwner, Store):
     acount_without_ttl = make_async_twin(count_without_ttl)
 
     def sweep_ttl(self) -> int:
-        """Close all expired items, which no read returns any more, and return how many."""
+        """Close all expired items, and return how many.
+
+        Reads do not return expired items in any case.
+        """
         total = 0
         while swept := self._sweep_batch():
             total += swept
@@ -105,7 +109,7 @@ class WholeStore(DatabaseOwner, Store):
     def _sweep_batch(self) -> int:
         """Close some expired items.
 
-        Only writers to their namespaces and other sweepers wait meanwhile.
+        Other sweepers, and writers to the namespaces of the expired items, must wait meanwhile.
         """
         parts, now = self._parts, self._parts.now()
         expired = self.database.read(lambda: fetch_rows(parts.sql["expired"], now, _BATCH_ROWS))
@@ -160,7 +164,9 @@ class WholeStore(DatabaseOwner, Store):
     def find_removable(
         self, rule: VersionRetention | None = None, *, prefix: Namespace = ()
     ) -> list[RemovableVersions]:
-        """Return what `sweep_ttl` and then `retain` would remove now, by key. Nothing is written.
+        """Return the versions, by key, that `sweep_ttl` followed by `retain` would remove now.
+
+        Nothing is written.
 
         Args:
             rule: The rule that says which closed versions are kept. None keeps all.
@@ -181,7 +187,7 @@ class WholeStore(DatabaseOwner, Store):
     afind_removable = make_async_twin(find_removable)
 
     def retain(self, rule: VersionRetention, *, prefix: Namespace = ()) -> int:
-        """Remove closed versions that a rule does not keep, in batches, and return how many.
+        """Remove the closed versions that a rule does not keep, in batches, and return how many.
 
         Args:
             rule: The rule that says which closed versions are kept.
@@ -290,8 +296,8 @@ class WholeStore(DatabaseOwner, Store):
     def reembed(self, progress: Progress | None = None) -> int:
         """Compute all vectors again with the store's present embedder.
 
-        Others may read and write meanwhile. An item without a new vector is found by its words. If
-        the call is interrupted, call it again to continue.
+        Others may read and write meanwhile. Until an item has a new vector, searches find it by its
+        words. If the call is interrupted, call it again to continue.
 
         Args:
             progress: Called after each batch with the number of finished items and the total.
@@ -350,13 +356,13 @@ class WholeStore(DatabaseOwner, Store):
         namespace: Namespace | None = None,
         progress: Progress | None = None,
     ) -> TransferReport:
-        """Import lines of `export`, or other JSON objects. The import can be repeated.
+        """Import the lines that `export` writes, or other JSON objects. The import can be repeated.
 
         An exported version that exists already, or that is older than the existing one, is skipped.
-        A line without `namespace` and `value` is a value by itself. It is put into `namespace`,
-        under its field `key` or else under a hash of its content. Other lines may have only the
-        fields that `export` writes. A memory that was deleted or forgotten here is refused and
-        named in the report; see `import_from`.
+        A line without `namespace` and `value` is a value by itself. This value is put into
+        `namespace`, under its field `key` or, without this field, under a hash of its content.
+        Other lines may have only the fields that `export` writes. A memory that was deleted or
+        forgotten in this store is refused and named in the report; see `import_from`.
 
         Args:
             lines: JSON, one object per line. Empty lines are skipped.
@@ -390,10 +396,11 @@ class WholeStore(DatabaseOwner, Store):
         The source is only read. The import can be interrupted and repeated, because equal items are
         skipped.
 
-        A memory that was deleted or forgotten here (`perdure.memory.forget`) is refused with all
-        its versions, even if the other database has changed it since. It is named in the report.
-        The tombstone in this store decides. It contains the hash of a text that the item has or
-        had, or of the message from which a turn was made. To have the memory again, add it here.
+        A memory that was deleted or forgotten in this store (`perdure.memory.forget`) is refused
+        with all its versions, even if the source has changed it since. It is named in the report.
+        The tombstone in this store decides. A tombstone contains the hash of a text that the item
+        has or had, or of the message from which a turn was made. To have the memory again, add it
+        here.
 
         Args:
             source: The path of the file, the Postgres DSN, or an open store with blocking methods.
