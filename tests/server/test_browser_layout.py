@@ -102,8 +102,8 @@ def test_what_is_written_from_right_to_left_moves_nothing_beside_it(
         unfold(tab)
         wrong[path] = tab.evaluate(MISPLACED)
     tab.goto(link("/ui/forget", ns=("notes", *[RIGHT_TO_LEFT] * 2), key=RIGHT_TO_LEFT))
-    tab.get_by_role("button", name="Forget for good").click()
-    tab.get_by_role("heading", name="Forgotten").wait_for()
+    tab.get_by_role("button", name="Erase permanently").click()
+    tab.get_by_role("heading", name="Erased").wait_for()
     unfold(tab)
     wrong["/ui/forget"] = tab.evaluate(MISPLACED)
 

@@ -87,7 +87,7 @@ def test_a_search_says_why(tab: Page, client: httpx.Client) -> None:
     first = tab.locator(".memories > li").first
     expect(first).to_contain_text("Ann drinks black coffee")
     expect(first).to_contain_text("words in common")
-    expect(tab.get_by_role("status")).to_contain_text("tokens as the model is shown them")
+    expect(tab.get_by_role("status")).to_contain_text("tokens in the prompt")
     found = client.get("/ui/memories.json?q=what+does+ann+drink").json()["found"]
     assert found[0]["key"] == "drink"
     assert sum(found[0]["parts"].values()) == pytest.approx(found[0]["score"], abs=0.01)
@@ -97,13 +97,13 @@ def test_a_search_says_why(tab: Page, client: httpx.Client) -> None:
 def test_a_search_says_why_not(tab: Page) -> None:
     """The rank of a memory that is not among the answers is told, with the reason."""
     tab.goto("/ui/memories?q=what+does+ann+drink&limit=1")
-    tab.get_by_label("Why is a memory not among them?").fill("move")
+    tab.get_by_label("Why is a memory not recalled?").fill("move")
     tab.get_by_role("button", name="Explain").click()
 
     expect(tab.locator("#why-not")).to_contain_text(re.compile(r"Why move is at rank [23]"))
     expect(tab.locator("#why-not")).to_contain_text("of 3 items score higher")
     tab.goto(f"/ui/memory?{place('memories', 'ann', key='nuts')}")
-    tab.get_by_label("Where does it stand").fill("allergies")
+    tab.get_by_label("How does this memory rank").fill("allergies")
     tab.get_by_role("button", name="Explain").click()
     expect(tab.locator("#why-not")).to_contain_text("Why nuts is at rank 1")
 
@@ -112,15 +112,15 @@ def test_a_search_says_why_not(tab: Page) -> None:
 def test_a_search_draws_the_floor(tab: Page, client: httpx.Client) -> None:
     """What an agent is not given stands below a line, with its score; at 0 there is none."""
     tab.goto("/ui/memories?q=coffee+from+volcanoes&min_score=0.01")
-    tab.get_by_label("Floor").fill("1")
+    tab.get_by_label("Minimum score").fill("1")
     tab.get_by_role("button", name="Search").click()
 
     line = tab.locator(".memories > li.floor")
-    expect(line).to_contain_text("Below the floor 1.00")
+    expect(line).to_contain_text("Below the minimum score 1.00")
     expect(line.locator("xpath=following-sibling::li[1]")).to_contain_text("black coffee")
     found = client.get("/ui/memories.json?q=coffee+from+volcanoes&min_score=1").json()
     assert (found["found"], len(found["below"])) == ([], 3)
-    tab.get_by_label("Floor").fill("0")
+    tab.get_by_label("Minimum score").fill("0")
     tab.get_by_role("button", name="Search").click()
     expect(tab.locator(".memories > li").first).to_contain_text("black coffee")
     expect(line).to_have_count(0)
@@ -205,8 +205,8 @@ def test_a_memory_is_corrected_and_superseded(tab: Page, ann: Collection) -> Non
     tab.get_by_role("button", name="Correct").click()
     expect(tab.get_by_role("status")).to_have_text("Corrected.")
     tab.get_by_label("Text").fill("Ann moved to Rome")
-    tab.get_by_role("button", name="Supersede from now").click()
-    expect(tab.get_by_role("status")).to_have_text("Superseded from now on.")
+    tab.get_by_role("button", name="Supersede").click()
+    expect(tab.get_by_role("status")).to_have_text("Superseded by the new text.")
     memory = ann.get("move", config=ANN)
     assert memory is not None
     assert [(p.text, p.change) for p in memory.previous] == [
@@ -241,10 +241,10 @@ def test_a_memory_is_forgotten_with_a_receipt(tab: Page, ann: Collection) -> Non
     tab.get_by_role("link", name="Forget…").click()
     expect(tab.locator("main")).to_contain_text("Ann drinks black coffee")
     assert ann.get("drink", config=ANN) is not None
-    tab.get_by_role("button", name="Forget for good").click()
+    tab.get_by_role("button", name="Erase permanently").click()
 
-    expect(tab.get_by_role("heading", level=1)).to_contain_text("Forgotten: drink")
-    expect(tab.get_by_role("status")).to_contain_text("hashes of what was erased")
+    expect(tab.get_by_role("heading", level=1)).to_contain_text("Erased: drink")
+    expect(tab.get_by_role("status")).to_contain_text("hashes of erased data")
     expect(tab.locator("dl").first).to_contain_text("Items")
     assert ann.history("drink", config=ANN) == []
 
@@ -261,7 +261,7 @@ def test_everything_is_forgotten_once_it_is_typed(tab: Page, ann: Collection) ->
     tab.get_by_label("Type").fill("forget everything")
     tab.get_by_role("button", name="Forget everything").click()
 
-    expect(tab.get_by_role("heading", level=1)).to_have_text("Forgotten")
+    expect(tab.get_by_role("heading", level=1)).to_have_text("Erased")
     assert store.list_namespaces() == [("memories", "bob")]
 
 
@@ -275,12 +275,12 @@ def test_quarantine_is_reviewed(tab: Page, ann: Collection) -> None:
     tab.get_by_role("link", name="Quarantine").click()
 
     assert "hunter2" not in tab.content()
-    tab.get_by_role("link", name="Show as it was said").last.click()
+    tab.get_by_role("link", name="Show the original text").last.click()
     expect(tab.locator(".memories > li").last).to_contain_text("hunter2hunter2")
     tab.get_by_role("button", name="Release").last.click()
     expect(tab.locator(".text.large")).to_have_text("My password is hunter2hunter2")
     tab.goto("/ui/quarantine")
-    tab.get_by_role("button", name="Discard for good").click()
+    tab.get_by_role("button", name="Erase permanently").click()
     expect(tab.locator(".memories")).to_have_text("Nothing is in quarantine.")
     assert ann.get("s0", config=ANN) is not None
     assert ann.get("s1", config=ANN) is None
@@ -389,7 +389,7 @@ def test_retention_is_applied_once_it_is_typed(tab: Page, ann: Collection) -> No
     expect(row.locator("td").nth(1)).not_to_have_text("0")
     assert len(ann.history("drink", config=ANN)) == 2
     tab.get_by_label("Type").fill("remove")
-    tab.get_by_role("button", name="Remove it for good").click()
+    tab.get_by_role("button", name="Remove permanently").click()
 
     expect(tab.get_by_role("status")).to_have_text("Removed.")
     assert len(ann.history("drink", config=ANN)) == 1

@@ -227,7 +227,7 @@ def test_an_answer_is_shown_while_it_is_said(
     """By keyboard: the focus stays in the box, and what is typed meanwhile stays there."""
     sdk.threads.update("t", metadata={"graph_id": "halting"})
     tab.goto(PAGE)
-    box, said = tab.get_by_label("Message"), tab.get_by_role("log", name="What the run says")
+    box, said = tab.get_by_label("Message"), tab.get_by_role("log", name="Output of the run")
     box.focus()
     tab.keyboard.type("go on")
     tab.keyboard.press("Control+Enter")
@@ -261,7 +261,7 @@ def test_a_run_that_others_began_is_shown_and_stopped(
     gate.reached.wait(30)
     tab.goto(PAGE)
     tab.get_by_role("button", name="Stop").click()
-    go_on = tab.get_by_role("button", name="Go on")
+    go_on = tab.get_by_role("button", name="Continue")
     expect(go_on).to_be_visible()
     assert sdk.runs.get("t", run["run_id"])["status"] == "interrupted"
     gate.open.set()
@@ -288,7 +288,7 @@ def test_an_answer_is_stopped_in_the_middle(
 
     expect(tab.get_by_role("status")).to_have_text("The run has ended.")
     expect(stop).to_be_hidden()
-    expect(tab.get_by_role("button", name="Go on")).to_be_visible()
+    expect(tab.get_by_role("button", name="Continue")).to_be_visible()
     expect(tab.get_by_label("Message")).to_be_focused()
     [run] = sdk.runs.list("t")
     assert run["status"] == "interrupted"
@@ -323,11 +323,11 @@ def test_without_scripts_a_message_is_sent_and_answered(
     gate.open.set()
     plain.goto(PAGE)
     plain.get_by_label("Message").fill("hello\nthere")
-    plain.get_by_label("Who answers").select_option("talk")
+    plain.get_by_label("Assistant").select_option("talk")
     plain.get_by_role("button", name="Send").click()
 
     expect(plain.locator("#turns .said")).to_have_count(2)
-    expect(plain.get_by_label("Who answers")).to_have_count(0)
+    expect(plain.get_by_label("Assistant")).to_have_count(0)
     assert values(sdk)["heard"] == ["hello\nthere"]
 
 
@@ -336,7 +336,7 @@ def test_a_conversation_is_begun(plain: Page, sdk: SyncLangGraphClient, gate: Ga
     plain.goto("/ui/threads")
     plain.get_by_role("button", name="New conversation").click()
     plain.get_by_label("Message").fill("hello")
-    plain.get_by_label("Who answers").select_option("talk")
+    plain.get_by_label("Assistant").select_option("talk")
     plain.get_by_role("button", name="Send").click()
 
     expect(plain.locator("#turns .said")).to_have_count(2)
@@ -397,7 +397,7 @@ def test_a_run_that_failed_says_why_and_is_tried_again(
     plain.get_by_role("button", name="Send").click()
     failed = plain.get_by_text("The last run failed: ZeroDivisionError: one <b>by</b> none")
     expect(failed).to_be_visible()
-    plain.get_by_role("button", name="Go on").click()
+    plain.get_by_role("button", name="Continue").click()
 
     expect(plain.get_by_text("now it worked").first).to_be_visible()
     expect(failed).to_have_count(0)

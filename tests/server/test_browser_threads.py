@@ -80,7 +80,7 @@ def test_filters_and_pages_of_the_list(client: httpx.Client, saver: SQLiteCheckp
     for wrong in ({"meta": "topic"}, {"since": "soon"}, {"start": -1}):
         answer = client.get(link("/ui/threads", **wrong), headers=HTML)
         assert answer.status_code == 422
-        assert "That did not work" in answer.text
+        assert "The request failed" in answer.text
 
 
 def test_threads_are_listed_by_title(tab: Page, saver: SQLiteCheckpointer) -> None:
@@ -224,7 +224,7 @@ def test_tree_look_and_compare(tab: Page, saver: SQLiteCheckpointer) -> None:
     tab.get_by_role("button", name="Compare").click()
     expect(tab.locator(".card").first).to_contain_text("+1 \u22121")
     expect(tab.locator(".card").last).to_contain_text("n changed")
-    tab.get_by_role("link", name="whole value").first.click()
+    tab.get_by_role("link", name="full value").first.click()
     expect(tab.locator("pre")).to_have_text(re.compile(r'\[\s*"a",\s*"c"\s*\]'))
 
 
@@ -252,14 +252,14 @@ def test_ids_and_triggers_of_nodes_are_folded(tab: Page, saver: SQLiteCheckpoint
     tab.goto(page)
     expect(tab.get_by_text("branch:to:respond")).to_be_hidden()
     expect(tab.get_by_text("bob")).to_be_visible()
-    tab.get_by_text("1 by which nodes are triggered").click()
+    tab.get_by_text("1 that trigger nodes").click()
     expect(tab.get_by_text("branch:to:respond")).to_be_visible()
 
 
 def test_go_on_fork_and_delete(tab: Page, saver: SQLiteCheckpointer, garden: str) -> None:
     tab.goto(link("/ui/checkpoints", id=garden))
     tab.get_by_role("link", name="step 1", exact=True).click()
-    tab.get_by_role("button", name="Go on from here").click()
+    tab.get_by_role("button", name="Continue from here").click()
     expect(tab.locator("tr.head")).to_contain_text("step 1")
     assert len(saver.get_tuple(at(garden)).checkpoint["channel_values"]["messages"]) == 2  # type: ignore[union-attr]
     tab.get_by_role("link", name="step 1", exact=True).click()
@@ -274,7 +274,7 @@ def test_go_on_fork_and_delete(tab: Page, saver: SQLiteCheckpointer, garden: str
 
 def test_prune_with_a_preview(tab: Page, saver: SQLiteCheckpointer, garden: str) -> None:
     tab.goto(link("/ui/prune", id=garden))
-    tab.get_by_label("The newest").fill("1")
+    tab.get_by_label("Newest checkpoints").fill("1")
     tab.get_by_role("button", name="Preview").click()
     expect(tab.locator(".card")).to_contain_text("checkpoints")
     assert len(saver.checkpoints(garden, checkpoint_ns="")) == 6
@@ -322,7 +322,7 @@ def test_what_is_not_there(client: httpx.Client, garden: str) -> None:
         "/ui/delete?id=no",
     ):
         page, twin = client.get(path, headers=HTML), client.get(path.replace("?", ".json?", 1))
-        assert (page.status_code, "Not there" in page.text) == (404, True), path
+        assert (page.status_code, "Not found" in page.text) == (404, True), path
         assert twin.status_code == 404
         assert "detail" in twin.json()
 
@@ -435,7 +435,7 @@ def test_hostile_text_is_shown_as_text(
     assert client.get(link("/ui/thread", id=f"no {text}")).status_code == 404
     harmless(client.get(link("/ui/thread", id=f"no {text}"), headers=HTML).text)
     tab.goto(link("/ui/checkpoint", id=text, checkpoint=text))
-    tab.get_by_role("button", name="Go on from here").click()
+    tab.get_by_role("button", name="Continue from here").click()
     tab.get_by_role("button", name="Compare").click()
     expect(tab.locator("h1")).to_have_text("Two checkpoints")
 

@@ -120,7 +120,7 @@ def test_a_page_that_is_not_there_is_told_by_a_page(client: httpx.Client, name: 
     """It quotes nothing of the request; who accepts JSON, and what is no page, has JSON."""
     for accept in ("text/html,*/*;q=0.8", "*/*"):
         shown = client.get(f"/ui/{name}", headers={"Accept": accept})
-        assert (shown.status_code, "There is no such page." in shown.text) == (404, True)
+        assert (shown.status_code, "This page does not exist." in shown.text) == (404, True)
         assert "nonsense" not in shown.text
         assert shown.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
     for path, accept in (
@@ -136,7 +136,7 @@ def test_a_page_that_is_not_there_is_told_by_a_page(client: httpx.Client, name: 
 def test_other_errors_are_pages_too(client: httpx.Client) -> None:
     for path, status in (("/ui/rewind?id=t", 405), ("/ui/threads?start=-1", 422)):
         answer = client.get(path, headers={"Accept": "*/*"})
-        assert (answer.status_code, "<h1>That did not work</h1>" in answer.text) == (status, True)
+        assert (answer.status_code, "<h1>The request failed</h1>" in answer.text) == (status, True)
     assert client.get("/ui", follow_redirects=False).headers["location"] == "/ui/threads"
 
 

@@ -238,7 +238,7 @@ def test_the_page_of_a_person(place: Place) -> None:
     assert "/ui/person?user=ann" in memories
     assert (wrong.status_code, still) == (422, 200)
     assert done.status_code == 200
-    assert "Forgotten: <bdi>ann</bdi>" in done.text
+    assert "Erased: <bdi>ann</bdi>" in done.text
     assert gone.status_code == 404
 
 

@@ -36,9 +36,9 @@ def test_the_page_shows_what_was_said(client: httpx.Client) -> None:
     one = client.get("/ui/threads.json?q=canoes&meta=topic=boats of bob").json()
     none = client.get("/ui/threads?q=zebra", headers=HTML).text
 
-    assert "What was said" in page
+    assert "Matching messages" in page
     assert page.count("<mark><bdi>canoe</bdi></mark>") == 2
-    assert "<b>" not in page.split("What was said")[1]
+    assert "<b>" not in page.split("Matching messages")[1]
     assert {hit["thread_id"] for hit in found["said"]} == {"of bob", "of ann"}
     assert (found["threads"], found["unread"]) == ([], 0)
     assert [hit["thread_id"] for hit in one["said"]] == ["of bob"]
@@ -71,7 +71,7 @@ def test_a_page_is_loaded_again_while_threads_are_read(
     monkeypatch.setattr(TranscriptSearch, "_index_changed_threads", lambda *_: 1_234)
     page = client.get("/ui/threads?q=canoe", headers=HTML)
     assert page.headers["refresh"] == "2"
-    assert "1,234 threads are still being read" in page.text
+    assert "1,234 threads are still being indexed" in page.text
 
 
 def test_it_is_removed_with_a_thread_of_the_server(
