@@ -198,7 +198,7 @@ class Additions:
         new_ranges = join_ranges(
             (entry_position, entry_position + 1) for entry_position in transcript_positions
         )
-        # Items of the parent's value are in the transcript already, perhaps in another form.
+        # The items of the parent's value are in the transcript already, perhaps in another form.
         if update.base:
             new_ranges = subtract_ranges(
                 new_ranges, merge_ranges(_replace_aliases_by_origins(log, update.base))

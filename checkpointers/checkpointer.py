@@ -395,8 +395,8 @@ class Checkpointer(CheckpointSaver):
         """Erase messages from a thread permanently, including their bytes in the database file.
 
         The messages are removed from all checkpoints of all namespaces, from the history, from
-        pending writes and from other values, in every version. Their tool calls and quotations of
-        the messages are removed as well (docs/erasure.md). A stored message without an id is
+        pending writes and from other values, in every version. The tool calls of the messages and
+        quotations of them are removed as well (docs/erasure.md). A stored message without an id is
         removed if its content equals that of an erased message. A pending task that quotes an
         erased message is cancelled, and the report names the task. The message with a tool's result
         is kept unless it is erased itself. The thread can continue. Unknown ids are not an error.

@@ -14,7 +14,7 @@ class _CollectorPause:
 
     By default, Python starts a collection after every 700 new container objects. While messages are
     rebuilt, these collections find nothing to free (docs/decisions/0003). The pause sets the
-    threshold of the collector to 0. It does not call `gc.disable()`, because the application
+    threshold of the collector to 0. The pause does not call `gc.disable()`, because the application
     decides whether the collector is enabled.
     """
 

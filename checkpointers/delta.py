@@ -1,4 +1,4 @@
-"""Items of langgraph's `DeltaChannel`, whose value langgraph replays from the writes of tasks.
+"""Compute the log items of a `DeltaChannel`, whose value langgraph replays from task writes.
 
 langgraph stores the value of such a channel only from time to time, as a snapshot. When a
 checkpoint is put without a snapshot, the values that the tasks of its parent wrote are added to the
@@ -22,8 +22,10 @@ from perdure.checkpointers.manifest import DICT, LIST, Range, Ranges, iter_posit
 
 COUNTERS: Final = "counters_since_delta_snapshot"
 """The metadata key that lists the `DeltaChannel`s without a snapshot at a checkpoint."""
-_REMOVE_ALL: Final = "__remove_all__"  # langgraph.graph.message.REMOVE_ALL_MESSAGES
-_OVERWRITE: Final = "__overwrite__"  # the JSON form of langgraph's `Overwrite`
+# the value of langgraph.graph.message.REMOVE_ALL_MESSAGES
+_REMOVE_ALL: Final = "__remove_all__"
+# the only key of a dict that is the JSON form of langgraph's `Overwrite`
+_OVERWRITE: Final = "__overwrite__"
 _PAIR_KEYS: Final = frozenset({str, int})
 _NUMBERS: Final = frozenset({int, float, bool})
 
@@ -50,15 +52,15 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class ChannelUpdate:
-    """The writes of one superstep to a channel.
+    """The changes that the writes of one superstep make to the value of a channel.
 
     Attributes:
         kind: DICT if the items are `[key, value]` pairs, otherwise LIST.
         entries: The changes, in the order in which langgraph applies them.
         is_messages: Whether all items are messages.
         base: The ranges of the parent's value, or None if that value is unknown.
-        places: The position in the log of each message of `base` whose id occurs in `entries`, by
-            id.
+        positions_by_id: The position in the log of each message of `base` whose id occurs in
+            `entries`, by id.
         repeated: Items that are not added to the transcript, because it has the same message.
     """
 
@@ -71,7 +73,7 @@ class ChannelUpdate:
 
     @property
     def clears(self) -> bool:
-        """Whether one of the entries removes everything before it."""
+        """Whether an entry of the update removes all earlier items of the channel."""
         return any(entry.clears for entry in self.entries)
 
     def build_log_parts(self, log: ChannelLog) -> list[bytes | Range]:
@@ -87,7 +89,7 @@ class ChannelUpdate:
         return parts
 
     def compute_value_ranges(self, added_positions: Sequence[int | None]) -> Ranges:
-        """Return the ranges of the value after the update.
+        """Compute the log ranges of the channel's value after the update.
 
         Args:
             added_positions: For each entry, the log position of the item that the entry adds, or
@@ -124,11 +126,12 @@ class DeltaWrites:
 
     Attributes:
         updates: The update of each `DeltaChannel` without a snapshot, by channel.
-        pending: The writes of each task. After the put they may be stored as log references.
-        size: The number of bytes in the rows of `pending`, plus 1 for each row, for the statement
-            `advance_replayed_thread`. None if no writes were read.
-        repeated: For each channel with a snapshot, the items of the snapshot that repeat a message
-            of the transcript in another form.
+        pending_writes: The writes of each task, by task id. After the put, the writes may be stored
+            as log references.
+        size_bytes: The number of bytes in the rows of `pending_writes`, plus 1 for each row, for
+            the statement `advance_replayed_thread`. None if no writes were read.
+        repeated_items: For each channel with a snapshot, the items of the snapshot that repeat a
+            message of the transcript in another form.
     """
 
     updates: dict[str, ChannelUpdate] = field(default_factory=dict)
@@ -144,7 +147,7 @@ def plan_channel_update(
     base: Ranges | None,
     has_messages: bool | None,
 ) -> ChannelUpdate:
-    """Return the update that results from the values written to a channel.
+    """Plan the update of a channel from the values that tasks have written to it.
 
     Args:
         codec: The codec that encodes the items.
@@ -178,12 +181,12 @@ def plan_channel_update(
 
 
 def list_dict_pairs(value: dict[Any, Any]) -> list[Any]:
-    """Return the pairs of a dict, or an empty list if some key is neither a str nor an int."""
+    """Return the pairs of a dict, or an empty list if a key is neither a str nor an int."""
     return [[*pair] for pair in value.items()] if _PAIR_KEYS.issuperset(map(type, value)) else []
 
 
 def _split_written_value(value: Any) -> tuple[bool, Any, list[Any]]:
-    """Return whether a written value is an `Overwrite`, the value inside, and its elements."""
+    """Return whether a write is an `Overwrite`, the value without `Overwrite`, and its elements."""
     overwrites = False
     if type(value) is dict and value.keys() == {_OVERWRITE}:
         overwrites, value = True, value[_OVERWRITE]
@@ -198,7 +201,8 @@ def _convert_write_to_messages(write: list[Any]) -> list[BaseMessage] | None:
     """Convert a write to messages as langgraph's reducers do; return None if that fails."""
     try:
         return convert_to_messages(write)
-    except Exception:  # langchain-core raises many types of errors for other values
+    # langchain-core raises errors of many types for values that are not messages.
+    except Exception:
         return None
 
 
@@ -227,7 +231,7 @@ def _build_message_entries(
 
 
 def _encode_items(codec: Codec, channel: str, values: Sequence[Any]) -> list[bytes]:
-    """Encode each value as the log of a channel stores it."""
+    """Encode values as items of a channel's log."""
     path = partial("the write to {!r}, element {}".format, channel)
     full = codec.encode_for_comparison(values, path)
     return [
@@ -237,9 +241,9 @@ def _encode_items(codec: Codec, channel: str, values: Sequence[Any]) -> list[byt
 
 
 def find_positions_by_message_id(codec: Codec, log: ChannelLog, ranges: Ranges) -> dict[str, int]:
-    """Return the positions of the messages in some ranges, by message id.
+    """Return the log positions of the messages in `ranges` that have an id, by message id.
 
-    All items of the ranges must have been loaded.
+    All items of the ranges must be in `log` already.
     """
     item_positions = [*iter_positions(ranges)]
     unread_positions = [position for position in item_positions if position not in log.message_ids]
@@ -270,7 +274,7 @@ def message_comparison_key(message: BaseMessage) -> tuple[str, str]:
 def find_restored_messages(
     update: ChannelUpdate, transcript_messages: Sequence[Any]
 ) -> frozenset[bytes]:
-    """Find the items that repeat, now with an id, a message that was first written without one.
+    """Find the items whose message has an id now and was first written without an id.
 
     A node that removes all messages and returns some of them again gives an id to each message that
     had none.
@@ -299,7 +303,7 @@ def find_restored_messages(
 
 
 class Transcript:
-    """The messages of a transcript, in which messages of another list are looked up.
+    """An index of the messages of a transcript, in which equal messages are looked up.
 
     A reducer may convert a chunk to a message, or give an id to a message without one. Two messages
     therefore match if their content is equal and their ids are equal or one of them has no id.
@@ -312,14 +316,17 @@ class Transcript:
             self.add(message)
 
     def add(self, message: Any) -> None:
-        """Add a message. A value that is not a message only increases the count."""
+        """Add a message to the index. A value that is not a message is only counted."""
         if isinstance(message, BaseMessage):
             entries = self._entries.setdefault(message_comparison_key(message), [])
             entries.append((self._count, message.id or None))
         self._count += 1
 
     def take_matching_index(self, message: Any) -> int | None:
-        """Return the index of a message that matches, or None. Each message matches only once."""
+        """Return the index of a transcript message that matches `message`, or None.
+
+        Each message of the transcript matches only once.
+        """
         candidates = (
             self._entries.get(message_comparison_key(message), [])
             if isinstance(message, BaseMessage)

@@ -1,4 +1,4 @@
-"""Read the pending writes to `DeltaChannel`s at the parent of a checkpoint that is put."""
+"""Read the pending writes to `DeltaChannel`s that are stored at the parent of a new checkpoint."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def read_delta_writes(
 ) -> Flow[DeltaWrites]:
     """Read the values that the tasks of a checkpoint's parent wrote to `DeltaChannel`s.
 
-    Only items that are not cached are read from the database. The writes at the parent of a fork
-    are left out, because they belong to the child from which the thread is forked.
+    Only items that are not cached are read from the database. If the checkpoint is a fork, the
+    writes at its parent are left out, because they have led to another child of the parent.
 
     Args:
         reader: The reader of items.
@@ -109,7 +109,7 @@ def _load_written_values(
 ) -> Flow[dict[str, list[Any]]]:
     """Read the values written to channels, in the order in which langgraph applies them.
 
-    The pending writes and their size are stored in `delta_writes`.
+    The attributes `pending_writes` and `size_bytes` of `delta_writes` are set, too.
     """
     entries: list[tuple[Any, str, Any]] = []
     delta_writes.size_bytes = 0 if channels else None
@@ -133,9 +133,9 @@ def _load_written_values(
 
 
 def _build_inline_reference(codec: Codec, ref: Any, value: Any) -> Any:
-    """Return a reference to a list or dict whose elements are encoded like items of a log.
+    """Build an inline reference to a list or dict, whose elements are encoded like log items.
 
-    A reference to any other value is returned unchanged.
+    For an empty list or dict and for any other value, `ref` is returned unchanged.
     """
     elements = (
         value if type(value) is list else list_dict_pairs(value) if type(value) is dict else []
@@ -202,7 +202,7 @@ def _set_title_from_first_messages(
     parent: Snapshot,
     update: ChannelUpdate,
 ) -> Flow[None]:
-    """Set the title of the put from the first messages of the transcript, if it may change."""
+    """Set the title of a put from the first messages of the transcript, if the title may change."""
     if put.title or put.address.checkpoint_ns:
         return
     new_ids = {entry.message_id or "" for entry in update.entries}

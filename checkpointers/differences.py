@@ -23,11 +23,12 @@ from perdure.checkpointers.status import SENDS, find_send_targets
 from perdure.checkpointers.threads import build_not_found_error
 from perdure.storage.flow import Flow
 
-_WHOLE_VALUE: Final = -1  # the position that stands for a value that is stored whole
+# position that a `ChannelDifference` has for a value that is stored whole and not as log items
+_WHOLE_VALUE: Final = -1
 
 
 class Differences:
-    """The flows that compare checkpoints."""
+    """Compares checkpoints with flows that read from the database."""
 
     def __init__(self, reader: CheckpointReader) -> None:
         self.reader = reader
@@ -67,7 +68,7 @@ class Differences:
     def _find_executed_nodes(
         self, address: Address, namespace: int, old: Snapshot | None, new: Snapshot
     ) -> Flow[tuple[str, ...]]:
-        """Return the nodes that ran on the way from one checkpoint to another, in order."""
+        """Return the nodes that ran between two checkpoints, in the order in which they ran."""
         nodes: list[str] = []
         step: Snapshot | None = new
         while step is not None and (old is None or step.checkpoint_id != old.checkpoint_id):
@@ -77,7 +78,8 @@ class Differences:
                 parent = yield from self.reader.read_snapshot(*parts)
             nodes[:0] = yield from self._find_nodes_of_step(address.thread_id, parent, step)
             step = parent
-        if step is None and old is not None:  # the checkpoints are on different branches
+        # The later checkpoint does not descend from the earlier one. Compare the seen versions.
+        if step is None and old is not None:
             nodes = _find_nodes_with_new_versions(old, new)
         return tuple(dict.fromkeys(nodes))
 
@@ -86,9 +88,10 @@ class Differences:
     ) -> Flow[list[str]]:
         """Return the nodes that ran in one superstep.
 
-        A node that a channel triggers has seen the version of the channel. So has a node that was
-        to run when an input came, but did not run. A `Send` is a task of the previous checkpoint
-        and leaves no version.
+        A node that a channel has triggered is recognised by the new version of the channel that it
+        has seen. An input sets the seen versions of nodes that did not run, so no node is returned
+        for an input. A `Send` sets no seen version. The node of a `Send` is found in the tasks of
+        the previous checkpoint.
         """
         source, nodes = self.reader.decode_metadata(step).get("source"), list[str]()
         if source == "loop" and parent is not None and SENDS in parent.references:
@@ -145,7 +148,7 @@ class Differences:
     def _compare_ranges(
         self, thread_id: str, thread: Thread, log_key: int, old: Ranges, new: Ranges, limit: int
     ) -> Flow[ChannelDifference]:
-        """Compare two lists or dicts of one log by their positions.
+        """Compare two lists or dicts whose items are in the same log, by their log positions.
 
         Args:
             thread_id: The thread.
@@ -161,7 +164,8 @@ class Differences:
         added = yield from self.reader.read_original_positions(
             thread_id, thread, log_key, subtract_ranges(new, merge_ranges(old))
         )
-        moved = {*removed} & {*added}  # the item is in both values, at different places
+        # positions of items that both values contain, at different places
+        moved = {*removed} & {*added}
         removed = [position for position in removed if position not in moved]
         added = [position for position in added if position not in moved]
         parts = []
@@ -184,7 +188,7 @@ class Differences:
     ) -> Flow[ChannelDifference]:
         """Compare the values that were written to a channel up to each checkpoint.
 
-        An item is reported as removed only if its write does not precede the new checkpoint.
+        An item counts as removed only if it was not written on the way to the new checkpoint.
         """
         key, later = new.transcript.get(channel, (0, []))
         old_key, earlier = old.transcript.get(channel, (0, [])) if old else (0, [])
@@ -197,7 +201,7 @@ class Differences:
     def _compare_values(
         self, thread_id: str, thread: Thread, old_ref: Any, new_ref: Any
     ) -> Flow[ChannelDifference]:
-        """Return the difference between two values that are stored whole."""
+        """Compare two values that are stored whole and not as log items."""
         parts = []
         for ref in (new_ref, old_ref):
             values = {}
@@ -214,7 +218,7 @@ def _has_unknown_value(ref: Any) -> bool:
 
 
 def _find_nodes_with_new_versions(old: Snapshot | None, new: Snapshot) -> list[str]:
-    """Return the nodes that have seen other versions at a checkpoint than at an earlier one."""
+    """Return the nodes for which two checkpoints differ in the channel versions they have seen."""
     old_versions = old.versions_seen if old else {}
     nodes = (
         node for node, versions in new.versions_seen.items() if versions != old_versions.get(node)

@@ -1,9 +1,10 @@
 """Erase messages from all checkpoints, transcripts and pending writes of a thread.
 
-An erasure is one transaction. It visits everything that refers to items twice. The first pass finds
-the messages by their ids. The second pass rewrites each value that contains or quotes a message. No
-item is changed in place: changed items are appended to the log, and unreferenced items are deleted
-at the end. docs/erasure.md defines quotations, and says which tasks are cancelled.
+An erasure is one transaction. In two passes, the erasure visits every value of the thread that
+refers to log items. The first pass finds the messages by their ids. The second pass rewrites each
+value that contains or quotes one of the messages. No item is changed in place: changed items are
+appended to the log, and unreferenced items are deleted at the end. docs/erasure.md defines
+quotations, and says which tasks are cancelled.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ from perdure.checkpointers.values import DeltaSnapshot, pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
 from perdure.storage.flow import NO_LIMIT, Flow, Row
 
-_MAX_MESSAGE_FIELDS: Final = 64  # entries of a dict; a dict with more is not taken for a message
+# maximum number of entries of a dict that is compared with the erased messages
+_MAX_MESSAGE_FIELDS: Final = 64
 _SEND_PATH: Final = "~__pregel_push, {:010d}"
 """The start of the path of a task that langgraph creates for the `Send` with an index."""
 
@@ -96,8 +98,8 @@ def erase_from_thread(
 ) -> Flow[ErasureReport]:
     """Erase messages from a thread, or delete the thread if `message_ids` is None.
 
-    Unknown ids are ignored. Python's garbage collector is paused. Otherwise the many new objects
-    would start collections of the whole heap, for which all threads of the process wait.
+    Unknown ids are ignored. Python's garbage collector is paused, because the many new objects
+    would start collections of the whole heap, and these stop all OS threads of the process.
     """
     with collector_paused():
         if message_ids is None:
@@ -114,7 +116,7 @@ def erase_from_thread(
 def _erase_messages(
     reader: CheckpointReader, maintenance: Maintenance, thread_id: str, remover: Remover
 ) -> Flow[ErasureReport]:
-    """Erase the messages of a remover from a thread and from its runs and crons."""
+    """Erase the messages that a remover selects from a thread and from its runs and crons."""
     rows = yield reader.sql("find_thread", thread_id)
     if not rows:
         return ErasureReport()
@@ -130,8 +132,9 @@ def _erase_messages(
             yield from maintenance.database.request_scrub()
         return ErasureReport(events=events)
     views = yield from _delete_recorded_model_inputs(reader, maintenance, thread_id, rows[0][0])
-    eraser.learn_texts()
-    if eraser.dicts:  # a transcript may be visited before the older dicts whose items it contains
+    eraser.collect_erased_texts()
+    # A transcript may have been visited before an older dict whose items the transcript contains.
+    if eraser.dicts:
         channels = TextSet(eraser.remover.channels)
         yield from eraser.visit_whole_thread(collect_only=True)
         eraser.remover.channels = channels
@@ -193,7 +196,7 @@ def _erase_thread(
 
 
 class _Eraser:
-    """Visits everything in a thread that refers to items, and rewrites it without the messages.
+    """Visits the values of a thread, and rewrites those that contain or quote erased messages.
 
     Attributes:
         checkpoints: The number of changed checkpoints.
@@ -222,20 +225,21 @@ class _Eraser:
         # all items of the thread and the times at which they were first stored, by log and position
         self._items_by_log: dict[int, dict[int, bytes]] = {}
         self._stored_at: dict[int, dict[int, float]] = {}
-        # sorted positions by log: items whose bytes may contain something to erase, and the items
-        # among them that contain or quote a message in some context
+        # Both dicts have sorted positions by log. Suspects are items whose bytes may contain an
+        # erased message. Hits are the suspects that contain or quote one in some context.
         self._suspect_positions: dict[int, list[int]] = {}
         self._hit_positions: dict[int, list[int]] = {}
-        # results of `_build_item_replacement`, by its arguments
+        # cached results of `_build_item_replacement`, by arguments
         self._replacements: dict[tuple[int, int, bool, ValueContext], Any] = {}
-        # log and position of removed messages with tool calls, and of items of removed dicts
+        # log and position of removed messages with tool calls, and of the items of removed dicts
         self._items_with_calls: set[tuple[int, int]] = set()
         self._items_of_removed_dicts: set[tuple[int, int]] = set()
-        # nodes of the removed `Send`s of the current namespace, by checkpoint id and index
+        # node of each removed `Send` in the current namespace, by checkpoint id and by index
         self._removed_sends: dict[str, dict[int, str]] = {}
-        # prefixes of the namespaces of subgraphs that removed `Send`s have run
+        # prefixes of the namespaces in which tasks of removed `Send`s have run subgraphs
         self._subgraph_prefixes: tuple[str, ...] = ()
-        self._in_removed_subgraph = False  # whether the current namespace has such a prefix
+        # whether the current namespace starts with one of `_subgraph_prefixes`
+        self._in_removed_subgraph = False
         # whether a list of the current checkpoint ended with a removed, unanswered tool call
         self._ends_with_removed_call = False
 
@@ -255,7 +259,8 @@ class _Eraser:
             )
             log.origins = {p: unpack(items.pop(p)) for p in [*items] if p >= ALIASES}
             self._items_by_log[key] = items
-            for position, stored in items.items():  # a changed item may equal an existing one
+            # Register the existing items, because a changed item may be equal to one of them.
+            for position, stored in items.items():
                 self.additions.positions_by_item.setdefault((name, stored), position)
 
     def remove_quotations_from_list_entry(self) -> Flow[None]:
@@ -302,12 +307,13 @@ class _Eraser:
             is not content
         ):
             return True
-        if title.message_id is None:  # a title that was cut off may quote the start of a message
+        # A title that was cut off may quote the start of an erased message.
+        if title.message_id is None:
             return bool(self.remover.has_match) and len(title.text) >= MAX_TITLE_CHARS
         return title.message_id in {"", *self.remover.ids}
 
-    def learn_texts(self) -> None:
-        """Learn the texts of the found messages that no other message of the thread contains."""
+    def collect_erased_texts(self) -> None:
+        """Collect the texts of the erased messages that no other message of the thread contains."""
         self.remover.learn_texts()
         self._needles = self.remover.build_search_bytes()
         stored = (stored for items in self._items_by_log.values() for stored in items.values())
@@ -316,9 +322,9 @@ class _Eraser:
         )
 
     def _may_contain_erased_message(self, stored: bytes) -> bool:
-        """Return whether encoded bytes may contain something to erase.
+        """Return whether encoded bytes may contain or quote an erased message.
 
-        The check avoids decoding values that cannot contain an erased message.
+        This check avoids decoding values that cannot contain an erased message.
         """
         if not self.codec.packs_messages or any(needle in stored for needle in self._needles):
             return True
@@ -368,7 +374,7 @@ class _Eraser:
         yield from self._delete_crons_and_webhooks()
 
     def _delete_crons_and_webhooks(self) -> Flow[None]:
-        """Delete the crons and webhooks of the thread that quote an erased message."""
+        """Delete those crons and webhooks of the thread that quote an erased message."""
         context = ValueContext(is_input=True, allows_bare_text=True, describes_task=True)
         for row in (yield self.sql("crons_of_thread", self.thread_id)):
             content = decrypt_cron(self.seal, row).content
@@ -387,7 +393,7 @@ class _Eraser:
                 yield self.sql("drop_webhook", run_id)
 
     def _rewrite_run(self, run: RunRow) -> Flow[None]:
-        """Remove quotations from the request, the metadata and the error of a run."""
+        """Remove quotations of erased messages from the request, metadata and error of a run."""
         columns = [*run[3:6]]
         contexts = (
             ValueContext(describes_task=True),
@@ -409,7 +415,7 @@ class _Eraser:
         self.runs += 1
 
     def _contains_or_quotes_message(self, value: Any) -> bool:
-        """Return whether an item contains or quotes a message in any context."""
+        """Return whether a log item contains or quotes an erased message, in any context."""
         context, entry = ValueContext(True, True, True), _convert_pair_to_dict(value)
         if entry is not None and self.remover.remove_messages_from(entry, context) is not entry:
             return True
@@ -420,7 +426,7 @@ class _Eraser:
     def _rewrite_checkpoint(
         self, ns: str, row: Row, snapshot: Snapshot, *, is_head: bool
     ) -> Flow[None]:
-        """Rewrite a checkpoint without the messages, if it contains or quotes one."""
+        """Rewrite a checkpoint without the erased messages, if it contains or quotes any."""
         self._ends_with_removed_call = False
         other, metadata = snapshot.encoded_fields
         fields = [
@@ -450,7 +456,8 @@ class _Eraser:
             snapshot.transcript,
         ):
             return
-        if fields[1] is not metadata:  # the index must not find removed metadata
+        # Delete the tags of removed metadata, so that the index does not find it any more.
+        if fields[1] is not metadata:
             old_tags, new_tags = (
                 {*compute_metadata_tags(self.seal, self.codec.decode(stored))}
                 for stored in (metadata, fields[1])
@@ -464,12 +471,12 @@ class _Eraser:
         self.checkpoints += 1
 
     def _rewrite_sends(self, checkpoint_id: str, ref: Any) -> Flow[Any]:
-        """Return a reference to the `Send`s of a checkpoint without those that quote a message."""
+        """Return a reference to a checkpoint's `Send`s, except those that quote a message."""
         value = (
             (yield from self._read_value(ref)) if self._may_reference_erased_message(ref) else None
         )
         if not (isinstance(value, list) and all(isinstance(task, Send) for task in value)):
-            # another program than langgraph has stored the value
+            # The value is not a list of `Send`s, so another program than langgraph has stored it.
             return (yield from self._rewrite_reference(TASKS, ref, is_input=True))
         remaining, removed = remove_quoting_tasks(self.remover, value)
         self._removed_sends[checkpoint_id] = {index: task.node for index, task in removed.items()}
@@ -478,10 +485,11 @@ class _Eraser:
     def _rewrite_pending_writes(
         self, namespace: int, ns: str, row: Row, head: str | None
     ) -> Flow[None]:
-        """Rewrite the pending writes of one task without the messages.
+        """Rewrite the pending writes of one task without the erased messages.
 
-        A task that has a result must not run again. If nothing of its result remains, it gets an
-        empty write. A removed `Send` that is still to run is cancelled instead.
+        A task that has a result must not run again. If nothing of the result remains, an empty
+        write is stored for the task. The task of a removed `Send` is cancelled instead if it has
+        yet to run.
         """
         checkpoint_id, task, path = unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
         writes = decrypt_writes(self.seal, self.thread_id, ns, row)
@@ -509,9 +517,8 @@ class _Eraser:
                     node = path.rpartition(", ")[2]
                     self.cancelled.discard(_build_task_name(ns, node))
                     self.cancelled.add(_build_task_name(ns, node, task))
-            elif not has_no_result(writes) and has_no_result(
-                remaining
-            ):  # otherwise the task would run again
+            # Without a result, the task would run again.
+            elif not has_no_result(writes) and has_no_result(remaining):
                 remaining.append([0, NO_WRITES, self._encode(None)])
         if not self._collect_only and remaining != writes:
             body = encrypt_writes(
@@ -522,9 +529,9 @@ class _Eraser:
     def _remove_messages_from_writes(
         self, ns: str, writes: list[Write], is_pending: bool
     ) -> Flow[list[Write]]:
-        """Return the remaining writes of a task.
+        """Return the writes of a task without the erased messages.
 
-        Interrupts and answers are removed as a whole, and never altered.
+        An interrupt or an answer that quotes an erased message is removed as a whole.
 
         Args:
             ns: The namespace.
@@ -545,7 +552,7 @@ class _Eraser:
     # -- references
 
     def _rewrite_reference(self, channel: str, ref: Any, is_input: bool) -> Flow[Any]:
-        """Return a reference to a value without the messages.
+        """Return a reference to a value without the erased messages.
 
         Returns:
             The same reference if the value does not change, or `REMOVED` if nothing of it remains.
@@ -575,15 +582,16 @@ class _Eraser:
         kind, inner = ref
         if isinstance(inner, int):
             return ref
-        # messages without ids are erased from a replayed value as they are from pending writes
+        # Messages without ids are erased from a replayed value, as they are from pending writes.
         remaining = yield from self._rewrite_reference(channel, inner, kind == DELTA)
-        if remaining is REMOVED:  # without a snapshot here, langgraph would use an older one
+        # Store an empty snapshot. Without a snapshot here, langgraph would use an older one.
+        if remaining is REMOVED:
             empty = self._encode(DeltaSnapshot(None))
             return empty if inner[0] == ITEM else [kind, [*inner[:2], []]]
         return ref if remaining is inner else [kind, remaining]
 
     def _may_reference_erased_message(self, ref: Any) -> bool:
-        """Return whether the value of a reference may contain something to erase."""
+        """Return whether the value of a reference may contain or quote an erased message."""
         return self._may_contain_erased_message(
             ref if isinstance(ref, bytes) else pack(ref)
         ) or any(
@@ -596,13 +604,13 @@ class _Eraser:
         return (yield from self.reader.read_value(self.thread_id, self.thread, ref))
 
     def _rewrite_encoded_value(self, stored: bytes, context: ValueContext) -> Any:
-        """Return encoded bytes without the messages, or `REMOVED` if nothing remains."""
+        """Remove the erased messages from an encoded value. Return `REMOVED` if nothing remains."""
         if not self._may_contain_erased_message(stored):
             return stored
         return self._encode_without_messages(self.codec.decode(stored), context, stored)
 
     def _encode_without_messages(self, value: Any, context: ValueContext, ref: Any) -> Any:
-        """Remove the messages from a value, and encode the rest.
+        """Remove the erased messages from a value, and encode what remains of the value.
 
         Returns:
             `ref` if the value does not change, `REMOVED` if nothing remains, otherwise the bytes.
@@ -620,7 +628,7 @@ class _Eraser:
         return self.codec.encode(value, lambda: "a value that contained an erased message")
 
     def _rewrite_split_value(self, ref: Any, context: ValueContext) -> Flow[Any]:
-        """Return a reference to a list, dict or item of a log without the messages."""
+        """Return a reference to a list, dict or item in a log, without the erased messages."""
         kind, log, numbers = ref
         ranges = unflatten_ranges([numbers, 1] if kind == ITEM else numbers)
         if kind == DICT:
@@ -653,7 +661,7 @@ class _Eraser:
         )
 
     def _rewrite_transcript(self, value_ref: Any, log: int, numbers: Any) -> Any:
-        """Return the stored transcript of a channel without the messages.
+        """Return the stored transcript of a channel without the erased messages.
 
         Args:
             value_ref: The reference to the value of the channel at the same checkpoint, or None.
@@ -674,7 +682,8 @@ class _Eraser:
         removed = self._items_of_removed_dicts and self._items_of_removed_dicts.intersection(
             (log, position) for position in iter_positions(ranges)
         )
-        if removed and is_split:  # keep items that are also part of another value
+        # Keep those items of removed dicts that are also part of the value of this channel.
+        if removed and is_split:
             removed -= {(log, p) for p in iter_positions(unflatten_ranges(ref[2]))}
         if parts is None and not removed:
             return [log, numbers]
@@ -687,9 +696,10 @@ class _Eraser:
         return [log, flatten_ranges(drop_repeated_positions(self._append_items(log, remaining)))]
 
     def _append_items(self, log: int, parts: list[bytes | Range]) -> Ranges:
-        """Append items to a log, and return the ranges of all parts."""
+        """Append the new items in `parts` to a log, and return the ranges of all parts."""
         if self._collect_only:
-            return [(0, 1)]  # a placeholder; this pass discards its results
+            # Return a placeholder, because a pass that only collects discards its results.
+            return [(0, 1)]
         return self.additions.append_new_items(self.thread.logs[log].name, parts)
 
     # -- items
@@ -697,9 +707,9 @@ class _Eraser:
     def _replace_items_with_messages(
         self, log: int, ranges: Ranges, context: ValueContext, *, pairs: bool
     ) -> list[bytes | Range] | None:
-        """Return the parts of a list or dict without the messages, or None if nothing changes.
+        """Return a list or dict in parts, without erased messages, or None if nothing changes.
 
-        A part is a range of positions that stay, or the bytes of a new item.
+        A part is a range of log positions that are kept, or the bytes of a new item.
         """
         parts: list[bytes | Range] = []
         is_unchanged = True
@@ -756,7 +766,7 @@ class _Eraser:
 def _find_positions_in_range(
     positions_by_log: dict[int, list[int]], log: int, start: int, stop: int
 ) -> list[int]:
-    """Return the positions within a range, from sorted positions by log."""
+    """Return those positions of a log that are within a range."""
     sorted_positions = positions_by_log.get(log, [])
     return sorted_positions[
         bisect_left(sorted_positions, start) : bisect_left(sorted_positions, stop)
@@ -764,14 +774,15 @@ def _find_positions_in_range(
 
 
 def _convert_pair_to_dict(value: Any) -> dict[Any, Any] | None:
-    """Return a key-value pair as a dict with one entry, or None if the value is no such pair."""
+    """Convert a `[key, value]` pair to a dict with one entry. Return None for any other value."""
     if type(value) is list and len(value) == 2:
-        with suppress(TypeError):  # the first element is not hashable, so it is no key
+        # A TypeError means that the first element is not hashable, so it is not a key.
+        with suppress(TypeError):
             return dict([value])
     return None
 
 
 def _build_task_name(ns: str, node: str, task_id: str = "") -> str:
-    """Return the name of a task with its namespace, in langgraph's form."""
+    """Build the name of a task with its namespace, in the form that langgraph uses."""
     name = f"{node}:{task_id}" if task_id else node
     return f"{ns}|{name}" if ns else name

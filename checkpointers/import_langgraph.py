@@ -29,7 +29,8 @@ from perdure.storage.flow import Flow, Row, Statement, fetch_rows
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
-_PAGE: Final = 64  # ids of checkpoints that one statement reads; the checkpoints follow one by one
+# maximum number of checkpoint ids that one statement reads; the checkpoints are read one by one
+_PAGE: Final = 64
 # The SQL below reads the tables of langgraph's savers, whose columns are not perdure's.
 _COLUMNS: Final = "SELECT name FROM pragma_table_info(?)"
 _THREADS: Final = (
@@ -44,8 +45,8 @@ _CHECKPOINT: Final = """
 SELECT parent_checkpoint_id, type, checkpoint, metadata FROM checkpoints
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ? LIMIT 1
 """
-# Writes of special channels have negative numbers and come last, as put_writes expects: it numbers
-# the other writes by their position.
+# Writes to special channels have negative indexes. They come last, because put_writes takes the
+# position of every other write as its index.
 _WRITES: Final = """
 SELECT task_id, {path}, channel, type, value FROM writes
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?
@@ -68,7 +69,7 @@ class Task(NamedTuple):
 
 
 class SourceCheckpoint(NamedTuple):
-    """A checkpoint that was read from a source.
+    """A checkpoint that was read from the database of langgraph's saver.
 
     Attributes:
         label: The path of the source, the thread and the checkpoint, for error messages.
@@ -193,7 +194,10 @@ class _SQLiteFile:
         )
 
     def _decode_typed_value(self, label: str, type_name: Any, data: Any) -> Any:
-        """Decode a value. Name its position in the source if that fails."""
+        """Decode a value.
+
+        If decoding fails, the error names the position of the value in the source.
+        """
         if not isinstance(type_name, str) or not isinstance(data, bytes):
             raise CorruptRecord(
                 f"{label}: a value is a {type(data).__name__} with the type name "
@@ -212,7 +216,8 @@ class _PostgresTables:
         from perdure.storage.foreign_postgres import ForeignPostgres
 
         self._tables = ForeignPostgres(dsn)
-        dumps = codec.serde.dumps_typed  # required by the saver, which does not call it here
+        # langgraph's saver requires this function, but an import does not call it.
+        dumps = codec.serde.dumps_typed
         self._saver = self._tables.build_saver(
             SimpleNamespace(
                 dumps_typed=dumps, loads_typed=lambda typed: codec.load_with_serializer(*typed)
@@ -264,10 +269,9 @@ class _PostgresTables:
             tasks = _group_writes_by_task(
                 (task, paths.get(task, ""), channel, value) for task, channel, value in writes
             )
-            for of_task in tasks:
-                of_task.writes.sort(
-                    key=lambda write: write[0] in WRITES_IDX_MAP
-                )  # the order of _WRITES
+            for task_writes in tasks:
+                # Sort the writes as the SQL statement `_WRITES` does.
+                task_writes.writes.sort(key=lambda write: write[0] in WRITES_IDX_MAP)
             parent_id = (stored.parent_config or {}).get("configurable", {}).get("checkpoint_id")
             parent_address = Address(thread_id, ns, parent_id)
             yield SourceCheckpoint(label, parent_address, stored.checkpoint, stored.metadata, tasks)
@@ -316,7 +320,8 @@ class Importer:
         self.source, self.reader, self.read, self.write = source, reader, read, write
         self.stopped = threading.Event()
         self._counts: Counter[str] = Counter()
-        self._removal_number = 0  # newest removal record of the thread when its import began
+        # number of the newest removal record of the thread when the import of the thread started
+        self._removal_number = 0
 
     def run(self) -> ImportReport:
         """Import all threads of the source.
@@ -352,7 +357,7 @@ class Importer:
         return self._counts["checkpoints"] + self._counts["writes"]
 
     def _check_thread_has_not_diverged(self, thread_id: str, source_keys: set[Row]) -> Flow[None]:
-        """Refuse a thread if the source and the target each have checkpoints that the other lacks.
+        """Raise an error if source and target each have checkpoints that the other one lacks.
 
         Args:
             thread_id: The thread.
@@ -371,7 +376,7 @@ class Importer:
             )
 
     def _import_checkpoint(self, source: SourceCheckpoint) -> None:
-        """Store a checkpoint and its writes unless they are here, and check them by reading."""
+        """Store a checkpoint and its writes unless they exist, then read and compare them."""
         label, parent, checkpoint, metadata, tasks = source
         if not {"id", "channel_versions"} <= checkpoint.keys():
             raise CorruptRecord(
@@ -419,7 +424,7 @@ class Importer:
     def _equals_source_checkpoint(
         self, expected: list[Any], stored: CheckpointTuple | None
     ) -> bool:
-        """Return whether a stored checkpoint equals that of the source, apart from its writes."""
+        """Return whether a stored checkpoint equals the one in the source, without its writes."""
         if stored is None:
             return False
         parent_id = (
@@ -430,7 +435,8 @@ class Importer:
     def _find_missing_tasks(self, tasks: list[Task], stored: CheckpointTuple) -> list[Task]:
         """Return the tasks of the source whose writes are not all stored.
 
-        Further stored writes are no difference, because the thread may have continued here.
+        Additional stored writes are ignored, because the thread may have continued in this
+        database.
         """
         stored_writes = [[*row] for row in stored.pending_writes or []]
         return [
@@ -443,9 +449,10 @@ class Importer:
         ]
 
     def _are_equal(self, first: Any, second: Any) -> bool:
-        """Return whether two values are equal, or else whether they have the same serialised bytes.
+        """Return whether two values are equal, or have the same serialised bytes.
 
-        Values such as NaN, and objects without `__eq__`, are equal only by their bytes.
+        The bytes are compared because NaN, and an object without `__eq__`, do not equal a copy of
+        themselves.
         """
         if first == second:
             return True

@@ -1,4 +1,4 @@
-"""List the classes of Python, langgraph and langchain-core that every process may rebuild."""
+"""List the classes that may be rebuilt from stored values although no allowlist names them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 Name = tuple[str, str]
 """The name of a class: its module and its qualified name."""
 
-# Classes that langgraph's serializer calls in strict mode to rebuild a value, and classes of
-# pydantic: module, and names separated by spaces.
+# Classes that langgraph's serializer rebuilds in strict mode, and some classes of pydantic. Each
+# entry has the name of a module and the names of its classes, separated by spaces.
 _KNOWN_NAMES: Final = {
     "datetime": "datetime date time timedelta timezone",
     "uuid": "UUID",

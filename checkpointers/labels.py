@@ -1,11 +1,12 @@
-"""Labels: metadata values that a checkpoint inherits from its parent.
+"""Handle labels, which are metadata values that a checkpoint inherits from its parent.
 
 Two kinds of values are inherited. The names of the user, `user_id` and `owner`, are inherited by
 every checkpoint. Values that `CheckpointSaver.label` took from the context of a run are inherited
 if the metadata lists their names under `LABELS`.
 
-Inherited values are stored in the metadata of the new checkpoint. Heads, lists of threads and tags
-read the metadata of one checkpoint only, and the ancestors of a checkpoint may have been pruned.
+Inherited values are stored in the metadata of the new checkpoint. They are not read from ancestors,
+because heads, lists of threads and tags read the metadata of one checkpoint only, and the ancestors
+of a checkpoint may have been pruned.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ DEED: Final = "perdure_deed"
 """The metadata key that says what this caller did, such as `answered`."""
 USER_LABELS: Final = ("user_id", "owner")
 """The metadata keys that name the user of a thread."""
-_LONGEST_LABEL: Final = 4096  # characters; longer values are no labels. As for store namespaces
+# maximum number of characters of a label, as for store namespaces; longer values are ignored
+_LONGEST_LABEL: Final = 4096
 _UNNAMED: Final = object()
 
 
 def select_inherited_labels(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a checkpoint's metadata that concern the next checkpoint."""
+    """Return the metadata values of a checkpoint that its child inherits or must know."""
     listed = metadata.get(LABELS)
     names = [*USER_LABELS, MERGED, *(listed if isinstance(listed, list) else ())]
     return {name: metadata[name] for name in names if name in metadata}
@@ -63,7 +65,7 @@ def describe_actions_of_other_users(metadata: Iterable[Mapping[str, Any]]) -> li
 
 
 def find_updated_checkpoint_id(parent_id: str | None, metadata: Mapping[str, Any]) -> str | None:
-    """Return the id of the checkpoint that an update changes, read from the row of the update.
+    """Return the id of the checkpoint whose state an update has changed.
 
     Args:
         parent_id: The id of the parent of a checkpoint.
@@ -79,9 +81,10 @@ def find_updated_checkpoint_id(parent_id: str | None, metadata: Mapping[str, Any
 
 
 def find_context_labels(config: RunnableConfig, names: Iterable[str]) -> dict[str, str]:
-    """Return the named values in the context of a run that can be stored as labels.
+    """Return those of the named values in the context of a run that can be stored as labels.
 
-    The names of the user are left out if the run has no memory: its metadata names the person.
+    If the run uses no memory, `user_id` and `owner` are left out, because the metadata of the run
+    names the person of the thread.
     """
     if (config.get("configurable") or {}).get(WITHOUT_MEMORY_KEY) is True:
         names = [name for name in names if name not in USER_LABELS]
@@ -123,9 +126,9 @@ def inherit_labels(
 
 
 def _find_user_names(config: RunnableConfig) -> dict[str, Any]:
-    """Return `user_id` and `owner` from the context or else the config, including None values.
+    """Return `user_id` and `owner` from the context or else from the config, also if None.
 
-    Fields of a pydantic model are included only if the caller has set them.
+    If the context is a pydantic model, only fields that the caller has set are included.
     """
     context, named_users = find_run_context(config), dict[str, Any]()
     configurable, metadata = config.get("configurable") or {}, config.get("metadata") or {}
@@ -144,7 +147,7 @@ def _find_user_names(config: RunnableConfig) -> dict[str, Any]:
 
 
 def _is_same_user(value: object, inherited: object) -> bool:
-    """Return whether a value names the same user as the value that the parent has."""
+    """Return whether a value names the same user as the inherited value."""
     return isinstance(value, str | int | float) and value == inherited
 
 

@@ -27,8 +27,10 @@ from perdure.storage.database import Database
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, Row, fetch_rows
 
-_PAGE: Final = 256  # maximum rows that one statement reads
-_SEQ_MASK: Final = 0xFFFFFFFF  # the part of a checkpoint's key that is its sequence number
+# maximum number of rows that one statement reads
+_PAGE: Final = 256
+# mask for the bits of a checkpoint's key that contain its sequence number
+_SEQ_MASK: Final = 0xFFFFFFFF
 _MAX_KEY: Final = (1 << 63) - 1  # higher than the key of any checkpoint
 MetadataFilter = Mapping[str, Any]
 """Values that the metadata of a checkpoint must have, by key or dotted path."""
@@ -37,13 +39,13 @@ MetadataFilter = Mapping[str, Any]
 def metadata_matches(metadata: Mapping[str, Any], where: MetadataFilter) -> bool:
     """Return whether metadata has all values of a filter.
 
-    A key with dots also names a value within a dict.
+    A key with dots, such as `a.b`, can also stand for a value in a nested dict.
     """
     return all(_get_by_path(metadata, name) == value for name, value in where.items())
 
 
 def find_first_tag(seal: Seal, where: MetadataFilter) -> int | None:
-    """Return the tag of the first filter value that is indexed, or None if no value is."""
+    """Return the tag of the first indexed value in a filter, or None if no value is indexed."""
     tags = (compute_metadata_tag(seal, name, where[name]) for name in where if "." not in name)
     return next((tag for tag in tags if tag is not None), None)
 
@@ -106,7 +108,7 @@ class Listing:
     # -- by the index of metadata
 
     def find_tagged_checkpoints(self, where: MetadataFilter) -> Flow[list[tuple[str, int]] | None]:
-        """Find the checkpoints that match a filter with the index of metadata.
+        """Find the checkpoints that match a filter, using the index of metadata.
 
         Returns:
             The thread id and the key of each checkpoint, or None if no value of the filter is
@@ -130,9 +132,10 @@ class Listing:
         return matching
 
     def _check_neighbouring_tags(self, tag: int, start: int, stop: int) -> Flow[None]:
-        """Check the entries of the index beside the end of a search.
+        """Check the entries of the metadata index that are next to a searched range.
 
-        If a damaged entry has ended the search too early, the entry is beside its end.
+        A damaged entry can end a search too early. In this case, the entry is next to the range
+        that was searched.
         """
         if self.sql["neighbouring_tags"]:
             neighbours = yield self.sql("neighbouring_tags", tag, start, stop)
@@ -142,7 +145,7 @@ class Listing:
     def _check_tags_of_row(
         self, thread_id: str | None, ns: str, row: list[Any], tag: int, is_indexed: bool
     ) -> dict[str, Any]:
-        """Check that the index is right about a checkpoint, and return its metadata.
+        """Check that the metadata index is right for a checkpoint, and return the metadata.
 
         Args:
             thread_id: The thread, or None if the checkpoint has none.
@@ -172,7 +175,7 @@ class Listing:
         before_id: str | None,
         only_id: str | None,
     ) -> Iterator[tuple[Address, int]]:
-        """Yield the address and the key of each matching checkpoint of a thread, last put first.
+        """Yield the address and the key of each matching checkpoint of a thread, newest put first.
 
         Args:
             thread_id: The thread.
@@ -193,7 +196,7 @@ class Listing:
             yield address._replace(checkpoint_id=unpack_id(row[1])), row[0]
 
     def _read_thread_state(self, thread_id: str) -> Flow[tuple[int, list[Row]]]:
-        """Return a thread's counter of puts and its namespaces."""
+        """Return the number of puts into a thread, and the rows of its namespaces."""
         rows = yield self.sql("find_thread", thread_id)
         if not rows:
             yield from self.reader.verify_missing(Address(thread_id, "", None))
@@ -272,7 +275,7 @@ class Listing:
     def _find_upper_bound(
         self, address: Address, namespace: int, stop: int
     ) -> Flow[tuple[int, str | None]]:
-        """Find the bound of a list that ends before a checkpoint.
+        """Find the upper bound for listing the checkpoints before a certain checkpoint.
 
         Returns:
             The sequence number of the checkpoint and None, if the checkpoint is in the namespace.
@@ -290,7 +293,7 @@ class Listing:
         return stop, checkpoint_id
 
     def _read_page_of_rows(self, start: int, stop: int, where: MetadataFilter) -> Flow[list[Row]]:
-        """Read a page of the rows in a range of keys that may match a filter, newest first."""
+        """Read one page of those rows in a range of keys that may match a filter, newest first."""
         tag = find_first_tag(self.seal, where)
         if tag is not None:
             yield from self._check_neighbouring_tags(tag, start, stop)

@@ -1,8 +1,8 @@
 """Delete threads, checkpoints of runs, old checkpoints, and items that nothing refers to.
 
 An item is deleted when no checkpoint, pending write or transcript of its thread refers to it. All
-deletions run in write transactions, so that no put can come between finding an item and deleting
-it.
+deletions run in write transactions, so that no checkpoint can be put after an item was found to be
+unreferenced and before the item is deleted.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ from perdure.storage.flow import NO_LIMIT, Flow, Row, Statement
 
 T = TypeVar("T")
 
-PRUNE_BATCH: Final = 500  # maximum checkpoints that one transaction deletes
+# maximum number of checkpoints that one transaction deletes
+PRUNE_BATCH: Final = 500
 RUN_DAYS: Final = 1
 """The number of days after an update of the state during which retention keeps the checkpoint that
 was updated. A run may still go on from it."""
@@ -62,7 +63,7 @@ newest first."""
 
 
 class RetentionCandidate(NamedTuple):
-    """The fields of a checkpoint that retention rules look at.
+    """A checkpoint that a retention rule may keep or delete, with the fields that rules use.
 
     Attributes:
         key: The key of the checkpoint's row.
@@ -94,7 +95,7 @@ class Maintenance:
         self.listing, self.database, self.threads = listing, database, ThreadReader(reader)
 
     def delete_threads(self, thread_ids: Sequence[str], *, add_removal_record: bool = True) -> None:
-        """Delete threads and return their space to the disk; see `delete_thread`."""
+        """Delete threads and free their disk space; see `delete_thread`."""
         for thread_id in check_thread_ids(thread_ids):
             self.write(
                 thread_id,
@@ -120,7 +121,7 @@ class Maintenance:
             self.database.shrink()
 
     def _add_rollback_record(self, thread_id: str, keys: Iterable[int]) -> Flow[None]:
-        """Add a removal record with the ids of the checkpoints that are deleted with their run."""
+        """Add a removal record that lists the checkpoints which are deleted with their run."""
         ids = []
         for key in keys:
             rows = yield self.sql("checkpoint_row", key)
@@ -212,7 +213,7 @@ class Maintenance:
         )
 
     def refresh_list_entry(self, thread_id: str, *, of_metadata: bool = False) -> Flow[None]:
-        """Build the title and metadata in lists of threads again, if they may quote deleted data.
+        """Rebuild the title and metadata in lists of threads, if deleted data may be in them.
 
         Args:
             thread_id: The thread.
@@ -261,7 +262,7 @@ class Maintenance:
         return PruneReport(checkpoints, items, 1, size, len(run_rows), len(events), len(crons))
 
     def _load_checkpoint_ids(self, thread_key: int) -> Flow[set[str]]:
-        """Return the ids of all checkpoints of a thread, including those that only have writes."""
+        """Return the ids of a thread's checkpoints, including those with stored writes only."""
         packed_ids = set[Any]()
         for namespace, *_ in (yield self.sql("thread_namespaces", thread_key)):
             packed_ids |= {
@@ -280,7 +281,8 @@ class Maintenance:
         for row in rows:
             try:
                 metadata = self.reader.decode_metadata(self.reader.decrypt_row(thread_id, ns, row))
-            except CorruptRecord:  # the tags are unknown, so all entries of the index are searched
+            except CorruptRecord:
+                # The tags are unknown, so search all entries of the index for the checkpoint.
                 yield self.sql("drop_tags", row[0])
             else:
                 yield self._build_tag_deletes(row[0], metadata)
@@ -306,7 +308,7 @@ class Maintenance:
         spares_runs: bool = False,
         dry_run: bool = False,
     ) -> Flow[PruneReport]:
-        """Delete a batch of checkpoints that a rule does not keep, and unreferenced items.
+        """Delete a batch of checkpoints that a rule does not keep, and items no longer in use.
 
         Args:
             thread_id: The thread.
@@ -364,9 +366,9 @@ class Maintenance:
     ) -> Flow[list[tuple[int, RetentionCandidate]]]:
         """Return the checkpoints that a rule does not keep, each with the key of its namespace.
 
-        They are in put order. Checkpoints that show the progress of live runs are left out, and so
-        are ancestors that a `DeltaChannel` needs. Unless `dry_run` is True, heads are updated as
-        `_store_updated_checkpoint_ids` says.
+        The checkpoints are sorted by the order of their puts. Checkpoints that show the progress of
+        live runs are left out, and so are ancestors that a `DeltaChannel` needs. Unless `dry_run`
+        is True, heads are updated as `_store_updated_checkpoint_ids` says.
         """
         to_delete: list[tuple[int, RetentionCandidate]] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread_key)):
@@ -416,7 +418,10 @@ class Maintenance:
     def _store_updated_checkpoint_ids(
         self, thread_id: str, ns: str, candidates: list[RetentionCandidate], kept_ids: set[str]
     ) -> Flow[None]:
-        """Store in a head which checkpoint it has updated, if updates in between are deleted."""
+        """Store in each head the id of the checkpoint that it has updated.
+
+        This is done only if the updates between the two checkpoints are deleted.
+        """
         for head in candidates:
             updated = _find_first_updated_id(candidates, head) if head.is_head else None
             if updated is None or updated == find_updated_checkpoint_id(
@@ -543,7 +548,7 @@ def _has_aliases(stored_transcript: Any) -> bool:
 def _drop_unreferenced_positions(
     stored_transcript: Any, live_ranges: Mapping[int, Ranges]
 ) -> list[Any]:
-    """Return a stored transcript without the items that nothing else refers to."""
+    """Return a stored transcript without the positions of items that nothing else refers to."""
     log, numbers = stored_transcript
     ranges = unflatten_ranges(numbers)
     return [
@@ -558,7 +563,7 @@ def _drop_unreferenced_positions(
 
 
 def _add_live_references(refs: Iterable[Any], live_ranges: dict[int, Ranges]) -> None:
-    """Add the items of references to the live ranges of their logs."""
+    """Add the log positions in references to the live ranges of their logs."""
     _add_live_ranges(chain.from_iterable(map(iter_log_references, refs)), live_ranges)
 
 
@@ -566,7 +571,8 @@ def _add_live_ranges(refs: Iterable[tuple[int, Any]], live_ranges: dict[int, Ran
     """Add stored ranges `(log, numbers)` to the live ranges of their logs."""
     for log, numbers in refs:
         live_ranges[log] += unflatten_ranges(numbers)
-        if len(live_ranges[log]) > 4096:  # merge the ranges now and then, to limit the memory
+        # Merge the ranges from time to time, to limit the memory that they take.
+        if len(live_ranges[log]) > 4096:
             live_ranges[log] = merge_ranges(live_ranges[log])
 
 
@@ -588,10 +594,10 @@ def _add_delta_ancestors(candidates: list[RetentionCandidate], kept_ids: set[str
 def _find_first_updated_id(
     candidates: list[RetentionCandidate], head: RetentionCandidate
 ) -> str | None:
-    """Return the id of the checkpoint that a head has updated, through all consecutive updates.
+    """Follow the updates that end with a head back to the checkpoint that they have updated.
 
     Returns:
-        The id, or None if the head is no update.
+        The id of the checkpoint, or None if the head is not an update.
     """
     by_id = {checkpoint.checkpoint_id: checkpoint for checkpoint in candidates}
     updated, checkpoint = None, by_id.get(head.checkpoint_id)
@@ -605,12 +611,12 @@ def _find_first_updated_id(
 
 
 def _keep_all_except(keys: Container[int], candidates: list[RetentionCandidate]) -> set[str]:
-    """Return the ids of all checkpoints except those with certain keys."""
+    """Return the ids of all checkpoints except those with these row keys."""
     return {c.checkpoint_id for c in candidates if c.key not in keys}
 
 
 def _build_keep_rule(rule: Retention, now: float) -> KeepRule:
-    """Return the function that selects the checkpoints that a retention rule keeps."""
+    """Build the function that returns the ids of the checkpoints that a retention rule keeps."""
 
     def keep(candidates: list[RetentionCandidate]) -> set[str]:
         selected = [c for c in candidates if c.is_head]

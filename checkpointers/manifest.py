@@ -1,4 +1,4 @@
-"""Compute with manifests: the ranges of log positions that make up each channel's value.
+"""Compute with manifests, the lists of log position ranges that make up a channel's value.
 
 A checkpoint or a pending write stores a reference in place of each value:
 
@@ -13,10 +13,10 @@ A checkpoint or a pending write stores a reference in place of each value:
     [-1, reference]           a `DeltaChannel` of messages for which langgraph stores no value
     [-1, kind]                a `DeltaChannel` with an unknown value, a LIST or a DICT
 
-Ranges are half open. They are stored as a flat list `[start, length, start, length, ...]`. A value
-of n items has at most `max_ranges(n)` ranges. If it would have more, its scattered parts are
-appended to the log again as aliases, which store the position of the item that they repeat
-(`group_ranges`). Positions from `ALIASES` on belong to aliases.
+Ranges are half open, and are stored as a flat list `[start, length, start, length, ...]`. A value
+of n items has at most `max_ranges(n)` ranges. If a value would have more ranges, its scattered
+items are appended to the log again as aliases (`group_ranges`). An alias stores the position of the
+item that it repeats. The positions of aliases start at `ALIASES`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ Range = tuple[int, int]
 Ranges = list[Range]
 
 ITEM, LIST, DICT, MAP, LIST_HERE, DICT_HERE, SNAPSHOT = 1, 2, 3, 4, 5, 6, 7
-DELTA: Final = -1  # a byte is never negative, so `ref[0] == DELTA` is False if `ref` is bytes
+# The code is negative, so that `ref[0] == DELTA` is False if `ref` is bytes.
+DELTA: Final = -1
 ALIASES: Final = 1 << 31  # the first position of aliases in a log
-MIN_RANGE_LIMIT: Final = 8  # ranges that a value of any size may have
+# number of ranges that a value of any size may have
+MIN_RANGE_LIMIT: Final = 8
 
 
 def max_ranges(item_count: int) -> int:
@@ -45,11 +47,12 @@ def max_ranges(item_count: int) -> int:
 
 
 def group_ranges(ranges: Ranges) -> list[Ranges]:
-    """Group neighbouring ranges, so that the caller can append each group again as one piece.
+    """Group neighbouring ranges, so that the caller can replace each group by one range of aliases.
 
-    The longest ranges stay alone in their groups. Their number is a quarter of `max_ranges`. The
-    ranges between two of them form one group. So an item is appended again only after many short
-    ranges have accumulated around it, as in a log-structured merge tree (O'Neil et al., 1996).
+    The longest ranges stay alone in their groups. The number of these ranges is a quarter of
+    `max_ranges`. The ranges between two of the longest ranges form one group. So an item is
+    appended again only after many short ranges have accumulated around it, as in a log-structured
+    merge tree (O'Neil et al., 1996).
 
     >>> group_ranges([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
     [[(0, 3)], [(4, 5)], [(6, 7), (12, 13)], [(8, 11)]]
@@ -111,7 +114,7 @@ def merge_ranges(ranges: Iterable[Range]) -> Ranges:
 def subtract_ranges(ranges: Ranges, excluded: Ranges) -> Ranges:
     """Return the parts of `ranges` that are not in the set `excluded`, in order.
 
-    `excluded` must be sorted and without overlap, as `merge_ranges` returns it.
+    `excluded` must be sorted and must not overlap, as in the result of `merge_ranges`.
 
     >>> subtract_ranges([(0, 10)], [(2, 4), (6, 7)])
     [(0, 2), (4, 6), (7, 10)]

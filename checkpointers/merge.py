@@ -1,4 +1,4 @@
-"""Data of a merge between a put and the head of its namespace, and versions of channels.
+"""Represent the merge of a put with the head of its namespace, and compute channel versions.
 
 `merge_planner` plans the merges.
 """
@@ -21,7 +21,9 @@ _ROUTING_PREFIXES: Final = ("__", "branch:to:", "join:")
 
 @dataclass(slots=True)
 class Merge:
-    """The channels that a put takes over from the head of its namespace, which becomes its parent.
+    """The merge of a put with the head of its namespace.
+
+    The put takes over channels from the head, and the head becomes the parent of the put.
 
     Attributes:
         head: The head before the put.
@@ -37,7 +39,7 @@ class Merge:
     keeps_head: Snapshot | None = None
 
     def apply(self, snapshot: Snapshot) -> None:
-        """Copy the channels to take over from the head into a planned checkpoint."""
+        """Copy the channels that a put takes over from the head into the checkpoint of the put."""
         head, written = self.head, self.written
         if self.keeps_head is not None:
             return
@@ -65,9 +67,10 @@ class Merge:
         snapshot.channel_versions |= self.versions
 
     def _choose_seen_version(self, snapshot: Snapshot, channel: str, version: Any) -> Any:
-        """Return the version of a channel to store as seen by a node.
+        """Return the version of a channel that is stored as seen by a node.
 
-        It prevents the merge from triggering the node again.
+        If the node has seen the newest version, the version from the merge is stored as seen, so
+        that the merge does not trigger the node again.
         """
         is_newest = version == snapshot.channel_versions.get(channel)
         return self.versions.get(channel, version) if is_newest else version
@@ -104,15 +107,20 @@ def find_max_epoch(versions: Iterable[Any]) -> int | None:
 
 
 def parse_epoch(version: Any) -> int | None:
-    """Return the number of merges that a version counts, or None if its kind has no epochs."""
+    """Return the epoch of a version, or None if versions of this kind have no epochs.
+
+    The epoch counts the merges of a channel.
+    """
     whole = parse_whole_part(version)
     return None if whole is None else whole >> _EPOCH_BITS
 
 
 def parse_whole_part(version: Any) -> int | None:
-    """Return the whole part of a version, by which versions are ordered, or None.
+    """Return the whole part of a version, or None if the version has none.
 
-    The rest of a version is random or zero.
+    Versions are ordered by their whole parts.
+
+    The fractional part of a version is random or zero.
 
     >>> parse_whole_part(7), parse_whole_part("007.25"), parse_whole_part("x")
     (7, 7, None)
@@ -126,7 +134,7 @@ def parse_whole_part(version: Any) -> int | None:
 
 
 def first_version_of_epoch(version: Any, epoch: int) -> Any:
-    """Return the first version of an epoch, in the form of another version.
+    """Return the first version of an epoch, in the same format as `version`.
 
     >>> first_version_of_epoch(7, 1), first_version_of_epoch("007.25", 1)
     (4294967296, '4294967296.25')

@@ -1,14 +1,16 @@
-"""Merge an update of the state with the run during which it was made.
+"""Merge an update of the state with a run that is in progress at the time of the update.
 
-LangGraph's `update_state` reads a checkpoint and puts a child of it. If a run continues from
-the same checkpoint, the two would become branches. They are merged instead, if no channel was
-written by both. The second put takes over the channels that the first one has written. Channels
-that route the run, its tasks, and `versions_seen` are always those of the run.
+LangGraph's `update_state` reads a checkpoint and puts a child of it. If a run continues from the
+same checkpoint, the run and the update would become two branches. They are merged instead, unless
+both have written the same channel. The second of the two puts takes over the channels that the
+first put has written. Channels that route the run, its tasks, and `versions_seen` are always taken
+from the run.
 
-The run does not notice the merge. It continues with the state in its memory, which lacks what the
-update wrote. Its next puts are recognised by the versions of their channels: a merge gives the
-channels that it takes over a version that a run reaches only by reading them. Until a put has read
-these channels, their names are stored in the metadata of the checkpoint, under `MERGED`.
+The run does not notice the merge. The run continues with the state in its memory, which lacks the
+values that the update has written. The next puts of the run are recognised by the versions of their
+channels. A merge gives each channel that is taken over a version that a run can reach only by
+reading the channel. Until a put has read these channels, their names are stored in the metadata of
+the checkpoint, under `MERGED`.
 """
 
 from __future__ import annotations
@@ -43,12 +45,15 @@ from perdure.checkpointers.records import (
 from perdure.checkpointers.status import ASIDE_SUFFIX, NULL_TASK, is_update_path
 from perdure.storage.flow import Flow, Row
 
-_MAX_STEPS: Final = 64  # maximum checkpoints that are read from the head back to a put's parent
-_STOP_CHANNELS: Final = (ERROR, INTERRUPT)  # a write to one of these says that a task has stopped
+# maximum number of checkpoints that are read from the head back to the parent of a put
+_MAX_STEPS: Final = 64
+# channels to which a task writes when it has stopped
+_STOP_CHANNELS: Final = (ERROR, INTERRUPT)
 _ANCHOR_STEP: Final = -2
 """The step of the empty checkpoint at which the first run of a thread stores its writes to
 `DeltaChannel`s if the durability is `exit`."""
-_SEQ_MASK: Final = 0xFFFFFFFF  # the part of a checkpoint's key that is its sequence number
+# mask for the bits of a checkpoint's key that contain its sequence number
+_SEQ_MASK: Final = 0xFFFFFFFF
 _EMPTY_CHECKPOINT: Final = Snapshot("", 0, None, 0, [], {}, {})
 """Stands for the parent of a put that has none."""
 
@@ -102,7 +107,8 @@ class MergePlanner:
             return self._plan_state_update(put, current, base) if is_behind_run else None
         is_anchor = parent is None and put.metadata.get("step") == _ANCHOR_STEP
         if is_anchor and any(_is_delta(ref) for ref in current.references.values()):
-            return None  # the run may have written the channel, too
+            # The run may have written a `DeltaChannel`, too, so the put cannot be merged.
+            return None
         is_run = is_anchor or source in ("loop", "input")
         if is_run and (yield from self._is_ancestor_of_head(base, {"update"})):
             return self._plan_put_of_run(put, current, base)
@@ -113,7 +119,7 @@ class MergePlanner:
     ) -> Flow[Merge | None]:
         """Plan a put whose parent was pruned.
 
-        The parent is the last checkpoint that the run of the put had put or read. The head was
+        The parent is the last checkpoint that the run of the put has stored or read. The head was
         therefore put by an update of that checkpoint, or by a later run.
 
         Args:
@@ -150,7 +156,8 @@ class MergePlanner:
         unread = {channel for channel in merged if not _has_run_read_channel(put, channel, current)}
         if any(channel in put.new_versions for channel in unread):
             if self._reader.read_superstep(current) == _ANCHOR_STEP:
-                return None  # the put of the run becomes the head, as it would without an anchor
+                # The put of the run becomes the head, as it would without the anchor checkpoint.
+                return None
             return Merge(
                 current, {}, keeps_head=(yield from self._find_last_update(current, unread))
             )
@@ -192,7 +199,8 @@ class MergePlanner:
         if not all(_differs_only_by_merge(channel, current, base) for channel in written_by_both):
             return None
         if written.intersection(put.delta_channels, current.stored_channels()):
-            return None  # langgraph reads no writes older than a stored value of the head
+            # langgraph does not read writes that are older than the stored value in the head.
+            return None
         codec, step = self._reader.codec, self._reader.read_superstep(current)
         fields = {**codec.decode(current.encoded_fields[0]), "ts": put.checkpoint["ts"]}
         put.encoded_fields[0] = codec.encode(fields, lambda: "checkpoint")
@@ -234,7 +242,7 @@ class MergePlanner:
         )
 
     def finish_merge(self, merge: Merge, head: Head) -> Flow[bool]:
-        """Store the consequences of a merge after its checkpoint was stored.
+        """Complete a merge after its checkpoint was stored.
 
         If the merged put is an update and a task of the run had stopped before it, the checkpoint
         of the run becomes the head again.
@@ -260,8 +268,8 @@ class MergePlanner:
         """Fold the updates at the head into the checkpoint of a run, which becomes the head.
 
         This is done if a task of the run has stopped at the checkpoint, with a question or an
-        error. The run then puts no further checkpoint, which could take over what the updates have
-        written.
+        error. In this case, the run puts no further checkpoint that could take over the channels of
+        the updates.
 
         Args:
             checkpoint_id: The id of the run's checkpoint.
@@ -299,9 +307,8 @@ class MergePlanner:
         stored = StoredCheckpoint(self._thread, self._head.namespace_key, run)
         for row in (yield from self._reader.read_write_rows(stored)):
             writes = decrypt_writes(self._reader.seal, self._thread_id, self._ns, row)
-            has_finished = any(
-                index >= 0 for index, _, _ in writes
-            )  # the task may have continued after an answer
+            # A task that has stopped may have continued after an answer, and has finished then.
+            has_finished = any(index >= 0 for index, _, _ in writes)
             if not has_finished and any(channel in _STOP_CHANNELS for _, channel, _ in writes):
                 return True
         return False
@@ -324,7 +331,7 @@ class MergePlanner:
     def has_unread_merged_channels(self, head: Head | None) -> bool:
         """Return whether a head has taken over channels that no put has read.
 
-        Such a head is not cached, so that each put with this parent is planned with a planner.
+        Such a head is not cached, so that each put with this parent is planned by a `MergePlanner`.
         """
         snapshot = None if head is None else head.snapshot
         return snapshot is not None and bool(self._list_unread_merged_channels(snapshot))
@@ -343,7 +350,7 @@ class MergePlanner:
         return snapshot
 
     def _is_ancestor_of_head(self, ancestor: Snapshot, sources: Collection[str]) -> Flow[bool]:
-        """Return whether the head descends from a checkpoint through certain sources only.
+        """Return whether the head descends from `ancestor` only through certain sources.
 
         Args:
             ancestor: The checkpoint.
@@ -366,7 +373,7 @@ class MergePlanner:
         return False
 
     def _find_last_update(self, current: Snapshot, channels: Collection[str]) -> Flow[Snapshot]:
-        """Return the update whose channels the head has taken over, or else the head."""
+        """Return the update from which the head has taken over channels, or else the head."""
         snapshot: Snapshot | None = current
         for _ in range(_MAX_STEPS):
             if snapshot is None or not self._list_unread_merged_channels(snapshot):
@@ -396,7 +403,7 @@ def has_value_or_writes(put: CheckpointPut, channel: str) -> bool:
 
 
 def _has_run_read_channel(put: CheckpointPut, channel: str, base: Snapshot) -> bool:
-    """Return whether the run of a put has read a channel that was taken over."""
+    """Return whether the run of a put has read a channel after the channel was taken over."""
     version, taken_version = (
         put.checkpoint["channel_versions"].get(channel),
         base.channel_versions[channel],
@@ -417,12 +424,13 @@ def _find_channels_written_since(current: Snapshot, base: Snapshot) -> set[str]:
 
 
 def _infer_pruned_checkpoint(put: CheckpointPut, current: Snapshot, checkpoint_id: str) -> Snapshot:
-    """Infer the channel versions of a pruned checkpoint from a put whose parent it is.
+    """Infer the channel versions of a pruned checkpoint from a put that has it as parent.
 
-    If the put has not written a channel, the channel has the version that the run has read. If the
-    put has written it, the new version is higher than all versions that the run has read. So if the
-    version in the head is lower than all new versions, it is still that of the pruned checkpoint.
-    Otherwise the channel was written after that checkpoint, and its version there is unknown.
+    If the put has not written a channel, the version in the put is also that of the pruned
+    checkpoint. If the put has written the channel, its new version is higher than all versions that
+    the run has read. So if the version in the head is lower than all new versions of the put, the
+    version in the head is also that of the pruned checkpoint. Otherwise the channel was written
+    after the pruned checkpoint, and its version in that checkpoint is unknown.
     """
     versions: dict[str, Any] = dict(put.checkpoint["channel_versions"])
     lowest_new = min(
@@ -436,7 +444,7 @@ def _infer_pruned_checkpoint(put: CheckpointPut, current: Snapshot, checkpoint_i
 
 
 def _is_same_turn(current: Snapshot, base: Snapshot) -> bool:
-    """Return whether a head can descend from a checkpoint with no other input between the two."""
+    """Return whether a head can descend from a checkpoint without another input in between."""
     for channel, version in base.channel_versions.items():
         current_version = current.channel_versions.get(channel)
         if current_version != version and not _is_lower(version, current_version):
@@ -456,10 +464,10 @@ def _is_delta(ref: Any) -> bool:
 
 
 def _differs_only_by_merge(channel: str, current: Snapshot, base: Snapshot) -> bool:
-    """Return whether the version of a channel differs because of a merge, and not of a write.
+    """Return whether the version of a channel differs because of a merge, not because of a write.
 
-    The references are compared as well. The run may have written an equal value, and the version
-    that it gave to the channel can equal the version of a concurrent update.
+    The epochs are compared, because the run may have written an equal value. The references are
+    compared as well, because a run and a concurrent update can give equal versions to a channel.
     """
     old_epoch, new_epoch = (
         parse_epoch(base.channel_versions.get(channel)),
@@ -491,7 +499,8 @@ def fold_updates_at_head(
     """
     address, (namespace, explicit_head, key) = request.address, row
     if request.is_deliberate or request.task_id == NULL_TASK or is_update_path(request.task_path):
-        return False  # the writes are those of a person and not of a run that continues
+        # The writes come from a person, and not from a run that continues.
+        return False
     rows = yield reader.sql("checkpoint_row", key)
     snapshot = reader.decrypt_row(*address[:2], rows[0]) if rows else None
     if snapshot is None or snapshot.checkpoint_id == address.checkpoint_id:
@@ -509,9 +518,9 @@ def fold_updates_at_head(
 def store_writes_separately(
     reader: CheckpointReader, request: TaskWrites, namespace: int, stored_row: Row
 ) -> Flow[tuple[str, str]]:
-    """Store the writes of a run's task and an update's writes in the name of that task separately.
+    """Separate the writes of a task of a run from those of an update in the name of the task.
 
-    The writes of the update are stored under a new id that belongs to no task.
+    The writes of the update are stored under a new task id, which no task of the run has.
 
     Args:
         reader: The reader of the database.

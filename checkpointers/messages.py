@@ -1,9 +1,9 @@
-"""Encode messages as bytes, in the one form in which they are stored, cached, compared and copied.
+"""Encode messages in the compact form in which they are stored, cached, compared and copied.
 
-The form is msgpack of `[class code, fields]`. It is built, and converted back to messages, without
-a Python loop over the fields and without validation. Therefore only messages that consist of plain
-data, and that validation would not change, have this form. A decoded message equals the one that
-langgraph's serializer returns, type for type.
+The form is msgpack of `[class code, fields]`. Messages are encoded and decoded without a Python
+loop over their fields and without validation. Therefore the compact form is used only for messages
+that consist of plain data and that validation would not change. A decoded message equals the one
+that langgraph's serializer returns, type for type.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from perdure.checkpointers.values import PACK, unpack_all
 from perdure.errors import CorruptRecord
 
-# The codes are part of the file format and never change.
+# The class codes are part of the file format and must never change.
 CLASSES: Final[dict[int, type[BaseMessage]]] = {
     1: HumanMessage,
     2: AIMessage,
@@ -57,7 +57,7 @@ _USAGE_DETAILS: Final = {"input_token_details", "output_token_details"}
 
 
 def is_plain_message(message: BaseMessage) -> bool:
-    """Return whether validating the fields of a message again would change none of them."""
+    """Return whether a message consists of plain data, which validation would not change."""
     cls, fields = type(message), message.__dict__
     if fields.keys() != _FIELDS.get(cls) and not _has_only_new_defaults(cls, fields):
         return False
@@ -78,7 +78,7 @@ def is_plain_message(message: BaseMessage) -> bool:
 
 
 def _has_only_new_defaults(cls: type[BaseMessage], fields: dict[str, Any]) -> bool:
-    """Return whether a message has, beyond the known fields, only new fields with defaults.
+    """Return whether all fields that are unknown to this module have their default values.
 
     A newer langchain-core may have added fields to the class.
     """
@@ -162,7 +162,7 @@ def pack_messages(
 
 
 def pack_message_in_class_order(message: BaseMessage) -> bytes | None:
-    """Return the bytes of a message with its fields in the order of its class.
+    """Encode a message with its fields in the order in which its class declares them.
 
     Returns:
         The bytes, or None if the fields are in this order already.
@@ -174,7 +174,7 @@ def pack_message_in_class_order(message: BaseMessage) -> bytes | None:
 
 
 def unpack_messages(packed: Sequence[bytes], *, trusts_fields: bool = False) -> list[BaseMessage]:
-    """Build new messages from their bytes, so that no two callers share a mutable part.
+    """Build new messages from their bytes, so that callers never share mutable parts.
 
     Args:
         packed: The bytes of the messages.
@@ -198,7 +198,7 @@ def unpack_messages(packed: Sequence[bytes], *, trusts_fields: bool = False) -> 
         ):
             deque(assignment, maxlen=0)
         for i, (_, fields) in enumerate(pairs):
-            # another version of langchain-core may have written other fields
+            # Another version of langchain-core may have written other fields.
             if fields.keys() != names[classes[i]] and not trusts_fields:
                 messages[i] = classes[i].model_validate(fields)
     except Exception as exc:
