@@ -1,9 +1,9 @@
 """Find, cancel and erase the rows of a person in a checkpointer's database.
 
-These are the person's threads, runs, crons and webhooks. A thread belongs to the person in the
-`user_id` of its head, or, if the head has no `user_id`, to the thread's `owner`. A run belongs to
-the same person as its thread. A run or cron without a thread belongs to the user on whose behalf it
-was created, or, if no such user is recorded, to the user who created it.
+The rows are those of the person's threads, runs, crons and webhooks. A thread belongs to the person
+in the `user_id` of its head, or, if the head has no `user_id`, to the thread's `owner`. A run
+belongs to the same person as its thread. A run or cron without a thread belongs to the user on
+whose behalf it was created, or, if no such user is recorded, to the user who created it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class PersonRows:
     def _iter_threads_without_checkpoint(self) -> Iterator[str]:
         """Yield the ids of threads that have no checkpoint and whose runs belong to the person.
 
-        Such a thread has no head whose metadata could name the person, so the runs decide.
+        A thread without checkpoints has no head whose metadata could name the person, so its runs
+        decide.
         """
         for (thread_id,) in self._read_rows("threads_without_checkpoint"):
             thread = ThreadList(self.saver).get(thread_id)
@@ -120,7 +121,7 @@ class PersonRows:
     def _matches_person_name(self, value: Any) -> bool:
         """Return whether a metadata value is the person's name.
 
-        The value may also be stored as an integer.
+        The name may be stored as text or as an integer.
         """
         return type(value) in (str, int) and str(value) == self.user
 
@@ -140,7 +141,7 @@ class PersonRows:
     def list_runs_on_other_threads(self, own_ids: frozenset[str]) -> list[RunRow]:
         """Return the person's runs on other people's threads.
 
-        The person sent these runs, or they use the person's memories.
+        A run is the person's if the person sent the run, or if the run uses the person's memories.
         """
         sent_runs, start = list[RunRow](), 0
         order = "ORDER BY r.created_at, r.thread_key, r.seq LIMIT ? OFFSET ?"
@@ -220,7 +221,7 @@ class PersonRows:
     def _find_person_of_run(run: RunRow) -> Any:
         """Return the person whose memories a run uses.
 
-        If none is recorded, return the user who sent the run, or None.
+        If the run names no such person, return the user who sent the run, or None.
         """
         return run.details.get("person") or run.details.get("user")
 
@@ -233,20 +234,20 @@ class PersonRows:
         return runs
 
     def _read_rows(self, statement_name: str, *params: Any) -> list[Row]:
-        """Execute the statement with this name and return its rows."""
+        """Execute the SQL statement with this name, and return its rows."""
         sql = self._sql[statement_name]
         return self._database.read(lambda: fetch_rows(sql, *params))
 
     # -- writing
 
     def delete_cron(self, cron: CronRow) -> None:
-        """Delete a cron. Its bytes remain in the database file until the next scrub."""
+        """Delete a cron. The bytes of the cron remain in the database file until the next scrub."""
         self._delete_row(cron.thread_id or cron.cron_id, "drop_cron", cron.cron_id)
 
     def delete_webhook(self, run_id: str) -> None:
         """Delete the webhook of a run.
 
-        Its bytes remain in the database file until the next scrub.
+        The bytes of the webhook remain in the database file until the next scrub.
         """
         self._delete_row(run_id, "drop_webhook", run_id)
 
@@ -293,7 +294,7 @@ class PersonRows:
     def erase_thread(self, thread_id: str) -> ErasureReport:
         """Erase a whole thread.
 
-        Its bytes remain in the database file until the next scrub overwrites them.
+        The bytes of the thread remain in the database file until the next scrub.
         """
         maintenance, reader = self.saver._maintenance, self.saver._reader
         return maintenance.write(

@@ -175,7 +175,10 @@ class CheckpointPut:
 
     @property
     def is_whole_run(self) -> bool:
-        """Whether this put stores a whole run. This is so for runs with durability `exit`."""
+        """Whether this put stores a whole run.
+
+        A run with durability `exit` stores all its steps in one put when it ends or is interrupted.
+        """
         config = self.config or {}
         return bool(config.get("configurable", {}).get(_DURABILITY_KEY) == "exit")
 
@@ -264,7 +267,7 @@ class CheckpointPut:
     def _encode_channel(self, codec: Codec, channel: str) -> EncodedValue:
         """Return the encoded value of a channel.
 
-        Encode the value first if that has not been done yet.
+        The value is encoded on the first call for the channel.
         """
         encoded_value = self._encoded.get(channel)
         if encoded_value is None:
@@ -398,7 +401,7 @@ class CheckpointPut:
     def build_snapshot(self, parent: Snapshot | None) -> Snapshot:
         """Build the `Snapshot` of the checkpoint.
 
-        The caller adds the references of the channels.
+        The caller must add the references of the channels to the snapshot.
         """
         checkpoint_id, step, fields = (
             self.checkpoint["id"],
@@ -425,7 +428,7 @@ class CheckpointPut:
 
 @dataclass(slots=True)
 class TaskWrites:
-    """A request to store the pending writes of a task with the checkpoint before the task.
+    """A request to store the pending writes of one task.
 
     Attributes:
         address: The address of the checkpoint.
@@ -488,7 +491,7 @@ class TaskWrites:
 
 
 def inline_log_ranges(ref: Any, cached_thread: Thread | None, state: tuple[int, int]) -> Any:
-    """Return a reference that is valid for a thread with this key and generation as `state`.
+    """Convert a reference to a form that is valid for a thread with this key and generation.
 
     Args:
         ref: A reference from `encode_inline_reference`.
@@ -777,7 +780,7 @@ def _count_equal_items(
 
 
 def _build_element_reference(log: ChannelLog, part: bytes | Range) -> Any:
-    """Convert a part of a list, a new item or a log range, to an element of an inline reference."""
+    """Convert a new item or a log range to the form that inline references use."""
     return part if isinstance(part, bytes) else [log.key, part[0], part[1] - part[0]]
 
 
@@ -806,8 +809,8 @@ def _has_parts(value: Any) -> bool:
 def _is_splittable(value: Any) -> bool:
     """Return whether the elements of a value are stored as separate log items.
 
-    This is so for lists and dicts. Exceptions are lists of numbers, such as embeddings, and dicts
-    with keys that msgpack cannot store.
+    The elements of lists and dicts are stored separately. Exceptions are lists of numbers, such as
+    embeddings, and dicts with keys that msgpack cannot store.
     """
     if type(value) is dict:
         return bool(value) and _KEYS.issuperset(map(type, value)) and _can_pack_keys([*value])

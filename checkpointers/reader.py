@@ -539,8 +539,8 @@ class CheckpointReader:
     def resolve_ranges(self, thread_id: str, thread: Thread, snapshot: Snapshot) -> Flow[None]:
         """Convert a snapshot's log ranges from their stored form, and complete its transcript.
 
-        The snapshot must come from `decrypt_row`. A transcript contains each item only once, so its
-        aliases are loaded, if there are any, to find repeated items.
+        The snapshot must come from `decrypt_row`. A transcript contains each item only once. If a
+        value contains aliases, they are loaded to find repeated items.
         """
         stored_transcript: Any = snapshot.transcript
         snapshot.transcript = {}
@@ -607,10 +607,10 @@ class CheckpointReader:
         return [write for _, write in writes]
 
     def _select_own_rows(self, rows: Sequence[Row]) -> Iterator[Row]:
-        """Yield those rows of the statement `checkpoint_writes` that belong to its checkpoint.
+        """Yield those rows of the statement `checkpoint_writes` that belong to the checkpoint.
 
-        The statement also returns the adjacent rows of other checkpoints. These rows are decrypted
-        too, to detect a row of this checkpoint whose key is damaged.
+        The statement `checkpoint_writes` also returns the adjacent rows of other checkpoints. The
+        adjacent rows are decrypted too, to detect a row of this checkpoint whose key is damaged.
         """
         for owner_id, checkpoint_ns, *row in rows:
             if owner_id is None:

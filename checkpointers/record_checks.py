@@ -70,7 +70,7 @@ class _LogPositions:
 
 
 def check_records(reader: CheckpointReader, records: ThreadRecords) -> None:
-    """Check the records of a thread. The caller must have read the thread's items into them.
+    """Check the records of a thread. The caller must have read the thread's items into `records`.
 
     Raises:
         One of `MALFORMED`: A record has another form than perdure writes.

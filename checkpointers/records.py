@@ -97,7 +97,7 @@ def key_range(table_key: int, start: int = 0, stop: int = 1 << 32) -> tuple[int,
 def compute_used_log_ranges(
     last_item_key: int | None, last_alias_key: int | None
 ) -> list[tuple[int, int]]:
-    """Return two ranges of positions in a log: that of its items, and that of its aliases.
+    """Return the range of item positions and the range of alias positions that a log uses.
 
     Args:
         last_item_key: The row key of the last item, or None if the log has no items.
@@ -240,7 +240,7 @@ def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row)
 
     The row is `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`. The `transcript` of
     the snapshot has the stored form, and its `ranges` are empty. `CheckpointReader.resolve_ranges`
-    completes both.
+    completes the transcript and the ranges.
 
     Raises:
         CorruptRecord: The row is damaged or was tampered with.
@@ -482,7 +482,7 @@ class LiveRun(NamedTuple):
 
 
 class RunRow(NamedTuple):
-    """The decrypted row of a run of the server.
+    """A run of the server, decrypted from its row in the database.
 
     Attributes:
         live: Its ids, owner and status.

@@ -1,7 +1,7 @@
 """Remove messages and their quotations from values, at any depth (docs/erasure.md).
 
-A message is a langchain message, or a value that langgraph's `add_messages` accepts as one: a dict
-with a role and content, the dumped forms of a message, a `(role, text)` pair, or bare text.
+A message is a langchain message, or a value that langgraph's `add_messages` accepts as a message: a
+dict with a role and content, the dumped forms of a message, a `(role, text)` pair, or bare text.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _PLAIN_TYPES: Final = {int, float, bool, type(None), bytes, bytearray}  # types 
 
 
 class ValueContext(NamedTuple):
-    """Where a value occurs, which decides whether its parts count as messages or as quotations.
+    """Describes where a value occurs, to decide what counts as a message or a quotation in it.
 
     Attributes:
         is_input: Whether the value is an input of a reducer, which has yet to assign ids to
@@ -163,8 +163,7 @@ class Remover:
     def exclude_texts_of_others(self, values: Iterable[Any]) -> None:
         """Stop searching for texts and tool calls that also occur in messages that are kept.
 
-        If such a text occurs in a value, this does not prove that the value quotes an erased
-        message.
+        A value that contains a text of a kept message need not be a quotation of an erased message.
         """
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for value in values:
@@ -237,8 +236,8 @@ class Remover:
     def _is_erased_tool_call(self, value: Any, context: ValueContext) -> bool:
         """Return whether a value is a tool call of an erased message.
 
-        A tool call in the description of a task may have no id. Such a call is recognised by its
-        name and arguments.
+        A tool call in the description of a task may have no id. A tool call without an id is
+        recognised by its name and arguments.
         """
         if context.describes_task and isinstance(value, dict) and {"name", "args"} <= value.keys():
             return (

@@ -4,8 +4,9 @@ A run that loaded its state before an erasure still has the erased messages in m
 store them again with its next checkpoint. Therefore each erasure and each deletion of a thread adds
 a row to the table `removals`, numbered per thread id. `get_tuple` returns the newest number in the
 config of the checkpoint, under `REMOVALS_KEY`, and langgraph passes this config to each put of the
-run. A put with a lower number than the newest one is stale. `stale_puts` removes the erased
-messages from a stale put, or refuses the put if the thread was deleted.
+run. A put is stale if its number is lower than the newest removal number of its thread.
+`stale_puts` removes the erased messages from a stale put, or refuses the put if the thread was
+deleted.
 
 The records contain no text and no thread id, only BLAKE2b hashes (RFC 7693). The key of the hashes
 is random, so each database has another key. The table `settings` stores this key, encrypted if the
@@ -87,7 +88,10 @@ class RemovalRecords:
     # -- the key
 
     def load_hash_key(self, *, read_only: bool = False) -> Flow[None]:
-        """Read the key of the removal hashes. Create the key if the database has none."""
+        """Read the key of the removal hashes.
+
+        If the database has no hash key, create a random hash key.
+        """
         rows = yield self.sql("removal_key")
         if not rows and not read_only:
             yield self.sql("add_removal_key", self._seal_key(secrets.token_bytes(_KEY_BYTES)))
@@ -134,7 +138,7 @@ class RemovalRecords:
         return hashes
 
     def _hash_with_prefix(self, kind: str, text: str) -> bytes:
-        """Return the joined hash of a text's start, hash of the text, and length of the text."""
+        """Concatenate the hash of a text's start, the hash of the text, and its length."""
         start = self.hash_text("start", text[:PREFIX_CHARS])
         return start + self.hash_text(kind, text) + len(text).to_bytes(4)
 
@@ -152,7 +156,7 @@ class RemovalRecords:
         return (yield from self.read_newest_number(thread_id))
 
     def read_records_since(self, thread_id: str, after_number: int) -> Flow[list[RemovalRecord]]:
-        """Return a thread id's removal records with a number above `number`, in order."""
+        """Return the removal records of a thread id after number `after_number`, in order."""
         thread = self.hash_thread(thread_id)
         rows = yield self.sql("removals_since", thread, after_number)
         records = []

@@ -121,7 +121,7 @@ class ThreadStatus:
 
     @property
     def questions(self) -> tuple[tuple[str, Any], ...]:
-        """The open questions: the node and the value of each interrupt that waits for an answer."""
+        """The open questions, as pairs of the asking node and the interrupt's value."""
         open_tasks = [task for task in self.tasks if not task.done]
         return tuple(
             (task.node, _get_interrupt_value(one)) for task in open_tasks for one in task.interrupts
@@ -236,7 +236,7 @@ class ThreadUsage:
 class PruneReport:
     """Counts of the objects that a prune, a retention rule or a deletion has removed.
 
-    After a dry run, they count the objects that would be removed.
+    The report of a dry run counts the objects that would be removed.
 
     Attributes:
         items: The number of log items (messages and other elements).

@@ -33,7 +33,7 @@ from perdure.storage.flow import Flow
 
 # maximum number of runs whose start is remembered; the oldest runs are dropped
 _MAX_RUNS: Final = 8192
-# separates the graphs in the checkpoint namespace of a node in a subgraph
+# the character that separates the names of nested graphs in a checkpoint namespace
 _BETWEEN_GRAPHS: Final = "|"
 
 
@@ -247,7 +247,7 @@ def _read_transcript_positions(
     snapshot: Snapshot,
     channel: str,
 ) -> Flow[set[int]]:
-    """Return the positions of a channel's transcript at a checkpoint, with aliases resolved."""
+    """Return the positions of the items in a channel's transcript, with aliases resolved."""
     if channel not in snapshot.transcript:
         return set()
     parts = thread_id, stored_checkpoint.thread, *snapshot.transcript[channel]

@@ -1,8 +1,8 @@
-"""Wait for the writes of a run that are in progress, and refuse all later ones.
+"""Wait for the writes of a run that are in progress, and refuse later writes of the run.
 
-A cancelled run may still be writing. LangGraph starts each put as a separate asyncio task. When a
-run is cancelled, it no longer waits for these tasks, but the tasks continue. The code that cleans
-up after a run therefore closes its `RunWrites` first.
+A cancelled run may still be writing. LangGraph starts each put as a separate asyncio task. A
+cancelled run no longer waits for its put tasks, but the tasks continue. The code that cleans up
+after a run therefore closes its `RunWrites` first.
 """
 
 from __future__ import annotations

@@ -185,8 +185,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     def _read_tuple(self, address: Address, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
         """Read a checkpoint.
 
-        Remember its address if the config names its id and it is not a head. A put whose parent is
-        such a checkpoint continues this parent on purpose (`CheckpointPut.is_deliberate`).
+        If the config names the id of a checkpoint that is not a head, remember the checkpoint's
+        address. A put whose parent is such a checkpoint continues this parent on purpose
+        (`CheckpointPut.is_deliberate`).
         """
         checkpoint = yield from self._reader.read_tuple(address)
         if checkpoint is None and not address.checkpoint_ns and self._removals.key is not None:
@@ -252,7 +253,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """Return the writes to each channel since its last stored value, and this value."""
+        """Return the last stored value of each `DeltaChannel`, and the writes after this value."""
         return self._read(lambda: self._reader.read_delta_history(parse_address(config), channels))
 
     aget_delta_channel_history = make_async_twin(get_delta_channel_history)
@@ -266,7 +267,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Store a checkpoint. When the method returns, a crash cannot lose the checkpoint.
+        """Store a checkpoint. Once `put` has returned, the checkpoint survives a crash.
 
         The config names the parent. The checkpoint becomes the head of its thread and namespace if
         its parent is the head, or if it starts a run. A run starts with an input, an update, a

@@ -16,7 +16,7 @@ class ServerTable:
         self._database, self._sql, self._seal = saver.database, saver._sql, saver._seal
 
     async def _read_rows(self, statement_name: str, *params: Any) -> list[Row]:
-        """Execute the statement with this name and return its rows."""
+        """Execute the SQL statement with this name, and return its rows."""
         sql = self._sql[statement_name]
         return await self._database.aread(lambda: fetch_rows(sql, *params), snapshot=False)
 

@@ -48,7 +48,7 @@ IDLE: Final = ThreadStatus()
 class TaskWrite(NamedTuple):
     """A pending write of a task.
 
-    The value is needed only for writes to the channels of interrupts and errors.
+    The attribute `value` is needed only for writes to the channels of interrupts and errors.
     """
 
     task_id: str

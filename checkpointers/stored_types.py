@@ -31,8 +31,8 @@ class StoredType(Generic[T]):
     """Registers functions to dump and load values of a class that perdure cannot store itself.
 
     `StoredType(Fraction, str, Fraction)` stores a `Fraction` as text. Values of a subclass are
-    refused, because they would be loaded as values of the base class. To store them, register the
-    subclass as well.
+    refused, because they would be loaded as values of the base class. To store values of a
+    subclass, register the subclass as well.
 
     Attributes:
         cls: The class.

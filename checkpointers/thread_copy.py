@@ -4,10 +4,10 @@ Items, checkpoints and pending writes are copied in encoded form. Their bytes ar
 key of the source and encrypted with the key of the target. Only metadata is decoded, because the
 target's metadata index is built from it.
 
-In a merge, a thread that exists in both databases is handled as follows. The thread is skipped if
-both are equal or if only the target's thread has continued. It is replaced if only the source's
-thread has continued. It is refused if both have continued. Each thread is written in one
-transaction.
+In a merge, a thread that exists in both databases is handled as follows. If both threads are equal,
+or if only the target's thread has continued, nothing is copied. If only the source's thread has
+continued, the target's thread is replaced. It is refused if both have continued. Each thread is
+written in one transaction.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class TranscriptTree(NamedTuple):
 def read_transcript_tree(
     reader: CheckpointReader, thread_id: str, channel: str = "messages"
 ) -> Flow[TranscriptTree | None]:
-    """Read the transcripts of all branches of a thread; return None if it has no head."""
+    """Read the transcripts of all branches of a thread. Return None for a thread without a head."""
     head = yield from reader.find_checkpoint(Address(thread_id, "", None))
     if head is None:
         return None
@@ -409,7 +409,10 @@ class ThreadContents:
 
 
 def build_thread_contents(records: ThreadRecords) -> ThreadContents:
-    """Build the comparable content of a thread. Its items must have been read into `records`."""
+    """Build the comparable content of a thread.
+
+    The thread's items must have been read into `records`.
+    """
     names = {log: name for log, name, *_ in records.logs}
     checkpoints, heads, writes = [], {}, {}
     for ns, head, stored, write_records in records.namespaces:

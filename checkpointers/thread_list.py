@@ -105,8 +105,8 @@ class ListedThread:
     def uses_client_metadata(self) -> bool:
         """Whether the metadata that clients set belongs to this thread.
 
-        It may not if a client has only reserved the thread id, because another program may then
-        have created a thread with this id.
+        If a client has only reserved the thread id, another program may have created a thread with
+        this id, which the metadata does not describe.
         """
         if self.head_metadata is None or self.client is None or not self.client.is_reserved:
             return True
@@ -459,8 +459,8 @@ class ThreadList:
     def delete_if_expired(self, thread_id: str) -> bool:
         """Apply the time to live of a thread.
 
-        If it has ended, delete the thread or, if the latest checkpoint is to be kept, only the
-        older checkpoints.
+        If this time has ended, delete the thread or, if the latest checkpoint is to be kept, only
+        the older checkpoints.
 
         Returns:
             Whether the time to live had ended.
@@ -484,7 +484,7 @@ class ThreadList:
     adelete_if_expired = make_async_twin(delete_if_expired)
 
     def _update_row(self, thread_id: str, statement_name: str, *params: Any) -> None:
-        """Execute the SQL statement `name`, which changes the row of a thread."""
+        """Execute the named SQL statement, which changes the row of a thread."""
         sql = self._sql[statement_name]
         self._database.write(
             lambda: fetch_rows(sql, *params, thread_id), exclusive_names=(thread_id,)

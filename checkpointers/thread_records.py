@@ -102,7 +102,7 @@ class ThreadRecords:
     def read_item_times(
         self, reader: CheckpointReader, log_key: int, start: int, stop: int
     ) -> Flow[dict[int, float]]:
-        """Return by position when each item in a range of a log was first stored."""
+        """Return the time when each item in a range of a log was first stored, by position."""
         if self.items is None:
             return (yield from reader.read_item_times(log_key, [(start, stop)]))
         return self.times[log_key]
@@ -111,7 +111,7 @@ class ThreadRecords:
 def read_thread_records(
     reader: CheckpointReader, thread_id: str, checkpoint_id: str | None = None
 ) -> Flow[ThreadRecords]:
-    """Read the records of a thread. The items of its logs are not read; see `read_items`.
+    """Read the records of a thread. The items of the thread are read separately; see `read_items`.
 
     Args:
         reader: The reader of the database.

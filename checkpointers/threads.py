@@ -157,7 +157,7 @@ class ThreadReader:
         return decode_items
 
     def _load_item_times(self, thread_id: str, log: ChannelLog, positions: set[int]) -> Flow[None]:
-        """Load into the cache when the items at some positions were first stored."""
+        """Load the times at which some items were first stored into the cached log."""
         missing_ranges = join_ranges(
             (position, position + 1) for position in sorted(positions.difference(log.stored_times))
         )
@@ -369,7 +369,8 @@ class ThreadReader:
     ) -> Flow[Title | None]:
         """Build the title of a thread from its head and its first messages.
 
-        This is needed after an erasure or a prune, which removes the title from the thread's row.
+        An erasure or a prune removes the title from the thread's row, so the title must be built
+        again.
         """
         checkpoint = yield from self.reader.find_checkpoint(
             Address(thread_id, "", head.checkpoint_id), head.key

@@ -1,9 +1,10 @@
 """Convert values to msgpack and back. Values that are not plain data become extensions.
 
 The extensions have the format of langgraph's serializer (`langgraph.checkpoint.serde.jsonplus`).
-Each extension contains `[module, name, payload, ...]`. There are three differences from langgraph.
-Class names are qualified names. Pydantic models are stored by their attributes and not by
-`model_dump()`. Tuples, bytearrays and dict keys inside a plain data class keep their types.
+Each extension contains `[module, name, payload, ...]`. The encoding differs from langgraph's
+encoding in three points. Class names are qualified names. Pydantic models are stored by their
+attributes and not by `model_dump()`. Tuples, bytearrays and dict keys inside a plain data class
+keep their types.
 
 To rebuild a value, only classes in `KNOWN` and classes that an allowlist names are called.
 Instances of other classes are rebuilt without running their code; see `objects`.
@@ -509,7 +510,7 @@ class Converter:
     def _load_registered(self, name: Name, payload: Any) -> Any:
         """Load a value of a registered type.
 
-        If that fails, return the payload as `DetachedFields`.
+        If the value cannot be loaded, return its payload as `DetachedFields`.
         """
         registered = self._types.find_registered(name)
         if registered is None:

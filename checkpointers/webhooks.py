@@ -1,4 +1,4 @@
-"""Store the webhooks of runs in the checkpointer's database until delivery succeeds or ends.
+"""Store the webhooks of runs in the checkpointer's database until they are delivered or fail.
 
 If the database has a key, the URL and the body of a webhook are encrypted.
 """

@@ -112,7 +112,10 @@ class CheckpointWriter:
             request.encode_unchanged_channels(self.codec)
 
         def store_request() -> Flow[Commit]:
-            """Execute the planned statements. If they fail, read the thread and plan again."""
+            """Execute the planned statements.
+
+            If the statements fail, read the thread and plan the request again.
+            """
             if commit is not None:
                 try:
                     commit.record_whether_head_has_writes((yield GuardedRequest(commit.statements)))
@@ -275,7 +278,9 @@ class CheckpointWriter:
                     self.sql("set_explicit_head", new_head.explicit_head, head.namespace_key)
                 )
         else:
-            statements += self._build_item_replacement(put.address, thread, snapshot, replaced, now)
+            statements += self._build_checkpoint_replacement(
+                put.address, thread, snapshot, replaced, now
+            )
         statements += self._build_list_entry_statements(
             put, thread, nodes, metadata, new_head, snapshot
         )
@@ -449,7 +454,7 @@ class CheckpointWriter:
             return former
         return self.codec.decode(stored), stored
 
-    def _build_item_replacement(
+    def _build_checkpoint_replacement(
         self, address: Address, thread: Thread, snapshot: Snapshot, replaced: Snapshot, now: float
     ) -> list[Statement]:
         """Build the statements that replace a stored checkpoint with a new snapshot."""
@@ -484,7 +489,7 @@ class CheckpointWriter:
     ) -> list[Statement]:
         """Build statements that replace values in pending writes with references to the logs.
 
-        These are the writes of the tasks whose results the new checkpoint contains.
+        The pending writes are those of the tasks whose results the new checkpoint contains.
         """
         statements, address = [], put.address
         tasks = thread.pending_writes.pop((address.checkpoint_ns, address.checkpoint_id or ""), {})
