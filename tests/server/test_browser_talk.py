@@ -235,7 +235,7 @@ def test_an_answer_is_shown_while_it_is_said(
     expect(said.locator(".ai .text")).to_have_text("One <U+202E>half")
     look = "head => [getComputedStyle(head).font, getComputedStyle(head).margin]"
     while_said = said.locator("h3").first.evaluate(look)
-    expect(tab.get_by_role("status")).to_have_text("A run is under way.")
+    expect(tab.get_by_role("status")).to_have_text("A run is in progress.")
     expect(box).to_have_value("")
     tab.keyboard.type("and then")
     gate.open.set()
@@ -305,7 +305,7 @@ def test_a_question_that_comes_up_is_told_and_answered_on_the_same_page(
     tab.get_by_label("Message").fill("write to Bob")
     tab.get_by_label("Message").press("Control+Enter")
     status = tab.get_by_role("status")
-    expect(status).to_have_text("The graph asks something.")
+    expect(status).to_have_text("The graph waits for an answer.")
     expect(tab.get_by_role("region", name="Talk")).to_be_focused()
     tab.keyboard.press("Tab")
     expect(tab.get_by_label("Arguments, JSON")).to_be_focused()

@@ -189,8 +189,8 @@ async def _read_checkpoint(
 ) -> CheckpointTuple:
     """Read a checkpoint with `alist`.
 
-    `aget_tuple` with a checkpoint id is not used here, because it marks the checkpoint as the one
-    from which the next run continues.
+    `aget_tuple` with a checkpoint id is not used here. The saver remembers checkpoints that were
+    read by id, and treats a later put after such a checkpoint as a fork or resume.
 
     Raises:
         UnknownCheckpoint: The thread has no such checkpoint.

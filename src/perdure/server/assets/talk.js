@@ -1,8 +1,8 @@
-// Sends the forms of a thread's page, shows what a run says while it runs, then the page anew.
-// Without it the forms work as forms do.
+// Sends the forms of a thread's page, shows the output of a run while it runs, and then reloads the page.
+// Without this script, browsers send the forms themselves.
 "use strict";
 (() => {
-  const HIDDEN = /[^\P{C}\n\t]|[\u2028\u2029\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0]/gu; // as `visible` of pages.py
+  const HIDDEN = /[^\P{C}\n\t]|[\u2028\u2029\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0]/gu; // as `render_visible_text` in pages.py
   const NAMES = {human: "user", ai: "assistant", AIMessageChunk: "assistant"};
   const CLASSES = {user: "human", assistant: "ai", tool: "tool"};
   const at = (id) => document.getElementById(id);
@@ -74,14 +74,14 @@
     following = true;
     try {
       for (let path = at("talk").dataset.events; path; path = at("talk").dataset.events) {
-        tell("A run is under way.");
+        tell("A run is in progress.");
         const why = await listen(path);
         await renew();
         const asks = document.querySelector(".question");
-        tell(why ? `The run failed: ${visible(why)}` : asks ? "The graph asks something." : "The run has ended.");
+        tell(why ? `The run failed: ${visible(why)}` : asks ? "The graph waits for an answer." : "The run has ended.");
       }
     } catch {
-      tell("The connection was lost. Load the page again.");
+      tell("The connection was lost. Reload the page.");
     }
     following = false;
   }
@@ -109,7 +109,7 @@
       }
       follow();
     } catch {
-      tell("It could not be sent. Try again.");
+      tell("The form could not be sent. Send it again.");
     } finally {
       delete form.dataset.sent;
     }
