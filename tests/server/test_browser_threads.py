@@ -146,7 +146,7 @@ def test_views_that_are_not_read_are_told(
 ) -> None:
     """Of a page whose views are longer than it reads, turns above say how long theirs are."""
     talk(saver, "long", "One?", "Two?", "Three?")
-    monkeypatch.setattr("perdure.server.pages_threads._READ", 4)
+    monkeypatch.setattr("perdure.server.pages_threads._MAX_VIEW_MESSAGES", 4)
     tab.goto(link("/ui/thread", id="long"))
     seen = tab.locator("section.turn > .column:nth-child(2)").all_inner_texts()
     assert [text.splitlines()[0] for text in seen] == [

@@ -95,8 +95,8 @@ def test_metrics_count_what_is_done(settings: Settings) -> None:
 def test_a_reply_does_not_wait_for_a_long_count(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("perdure.server.telemetry._WAIT_S", 0.0)
-    monkeypatch.setattr("perdure.server.telemetry._FRESH_S", -1.0)
+    monkeypatch.setattr("perdure.server.telemetry._MAX_COUNT_WAIT_S", 0.0)
+    monkeypatch.setattr("perdure.server.telemetry._RECOUNT_INTERVAL_S", -1.0)
 
     async def course() -> list[bytes]:
         databases, telemetry, held = Databases(settings), Telemetry(metrics=True), asyncio.Event()

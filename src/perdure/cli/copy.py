@@ -26,7 +26,7 @@ def copy(
     to_key_file: Annotated[KeyFile, typer.Option(metavar="FILE", help=_KEY_HELP)] = None,
     json: JsonOption = False,
 ) -> None:
-    """Copy a database into another one, also between SQLite and Postgres.
+    """Copy a database, also between SQLite and Postgres.
 
     The copy has all threads, checkpoints, branches, pending writes, and items with their versions
     and provenance. At the end, both databases are compared. After an interruption, repeat the
