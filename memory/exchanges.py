@@ -1,7 +1,8 @@
-"""Join the tool calls of a conversation with their results, in a form that providers accept.
+"""Pair the tool calls of a conversation with their results, in a form that providers accept.
 
-If a result is missing, a message is added that says so. A result that arrived after the next
-question is moved behind its call. Messages are copied for the request, and never changed in place.
+If a result is missing, a message is added that states this. If a result arrived after the next
+question, the result is moved to directly after its call. Messages are never changed in place: the
+request contains changed copies.
 """
 
 from __future__ import annotations
@@ -44,21 +45,22 @@ changed, and calls at the end may lack results.
 """
 
 NO_USER_MESSAGE: Final = "[No message from the user precedes what follows.]"
-"""The text of the human message that is added before messages which no human message precedes."""
-# keys of additional_kwargs under which older langchain versions store calls and results
+"""The text of the human message that is added if a request would begin with another message."""
+# keys of additional_kwargs under which older langchain versions store tool calls and results
 _CALL_KEYS: Final = frozenset({"tool_outputs", "function_call"})
-_MAX_LOGGED_CALLS: Final = 10_000  # size of the set of logged calls at which it is cleared
+# maximum number of calls in the set of logged calls; at this size, the set is cleared
+_MAX_LOGGED_CALLS: Final = 10_000
 _logged_calls: set[tuple[str | None, str]] = set()  # pairs of call id and tool name
 _LOG: Final = logging.getLogger("perdure")
 
 
 def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[Turn]:
-    """Yield the turns, newest first, with the messages that a provider accepts.
+    """Yield the turns, newest first, in a form that a provider accepts.
 
     Messages before the first human message form the oldest turn. In a request, that turn begins
     with an added human message, because some providers require a human message at the beginning.
     """
-    late: dict[str, BaseMessage] = {}  # results whose call is in an earlier turn, by call id
+    late: dict[str, BaseMessage] = {}  # tool results whose call is in an earlier turn, by call id
     start, stop = len(messages), len(messages)
     for turn in iter_turn_ranges(messages):
         start = turn.start
@@ -78,7 +80,10 @@ def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[
 
 
 def has_all_results(unit: Unit) -> bool:
-    """Return whether each call in a unit that needs a message with its result has one."""
+    """Return whether all tool calls in a unit have their results.
+
+    Only calls whose results are separate messages are checked.
+    """
     answered = {call_id for message in unit for call_id in find_result_ids(message)}
     calls = [
         call for message in unit if isinstance(message, AIMessage) for call in find_calls(message)
@@ -87,16 +92,17 @@ def has_all_results(unit: Unit) -> bool:
 
 
 def find_late_results(old: Messages, rest: Messages) -> list[BaseMessage]:
-    """Return the results in `rest` that belong to calls in `old`.
+    """Return the tool results in `rest` that belong to tool calls in `old`.
 
-    A summary that replaces a call also has to replace the call's result.
+    If a summary replaces a tool call, it must also replace the call's result.
     """
     missing = {call_id for m in old if isinstance(m, AIMessage) for call_id in list_call_ids(m)}
     missing -= {m.tool_call_id for m in old if isinstance(m, ToolMessage)}
     late: list[BaseMessage] = []
     for message in rest if missing else ():
         if isinstance(message, AIMessage):
-            missing.difference_update(list_call_ids(message))  # results belong to the newer call
+            # Results after this message belong to its calls.
+            missing.difference_update(list_call_ids(message))
         elif isinstance(message, ToolMessage) and message.tool_call_id in missing:
             missing.discard(message.tool_call_id)
             late.append(message)
@@ -113,9 +119,9 @@ def _group_units(
 ) -> list[Unit]:
     """Return the units of a turn.
 
-    Results in `late` whose call is in this turn are moved behind the call. Results in this turn
-    whose call is not in it are moved to `late`. `begins_anywhere` says that no human message
-    precedes the turn.
+    A result in `late` whose call is in this turn is moved to directly after the call. A result in
+    this turn whose call is in another turn is moved to `late`. `begins_anywhere` states that the
+    turn does not begin with a human message.
     """
     if not late and not begins_anywhere and (regular := _group_regular_turn(turn)) is not None:
         return regular
@@ -134,14 +140,15 @@ def _group_units(
         if unit:
             units.append(tuple(unit))
         elif is_blank and first.message is turn[0] and not begins_anywhere:
-            units.append((turn[0],))  # the human message is included even if it is blank
+            units.append((turn[0],))  # The human message of a turn is included even if it is blank.
     return units
 
 
 def _group_regular_turn(turn: Messages) -> list[Unit] | None:
-    """Return the units of a turn whose messages need no change, or None for any other turn.
+    """Return the units of a turn if none of its messages has to be changed, or None otherwise.
 
-    Most turns need no change. This function takes a third of the time that `_TurnReader` takes.
+    Most turns need no change. For these turns, this function needs a third of the time that
+    `_TurnReader` needs.
     """
     units: list[Unit] = []
     exchange: list[BaseMessage] = []
@@ -171,7 +178,7 @@ def _group_regular_turn(turn: Messages) -> list[Unit] | None:
 
 
 def _is_regular_message(message: Any, kind: Role) -> bool:
-    """Return whether a message has only text, and calls that are all listed in `tool_calls`."""
+    """Return whether a message has only text, and no tool calls outside of `tool_calls`."""
     content, kwargs = message.content, message.additional_kwargs
     if not isinstance(content, str) or kind == "other":
         return False
@@ -184,20 +191,22 @@ def _is_regular_message(message: Any, kind: Role) -> bool:
 
 
 class _Step:
-    """A message with the results of its calls."""
+    """A message, together with the results of the tool calls in the message."""
 
     __slots__ = ("calls", "message", "result_messages", "results", "stray_ids")
 
     def __init__(self, message: BaseMessage, calls: list[Call], stray_ids: list[str]) -> None:
         self.message, self.calls = message, calls
-        self.stray_ids = stray_ids  # ids of missing calls whose results are in this message
-        # messages with the results, by the position of the call in `calls`
+        # call ids of results in this message whose calls are not in the turn
+        self.stray_ids = stray_ids
+        # the message that contains the result of a call, by the position of the call in `calls`
         self.results: dict[int, BaseMessage] = {}
-        # distinct messages in `results`, except AI messages, which are steps of their own
+        # the messages in `results` without duplicates, and without AI messages, which have their
+        # own steps
         self.result_messages: list[BaseMessage] = []
 
     def add_result(self, position: int, message: BaseMessage) -> None:
-        """Record `message` as the result of the call at `position`."""
+        """Record `message` as the result of the call at `position` in `calls`."""
         self.results[position] = message
         is_recorded = any(message is result for result in self.result_messages)
         if not isinstance(message, AIMessage) and not is_recorded:
@@ -206,8 +215,8 @@ class _Step:
     def build_provider_messages(self, purpose: Purpose, is_end: bool) -> list[BaseMessage]:
         """Return the message and its results in a form that a provider accepts.
 
-        The list is empty if nothing of the message can be sent. `is_end` says that only results
-        follow the message in the conversation.
+        The list is empty if no part of the message can be sent. `is_end` states that in the
+        conversation, the message is followed only by tool results.
         """
         message, calls = self.message, self.calls
         if not calls and not self.stray_ids:
@@ -228,9 +237,9 @@ class _Step:
         return request_messages
 
     def _build_request_messages(self, missing: list[int], is_end: bool) -> list[BaseMessage]:
-        """Return copies of the message and its results that state which results are missing.
+        """Return copies of the message and its results, with an added result for each missing one.
 
-        `missing` are the positions in `calls` of the calls without a result.
+        `missing` contains the positions, in `calls`, of the calls without a result.
         """
         message, calls = self.message, self.calls
         if not isinstance(message, AIMessage):
@@ -242,7 +251,7 @@ class _Step:
         for n, call in enumerate(calls):
             if n in missing:
                 if call.kind == "server" and is_end:
-                    continue  # the provider continues this call in its next answer
+                    continue  # The provider continues this call in its next answer.
                 if call.kind in ("client", "server", "unparsed") or _is_duplicate_call(
                     message, calls, n
                 ):
@@ -262,9 +271,9 @@ class _Step:
         return [] if is_empty else [changed, *results]
 
     def _replace_result_ids(self, new_ids: dict[int, str]) -> list[BaseMessage]:
-        """Return the messages with results, with the new ids of their calls.
+        """Return the messages with results, changed to the new ids of their calls.
 
-        `new_ids` has the new id by the position of the call in `calls`.
+        `new_ids` maps the position of a call in `calls` to the new id of the call.
         """
         if not new_ids:
             return self.result_messages
@@ -280,7 +289,7 @@ class _Step:
 
 
 class _PendingCall(NamedTuple):
-    """A call for which no result has been read yet.
+    """A tool call for which no result has been read yet.
 
     Attributes:
         group: The group of steps that contains the call.
@@ -294,13 +303,13 @@ class _PendingCall(NamedTuple):
 
 
 class _TurnReader:
-    """Groups the messages of one turn that must be kept or removed together."""
+    """Reads the messages of one turn, and groups those that must be kept or removed together."""
 
     def __init__(self) -> None:
         self.groups: list[list[_Step]] = []
-        # all call ids of the turn, each with the calls that have this id and no result yet
+        # for each call id of the turn, the calls with this id that have no result yet
         self._pending: dict[str, list[_PendingCall]] = {}
-        self._strays: list[ToolMessage] = []  # results whose call is not in the turn
+        self._strays: list[ToolMessage] = []  # tool results whose call is not in the turn
 
     def add_message(self, message: BaseMessage) -> None:
         """Add the next message of the turn to the group of its call, or to a new group."""
@@ -309,7 +318,7 @@ class _TurnReader:
             return
         calls = find_calls(message) if isinstance(message, AIMessage) else []
         result_ids = [] if kind == "chat" else find_result_ids(message)
-        # a provider may put a call and its result into one message
+        # A provider may put a tool call and its result into the same message.
         own = {call.id for call in calls}.intersection(result_ids)
         group, stray_ids = self._attach_results(message, [u for u in result_ids if u not in own])
         if kind in ("tool", "other") or (kind == "human" and group is not None):
@@ -326,15 +335,16 @@ class _TurnReader:
                 step.add_result(position, message)
             elif call.id is not None:
                 same_id.append(_PendingCall(group, step, position))
-        self._pending |= pending  # results belong to the last message that calls with their id
+        # A result belongs to the last message that has a call with the result's id.
+        self._pending |= pending
 
     def _attach_results(
         self, message: BaseMessage, result_ids: list[str]
     ) -> tuple[list[_Step] | None, list[str]]:
-        """Attach the results in a message to their calls.
+        """Attach the tool results in a message to their calls.
 
-        Return the group that contains the calls, or None if there is none, and the ids of results
-        in content blocks that have no call.
+        Return the group of the calls, or None if no call was found; and the ids of results in
+        content blocks whose call was not found.
         """
         group: list[_Step] | None = None
         stray_ids: list[str] = []
@@ -349,9 +359,9 @@ class _TurnReader:
         return group, stray_ids
 
     def move_late_results(self, late: dict[str, BaseMessage]) -> None:
-        """Attach results in `late` to the calls of this turn that have no result.
+        """Attach the results in `late` to the calls of this turn that have no result.
 
-        Then add this turn's results without a call to `late`.
+        Then add to `late` the results of this turn whose calls are not in this turn.
         """
         for call_id in self._pending.keys() & late.keys():
             result = late.pop(call_id)
@@ -359,11 +369,12 @@ class _TurnReader:
                 _, step, position = self._pending[call_id].pop(0)
                 step.add_result(position, result)
         for stray in reversed(self._strays):
-            late[stray.tool_call_id] = stray  # of several results with one id, keep the first
+            # If several results have the same id, keep the first result.
+            late[stray.tool_call_id] = stray
 
 
 def _are_all_in_tool_calls(calls: list[Call]) -> bool:
-    """Return whether all calls are listed in `tool_calls` and have unique ids."""
+    """Return whether all calls are in the `tool_calls` of the message and have unique ids."""
     ids = {call.id for call in calls if call.id and call.place is not None}
     return len(ids) == len(calls)
 
@@ -377,7 +388,7 @@ def _is_duplicate_call(message: AIMessage, calls: list[Call], position: int) -> 
 
 
 def _log_missing_results(calls: list[Call]) -> None:
-    """Log a warning for each call without a result, once in the process."""
+    """Log a warning for each call without a result, once per call in this process."""
     for call in calls:
         if len(_logged_calls) >= _MAX_LOGGED_CALLS:
             _logged_calls.clear()

@@ -1,9 +1,10 @@
-"""Extraction of long-term memories from the messages of threads, and the list of due threads.
+"""Extract long-term memories from the messages of threads, and list the threads that are due.
 
-The messages pass the extractor and the gate. The memories are written in one transaction with the
-watermark of the thread. The watermark is compared and set, so of two simultaneous extractions of a
-thread the slower one is refused, and reads the thread again. The effect is that each message is
-extracted exactly once. The due threads are found by a query over threads and watermarks, see
+The extractor proposes memories for the messages, and the gate judges the proposed memories. The
+memories and the watermark of the thread are written in one transaction. The watermark is written by
+compare-and-set. If two extractions of a thread run at the same time, the write of the slower one is
+refused, and that extraction reads the thread again. As a result, each message is extracted exactly
+once. A query over threads and watermarks finds the due threads; see
 docs/decisions/0010-due-threads-are-a-query.md.
 """
 
@@ -70,32 +71,39 @@ from perdure.memory.thread_messages import (
 from perdure.stores.base import Namespace, PutItem, VersionRetention
 from perdure.stores.namespaces import check_key, check_namespace
 
-_CONTEXT_MESSAGES: Final = 4  # messages before a batch that the extractor gets as context
+_CONTEXT_MESSAGES: Final = 4  # number of messages before a batch that the extractor gets as context
 _LOG = logging.getLogger("perdure")
-_RUN_BATCH_SIZE: Final = 200  # maximum messages of a run that are written in one transaction
-_MAX_WATERMARK_VERSIONS: Final = 64  # writes of a watermark until its past versions are dropped
+# maximum number of a run's messages that are extracted in one transaction
+_RUN_BATCH_SIZE: Final = 200
+# number of writes of a watermark after which its past versions are dropped
+_MAX_WATERMARK_VERSIONS: Final = 64
 _CHANGE_NAMES: Final = ("added", "updated", "superseded", "deleted", "unchanged", "quarantined")
 HistoryReader = Callable[[Watermark], Operation[ThreadHistory]]
-"""Reads the messages of a thread. The times of messages in the watermark are not needed."""
+"""A function that reads the messages of a thread.
+
+For messages in the watermark, it need not read the times.
+"""
 _DUE_LOG: Final = logging.getLogger("perdure.background")
 State = Literal["waiting", "due", "running", "retrying", "dead", "done"]
 _ACTIVITY_MARGIN: Final = timedelta(seconds=2)
 """Overlap of two queries for active threads. Times of activity are rounded to 0.1 s, and the clocks
 of machines differ."""
-_LONGEST_PAUSE_S: Final = 3600.0  # maximum seconds between two tries of a failing extraction
+_LONGEST_PAUSE_S: Final = 3600.0  # maximum seconds between two attempts of a failing extraction
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractionReport:
-    """The number of messages that an extraction read, and of memories that it changed.
+    """Reports how many messages an extraction read and how many memories it changed.
 
     Attributes:
         thread_id: The thread.
-        messages: Messages that were read.
-        added: Memories that were added; the next fields count the other changes.
-        refused: Refused candidates, by check, else by reason.
+        messages: The number of messages that were read.
+        added: The number of memories that were added. The next fields are the numbers of other
+            changes.
+        refused: The numbers of refused candidates, by the name of the check, or by the reason
+            without a check.
         usage: Calls of a model, and their tokens.
-        batches: Transactions that were written.
+        batches: The number of transactions that were written.
     """
 
     thread_id: str
@@ -123,16 +131,16 @@ class ExtractionReport:
 
     @property
     def changes(self) -> Mapping[str, int]:
-        """The number of changed memories, by the kind of the change."""
+        """The number of changed memories for each kind of change."""
         return {name: getattr(self, name) for name in _CHANGE_NAMES}
 
     @property
     def forgotten(self) -> int:
-        """The number of refused memories that were deleted or forgotten before."""
+        """The number of candidates refused because the memory had been deleted or forgotten."""
         return self.refused.get(TOMBSTONE_CHECK, 0)
 
     def add_batch(self, messages: int, plan: ChangePlan, usage: Usage) -> ExtractionReport:
-        """Return the report with another batch added.
+        """Return a copy of the report that includes another batch.
 
         Args:
             messages: The number of messages of the batch.
@@ -152,7 +160,7 @@ class ExtractionReport:
 
 
 class Extraction:
-    """Extracts long-term memories from threads.
+    """Extracts long-term memories from the messages of threads.
 
     Args:
         saver: The checkpointer of the threads. With one of perdure's, messages that were removed
@@ -192,7 +200,7 @@ class Extraction:
     async def _extract(
         self, thread_id: str, config: RunnableConfig | None = None, *, anew: bool = False
     ) -> ExtractionReport:
-        """Extract memories from the messages of a thread that this extractor has not read yet.
+        """Extract memories from those messages of a thread that this extractor has not read yet.
 
         After an error such as `ModelFailed`, the next extraction reads the same messages again.
 
@@ -231,7 +239,7 @@ class Extraction:
 
 
 def _build_scope(adapter: StoreAdapter, template: Template, config: RunnableConfig | None) -> Scope:
-    """Build the scope of a run, and check that its namespace suits the store.
+    """Build the scope of a run, and check that the store accepts the run's namespace.
 
     Raises:
         InvalidNamespace: A label has a dot, and the store is not perdure's.
@@ -247,10 +255,10 @@ def _build_scope(adapter: StoreAdapter, template: Template, config: RunnableConf
 
 @dataclass(slots=True)
 class Pipeline:
-    """Passes messages to the extractor and the gate, and writes the result with the watermark.
+    """Extracts memories from a thread: calls the extractor and the gate, and writes the result.
 
     The memories and the watermark are written in one transaction. If a source message of a proposal
-    was erased meanwhile, the proposal is dropped and the thread is read again.
+    has been erased in the meantime, the proposal is dropped, and the thread is read again.
 
     Attributes:
         extractor: The extractor.
@@ -278,14 +286,14 @@ class Pipeline:
             read_thread: Reads the messages of the thread.
         """
         report = ExtractionReport(thread_id)
-        while True:  # again if another extraction wrote first
+        while True:  # This loop starts again if another extraction wrote first.
             watermark = await self._read_watermark(thread_id)
             history = await read_thread(watermark)
             unread = watermark.find_unread(history)
             if not unread and (
                 watermark.checkpoint_id != history.checkpoint_id or watermark.attempts
             ):
-                # the thread is no longer due
+                # Record in the watermark that the thread is no longer due.
                 advanced = watermark.advance((), history.checkpoint_id)
                 with suppress(VersionConflict):
                     await self.scope.adapter.write([self._build_watermark_put(advanced, thread_id)])
@@ -294,12 +302,13 @@ class Pipeline:
                     await self.scope.adapter.write(
                         [self._build_watermark_put(watermark, thread_id)]
                     )
-                continue  # from now on, an erasure of the watermark stops this extraction
+                # Now that the watermark exists, erasing the watermark stops this extraction.
+                continue
             while unread:
                 size = max(1, self.extractor.count_batch_messages(unread[: self.batch]))
                 batch, unread = _build_batch(unread[:size], watermark, history), unread[size:]
                 proposal = await self.extractor.propose_changes(batch, self.scope)
-                # the thread stays due until its last batch is written
+                # The thread remains due until its last batch is written.
                 checkpoint_id = watermark.checkpoint_id if unread else history.checkpoint_id
                 advanced = watermark.advance(batch.messages, checkpoint_id)
                 plan = await self._write_proposal(batch, proposal, watermark, advanced)
@@ -314,7 +323,7 @@ class Pipeline:
                 return report
 
     async def reset_watermark(self, thread_id: str) -> None:
-        """Reset the watermark of a thread, so that the whole thread is read again."""
+        """Reset the watermark of a thread, so that the next extraction reads the whole thread."""
 
         async def plan() -> ChangePlan:
             watermark = await self._read_watermark(thread_id)
@@ -335,7 +344,7 @@ class Pipeline:
     async def _write_proposal(
         self, batch: Batch, proposal: Proposal, watermark: Watermark, advanced: Watermark
     ) -> ChangePlan | None:
-        """Write a proposal with the watermark.
+        """Write the proposed changes and the advanced watermark in one transaction.
 
         Returns:
             The changes that were written, or None if another extraction wrote first or a source
@@ -349,8 +358,9 @@ class Pipeline:
         )
 
         async def plan() -> ChangePlan:
-            """Plan the proposal together with the advanced watermark."""
-            if next(tries):  # another change was written; give up if it changed the watermark
+            """Plan the proposed changes together with the put of the advanced watermark."""
+            # Another change was written first. Give up if that change concerned the watermark.
+            if next(tries):
                 current = await self._read_watermark(thread_id)
                 if current.version != watermark.version or not current.has_same_progress(watermark):
                     return ChangePlan()
@@ -371,7 +381,7 @@ class Pipeline:
 def _build_batch(
     messages: Sequence[ThreadMessage], watermark: Watermark, history: ThreadHistory
 ) -> Batch:
-    """Build the batch of messages that an extractor reads, with the messages before them."""
+    """Build a batch for an extractor: messages to read, with the previous messages as context."""
     first = next(i for i, message in enumerate(history.messages) if message.id == messages[0].id)
     context = history.messages[max(0, first - _CONTEXT_MESSAGES) : first]
     edited = watermark.ids & {message.id for message in messages}
@@ -379,9 +389,11 @@ def _build_batch(
 
 
 class RememberTurns(Learner):
-    """A node that makes memories of a run's messages, at the end of a graph or in MemoryMiddleware.
+    """A node that stores each message of a run as a memory.
 
-    Each message becomes a memory, which takes about a millisecond. If the store fails, a warning is
+    It is used at the end of a graph or in `MemoryMiddleware`.
+
+    Storing a message as a memory takes about a millisecond. If the store fails, a warning is
     logged, and the next run or a background extraction stores the memories. Put this node before
     nodes that remove messages.
 
@@ -408,10 +420,10 @@ class RememberTurns(Learner):
     async def learn_from_messages(
         self, messages: Messages, state: object, config: RunnableConfig | None
     ) -> ExtractionReport | None:
-        """Make memories of messages.
+        """Store messages as memories.
 
         Returns:
-            The report, or None if the store failed, which is logged, or if the run has no memory.
+            The report, or None if the store failed or the run has no memory. A failure is logged.
 
         Raises:
             InvalidConfig: The run has no thread_id.
@@ -429,12 +441,17 @@ class RememberTurns(Learner):
         loaded, read_count = find_run_thread(config, self.messages_key), count()
 
         async def read_thread(watermark: Watermark) -> ThreadHistory:
-            """Return the messages that may be unread, with the times of the new ones."""
+            """Return the messages that may be unread.
+
+            Messages that are new in this run have a time.
+            """
             unread = _skip_read_messages(watermark, messages)
-            if next(read_count):  # messages may have been erased since the first read
+            # On a repeated read, leave out messages that have been erased since the first read.
+            if next(read_count):
                 unread = await remove_erased(loaded, unread)
             history = thread_messages.build_history_from_state(thread_id, checkpoint_id, unread)
-            # messages from the user's newest one on are new; times of earlier ones are unknown
+            # The newest human message and all messages after it are new. The times of earlier
+            # messages are unknown.
             newest_roles = [*map(role, (message.message for message in reversed(history.messages)))]
             current_count = (
                 newest_roles.index("human") + 1 if "human" in newest_roles else len(newest_roles)
@@ -457,9 +474,9 @@ class RememberTurns(Learner):
 
 
 def _skip_read_messages(watermark: Watermark, messages: Messages) -> Messages:
-    """Return messages without those that were certainly read before.
+    """Return the messages without those at the beginning that have certainly been read before.
 
-    The costs of a turn must not grow with the length of the thread.
+    This keeps the cost of a turn independent of the length of the thread.
     """
     if watermark.count == len(watermark.known) or not all(message.id for message in messages):
         return messages
@@ -473,11 +490,11 @@ remember_turns = RememberTurns
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When threads are extracted, and how often a failed extraction is repeated.
+    """Settings for when threads are extracted, and how often a failed extraction is repeated.
 
     Attributes:
-        delay_s: Seconds without activity after which a thread is extracted. None means only on a
-            schedule or on request.
+        delay_s: Seconds without activity after which a thread is extracted. None means that threads
+            are only extracted on a schedule or on request.
         max_wait_s: Seconds after which a thread is extracted even if its conversation goes on.
         retries: How often a failed extraction is repeated.
         backoff_s: Seconds of the pause after the first failure. Each further failure doubles it.
@@ -546,9 +563,9 @@ class ExtractionJob:
 
 
 class DueThreads:
-    """The threads with messages that an extraction has not read yet.
+    """Lists the threads with messages that an extraction has not read yet.
 
-    The object remembers the threads that it has found. Each call asks the checkpointer only for
+    The object caches the threads with unread messages. Each call queries the checkpointer only for
     threads that were active since the previous call.
 
     Args:
@@ -563,18 +580,22 @@ class DueThreads:
         )
         self._saver: Checkpointer = saver
         self._extraction, self._pace = extraction, pace
-        # by thread id: the head, when it was first seen, and the namespace with its values
+        # by thread id: the head, the time at which unread messages were first seen, the namespace,
+        # and the values that fill in the namespace
         self._unread: dict[str, tuple[ThreadHead, datetime, Namespace, dict[str, str]]] = {}
-        self._unassigned: dict[str, datetime] = {}  # by thread id: the time of the last write
-        # by thread id: the head and watermark, and whether all messages were read at that time
+        # the time of the last write to each unassigned thread, by thread id
+        self._unassigned: dict[str, datetime] = {}
+        # by thread id: the last checked head and watermark, and whether all messages had been read
+        # then
         self._read_states: dict[str, tuple[Any, bool]] = {}
         self._since: datetime | None = None
-        self._lock = threading.Lock()  # a worker and an application may list jobs at the same time
+        # a worker and the application may call `list_jobs` at the same time
+        self._lock = threading.Lock()
 
     def list_jobs(
         self, *, exclude_deleted: bool = True, exclude_read: bool = False
     ) -> list[ExtractionJob]:
-        """Return the jobs of the threads with unread messages, in any state except `"done"`.
+        """Return the jobs of all threads with unread messages. No job has the state `"done"`.
 
         Args:
             exclude_deleted: Whether to leave out threads that were deleted since the previous call.
@@ -613,7 +634,10 @@ class DueThreads:
             return jobs
 
     def _is_read(self, head: ThreadHead, watermark: Watermark) -> bool:
-        """Return whether all messages of a thread were read, even if its head is newer."""
+        """Return whether all messages of a thread were read.
+
+        This can be the case even if the head is newer than the watermark.
+        """
         state = head.checkpoint_id, watermark.count, watermark.known
         cached = self._read_states.get(head.thread_id)
         if cached is None or cached[0] != state:
@@ -639,12 +663,12 @@ class DueThreads:
         return ExtractionJob(thread_id, namespace, "due", configurable=labels)
 
     def list_unassigned(self, quiet_s: float = 0.0) -> list[str]:
-        """Return the ids of threads that `list_jobs` left out because they do not name a user.
+        """Return the ids of threads that `list_jobs` left out because their user is unknown.
 
-        The heads of these threads lack a value of the namespace.
+        The head of such a thread lacks a value that the namespace needs, such as `user_id`.
 
         Args:
-            quiet_s: Only threads without activity for so many seconds.
+            quiet_s: Only threads that have had no activity for this number of seconds are returned.
         """
         latest = datetime.now(UTC) - timedelta(seconds=quiet_s)
         with self._lock:
@@ -655,14 +679,14 @@ class DueThreads:
             ]
 
     def drop_thread(self, thread_id: str) -> None:
-        """Remove a deleted thread from the lists of this object."""
+        """Remove a deleted thread from the cache of this object."""
         with self._lock:
             self._unread.pop(thread_id, None)
             self._read_states.pop(thread_id, None)
             self._unassigned.pop(thread_id, None)
 
     def _refresh_unread(self) -> None:
-        """Add the threads that were active since the previous call."""
+        """Add to the cache the threads that were active since the previous call."""
         started_at, last_thread_id = datetime.now(UTC), None
         while page := self._saver.heads(limit=500, after=last_thread_id, active_since=self._since):
             last_thread_id = page[-1].thread_id
@@ -677,10 +701,11 @@ class DueThreads:
         self._since = started_at - _ACTIVITY_MARGIN
 
     def _find_namespace(self, head: ThreadHead) -> tuple[Namespace, dict[str, str]] | None:
-        """Return the namespace of a thread's memories, and the values that fill it in.
+        """Return the namespace of a thread's memories.
 
         Returns:
-            Both, or None if values are missing or not allowed in a namespace.
+            The namespace and the values that fill it in, or None if a value is missing or not
+            allowed in a namespace.
         """
         names = self._extraction.namespace.names
         labels = read_label_values(head.metadata, names)
@@ -693,18 +718,19 @@ class DueThreads:
             check_key(head.thread_id)
         except ConfigurationError:
             return None
-        except InvalidNamespace as exc:  # one thread must not prevent the extraction of others
+        # An invalid value of one thread must not prevent the extraction of others.
+        except InvalidNamespace as exc:
             _DUE_LOG.warning("thread %.80r cannot be extracted: %s", head.thread_id, exc)
             return None
         return namespace, labels
 
 
 def read_label_values(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
-    """Return the values of a thread's metadata that fill in the names of a namespace.
+    """Return the values in a thread's metadata that fill in a namespace's template.
 
-    langgraph copies these values from a run's `configurable`, and perdure's nodes copy them from
-    its `context`. A whole number is converted to text, because services may have numbers as user
-    ids.
+    LangGraph copies these values from a run's `configurable`, and perdure's nodes copy them from
+    the run's `context`. Integers are converted to text, because some applications use integers as
+    user ids.
 
     Args:
         metadata: The metadata of the thread's head.
@@ -718,7 +744,7 @@ def read_label_values(metadata: Mapping[str, Any], names: Iterable[str]) -> dict
 def compute_job_state(
     pace: Pace, head: ThreadHead, watermark: Watermark, first_seen: datetime, now: datetime
 ) -> tuple[State, datetime | None]:
-    """Return the state of a thread with unread messages, and when the thread is due.
+    """Return the job state of a thread with unread messages, and the time at which it is due.
 
     Args:
         pace: When threads are extracted.

@@ -1,4 +1,4 @@
-"""Extractors, which propose memories, and the extractor that makes a memory of each turn.
+"""The interface of extractors, which propose memories, and `TurnExtractor`.
 
 `TurnExtractor` needs no model. It makes a memory of each message, or of each chunk of a long
 message.
@@ -42,12 +42,13 @@ if TYPE_CHECKING:
 Alteration = Literal["updated", "superseded", "deleted"]
 UNTIL_FIELD: Final = "until"
 """The field of a turn's value with the date until which the turn was true (ISO 8601, UTC)."""
-_MAX_CHUNKS: Final = 40  # chunks of a message that become memories; the rest is left out
+# maximum number of chunks of a message that become memories; the rest is left out
+_MAX_CHUNKS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The number of calls of a model, and of the tokens that the model reported for them."""
+    """Counts the calls of a model and the tokens that the model reported for these calls."""
 
     calls: int = 0
     input_tokens: int = 0
@@ -59,7 +60,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Messages that an extractor reads together.
+    """A batch of messages that an extractor reads together.
 
     Attributes:
         thread_id: The thread, or "" if there is none.
@@ -78,7 +79,7 @@ class Batch:
     def build_candidate(
         self, messages: Sequence[ThreadMessage], text: str, kind: str, **fields: str
     ) -> Candidate:
-        """Build a candidate that rests on messages of the batch.
+        """Build a candidate memory whose sources are messages of the batch.
 
         Args:
             messages: The messages, at least one.
@@ -91,10 +92,10 @@ class Batch:
         )
 
     def build_provenance(self, messages: Sequence[ThreadMessage]) -> Provenance:
-        """Build the provenance of a memory that rests on messages of the batch."""
+        """Build the provenance of a memory whose sources are messages of the batch."""
         last = messages[-1]
         return Provenance(
-            thread_id=self.thread_id or None,  # a node can run without a thread
+            thread_id=self.thread_id or None,  # A node can run without a thread.
             checkpoint_id=self.checkpoint_id,
             message_ids=tuple(message.id for message in messages),
             actor=next(
@@ -107,14 +108,18 @@ class Batch:
 
 
 class Addition(NamedTuple):
-    """A memory to be added. Its key is the same whenever the same messages are read."""
+    """A memory to be added.
+
+    An extractor computes the key from the source, so that extracting the same memory again gives
+    the same key.
+    """
 
     key: str
     candidate: Candidate
 
 
 class Revision(NamedTuple):
-    """A change to a memory. The candidate of a deletion has no text.
+    """A change to a stored memory. If the memory is to be deleted, the candidate has no text.
 
     Attributes:
         key: The key of the memory.
@@ -130,7 +135,10 @@ class Revision(NamedTuple):
 
 
 PlanFunction = Callable[[Gate], Operation[ChangePlan]]
-"""Plans a change against the stored items. It is called again if they changed before the write."""
+"""A function that plans a change of stored items.
+
+If the items change before the plan is written, the function is called again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +161,7 @@ class Proposal:
 
 
 class Scope(NamedTuple):
-    """The namespace in which memories are written, and the run that writes them.
+    """The namespace to which memories are written, and the run that writes them.
 
     Attributes:
         adapter: The store.
@@ -170,29 +178,35 @@ class Scope(NamedTuple):
 
 @runtime_checkable
 class Extractor(Protocol):
-    """Proposes memories for messages. An extractor does not write anything itself."""
+    """Proposes memories for messages. An extractor only returns proposals and writes nothing."""
 
     name: str
     """Part of the key of the watermarks. Extractors with the same name share their watermarks."""
 
     def count_batch_messages(self, messages: Sequence[ThreadMessage]) -> int:
-        """Return how many messages, from the first one on, make one batch; at least 1."""
+        """Return the number of leading messages that form the next batch, at least 1."""
 
     async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
-        """Propose the memories of a batch. The same messages may be read more than once."""
+        """Propose memories for the messages of a batch.
+
+        The same messages may be passed more than once.
+        """
 
 
 def _choose_role(messages: Sequence[ThreadMessage]) -> Role:
-    """Return the user's role if a message is from a user, else the least trustworthy role."""
+    """Return "user" if any message is from a user, otherwise the least trusted role."""
     ranked: Sequence[Role] = ("user", "tool", "assistant", "system")
     roles = {message.role for message in messages}
     return next(role for role in ranked if role in roles)
 
 
 class TurnExtractor:
-    """Makes a memory `speaker: text` of each message of a user or an assistant, without a model.
+    """Makes a memory of each message of a user or an assistant, without calling a model.
 
-    A longer message is split into chunks, of which the first 40 become memories.
+    The text of the memory is `speaker: text`.
+
+    A message with more than `max_words` words is split into chunks, and the first 40 chunks become
+    memories.
 
     Args:
         max_words: The maximum number of words of a memory.
@@ -204,11 +218,14 @@ class TurnExtractor:
         self.max_words = check_whole_number("max_words", max_words, 1)
 
     def count_batch_messages(self, messages: Sequence[ThreadMessage]) -> int:
-        """Return the number of all messages, because a batch of any size can be read."""
+        """Return the number of all messages, because this extractor can read any number of them."""
         return len(messages)
 
     async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
-        """Propose a memory for each chunk of a message, and remove chunks that an edit left out."""
+        """Propose a memory for each chunk of a message.
+
+        Memories of chunks that no longer exist after an edit are deleted.
+        """
         additions, revisions, outcomes = dict[str, Addition](), list[Revision](), list[Outcome]()
         for message in batch.messages:
             is_kept = message.role in ("user", "assistant")
@@ -231,7 +248,9 @@ class TurnExtractor:
 
 
 def build_turn_key(thread_id: str, message_id: str, chunk: int) -> str:
-    """Return the key of the memory of a message's chunk, which is always the same.
+    """Return the key of the memory of one chunk of a message.
+
+    The key of a chunk is always the same.
 
     Args:
         thread_id: The thread.
@@ -246,15 +265,14 @@ def build_turn_key(thread_id: str, message_id: str, chunk: int) -> str:
 async def build_superseded_turn_puts(
     adapter: StoreAdapter, memory: Memory, until: datetime, successor: Provenance | None = None
 ) -> list[PutItem]:
-    """Build the puts that give turns the date until which they were true.
+    """Build puts that set the end date of the turns from which a superseded memory came.
 
-    These are the turns of the messages on which a superseded memory rested, without those on which
-    its successor rests, too.
+    Turns from which the superseding memory also comes get no end date.
 
     Args:
         adapter: The store.
         memory: The superseded memory.
-        until: When it ceased to be true.
+        until: When the superseded memory ceased to be true.
         successor: The provenance of the memory that supersedes it.
     """
     if memory.kind == TURN or memory.provenance is None:
@@ -278,10 +296,11 @@ async def build_superseded_turn_puts(
 async def find_end_dates(
     scope: Scope, thread_id: str | None, message_ids: Collection[str]
 ) -> dict[str, str]:
-    """Find the dates on which facts from messages of a thread were superseded.
+    """Return the dates on which facts from messages of a thread were superseded.
 
-    New turns of these messages were only true until then. In a store without versions, the thread
-    of a previous text is not known, so the thread of the present text is used.
+    If new turns of these messages are stored, this is the date until which they were true. In a
+    store without versions, the thread of a previous text is unknown, so the thread of the current
+    text is used.
 
     Args:
         scope: The namespace of the memories.
@@ -305,7 +324,8 @@ async def find_end_dates(
             version.text: (version.provenance or Provenance()).thread_id for version in versions
         }
         present = memory.provenance or Provenance()
-        for text in superseded_texts:  # newest first, and the earliest end date wins
+        # The texts are sorted newest first, so the earliest end date is kept.
+        for text in superseded_texts:
             source_thread = threads.get(text.text, present.thread_id)
             source = Provenance(thread_id=source_thread, message_ids=text.message_ids)
             if source_thread == thread_id:
@@ -316,7 +336,7 @@ async def find_end_dates(
 
 
 def find_dropped_messages(source: Provenance, successor: Provenance | None) -> tuple[str, ...]:
-    """Return the messages on which a memory rested, and on which its successor does not rest."""
+    """Return the ids of a memory's source messages that are not sources of its successor."""
     if successor is None or successor.thread_id != source.thread_id:
         return source.message_ids
     return tuple(id for id in source.message_ids if id not in successor.message_ids)
@@ -325,7 +345,7 @@ def find_dropped_messages(source: Provenance, successor: Provenance | None) -> t
 async def _read_turns(
     adapter: StoreAdapter, namespace: Namespace, source: Provenance
 ) -> list[Memory]:
-    """Read the turns of the messages in a provenance, chunk by chunk."""
+    """Return the stored turns of the messages in a provenance."""
     turns, chunk = list[Memory](), 0
     thread_id, remaining_ids = source.thread_id, list(source.message_ids)
     while remaining_ids and thread_id is not None:

@@ -1,4 +1,4 @@
-"""Remember the turns in which an attempt failed, so that it is not repeated within the turn."""
+"""Remember the turns in which an attempt failed, to avoid a second attempt in the same turn."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any, Final
 
 from perdure.memory.conversation import Messages, role
 
-_MAX_FAILURES: Final = 2_048  # runs and questions that are remembered; the oldest are dropped
-_RETRY_S: Final = 600.0  # seconds after a failure in which a resumed turn makes no new attempt
+# maximum number of keys (runs or questions) that are remembered; the oldest are dropped
+_MAX_FAILURES: Final = 2_048
+_RETRY_S: Final = 600.0  # seconds after a failure during which a resumed turn makes no new attempt
 
 
 class FailedTurns:
-    """The turns of this process in which an attempt failed.
+    """Records the turns in which an attempt failed, within this process.
 
     A turn is a run of a graph together with the runs that resume it. A run resumes a turn if it has
     the same thread and the same newest human message. Failures are not stored, so another process
@@ -20,11 +21,11 @@ class FailedTurns:
     """
 
     def __init__(self) -> None:
-        # time of each failure by run, or by thread and question; the latest is last
+        # time of each failure, by run and by thread and question, with the latest failure last
         self._failed_at: dict[Any, float] = {}
 
     def note_failure(self, messages: Messages) -> None:
-        """Record a failed attempt in the current turn; `messages` is the turn's message list."""
+        """Record that an attempt failed in the current turn, whose state has these messages."""
         for key in _build_turn_keys(messages):
             self._failed_at[key] = time.monotonic()
         for key in list(self._failed_at)[:-_MAX_FAILURES]:
@@ -32,7 +33,7 @@ class FailedTurns:
 
     def has_failed(self, messages: Messages) -> bool:
         """Return whether an attempt failed in the current turn, whose state has these messages."""
-        if not self._failed_at:  # no attempt has failed, which is the usual case
+        if not self._failed_at:  # This is the usual case: no attempt has failed.
             return False
         run, *questions = _build_turn_keys(messages) or (None,)
         since = time.monotonic() - _RETRY_S
@@ -43,8 +44,9 @@ class FailedTurns:
 def _build_turn_keys(messages: Messages) -> tuple[Any, ...]:
     """Return keys for the current turn.
 
-    The first key is the run. The second key is the thread id with the id of the newest human
-    message; it is missing if either is unknown. Outside of a run there are no keys.
+    The first key is the run. The second key consists of the thread id and the id of the newest
+    human message, and is left out if one of them is unknown. If no graph is running, there are no
+    keys.
     """
     from langgraph.runtime import get_runtime
 

@@ -1,4 +1,4 @@
-"""The gate, which decides whether a candidate becomes a memory, is quarantined, or is refused."""
+"""Decide whether a candidate becomes a memory, is quarantined, or is refused."""
 
 from __future__ import annotations
 
@@ -47,13 +47,15 @@ _PAGE_SIZE: Final = 1_000
 under the keys in question are read."""
 TOMBSTONE_CHECK: Final = "tombstone"
 """The name of the check that refuses texts that were deleted or forgotten."""
-_MESSAGE_IDS: Final = "message_ids"  # field of a tombstone: the messages of the removed memory
+# field of a tombstone with the ids of the removed memory's messages
+_MESSAGE_IDS: Final = "message_ids"
 
 
 def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
-    """Build tombstones of a memory's text, of its previous texts and, for a turn, of its message.
+    """Build tombstones for a memory's text and previous texts and, for a turn, for its message.
 
-    `previous` has only the newest texts, so call this function with each version of the memory.
+    The attribute `previous` of a memory contains only the newest texts, so call this function with
+    each version of the memory.
 
     Args:
         memory: A version of the memory.
@@ -70,7 +72,7 @@ def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
 
 
 def hash_source_messages(provenance: Provenance | None) -> list[str]:
-    """Return the keys of the tombstones of the messages in a provenance."""
+    """Return, for each message in a provenance, the key that a tombstone of the message has."""
     if provenance is None:
         return []
     return [hash_message(provenance.thread_id, id) for id in provenance.message_ids]
@@ -79,7 +81,9 @@ def hash_source_messages(provenance: Provenance | None) -> list[str]:
 async def find_tombstones(
     adapter: StoreAdapter, namespace: Namespace, digests: Collection[str]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the tombstones of texts and messages, by key, in one or two reads of the store.
+    """Return the stored tombstones that have one of these keys, by key.
+
+    This takes one or two reads of the store.
 
     Args:
         adapter: The store.
@@ -105,7 +109,10 @@ async def is_forgotten(adapter: StoreAdapter, namespace: Namespace, text: str) -
 
 
 async def add_former_ids(adapter: StoreAdapter, puts: Sequence[PutItem]) -> list[PutItem]:
-    """Return puts in which each tombstone also has the message ids of the one that it replaces."""
+    """Add to each tombstone the message ids of the stored tombstone that it replaces.
+
+    Other puts are returned unchanged.
+    """
     tombstones = [put for put in puts if put.namespace[:2] == (RESERVED_LABEL, TOMBSTONES)]
     ops = [GetOp(put.namespace, put.key) for put in tombstones]
     items = (await adapter.call("batch", ops)) if ops else []
@@ -143,19 +150,22 @@ def build_tombstone(
 Check = Callable[[Candidate], Verdict | None]
 """A check that an application adds: returns a verdict, or None to leave the decision to others."""
 
-_MAX_CHARS: Final = 2_000  # characters of a memory's text, except for turns and episodes
-_MAX_VALUE_CHARS: Final = 100_000  # characters of a memory's text and fields together
-_MAX_FIELD_DEPTH: Final = 32  # levels of nested fields
+# maximum number of characters of a memory's text; turns and episodes may be longer
+_MAX_CHARS: Final = 2_000
+# maximum number of characters of a memory's text and fields in total
+_MAX_VALUE_CHARS: Final = 100_000
+_MAX_FIELD_DEPTH: Final = 32  # maximum nesting depth of a memory's fields
 _COMPARED_MEMORIES: Final = 16  # maximum number of stored facts that a candidate is compared with
 
 
 class Gate:
     """Decides which candidates become memories.
 
-    The gate refuses a text that has no words or is too long, the words of a system message, and a
-    fact that a memory already states. It refuses a text that was deleted or forgotten, unless
-    somebody asks for it or a later run says it again. It puts texts with secrets into quarantine,
-    and texts that only a tool stated, unless your code asks for them.
+    The gate refuses texts that have no words or are too long, texts from a system message, and
+    facts that a memory already states. It also refuses a text that was deleted or forgotten, unless
+    the memory is requested explicitly or the text occurs again in a later run. The gate quarantines
+    texts with secrets. It also quarantines texts that only a tool stated, unless application code
+    requests the memory.
 
     Args:
         checks: Checks that you add. They are called in order for candidates that would be kept. The
@@ -192,7 +202,7 @@ class Gate:
         keys: Sequence[str | None] | None = None,
         thread: LoadedThread | None = None,
     ) -> list[Verdict]:
-        """Return a verdict on each candidate, in order.
+        """Return one verdict for each candidate, in the order of the candidates.
 
         Args:
             candidates: The candidates.
@@ -218,7 +228,7 @@ class Gate:
     async def apply_checks(
         self, candidates: Sequence[Candidate], verdicts: Sequence[Verdict]
     ) -> list[Verdict]:
-        """Return the verdicts after the added checks judged the candidates that would be kept."""
+        """Run the added checks on the candidates that would be kept, and return all verdicts."""
         verdicts = list(verdicts)
         for check in self.checks:
             indices = [i for i, verdict in enumerate(verdicts) if verdict.action == "keep"]
@@ -237,7 +247,7 @@ class Gate:
         return verdicts
 
     def _judge_by_rules(self, candidate: Candidate) -> Verdict:
-        """Judge a candidate by its own text and fields, without the store."""
+        """Judge a candidate by its text and fields only, without reading the store."""
         if (fault := _find_content_fault(candidate) or _find_size_fault(candidate)) is not None:
             return Verdict("refuse", fault[1], fault[0])
         verdict = self.sensitive.judge(candidate)
@@ -249,7 +259,7 @@ class Gate:
 
 @dataclass(slots=True)
 class _Judgement:
-    """Candidates with their verdicts so far, and the keys under which they would be stored."""
+    """The state of a judgement: the candidates, their verdicts so far, and their keys."""
 
     candidates: Sequence[Candidate]
     verdicts: list[Verdict]
@@ -278,7 +288,7 @@ async def plan_admission(
     generated_keys: Sequence[str] = (),
     thread: LoadedThread | None = None,
 ) -> ChangePlan:
-    """Have the gate judge candidates, and plan the puts of memories and quarantine entries.
+    """Let the gate judge candidates, and plan the puts of memories and quarantine entries.
 
     Args:
         gate: The gate.
@@ -320,7 +330,10 @@ async def plan_admission(
 
 
 def _complete_provenance(candidate: Candidate) -> Provenance:
-    """Return the provenance of a candidate with a trust class, by default the candidate's role."""
+    """Return the provenance of a candidate.
+
+    If it has no trust class, the candidate's role is set as its trust class.
+    """
     source = candidate.provenance or Provenance()
     return source if source.trust is not None else replace(source, trust=candidate.role)
 
@@ -338,7 +351,8 @@ def _build_quarantine_put(
     value = {name: getattr(candidate, name) for name in names} | {"shown": redacted_text}
     value |= {"reason": verdict.reason, "check": verdict.check, "at": datetime.now(UTC).isoformat()}
     value |= {"key": key, "fields": dict(candidate.fields)}
-    # the key is a hash of the text and its origin, so the same candidate gets only one entry
+    # The key is a hash of the text and its origin, so the same candidate always gets the same
+    # entry.
     source = _complete_provenance(candidate)
     origin = ("thread", source.thread_id), ("key", None if key in generated_keys else key)
     parts = [f"{name}:{part}" for name, part in origin if part is not None]
@@ -356,7 +370,11 @@ async def _refuse_deleted(
     namespace: Namespace,
     thread: LoadedThread | None,
 ) -> None:
-    """Refuse candidates that were deleted or forgotten, unless they are explicit or said again."""
+    """Refuse candidates that were deleted or forgotten before.
+
+    Candidates that were requested explicitly, or that occur again in later messages, are not
+    refused.
+    """
     hashes: dict[int, list[str]] = {}
     for i in judgement.kept_indices():
         candidate = judgement.candidates[i]
@@ -380,9 +398,9 @@ async def _is_repeated_later(
     tombstones: Sequence[Mapping[str, Any]],
     thread: LoadedThread | None,
 ) -> bool:
-    """Return whether all messages of a candidate were added by runs that began after the deletions.
+    """Return whether all source messages were added by runs that began after all deletions.
 
-    The result is False if this is not known for certain.
+    The result is False if this cannot be determined.
     """
     if thread is None or source is None or source.thread_id != thread.thread_id:
         return False
@@ -406,7 +424,7 @@ async def _is_repeated_later(
 async def _refuse_stored(
     judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
 ) -> None:
-    """Refuse facts that a memory states already, and facts that a memory stated before."""
+    """Refuse facts that a memory already states, and facts that a memory stated in the past."""
     for i in judgement.kept_indices(include_events=False):
         candidate, text = judgement.candidates[i], judgement.get_text(i)
         similar_facts = await _find_similar_facts(
@@ -422,15 +440,16 @@ async def _refuse_stored(
 
 
 def _find_equivalent_fact(facts: Sequence[Memory], text: str, key: str | None) -> Memory | None:
-    """Return a memory that states the same fact as a text and has another key, or None."""
+    """Return a memory that has another key and states the same fact as the text, or None."""
     others = (memory for memory in facts if memory.key != key)
     return next((memory for memory in others if is_equivalent_text(memory.text, text)), None)
 
 
 def _explain_outdated(facts: Sequence[Memory], text: str, source: Provenance | None) -> str:
-    """Return why a text is outdated, or "" if it is not.
+    """Return the reason why a text is outdated, or "" if it is current.
 
-    A text is outdated if a memory had this text before, and the text was said before that changed.
+    A text is outdated if a memory used to have this text, and the text was stated before the memory
+    was changed.
     """
     said_at = source.at if source else None
     for previous in (previous for memory in facts for previous in memory.previous):
@@ -444,7 +463,7 @@ def _explain_outdated(facts: Sequence[Memory], text: str, source: Provenance | N
 async def _find_similar_facts(
     adapter: StoreAdapter, namespace: Namespace, text: str, *, include_past: bool
 ) -> list[Memory]:
-    """Find facts that may state the same as a text.
+    """Return stored facts that may be equivalent to a text.
 
     Args:
         adapter: The store of the memories.
@@ -453,7 +472,7 @@ async def _find_similar_facts(
         include_past: Whether to include facts that had this text before.
     """
     memories = await adapter.search(namespace, query=text, limit=_COMPARED_MEMORIES, context=False)
-    if memories and memories[0].score is None:  # the store does not rank
+    if memories and memories[0].score is None:  # the store does not rank its results
         memories = await adapter.list_memories(namespace)
     elif include_past and adapter.versioned:
         memories += await adapter.search(
@@ -464,7 +483,7 @@ async def _find_similar_facts(
 
 
 def _refuse_repeated(judgement: _Judgement) -> None:
-    """Refuse facts that an earlier candidate states already."""
+    """Refuse facts that an earlier candidate in the same batch already states."""
     distinct: list[int] = []
     for i in judgement.kept_indices(include_events=False):
         text = judgement.get_text(i)
@@ -484,11 +503,11 @@ def _refuse_repeated(judgement: _Judgement) -> None:
 
 
 def _find_content_fault(candidate: Candidate) -> tuple[str, str] | None:
-    """Return the check and the reason for which the text is refused, or None."""
+    """Return the check that refuses the text and its reason, or None if the text is valid."""
     text = candidate.text
     if not isinstance(text, str):
         return "content", f"the text is of type {type(text).__name__}; expected str"
-    # the text of an event begins with the speaker
+    # The text of an event begins with the name of the speaker.
     words = text.split(": ", 1)[-1] if candidate.kind in EVENT_KINDS else text
     if not any(map(str.isalnum, words)):
         return "content", "the text has no words"
@@ -502,7 +521,7 @@ def _find_content_fault(candidate: Candidate) -> tuple[str, str] | None:
 
 
 def _find_size_fault(candidate: Candidate) -> tuple[str, str] | None:
-    """Return the check and the reason for which the candidate is too large, or None."""
+    """Return the check that refuses the candidate's size and its reason, or None."""
     chars = len(candidate.text)
     if chars > _MAX_CHARS and candidate.kind not in EVENT_KINDS:
         return "size", f"the text has {chars:,} characters; at most {_MAX_CHARS:,} are allowed"
@@ -517,7 +536,7 @@ def _find_size_fault(candidate: Candidate) -> tuple[str, str] | None:
 
 
 def iter_json_parts(value: Any) -> Iterator[tuple[Any, int]]:
-    """Yield a JSON value and all values within it, each with its depth."""
+    """Yield a JSON value and all values nested in it, each with its depth."""
     stack = [(value, 0)]
     while stack:
         part, depth = stack.pop()
@@ -534,9 +553,9 @@ def _get_admitted_text(candidate: Candidate, verdict: Verdict) -> str:
 
 
 def _combine_verdicts(previous: Verdict, answer: Verdict, name: str) -> Verdict:
-    """Combine a verdict with the answer of a check.
+    """Combine the previous verdict on a candidate with the verdict of an added check.
 
-    An answer that keeps the candidate does not undo a redaction.
+    If the check keeps the candidate, an earlier redaction remains in effect.
     """
     if answer.action != "keep":
         reason = answer.reason or f"the check {name} decided so without a reason"
@@ -551,11 +570,12 @@ def _combine_verdicts(previous: Verdict, answer: Verdict, name: str) -> Verdict:
 def _run_check(check: Check, candidates: Sequence[Candidate]) -> Effect[list[Verdict | str | None]]:
     """Return an effect that runs a check for each candidate.
 
-    Its result has, for each candidate, a verdict, None, or a text that says how the check failed.
+    For each candidate, the result contains a verdict, or None, or a text that describes how the
+    check failed.
     """
 
     def judge_candidate(candidate: Candidate) -> Verdict | str | None:
-        """Return the answer of the check, or a text that says how the check failed."""
+        """Return the verdict of the check, or a text that describes how the check failed."""
         try:
             verdict: Any = check(candidate)
         except Exception as exc:
@@ -567,7 +587,7 @@ def _run_check(check: Check, candidates: Sequence[Candidate]) -> Effect[list[Ver
 
 
 def _check_functions(name: str, functions: Any) -> tuple[Any, ...]:
-    """Check that an option is a list of functions, and return them as a tuple."""
+    """Check that an option is a list of functions, and return the functions as a tuple."""
     for function in check_instance(name, functions, (list, tuple), "a list of functions"):
         check_instance(name, function, Callable, "a function")  # type: ignore[arg-type]
     return tuple(functions)

@@ -1,6 +1,6 @@
-"""Versioned instructions of an agent: their store, the node that sends them, and the learner.
+"""Store versioned instructions of an agent, send them to the model, and let a model rewrite them.
 
-`update_instructions(…)` lets a model rewrite the instructions after a conversation.
+The node `update_instructions(…)` lets a model rewrite the instructions after a conversation.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ from perdure.memory.summary import ON_FAILURE, OnFailure, add_summary, remove_su
 from perdure.stores.base import Provenance, PutItem
 
 Change = Literal["set", "update", "rollback"]
-MAX_LEARNED_CHARS: Final = 20_000  # maximum characters of instructions that a model has written
+# maximum number of characters of instructions that a model may write
+MAX_LEARNED_CHARS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class InstructionsVersion:
-    """A version of the instructions, with the thread whose run wrote it.
+    """A version of the instructions, with the thread whose run wrote the version.
 
     Attributes:
         text: The instructions.
@@ -82,7 +83,7 @@ class InstructionsVersion:
 
 
 class Instructions:
-    """The instructions of an agent, as an item of a store. Each change writes a new version.
+    """The instructions of an agent, stored as an item of a store. Each change writes a new version.
 
     Args:
         store: A store that keeps versions, such as `SQLiteStore`. With None, the store of the graph
@@ -146,7 +147,7 @@ class Instructions:
     rollback, arollback = blocking(_roll_back), awaiting(_roll_back)
 
     def get_handle(self, config: RunnableConfig | None) -> ItemHandle:
-        """Return the handle of the item with the instructions for a run."""
+        """Return a handle of the item that contains the instructions for a run."""
         adapter = self._adapter or _wrap_store(get_graph_store("the instructions"), self.namespace)
         thread_id, checkpoint_id = read_run_source(config)
         provenance = None if thread_id is None else Provenance(thread_id, checkpoint_id)
@@ -156,7 +157,7 @@ class Instructions:
     async def read_version(
         self, handle: ItemHandle, as_of: datetime | None = None
     ) -> InstructionsVersion:
-        """Return the current version of an item, or the version at the time `as_of`."""
+        """Return the current version of an item, or the version that was current at `as_of`."""
         item = await handle.read(as_of)
         return InstructionsVersion(self.default) if item is None else _read_item(item)
 
@@ -167,12 +168,12 @@ class Instructions:
         change: Change,
         tries: int = MAX_TRIES,
     ) -> InstructionsVersion:
-        """Write a new version, and return the version that is current afterwards.
+        """Rewrite the instructions, and return the version that is current afterwards.
 
         Args:
             handle: The item with the instructions.
-            rewrite: The function that returns the new text for the current text. If another
-                version is written meanwhile, it is called again with the text of that version.
+            rewrite: The function that returns the new text for the current text. If another version
+                is written in the meantime, the function is called again with that version's text.
             change: The kind of change that is stored with the version.
             tries: The maximum number of attempts.
 
@@ -187,7 +188,8 @@ class Instructions:
             return ChangePlan([] if same else [build_replacement(handle, previous, text, change)])
 
         await plan_and_write(handle.adapter, plan_write, tries)
-        return await self.read_version(handle)  # another run may have written a version since
+        # Read the version again, because another run may have written a newer one.
+        return await self.read_version(handle)
 
     async def _write_text(
         self, text: str, change: Change, config: RunnableConfig | None
@@ -203,23 +205,29 @@ class Instructions:
 def build_replacement(
     handle: ItemHandle, previous: InstructionsVersion, text: str, change: Change
 ) -> PutItem:
-    """Return the put that replaces the previous version by a text, with the diff between both."""
+    """Build the put that replaces the previous version with a new text.
+
+    The put also contains the diff between the two texts.
+    """
     lines = difflib.unified_diff(previous.text.splitlines(), text.splitlines(), n=1, lineterm="")
     diff = "\n".join(list(lines)[2:])  # without the two header lines
-    # only the text is indexed for searches, not the diff
+    # Only the text is indexed for searches. The diff is not.
     value = {INSTRUCTIONS: text, "diff": diff, "change": change}
     return handle.build_put(value, INSTRUCTIONS, previous.version)
 
 
 def _wrap_store(store: Any, *templates: Template) -> StoreAdapter:
-    """Return an adapter for the store, or raise ConfigurationError if it keeps no versions."""
+    """Return an adapter for a store that keeps versions.
+
+    For other stores, raise ConfigurationError.
+    """
     expected = "a store that keeps versions, such as perdure.stores.SQLiteStore.open(path)"
     store = check_instance("the store of instructions", store, Versioned, expected)
     return StoreAdapter(store, *templates)
 
 
 def _read_item(item: Memory) -> InstructionsVersion:
-    """Return the version of the instructions that an item contains."""
+    """Convert a stored item to a version of the instructions."""
     field = f"the field {INSTRUCTIONS!r} of the item {item.key!r} in {item.namespace!r}"
     expected = "text; pass another key or namespace for the instructions"
     provenance = item.provenance or Provenance()
@@ -238,8 +246,8 @@ def _read_item(item: Memory) -> InstructionsVersion:
 class UseInstructions(MessagesNode):
     """A node that sends the current instructions to the model as the only system message.
 
-    Another system message is replaced. If it contains the summary of `summarize()`, the summary is
-    kept.
+    An existing system message is replaced. If that message contains the summary of `summarize()`,
+    the summary is kept.
 
     Args:
         instructions: The instructions.
@@ -303,21 +311,26 @@ not answer them. Answer with the complete new instructions between <instructions
 _BEGIN: Final = "<instructions>"
 _END: Final = "</instructions>"
 _REWRITE: Final = re.compile(f"{_BEGIN}((?:(?!</?instructions>).)*){_END}", re.DOTALL)
-_MIN_RATIO: Final = 0.4  # smallest ratio of the shorter to the longer text that is accepted
-# characters; a shorter text counts as this long, so that a first sentence may grow by more
+# minimum ratio of the lengths of the previous and the new text, shorter to longer; otherwise the
+# new text is refused
+_MIN_RATIO: Final = 0.4
+# minimum length in characters that the previous text counts as, so that short instructions may grow
+# by more
 _MIN_BASE_CHARS: Final = 1_000
-_MAX_TRANSCRIPT_CHARS: Final = 200_000  # characters of the conversation in a request
-_MAX_ATTEMPTS: Final = 11  # rewrites that are attempted while other runs write versions
+# maximum number of characters of the conversation in a request
+_MAX_TRANSCRIPT_CHARS: Final = 200_000
+# maximum number of attempts to write a rewritten text while other runs write versions
+_MAX_ATTEMPTS: Final = 11
 _LOG = logging.getLogger("perdure")
 
 
 class UpdateInstructions(Learner):
     """A node that lets a model rewrite the instructions after a conversation.
 
-    The rewritten text is stored as a new version. If another run has written a version meanwhile,
-    the model is asked again. A text is refused if it has less than 40 % of the previous length, or
-    more than 2.5 times the previous length. A previous length below 1,000 characters counts as
-    1,000 here.
+    The rewritten text is stored as a new version. If another run has written a version in the
+    meantime, the model is called again. A rewritten text is refused if it is shorter than 40 % of
+    the previous text, or longer than 2.5 times the previous text. For the second limit, a previous
+    text below 1,000 characters counts as 1,000 characters.
 
     Args:
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
@@ -349,7 +362,7 @@ class UpdateInstructions(Learner):
     async def learn_from_messages(
         self, messages: Messages, state: Any, config: RunnableConfig | None
     ) -> InstructionsVersion:
-        """Rewrite the instructions, with the feedback in the state if it contains any."""
+        """Rewrite the instructions. Feedback in the state is passed to the model."""
         feedback = None if state is None else read_channel(state, self._feedback_key)
         return await self._rewrite_instructions(messages, config, feedback=feedback)
 
@@ -382,7 +395,7 @@ class UpdateInstructions(Learner):
 
         async def rewrite(previous: str) -> str:
             text = await self._request_rewrite(config, units, feedback, previous)
-            # drop the rewritten text if one of its source messages was erased meanwhile
+            # Drop the rewritten text if one of its source messages has been erased in the meantime.
             return previous if await is_any_erased(loaded, messages) else text
 
         try:
@@ -398,7 +411,7 @@ class UpdateInstructions(Learner):
     async def _request_rewrite(
         self, config: RunnableConfig | None, units: list[str], feedback: Any, previous: str
     ) -> str:
-        """Return the text that the model proposes for the instructions."""
+        """Ask the model for new instructions, and return their text."""
         comment = feedback.text if isinstance(feedback, BaseMessage) else feedback or ""
         comment = comment if isinstance(comment, str) else json.dumps(comment, default=str)
         system = SystemMessage(f"{self._prompt}\n\n{_FORM}")
@@ -422,7 +435,7 @@ update_instructions = UpdateInstructions
 
 
 def _read_rewrite(previous: str, answer: Any) -> str:
-    """Return the new instructions in an answer of the model.
+    """Extract the new instructions from an answer of the model.
 
     Raises:
         InvalidPatch: The call failed.
@@ -435,7 +448,8 @@ def _read_rewrite(previous: str, answer: Any) -> str:
     candidates = _REWRITE.findall(text)
     if not fault and (not candidates or text.count(_BEGIN) != text.count(_END)):
         fault = f"the answer {text!r:.80} has no text between {_BEGIN} and {_END}"
-    # a model may mention the tags before it uses them, so the longest text between tags is taken
+    # A model may mention the tags before it uses them, so the longest text between two tags is
+    # used.
     rewritten = max(candidates, key=len, default="").strip()
     if not fault and rewritten == previous.strip():
         return previous
@@ -447,7 +461,7 @@ def _read_rewrite(previous: str, answer: Any) -> str:
 
 
 def _find_length_fault(previous: str, rewritten: str) -> str | None:
-    """Return why a text is too short or too long to replace the previous text, or None."""
+    """Return the reason why a text is too short or too long for a replacement, or None."""
     length, base = len(rewritten), max(len(previous), _MIN_BASE_CHARS)
     maximum = min(MAX_LEARNED_CHARS, int(base / _MIN_RATIO))
     if not any(map(str.isalnum, rewritten)):

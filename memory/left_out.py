@@ -1,4 +1,4 @@
-"""Add a line to a request that says how many steps of the newest turn were left out."""
+"""Add a line to a request that states how many steps of the newest turn were left out."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from langchain_core.messages import BaseMessage, HumanMessage
 
 from perdure.memory.tool_calls import REQUEST_ONLY
 
-_COUNT: Final = "perdure_left_out"  # key in additional_kwargs for the number of steps in the line
+# key in additional_kwargs for the number of steps that the line states
+_COUNT: Final = "perdure_left_out"
 
 
 def add_left_out_line(question: BaseMessage | None, count: int) -> BaseMessage:
-    """Return a copy of a question with a line that says that `count` later steps were left out.
+    """Return a copy of a question with a line that states how many later steps were left out.
 
-    If the question already has such a line, the numbers are added. Without a question, the line is
-    the content of a new message. The content before the line is not changed, so that a provider's
-    cache of it remains valid.
+    If the question already has such a line, `count` is added to the number in that line. If
+    `question` is None, the line becomes the content of a new message. The content before the line
+    is not changed, so that the provider's cache of this content remains valid.
     """
     if question is None:
         question = HumanMessage("", additional_kwargs={REQUEST_ONLY: True})
@@ -35,7 +36,7 @@ def add_left_out_line(question: BaseMessage | None, count: int) -> BaseMessage:
 
 
 def _format_line(count: int) -> str:
-    """Return the line that says that `count` steps were left out."""
+    """Return the line that states that `count` steps were left out."""
     steps, they = ("step", "It was") if count == 1 else ("steps", "They were")
     return (
         f"[{count} earlier {steps} of your work on this message left out to save room. "
@@ -44,7 +45,7 @@ def _format_line(count: int) -> str:
 
 
 def _remove_line(content: Any, count: int) -> Any:
-    """Return the content of a question without the line at its end, if it has one."""
+    """Return the content of a question without the line about left-out steps at its end."""
     line = _format_line(count)
     if isinstance(content, list):
         is_last = bool(content) and content[-1] == {"type": "text", "text": line}

@@ -1,7 +1,8 @@
-"""Find messages that were erased from a thread after a run or an extraction had loaded them.
+"""Detect messages that were erased after a run or an extraction had loaded them.
 
-A summary or an extraction may wait for a model for minutes after it loaded the messages. Before it
-writes a result, it checks here that none of its source messages has been erased meanwhile.
+A summary or an extraction may wait several minutes for a model after loading messages. Before the
+result is written, this module checks that none of the source messages has been erased in the
+meantime.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from perdure.effects import call_method
 
 
 class LoadedThread(NamedTuple):
-    """A thread, with the time at which its messages were loaded.
+    """A thread, with a mark of when its messages were loaded.
 
     Attributes:
         saver: The checkpointer that stores the thread.
@@ -35,15 +36,15 @@ class LoadedThread(NamedTuple):
     channel: str = "messages"
 
     async def check_erased(self, messages: Sequence[BaseMessage]) -> list[bool]:
-        """Return for each message whether it has been erased since the thread was loaded."""
+        """Return, for each message, whether it has been erased since the thread was loaded."""
         arguments = self.thread_id, messages
         erased: list[bool] = await call_method(self.saver, "removed", *arguments, since=self.since)
         return erased
 
     async def are_added_after(self, message_ids: Sequence[str], moment: datetime) -> bool:
-        """Return whether all of the messages were added by runs that began after a moment.
+        """Return whether all of the messages were added by runs that began after the time `moment`.
 
-        Only runs of this database count, see `Checkpointer.said_after`.
+        Only runs on this database are taken into account; see `Checkpointer.said_after`.
         """
         options = {
             "channel": self.channel,
@@ -74,7 +75,7 @@ async def is_any_erased(loaded: LoadedThread | None, messages: Sequence[BaseMess
 def find_run_thread(
     config: RunnableConfig | None, channel: str = "messages"
 ) -> LoadedThread | None:
-    """Return the thread of a run, or None if the thread is not in a perdure checkpointer."""
+    """Return the thread of a run, or None if no perdure checkpointer stores the thread."""
     config = ensure_config(config)
     configurable = config["configurable"]
     thread_id = configurable.get("thread_id")
@@ -87,9 +88,9 @@ def find_run_thread(
 async def begin_loading_thread(
     saver: object, thread_id: str, channel: str = "messages"
 ) -> LoadedThread | None:
-    """Return a thread whose messages the caller will read next.
+    """Return a `LoadedThread`. Call this function just before reading the thread's messages.
 
-    None is returned if `saver` is not a perdure checkpointer.
+    The result is None if `saver` is not a perdure checkpointer.
     """
     if not isinstance(saver, Checkpointer):
         return None

@@ -1,4 +1,4 @@
-"""Read messages in the JSON forms of OpenAI, LangChain and LangGraph."""
+"""Read messages in the JSON formats of OpenAI, LangChain and LangGraph."""
 
 from __future__ import annotations
 
@@ -22,36 +22,42 @@ from langchain_core.messages import (
 from perdure.memory.thread_messages import parse_time
 
 Kind = TypeVar("Kind", str, int, dict[str, Any], list[Any])
-# text that is a number of seconds (or smaller units) since 1970, and not a date such as 20240501
+# matches a text that is a time since 1970 in seconds or smaller units, but not a date such as
+# 20240501
 _NUMBER: Final = re.compile(r"\d{9,19}(\.\d+)?")
-_LATEST_S: Final = 1e11  # seconds since 1970, year 5138; a larger number has a smaller unit
+# latest time in seconds since 1970 (in the year 5138); a larger number has a smaller unit
+_LATEST_S: Final = 1e11
 
 CREATED: Final = "create_time"
-"""The key in the `response_metadata` of a message for its creation time, in seconds since 1970."""
+"""The key in a message's `response_metadata` for the creation time, in seconds since 1970."""
 
 EXACT: Final = "langchain"
-"""The key in a message of OpenAI's form for the fields of LangChain that this form lacks."""
+"""The key in a message in OpenAI's format for those LangChain fields that OpenAI's format lacks."""
 _ROLES: Final = ("user", "assistant", "system", "developer", "tool", "function")
 _OTHER_ROLES: Final = {"human": "user", "ai": "assistant"}
-# keys of an assistant message, of which at least one must be present
+# An assistant message must have at least one of these keys.
 _ANSWER_KEYS: Final = ("content", "tool_calls", "function_call", "refusal", "audio")
 _TYPES: Final = ("human", "ai", "system", "tool", "function", "chat", "remove")
-_CHUNK: Final = "MessageChunk"  # suffix of the types of streamed messages, such as AIMessageChunk
+# suffix of the type names of streamed messages, such as AIMessageChunk
+_CHUNK: Final = "MessageChunk"
 _TIMES: Final = ("at", "timestamp", "created_at")
-"""Other keys for the time of a message. Unlike `CREATED`, they are removed from the message."""
-# keys of the objects within a message that may contain its time
+"""Other keys under which a message may have its time.
+
+Unlike `CREATED`, these keys are removed from the message.
+"""
+# keys of the objects within a message that may contain the message's time
 _TIMED_PARTS: Final = ("data", "response_metadata", "additional_kwargs")
 
 
 class MalformedPart(ValueError):
-    """The error for a part of a file that cannot be read.
+    """Raised if a part of a file cannot be read.
 
     The reader skips this part and reports it.
     """
 
 
 def is_message(value: Any) -> bool:
-    """Return whether a value has a form that `read_message` accepts."""
+    """Return whether a value has a format that `read_message` accepts."""
     return isinstance(value, dict) and ("role" in value or _find_langchain_type(value) is not None)
 
 
@@ -87,7 +93,8 @@ def read_message(value: Any, previous: BaseMessage | None, *id_parts: object) ->
     if isinstance(form.get("function_call"), dict) and not form.get("tool_calls"):
         call = form.pop("function_call")
         form["tool_calls"] = [{"id": f"call-{key}", "type": "function", "function": call}]
-    if form["role"] == "function":  # it answers the single call of the message before it
+    # A function message answers the single call in the previous message.
+    if form["role"] == "function":
         if not (isinstance(previous, AIMessage) and previous.tool_calls):
             raise MalformedPart("the result of a function that was not called")
         form |= {"role": "tool", "tool_call_id": previous.tool_calls[0]["id"]}
@@ -95,9 +102,9 @@ def read_message(value: Any, previous: BaseMessage | None, *id_parts: object) ->
 
 
 def _convert_openai_message(form: dict[str, Any], fields: Any) -> BaseMessage:
-    """Build a message from OpenAI's form.
+    """Build a LangChain message from OpenAI's format.
 
-    `fields` are the fields of LangChain that replace fields of the built message, or None.
+    `fields` contains LangChain fields that replace fields of the built message, or is None.
     """
     try:
         (message,) = convert_to_messages([form])
@@ -110,14 +117,14 @@ def _convert_openai_message(form: dict[str, Any], fields: Any) -> BaseMessage:
                 raise ValueError("a RemoveMessage is not a message of a conversation")
     except json.JSONDecodeError as exc:
         raise MalformedPart("the arguments of a call are not JSON") from exc
-    except Exception as exc:  # langchain-core raises many types of errors
+    except Exception as exc:  # langchain-core raises errors of many types.
         part = "tool_calls" if form.get("tool_calls") else form["role"]
         raise MalformedPart(f"malformed message ({part})") from exc
     return message
 
 
 def _remove_times(form: dict[str, Any]) -> None:
-    """Remove the times of a message from its fields, and move `CREATED` to its metadata."""
+    """Remove the times from the fields of a message, and move `CREATED` to its metadata."""
     for name in _TIMES:
         if parse_timestamp(form.get(name)) is not None:
             del form[name]
@@ -128,10 +135,10 @@ def _remove_times(form: dict[str, Any]) -> None:
 
 
 def _find_langchain_type(value: Mapping[str, Any]) -> str | None:
-    """Return the type of a message in a form of LangChain, or None for any other object.
+    """Return the message type of an object in a LangChain format, or None for other objects.
 
-    The forms are `{"type": "human", "content": …}` (LangGraph's server and SDK), `{"type": "human",
-    "data": {…}}` (`messages_to_dict`), and the constructor of `dumpd`.
+    The formats are `{"type": "human", "content": …}` (from LangGraph's server and SDK), `{"type":
+    "human", "data": {…}}` (from `messages_to_dict`), and the constructor objects of `dumpd`.
     """
     kind = value.get("type")
     if kind == "constructor" and "lc" in value:
@@ -146,7 +153,7 @@ def _find_langchain_type(value: Mapping[str, Any]) -> str | None:
 
 
 def _read_langchain_message(kind: str, value: Mapping[str, Any], *id_parts: object) -> BaseMessage:
-    """Read a message in one of LangChain's own forms, with all its fields."""
+    """Read a message in one of LangChain's own formats, with all its fields."""
     name = "kwargs" if "lc" in value else "data"
     fields = dict(value[name] if isinstance(value.get(name), dict) else value)
     content = fields.get("content")
@@ -167,13 +174,13 @@ def _read_langchain_message(kind: str, value: Mapping[str, Any], *id_parts: obje
         (message,) = messages_from_dict([{"type": kind, "data": {**fields, "type": kind}}])
         if isinstance(message, BaseMessageChunk):
             message = message_chunk_to_message(message)
-    except Exception as exc:  # langchain-core raises many types of errors
+    except Exception as exc:  # langchain-core raises errors of many types.
         raise MalformedPart(f"malformed message ({shorten_line(kind, 40)})") from exc
     return message
 
 
 def _check_openai_message(message: Any) -> dict[str, Any]:
-    """Return a message of OpenAI's form with one of `_ROLES` as role.
+    """Check a message in OpenAI's format, and return it with a role from `_ROLES`.
 
     Raises:
         MalformedPart: The value is not an object, its role is unknown, or it has no content.
@@ -197,7 +204,7 @@ def _check_openai_message(message: Any) -> dict[str, Any]:
 
 
 def _convert_content_part(part: Any) -> Any:
-    """Return a part of the Responses API in the form that chat completions have."""
+    """Convert a content part of OpenAI's Responses API to the format of chat completions."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("input_text", "output_text"):
         return {"type": "text", "text": get_by_path(part, str, "text")}
@@ -210,7 +217,7 @@ def _convert_content_part(part: Any) -> Any:
 
 
 def get_by_path(value: Any, kind: type[Kind], *path: str) -> Kind:
-    """Return the value at a path of keys, or an empty `kind()` if there is no value of this type.
+    """Return the value at a path of keys, or an empty value if there is none of the type `kind`.
 
     Lone surrogates in text are replaced.
     """
@@ -229,7 +236,7 @@ def parse_timestamp(value: Any) -> float | None:
     """Return a timestamp in seconds since 1970, or None if the value is not a timestamp.
 
     The value is text in ISO 8601, or a number of seconds, milliseconds, microseconds or nanoseconds
-    since 1970. The unit follows from the size of the number. A number may be written as text.
+    since 1970. The size of the number determines the unit. A number may also be given as text.
     """
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         value = float(value)
@@ -246,11 +253,14 @@ def get_creation_time(message: BaseMessage) -> float | None:
 
 
 def derive_id(*parts: object) -> str:
-    """Return an id for a message or conversation without one. Equal parts give equal ids."""
+    """Derive an id for a message or conversation that has none. Equal parts give equal ids."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, "perdure:" + json.dumps(parts, default=str)))
 
 
 def shorten_line(text: Any, limit: int = 200) -> str:
-    """Return the text on one line, cut to `limit` characters and an ellipsis if it is longer."""
+    """Return the text on one line.
+
+    If the line is longer than `limit` characters, the end is cut off and replaced by an ellipsis.
+    """
     line = " ".join(str(text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -14,9 +14,9 @@ from perdure.memory.conversation import Messages
 def merge_duplicates(messages: Messages) -> Messages:
     """Return the messages with unique ids, in the order of the first occurrence of each id.
 
-    If several messages have the same id, the last of them is returned, as `add_messages` does in an
-    update. All messages without an id are returned. `RemoveMessage`s are dropped. A list without
-    duplicates is returned unchanged, as the same object.
+    If several messages have the same id, the last one is kept, as in an update with `add_messages`.
+    Messages without an id are all kept. `RemoveMessage`s are dropped. If the list has no
+    duplicates, the same list object is returned.
     """
     if _has_unique_ids(messages):
         return messages
@@ -55,7 +55,10 @@ def build_messages_update(
 
 
 def check_message_ids(messages: Messages, key: str) -> None:
-    """Raise InvalidMessages unless each message of the channel `key` can be removed by its id."""
+    """Check that each message of the channel `key` can be removed by its id.
+
+    Otherwise, raise InvalidMessages.
+    """
     ids = {message.id for message in messages}
     if None in ids:
         raise InvalidMessages(
@@ -70,7 +73,7 @@ def check_message_ids(messages: Messages, key: str) -> None:
 
 
 def _has_unique_ids(messages: Messages) -> bool:
-    """Return whether no two messages have the same id, and none is a `RemoveMessage`."""
+    """Return whether all message ids are different and no message is a `RemoveMessage`."""
     ids = {message.id for message in messages}
     if None in ids:
         known_ids = [message.id for message in messages if message.id is not None]

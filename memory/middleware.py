@@ -35,27 +35,31 @@ try:
 except ImportError:  # an older version of langchain
     ExtendedModelResponse = None  # type: ignore[assignment, misc]
 
-_MAX_NOTES: Final = 256  # maximum number of agents, and of models, that a middleware remembers
+# maximum number of agents, and maximum number of models, that a middleware remembers
+_MAX_NOTES: Final = 256
 
 
 class MemoryState(AgentState[Any]):
-    """An agent's state with the channels of a summary and of feedback on a run."""
+    """The state of an agent, with channels for a summary and for feedback on the run."""
 
     summary: NotRequired[Annotated[Summary | None, merge_summaries]]
     summarized: NotRequired[Annotated[list[str], append_new]]
-    feedback: NotRequired[Annotated[Any, UntrackedValue]]  # applies only to the current run
+    # Feedback applies only to the current run.
+    feedback: NotRequired[Annotated[Any, UntrackedValue]]
 
 
 class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
-    """Memory around each call of an agent's model: `MemoryMiddleware(trim(max_tokens=4_000))`.
+    """Adds memory to an agent.
 
-    Budgets of tokens and the trigger of `summarize(…)` apply to the whole request, including the
-    system prompt and the schemas of the agent's tools.
+    For example, `MemoryMiddleware(trim(max_tokens=4_000))` limits the messages in each model call.
+
+    Token budgets and the trigger of `summarize(…)` refer to the whole request, including the system
+    prompt and the schemas of the agent's tools.
 
     Args:
-        parts: The parts that select what the model is shown, in order, with the part that cuts
-            last. `summarize(…)` also changes the thread, before the model is called or, with
-            `background=True`, after the run. Learners, such as `remember_turns()` and
+        parts: The parts that select the messages for the model, in order. The part that trims the
+            messages comes last. `summarize(…)` also changes the thread, before the model is called
+            or, with `background=True`, after the run. Learners, such as `remember_turns()` and
             `update_instructions(…)`, run when the agent is done.
     """
 
@@ -73,15 +77,15 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._view = view(*nodes) if nodes else None
         view_parts = self._view.parts if self._view else ()
         self._summaries = [part for part in view_parts if isinstance(part, Summarize)]
-        # the tools and the model of the last request, and the view adjusted to them
+        # the tools and the model of the last request, and the view that was adjusted to them
         self._cached: tuple[list[Any], str | None, View | None] = ([], None, self._view)
-        # the summarising parts, adjusted to the last request of each agent
+        # the summarising parts, adjusted to the last request of each agent, by the agent's key
         self._agents: dict[Any, list[Summarize]] = {}
-        # the model name in answers, by the model name in requests
+        # the model names that answers report, by the model names in requests
         self._reported_names: dict[str, str] = {}
 
     async def _before_model(self, state: Any, runtime: Any) -> dict[str, Any] | None:
-        """Summarise the state if a summary is due, as the agent's last request suggests."""
+        """Summarise the state if the size of the agent's last request makes a summary due."""
         if not self._summaries:
             return None
         config = get_config()
@@ -90,11 +94,13 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     async def _summarize_if_due(
         self, summaries: list[Summarize], state: Any, config: RunnableConfig
     ) -> dict[str, Any] | None:
-        """Summarise the state if a summary is due, after learners have read what it removes.
+        """Summarise the state if a summary is due.
 
-        Before exchanges of the current turn are removed, all learners run. Before whole turns are
-        removed, only `remember_turns` runs, because the other learners ran at the end of these
-        turns. If a learner fails, nothing is summarised.
+        Before messages are removed, learners read them.
+
+        If exchanges of the current turn would be removed, all learners run first. If only whole
+        turns would be removed, only `remember_turns` runs first, because the other learners already
+        ran at the end of these turns. If a learner fails, nothing is summarised.
         """
         due = next((summary for summary in summaries if summary.is_due(state)), None)
         if due is None:
@@ -111,10 +117,11 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     async def _wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]
     ) -> Any:
-        """Call the model with the messages of the view.
+        """Call the model with the messages that the view selects.
 
         Before the first request of an agent, the size of its tools and system prompt is unknown.
-        The request is therefore built first, and a summary that is then due is applied to it.
+        Therefore the request is built first. If a summary is then due, it is applied to the
+        request.
         """
         name = get_model_name(request.model)
         adjusted_view = self._adjust_view(request.tools, self._reported_names.get(name or "", name))
@@ -157,9 +164,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
 
     def _note_request(self, config: Any, adjusted_view: View, system: SystemMessage | None) -> bool:
-        """Store the size of the tools and system message of a request for the next trigger.
+        """Store the size of a request's tools and system message, for the next trigger check.
 
-        Return True if this is the first request of the agent that is stored.
+        Return True if no request of the agent was stored before.
         """
         if not self._summaries:
             return False
@@ -170,14 +177,17 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return is_first
 
     def _note_name(self, name: str, response: Any) -> None:
-        """Store the model name in a response, which may differ from the name in the request."""
+        """Store the model name that a response reports.
+
+        This name may differ from the name in the request.
+        """
         answers = getattr(response, "result", None) or ()
         reported = next(filter(None, map(read_model_name, reversed(answers))), None)
         if reported is not None and self._reported_names.get(name) != reported:
             _store_note(self._reported_names, name, reported)
 
     async def _after_agent(self, state: Any, runtime: Any) -> None:
-        """Run the learners, and schedule summaries that are written after the run."""
+        """Run the learners, and schedule the summaries that are written after the run."""
         for learner in self._learners:
             await call_method(learner, "invoke", state, get_config())
         if self._summaries:
@@ -192,7 +202,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     aafter_agent: Any = awaiting(_after_agent)
 
     def _adjust_view(self, tools: list[Any], model: str | None) -> View | None:
-        """Return the view for requests with these tools and this model, or None if there is none.
+        """Return the view, adjusted to requests with these tools and this model.
+
+        The result is None if the middleware has no view.
 
         The adjusted view of the last request is cached.
         """
@@ -205,7 +217,10 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
 
 def _find_agent(config: RunnableConfig) -> tuple[Any, str | None]:
-    """Return a key for the running agent, and its name. Several agents may share a middleware."""
+    """Return a key that identifies the running agent, and its name.
+
+    The key is needed because several agents may share a middleware.
+    """
     metadata = config.get("metadata") or {}
     namespace = str(metadata.get("langgraph_checkpoint_ns") or "")
     nodes = tuple(node.partition(":")[0] for node in namespace.split("|")[:-1])
@@ -214,13 +229,16 @@ def _find_agent(config: RunnableConfig) -> tuple[Any, str | None]:
 
 
 def _replaces_all_messages(update: dict[str, Any]) -> bool:
-    """Return whether an update replaces all messages, which would remove the answer too."""
+    """Return whether an update replaces all messages.
+
+    Such an update would also remove the model's answer.
+    """
     parts = (part for value in update.values() if isinstance(value, list) for part in value)
     return any(isinstance(part, RemoveMessage) and part.id == REMOVE_ALL_MESSAGES for part in parts)
 
 
 def _apply_update(request: ModelRequest[Any], update: dict[str, Any]) -> ModelRequest[Any]:
-    """Return the request with the messages and the state after the update of a summary."""
+    """Apply a summary's update to the messages and the state of a request."""
     parts = (part for value in update.values() if isinstance(value, list) for part in value)
     removed = {part.id for part in parts if isinstance(part, RemoveMessage)}
     messages = [message for message in request.messages if message.id not in removed]
@@ -231,7 +249,7 @@ def _apply_update(request: ModelRequest[Any], update: dict[str, Any]) -> ModelRe
 
 
 def _store_note(notes: dict[Any, Any], key: Any, value: Any) -> None:
-    """Set an entry of `notes`, and remove the oldest entries beyond `_MAX_NOTES`."""
+    """Set an entry of `notes`. If there are more than `_MAX_NOTES` entries, remove the oldest."""
     notes.pop(key, None)
     notes[key] = value
     for oldest in list(notes)[:-_MAX_NOTES]:

@@ -27,27 +27,29 @@ from perdure.storage.threads import ThreadPool, await_outcome, wait_for_outcome
 
 T = TypeVar("T")
 RequestMessages = Sequence[BaseMessage]
-_MAX_FAULTS: Final = 5  # maximum validation errors of an answer that are listed
-# characters; a conversation is not shortened below this number
+_MAX_FAULTS: Final = 5  # maximum number of validation errors of an answer that are listed
+# minimum number of characters to which a conversation in a request is shortened
 _MIN_CONVERSATION_CHARS: Final = 1_000
-_MAX_QUOTED_CHARS: Final = 4_000  # characters of a refused answer that are sent to the model again
-# keys in the metadata of an answer for the reason why it ended
+# maximum number of characters of a refused answer that are quoted in the next request
+_MAX_QUOTED_CHARS: Final = 4_000
+# keys in the metadata of an answer for the reason why the answer ended
 _REASON_KEYS: Final = ("finish_reason", "stop_reason", "stopReason", "done_reason")
-# reasons of an answer that was cut off, and of an answer that the provider withheld
+# reasons that mean that the answer was cut off or, in `_WITHHELD`, that the provider withheld it
 _CUT_OFF: Final = {"length", "max_tokens", "model_length", "max_output_tokens"}
 _WITHHELD: Final = {
     *("content_filter", "content_filtered", "safety", "refusal", "recitation"),
     *("prohibited_content", "blocklist", "guardrail_intervened"),
 }
-_PERMANENT_STATUSES: Final = {400, 401, 403, 404, 405, 422}  # HTTP status codes; no retry helps
+# HTTP status codes of errors that a retry cannot resolve
+_PERMANENT_STATUSES: Final = {400, 401, 403, 404, 405, 422}
 
 
 def load_chat_model(model: Any) -> Runnable[Any, Any]:
     """Return the chat model with a name such as `"openai:gpt-5-mini"`.
 
-    An OpenAI model is a `ChatOpenAI`. Other models are created by langchain's `init_chat_model`. If
-    the model cannot be created yet, for example because no API key is set, it is created at its
-    first call. A model object is returned unchanged.
+    An OpenAI model is a `ChatOpenAI`. Langchain's `init_chat_model` creates other models. If the
+    model cannot be created yet, for example because no API key is set, it is created when it is
+    first called. A model object is returned unchanged.
 
     Raises:
         ConfigurationError: No model can have this name, or the value is not a model.
@@ -61,12 +63,12 @@ def load_chat_model(model: Any) -> Runnable[Any, Any]:
         return _create_model(model)  # type: ignore[no-any-return]
     except (ConfigurationError, MissingDependency):
         raise
-    except Exception:  # each provider raises an error of its own if the API key is missing
+    except Exception:  # Each provider raises a different error if the API key is missing.
         return NamedModel(model)
 
 
 class NamedModel(RunnableLambda[Any, Any]):
-    """A chat model that is created at its first call.
+    """A chat model that is created when it is first called.
 
     Args:
         full_name: The name of the model, with its provider.
@@ -74,7 +76,7 @@ class NamedModel(RunnableLambda[Any, Any]):
     """
 
     def __init__(self, full_name: str, prepare: Callable[[Any], Any] = lambda model: model) -> None:
-        # langchain calls the runnable that this function returns
+        # Langchain calls the runnable that `_load_model` returns.
         super().__init__(self._load_model, name=full_name)
         self.full_name, self._prepare, self._model = full_name, prepare, None
 
@@ -84,7 +86,10 @@ class NamedModel(RunnableLambda[Any, Any]):
         return self.full_name.partition(":")[2] or self.full_name
 
     def with_preparation(self, prepare: Callable[[Any], Any]) -> NamedModel:
-        """Return a copy that calls `prepare` on the created model, after its other preparations."""
+        """Return a copy of this object that also calls `prepare` on the created model.
+
+        Earlier preparations are called first.
+        """
         return NamedModel(self.full_name, lambda model: prepare(self._prepare(model)))
 
     def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> NamedModel:
@@ -92,7 +97,7 @@ class NamedModel(RunnableLambda[Any, Any]):
         return self.with_preparation(lambda model: model.bind_tools(tools, **kwargs))
 
     def _load_model(self, request: Any) -> Any:
-        """Return the prepared model, which is created at the first call."""
+        """Return the prepared model. The first call creates the model."""
         if self._model is None:
             try:
                 self._model = self._prepare(_create_model(self.full_name))
@@ -112,7 +117,8 @@ def _create_model(name: str) -> Any:
     provider, _, model = name.partition(":")
     try:
         if provider == "openai":
-            from langchain_openai import ChatOpenAI  # takes a second, so imported only here
+            # Import the package only here, because the import takes a second.
+            from langchain_openai import ChatOpenAI
 
             return ChatOpenAI(model=model)
         from langchain.chat_models import init_chat_model
@@ -125,7 +131,7 @@ def _create_model(name: str) -> Any:
             'model or a name such as "openai:gpt-5-mini"'
         ) from exc
     except ValueError as exc:
-        # pydantic raises a subclass of ValueError if the API key is missing
+        # If the API key is missing, pydantic raises a subclass of ValueError.
         if type(exc) is not ValueError:
             raise
         raise ConfigurationError(
@@ -170,7 +176,8 @@ def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> 
         try:
             return model.with_structured_output(schema, include_raw=True, **options)  # type: ignore[no-any-return]
         except (AttributeError, TypeError, ValueError, NotImplementedError) as exc:
-            cause = exc  # integrations raise these errors for options that they do not support
+            # Model integrations raise these errors for options that they do not support.
+            cause = exc
     fault = "cannot return structured answers: it has no with_structured_output"
     raise _build_unsupported_error(model, fault, cause) from cause
 
@@ -184,7 +191,7 @@ def _build_unsupported_error(model: Any, fault: str, cause: Exception | None) ->
 
 
 class InvalidAnswer(InvalidPatch):
-    """The error for an answer that does not have the requested form.
+    """Raised if an answer of a model does not have the requested form.
 
     Attributes:
         outline: A description of the fault that quotes nothing from the answer, for the log.
@@ -196,7 +203,7 @@ class InvalidAnswer(InvalidPatch):
 
 
 class RefusedAnswer(NamedTuple):
-    """An answer that cannot be used, with a description of its fault."""
+    """A model's answer that cannot be used, with a description of its fault."""
 
     answer: Any
     fault: str
@@ -212,7 +219,9 @@ answer if it was refused.
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """A model with its time limit and retries, such as `ModelCall("openai:gpt-5-mini", retries=0)`.
+    """A chat model, with the time limit and the retries of its calls.
+
+    An example is `ModelCall("openai:gpt-5-mini", retries=0)`.
 
     Args:
         model: A chat model, a runnable that answers like one, or the name of a model, such as
@@ -240,7 +249,10 @@ class ModelCall:
         check_seconds("backoff_s", self.backoff_s)
 
     def request_answer(self, request: RequestMessages) -> Effect[Any]:
-        """Return an effect whose result is the answer to a request, or the error of the call."""
+        """Return an effect that calls the model.
+
+        Its result is the answer to the request, or the exception that the call raised.
+        """
         return Effect(lambda: self._call_blocking(request), lambda: self._call_async(request))
 
     async def request_usable_answer(
@@ -283,13 +295,13 @@ class ModelCall:
                 if isinstance(answer, Exception) and not isinstance(answer, ValueError):
                     pause = self.backoff_s * 2 ** (failures - 1)
                     await Effect(partial(time.sleep, pause), partial(asyncio.sleep, pause))
-                else:  # some clients raise a ValueError if pydantic rejects the answer
+                else:  # Some clients raise a ValueError if pydantic rejects the model's answer.
                     refused = RefusedAnswer(answer, str(exc))
 
     def _call_blocking(self, request: RequestMessages) -> Any:
-        """Return the answer of the model, or the error of the call.
+        """Return the answer of the model, or the exception that the call raised.
 
-        The call runs in an OS thread of its own, so that the time limit can end the wait.
+        The call runs in a separate OS thread, so that the caller stops waiting at the time limit.
         """
         threads = ThreadPool(1, "perdure-model", is_permanent=False)
         run = contextvars.copy_context().run
@@ -297,12 +309,14 @@ class ModelCall:
         try:
             return wait_for_outcome(threads.submit(call, is_async=False), self.timeout_s)
         except GraphBubbleUp:
-            raise  # a control-flow signal such as an interrupt, not a failure of the model
+            # Such an exception is a control-flow signal, such as an interrupt, and not a failure of
+            # the model.
+            raise
         except Exception as exc:
             return exc
 
     async def _call_async(self, request: RequestMessages) -> Any:
-        """Return the answer of the model, or the error of the call."""
+        """Return the answer of the model, or the exception that the call raised."""
         call = self._hide_from_stream().ainvoke(list(request), self.config)
         try:
             return await await_outcome(call, self.timeout_s)
@@ -312,34 +326,35 @@ class ModelCall:
             return exc
 
     def _hide_from_stream(self) -> Runnable[Any, Any]:
-        """Return the model with a tag that hides its answer from streams of messages."""
-        # the answer is not for the user, so `stream_mode="messages"` must not emit it
+        """Return the model with a tag that excludes its answers from streams of messages."""
+        # The answer is not for the user, so `stream_mode="messages"` must not emit the answer.
         return self.model.with_config(tags=[TAG_NOSTREAM])  # type: ignore[no-any-return]
 
 
 def make_model_call(model: Any) -> ModelCall:
-    """Return a call of a model with default limits. A `ModelCall` is returned unchanged."""
+    """Return a `ModelCall` of a model with default limits. A `ModelCall` is returned unchanged."""
     return model if isinstance(model, ModelCall) else ModelCall(model)
 
 
 def read_answer_text(answer: Any) -> str:
-    """Return the text of an answer, without characters that cannot be stored."""
+    """Return the text of a model's answer, without characters that cannot be stored."""
     return make_storable(answer if isinstance(answer, str) else str(answer.text))
 
 
 def describe_failed_model(error: Exception) -> str:
-    """Return "the model", with its name and URL if the error of a failed call has its request."""
+    """Return "the model", with its name and URL if the error of a failed call has them."""
     request: Any = getattr(error, "request", None)
     try:
         url, name = request.url, json.loads(request.content).get("model")
-        address = f"{url.scheme}://{url.netloc.decode()}{url.path}"  # without password and query
-    except Exception:  # not a request of httpx, or its body is not JSON
+        # The address leaves out the password and the query.
+        address = f"{url.scheme}://{url.netloc.decode()}{url.path}"
+    except Exception:  # The request is not from httpx, or its body is not JSON.
         return "the model"
     return f"the model {name!r} at {address}" if name else f"the model at {address}"
 
 
 def find_answer_fault(answer: Any) -> str | None:
-    """Return the fault of an answer that should be text, or None if the answer has a text."""
+    """Return a description of why an answer has no usable text, or None if it has."""
     if isinstance(answer, TimeoutError):
         return f"there was {answer}" if str(answer) else "the call timed out"
     if isinstance(answer, Exception):
@@ -352,7 +367,10 @@ def find_answer_fault(answer: Any) -> str | None:
 
 
 def _find_early_end(answer: Any) -> str | None:
-    """Return the fault of an answer that was cut off or withheld, or None if it is complete."""
+    """Return a description of why an answer is incomplete, or None if it is complete.
+
+    An answer is incomplete if it was cut off or if the provider withheld it.
+    """
     metadata = getattr(answer, "response_metadata", None) or {}
     details = metadata.get("incomplete_details") or {}
     reasons = (*(metadata.get(key) for key in _REASON_KEYS), details.get("reason"))
@@ -382,12 +400,12 @@ def is_permanent_failure(answer: Any) -> bool:
 
 
 def format_count(count: int) -> str:
-    """Return a count as text such as "once" or "3 times"."""
+    """Format a number of times as text, such as "once" or "3 times"."""
     return "once" if count == 1 else f"{count} times"
 
 
 def read_structured_answer(answer: Any) -> Any:
-    """Return the structured answer of a model from `bind_output_schema`.
+    """Return the parsed answer of a model that was returned by `bind_output_schema`.
 
     Raises:
         InvalidPatch: The answer does not fit the schema. The message may quote the answer.
@@ -412,9 +430,9 @@ def read_structured_answer(answer: Any) -> Any:
 
 
 def describe_validation_errors(exc: ValidationError) -> str:
-    """Return the first validation errors, as `field: error`, separated by semicolons.
+    """Describe the first validation errors in the form `field: error`, separated by semicolons.
 
-    The values of the fields are left out, because a value may be very long or a secret.
+    The values of the fields are left out, because a value may be very long or contain a secret.
     """
     errors = exc.errors(include_url=False, include_context=False, include_input=False)
     errors = errors[:_MAX_FAULTS]
@@ -424,7 +442,7 @@ def describe_validation_errors(exc: ValidationError) -> str:
 
 
 def quote_answer(answer: Any) -> str:
-    """Return the text and calls of a refused answer, for the next request to the model."""
+    """Return the text and the tool call arguments of a refused answer, for the next request."""
     raw = answer.get("raw") if isinstance(answer, dict) else answer
     parts = [str(raw.text)] if isinstance(raw, BaseMessage) else []
     if isinstance(raw, AIMessage):
@@ -434,7 +452,7 @@ def quote_answer(answer: Any) -> str:
 
 
 def _describe_without_content(answer: Any, fault: InvalidPatch) -> str:
-    """Return a description of a fault that quotes nothing from the answer.
+    """Describe the fault of an answer without quoting the answer.
 
     The description is logged, and the answer may contain secrets.
     """
