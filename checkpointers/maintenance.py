@@ -378,7 +378,7 @@ class Maintenance:
             ):
                 metadata = self.reader.decode_metadata(snapshot)
                 is_head = row[0] == row_key(namespace, head)
-                active_at = self.reader.activity_time(snapshot, row[4])
+                active_at = self.reader.read_activity_time(snapshot, row[4])
                 parts = row[0], snapshot.checkpoint_id, snapshot.parent_id, active_at, metadata
                 candidates.append(
                     RetentionCandidate(*parts, snapshot.stored_channels(), is_head, len(row[5]))

@@ -17,23 +17,23 @@ _ADD: Final = "INSERT INTO settings (name, value) VALUES ('owners', ?) ON CONFLI
 _ORGANISATIONS: Final = b"organisations"
 
 
-def has_organisations(saver: Checkpointer) -> bool:
+def may_owners_be_organisations(saver: Checkpointer) -> bool:
     """Return whether the `owner` of a thread in this database may be an organisation."""
-    return saver.database.read(read_record)
+    return saver.database.read(read_organisations_mark)
 
 
-def record_organisations(saver: Checkpointer) -> None:
+def record_organisation_owners(saver: Checkpointer) -> None:
     """Record permanently that the `owner` of a thread in this database may be an organisation."""
     # Check first, because most servers start with a database that already has the record.
-    if not has_organisations(saver):
-        saver.database.write(add_record)
+    if not may_owners_be_organisations(saver):
+        saver.database.write(add_organisations_mark)
 
 
-def read_record() -> Flow[bool]:
+def read_organisations_mark() -> Flow[bool]:
     """Return whether the database records that owners may be organisations."""
     return bool((yield from fetch_rows(_FIND)))
 
 
-def add_record() -> Flow[None]:
+def add_organisations_mark() -> Flow[None]:
     """Record that owners may be organisations, unless another process has already recorded it."""
     yield Statement(_ADD, (_ORGANISATIONS,))

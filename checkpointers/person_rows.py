@@ -62,7 +62,7 @@ class PersonRows:
     def list_threads(self) -> list[str]:
         """Return the ids of the person's threads, sorted."""
         query, threads = self._build_superset_query(), ThreadList(self.saver)
-        thread_ids = {*threads.search(query, self._match_own_thread, sys.maxsize)}
+        thread_ids = {*threads.search(query, self._find_own_thread_id, sys.maxsize)}
         return self._sort_permitted_ids(thread_ids | {*self._iter_threads_without_checkpoint()})
 
     def list_threads_by_owner(self) -> list[str]:
@@ -110,7 +110,7 @@ class PersonRows:
         thread_ids = ThreadList(self.saver).search(ThreadQuery(), get_id, sys.maxsize)
         yield from (thread_id for thread_id in thread_ids if thread_id not in own_ids)
 
-    def _match_own_thread(self, thread: ListedThread) -> str | None:
+    def _find_own_thread_id(self, thread: ListedThread) -> str | None:
         """Return the id of a thread if it belongs to the person, else None."""
         return (
             thread.thread_id

@@ -342,7 +342,7 @@ class CheckpointReader:
 
     def read_write_rows(self, checkpoint: StoredCheckpoint) -> Flow[list[Row]]:
         """Read a checkpoint's writes, as rows `(checkpoint_id, task_id, task_path, body)`."""
-        return [*self._select_own_rows((yield self._build_writes_statement(checkpoint)))]
+        return [*self._select_rows_of_checkpoint((yield self._build_writes_statement(checkpoint)))]
 
     def _build_writes_statement(self, checkpoint: StoredCheckpoint) -> Statement:
         return self.sql(
@@ -377,7 +377,7 @@ class CheckpointReader:
             writes,
         )
 
-    def find_status(self, address: Address) -> Flow[ThreadStatus | None]:
+    def find_thread_status(self, address: Address) -> Flow[ThreadStatus | None]:
         """Return the status at a checkpoint, or None if the checkpoint does not exist."""
         checkpoint = yield from self.find_checkpoint(address)
         if checkpoint is None:
@@ -511,7 +511,7 @@ class CheckpointReader:
                 thread_key,
             )
 
-    def activity_time(self, snapshot: Snapshot, put_at: float) -> float:
+    def read_activity_time(self, snapshot: Snapshot, put_at: float) -> float:
         """Return the time in a checkpoint's `ts`, or the time of its put if the put was earlier.
 
         The result is in seconds since 1970.
@@ -595,7 +595,7 @@ class CheckpointReader:
             channels: Only writes to these channels are read; None means all.
         """
         writes = []
-        for row in self._select_own_rows(rows):
+        for row in self._select_rows_of_checkpoint(rows):
             task_id = unpack_id(row[1]) or ""
             for index, channel, ref in decrypt_writes(self.seal, *address[:2], row):
                 if channels is None or channel in channels:
@@ -606,7 +606,7 @@ class CheckpointReader:
         writes.sort(key=lambda entry: entry[0])
         return [write for _, write in writes]
 
-    def _select_own_rows(self, rows: Sequence[Row]) -> Iterator[Row]:
+    def _select_rows_of_checkpoint(self, rows: Sequence[Row]) -> Iterator[Row]:
         """Yield those rows of the statement `checkpoint_writes` that belong to the checkpoint.
 
         The statement `checkpoint_writes` also returns the adjacent rows of other checkpoints. The

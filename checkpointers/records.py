@@ -113,7 +113,7 @@ def item_associated_data(thread_id: str, channel: str, position: int) -> Associa
     return ("item", thread_id, channel, position)
 
 
-def compute_content_hash(seal: Seal, log: int, stored: bytes) -> int:
+def compute_content_hash(seal: Seal, log_key: int, stored_item: bytes) -> int:
     """Return a hash of an item's content, by which an equal item is found in the same log.
 
     The log key is in the upper bits, so the hashes of a thread are adjacent in the index. The lower
@@ -121,9 +121,9 @@ def compute_content_hash(seal: Seal, log: int, stored: bytes) -> int:
     threads have different hashes. Callers confirm a match by comparing the contents.
     """
     digest = hashlib.blake2b(
-        stored, digest_size=5, key=seal.hash_key, salt=log.to_bytes(8)
+        stored_item, digest_size=5, key=seal.hash_key, salt=log_key.to_bytes(8)
     ).digest()
-    return (log & 0x7FFFFF) << 40 | int.from_bytes(digest, "big")
+    return (log_key & 0x7FFFFF) << 40 | int.from_bytes(digest, "big")
 
 
 def compute_metadata_tag(seal: Seal, key: str, value: Any) -> int | None:
@@ -283,16 +283,16 @@ def select_transcript_to_store(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def encrypt_writes(seal: Seal, position: AssociatedData, writes: list[Write]) -> bytes:
+def encrypt_writes(seal: Seal, row_ids: AssociatedData, writes: list[Write]) -> bytes:
     """Encode and encrypt the pending writes of one task, and return the body of their row.
 
     Args:
         seal: Encrypts the body.
-        position: The thread, namespace, checkpoint id, task id and task path to which the body is
+        row_ids: The thread, namespace, checkpoint id, task id and task path, to which the body is
             bound.
         writes: The writes of the task.
     """
-    return seal.seal(pack(writes), ("writes", *position))
+    return seal.seal(pack(writes), ("writes", *row_ids))
 
 
 def decrypt_writes(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row) -> list[Write]:
@@ -313,10 +313,10 @@ def decrypt_writes(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row) -> 
 
 
 def decrypt_item(
-    seal: Seal, thread_id: str, channel: str, key: int, body: bytes
+    seal: Seal, thread_id: str, channel: str, item_key: int, body: bytes
 ) -> tuple[int, bytes]:
     """Decrypt an item from the columns of its row, and return its position and its content."""
-    position = key & 0xFFFFFFFF
+    position = item_key & 0xFFFFFFFF
     return position, seal.unseal(body, item_associated_data(thread_id, channel, position))
 
 
@@ -324,7 +324,7 @@ def decrypt_item(
 
 
 def encrypt_list_entry(
-    seal: Seal, thread_id: str, title: Title | None, listed: tuple[Any, bytes] | None
+    seal: Seal, thread_id: str, title: Title | None, listed_metadata: tuple[Any, bytes] | None
 ) -> tuple[bytes, bytes | None]:
     """Encrypt the list entry of a thread; return the entry and the search keys of the thread.
 
@@ -332,15 +332,15 @@ def encrypt_list_entry(
         seal: Encrypts the entry.
         thread_id: The thread.
         title: Its title, or None if the title is unknown.
-        listed: The metadata that lists show, decoded and encoded; None if it is unknown.
+        listed_metadata: The metadata that lists show, decoded and encoded; None if it is unknown.
 
     Returns:
         The entry and the search keys. The keys are None if the head must be read to match a search.
     """
-    entry = [*(title or (None, None)), listed and listed[1]]
+    entry = [*(title or (None, None)), listed_metadata and listed_metadata[1]]
     search_keys = None
-    if title is not None and listed is not None:
-        search_keys = build_search_keys(seal, thread_id, title.text, listed[0])
+    if title is not None and listed_metadata is not None:
+        search_keys = build_search_keys(seal, thread_id, title.text, listed_metadata[0])
     return seal.seal(pack(entry), ("title", thread_id)), search_keys
 
 

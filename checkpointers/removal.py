@@ -193,7 +193,9 @@ class Remover:
         if self.is_erased(value, context):
             return REMOVED
         if isinstance(value, str):
-            is_quotation = not isinstance(value, Enum) and self._is_quotation(value, context)
+            is_quotation = not isinstance(value, Enum) and self._quotes_erased_message(
+                value, context
+            )
             return "" if is_quotation else value
         if (texts := self.texts_of(value)) is not None:
             has_text = any(self._contains_erased_text(text, context) for text in texts)
@@ -201,8 +203,8 @@ class Remover:
         self._ancestors.add(id(value))
         try:
             if isinstance(value, list | tuple | set | frozenset | deque):
-                return self._remove_from_elements(value, context)
-            return self._remove_from_fields(value, context)
+                return self._remove_messages_from_elements(value, context)
+            return self._remove_messages_from_fields(value, context)
         finally:
             self._ancestors.discard(id(value))
 
@@ -246,7 +248,7 @@ class Remover:
             )
         return _get_text_field(value, "id") in self._call_ids
 
-    def _is_quotation(self, text: str, context: ValueContext) -> bool:
+    def _quotes_erased_message(self, text: str, context: ValueContext) -> bool:
         """Return whether a text quotes an erased message.
 
         A text in the description of a task also counts as a quotation if it contains a text of an
@@ -263,7 +265,7 @@ class Remover:
         is_in_task = context.describes_task and self._task_texts.has_part_of(text)
         return is_in_task or self._long_texts.has_part_of(text)
 
-    def _remove_from_fields(self, value: Any, context: ValueContext) -> Any:
+    def _remove_messages_from_fields(self, value: Any, context: ValueContext) -> Any:
         """Remove erased messages and quotations from the fields of a dict or an object.
 
         A `Send` is never altered. It is removed as a whole.
@@ -307,7 +309,7 @@ class Remover:
             texts = inputs and ((context.allows_bare_text and not is_dict) or name in self.channels)
             new = self.remove_messages_from(part, context._replace(allows_bare_text=texts))
             if is_dict and type(name) is str and not context.in_kept_message:
-                is_erased = name in self._call_ids or self._is_quotation(name, context)
+                is_erased = name in self._call_ids or self._quotes_erased_message(name, context)
                 new = REMOVED if is_erased else new
             if new is not part:
                 changed[name] = new
@@ -315,7 +317,7 @@ class Remover:
             changed["name"] = None
         return changed
 
-    def _remove_from_elements(self, value: Any, context: ValueContext) -> Any:
+    def _remove_messages_from_elements(self, value: Any, context: ValueContext) -> Any:
         """Remove erased messages and quotations from the elements of a collection.
 
         A named tuple keeps its length. Its removed fields become None.

@@ -229,22 +229,22 @@ class RemovalRecords:
 
     # -- runs
 
-    def record_load(self, config: RunnableConfig, thread_id: str, number: int) -> None:
+    def record_load(self, config: RunnableConfig, thread_id: str, removal_number: int) -> None:
         """Remember the newest removal number at the time when a run loads its thread."""
         runtime = find_runtime(config)
         control = find_run_control(runtime)
         if control is not None and runtime.execution_info is None:
             drop_oldest_entries(self.loaded, _MAX_RUNS)
-            self.loaded[control, thread_id] = number
+            self.loaded[control, thread_id] = removal_number
 
-    def is_stale(self, request: CheckpointPut | TaskWrites, removals: int) -> bool:
+    def is_stale(self, request: CheckpointPut | TaskWrites, newest_removal: int) -> bool:
         """Return whether the state from which a request comes was loaded before the newest removal.
 
         Args:
             request: The checkpoint or the writes to store.
-            removals: The number of the newest removal record of the thread.
+            newest_removal: The number of the newest removal record of the thread.
         """
-        return self.find_loaded_removal_number(request)[0] < removals
+        return self.find_loaded_removal_number(request)[0] < newest_removal
 
     def find_loaded_removal_number(self, request: CheckpointPut | TaskWrites) -> tuple[int, bool]:
         """Return the newest removal number at the time when a request's state was loaded.

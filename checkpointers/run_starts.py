@@ -156,7 +156,7 @@ def find_messages_added_after(
     )
     started_at = run.started_at
     if not run.has_input:  # without an input of its own, the run may continue a stopped run
-        status = yield from reader.find_status(address)
+        status = yield from reader.find_thread_status(address)
         if status is None or status.tasks:
             started_at = stored_checkpoint.snapshot.run_started_at or 0.0
     is_new = _is_start_within(started_at, period) and not run.has_writes

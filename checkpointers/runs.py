@@ -154,7 +154,7 @@ class RunTable(ServerTable):
             known_cancel: The cancellation that the caller has carried out, or None. After a
                 `rollback` the run ends, whichever cancellation its row has.
             webhook: The statement that stores the webhook of the run, from
-                `WebhookTable.build_insert`.
+                `WebhookTable.build_webhook_insert`.
 
         Returns:
             A list with the id of the claimed run, or an empty list if no run waits. None if nothing
@@ -321,14 +321,14 @@ class RunTable(ServerTable):
         return dict(await self._read_rows("newest_removals_of_threads", json.dumps(thread_keys)))
 
     async def read_events(
-        self, thread_key: int, seq_range: tuple[int, int], after: int
+        self, thread_key: int, seq_range: tuple[int, int], after_event: int
     ) -> list[EventBatch]:
-        """Read a page of stored events that follow the event `after`, in order.
+        """Read a page of stored events that follow the event `after_event`, in order.
 
         Args:
             thread_key: The key of the thread.
             seq_range: The numbers of the first and the last run whose events are read.
-            after: The number of the event before the first one to read.
+            after_event: The number of the event before the first one to read.
 
         Returns:
             At most 100 batches and about one megabyte. The list is empty if no event follows.
@@ -336,20 +336,20 @@ class RunTable(ServerTable):
         return [
             EventBatch(since, until, decrypt_events(self._seal, thread_id, run_id, since, body))
             for thread_id, run_id, since, until, body in await self._read_rows(
-                "events_after", thread_key, *seq_range, after, _BATCH_LIMIT, _READ_BYTES
+                "events_after", thread_key, *seq_range, after_event, _BATCH_LIMIT, _READ_BYTES
             )
         ]
 
     async def find_newest_event(
-        self, thread_key: int, seq_range: tuple[int, int], after: int
+        self, thread_key: int, seq_range: tuple[int, int], after_event: int
     ) -> tuple[int, int, RunState] | None:
         """Find the newest event of a range of runs. The arguments are the same as in `read_events`.
 
         Returns:
             The number of the run, the number of the event, and the state of the run. None if no
-            event follows `after`.
+            event follows `after_event`.
         """
-        rows = await self._read_rows("newest_event", thread_key, *seq_range, after)
+        rows = await self._read_rows("newest_event", thread_key, *seq_range, after_event)
         return rows[0] if rows else None
 
     async def delete_old_events(self) -> None:

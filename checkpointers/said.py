@@ -62,7 +62,7 @@ def read_index_progress(sql: NamedSQL, thread_id: str) -> Flow[IndexProgress | N
 
 
 def read_unindexed_items(
-    threads: ThreadReader, thread_id: str, path: bytes, channel: str = "messages"
+    threads: ThreadReader, thread_id: str, index_path: bytes, channel: str = "messages"
 ) -> Flow[tuple[IndexProgress, list[tuple[HistoryItem, float]]] | None]:
     """Read the items of a thread that are not indexed yet.
 
@@ -72,7 +72,7 @@ def read_unindexed_items(
     Args:
         threads: The reader of threads.
         thread_id: The thread.
-        path: The path of the index namespace.
+        index_path: The path of the index namespace.
         channel: The channel.
 
     Returns:
@@ -82,7 +82,7 @@ def read_unindexed_items(
     progress = yield from read_index_progress(threads.sql, thread_id)
     if progress is None:
         return None
-    position, address = progress.position_in(path), Address(thread_id, "", None)
+    position, address = progress.position_in(index_path), Address(thread_id, "", None)
     items: list[HistoryItem] = []
     # Read backwards from the end of the transcript, so that the cost does not grow with the length
     # of the thread.
@@ -132,7 +132,7 @@ def _read_log_lengths(
             ranges = chain(value_ranges, unflatten_ranges(transcript[1]))
             stop = max([0, *(stop for _, stop in ranges if stop <= ALIASES)])
             if not lengths or stop > lengths[-1][0]:
-                lengths.append((stop, threads.reader.activity_time(snapshot, row[4])))
+                lengths.append((stop, threads.reader.read_activity_time(snapshot, row[4])))
     return lengths
 
 

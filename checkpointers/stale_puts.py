@@ -171,12 +171,14 @@ class StalePut:
     def filter_checkpoint(self, put: CheckpointPut) -> CheckpointPut:
         """Return a copy of a put without erased messages and without quotations of them."""
         values, other_fields, metadata = put.decode_values(self._codec)
-        self._find_erased_messages(values.items(), inputs=False)
+        self._find_erased_messages(values.items(), are_inputs=False)
         self._remover.remove_messages_from(other_fields, ValueContext())
         remaining: dict[str, Any] = {}
         is_answer_gone = False
         for channel, value in values.items():
-            filtered = self._remove_erased_messages(channel, value, inputs=channel.startswith("__"))
+            filtered = self._remove_erased_messages(
+                channel, value, are_inputs=channel.startswith("__")
+            )
             if filtered is not REMOVED:
                 remaining[channel] = filtered
             is_answer_gone = is_answer_gone or self._ends_with_erased_tool_call(value)
@@ -189,12 +191,12 @@ class StalePut:
         fields = ({} if part is REMOVED else part for part in (other_fields, metadata))
         return put.copy_with_values(self._codec, remaining, *fields)
 
-    def _find_erased_messages(self, values: Iterable[tuple[str, Any]], *, inputs: bool) -> None:
+    def _find_erased_messages(self, values: Iterable[tuple[str, Any]], *, are_inputs: bool) -> None:
         """Find erased messages in values by their ids, and remember their texts."""
         values = [*values]
         for channel, value in values:
             new = self._remove_erased_messages(
-                channel, value, inputs=inputs or channel.startswith("__")
+                channel, value, are_inputs=are_inputs or channel.startswith("__")
             )
             if new is not value and not channel.startswith("__"):
                 self._remover.channels.add(channel)
@@ -203,7 +205,7 @@ class StalePut:
             part for _, value in values for part in _iter_elements(value)
         )
 
-    def _remove_erased_messages(self, channel: str, value: Any, *, inputs: bool) -> Any:
+    def _remove_erased_messages(self, channel: str, value: Any, *, are_inputs: bool) -> Any:
         """Remove erased messages from a channel's value.
 
         The result is `REMOVED` if nothing is left.
@@ -211,9 +213,9 @@ class StalePut:
         if channel == TASKS and isinstance(value, list) and {*map(type, value)} == {Send}:
             remaining, is_changed = remove_quoting_tasks(self._remover, value)
             return remaining if is_changed else value
-        texts = inputs and channel in self._remover.channels
+        texts = are_inputs and channel in self._remover.channels
         tasks = channel in TASK_CHANNELS or self._is_inner
-        return self._remover.remove_messages_from(value, ValueContext(inputs, texts, tasks))
+        return self._remover.remove_messages_from(value, ValueContext(are_inputs, texts, tasks))
 
     def _ends_with_erased_tool_call(self, value: Any) -> bool:
         """Return whether a value is a list whose last message calls tools and was erased."""
@@ -236,11 +238,11 @@ class StalePut:
         writes = request.build_writes_for_state(*_NO_ROWS)
         values = [decode_inline_reference(self._codec, ref) for _, _, ref in writes]
         self._find_erased_messages(
-            zip((channel for _, channel, _ in writes), values, strict=True), inputs=True
+            zip((channel for _, channel, _ in writes), values, strict=True), are_inputs=True
         )
         remaining: list[Write] = []
         for (index, channel, ref), value in zip(writes, values, strict=True):
-            filtered = self._remove_erased_messages(channel, value, inputs=True)
+            filtered = self._remove_erased_messages(channel, value, are_inputs=True)
             if filtered is value:
                 remaining.append([index, channel, ref])
             elif filtered is not REMOVED and channel not in UNALTERED:
@@ -263,15 +265,19 @@ def find_erased_messages(
     reader: CheckpointReader,
     thread_id: str,
     messages: Sequence[BaseMessage],
-    since: int,
+    since_removal: int,
 ) -> Flow[list[bool]]:
-    """Return for each message whether a removal with a number above `since` has erased it.
+    """Return for each message whether a removal after number `since_removal` erased it.
 
-    If the thread was deleted after removal number `since`, the result is True for all messages.
+    If the thread was deleted after removal number `since_removal`, the result is True for all messages.
     """
     removals = reader.removals
     number = yield from removals.count_removals(thread_id)
-    records = (yield from removals.read_records_since(thread_id, since)) if number > since else []
+    records = (
+        (yield from removals.read_records_since(thread_id, since_removal))
+        if number > since_removal
+        else []
+    )
     if any(record.checkpoints is not None for record in records):
         return [True] * len(messages)
     stale = StalePut(reader, records, is_inner=False)

@@ -215,7 +215,7 @@ class StoredTypes:
                 return parametrised or target
         return target
 
-    def find_registered(self, name: Name) -> StoredType[Any] | None:
+    def find_registered_type(self, name: Name) -> StoredType[Any] | None:
         """Return the registered type with this current or earlier stored name, or None."""
         registered = self._by_name.get(name)
         if registered is None and (target := self._targets.get(name)) is not None:
@@ -313,14 +313,14 @@ def _resolve_aliases(aliases: Aliases, stored_name: Callable[[type], Name]) -> d
                 f"aliases contains {_format_name(old)}, a class of Python or of a library; only "
                 "classes of your own application can have an alias"
             )
-    return {old: _follow_alias(old, steps, stored_name) for old in steps}
+    return {old: _follow_alias_chain(old, steps, stored_name) for old in steps}
 
 
-def _follow_alias(
-    old: Name, steps: Mapping[Name, type | Name], stored_name: Callable[[type], Name]
+def _follow_alias_chain(
+    old_name: Name, steps: Mapping[Name, type | Name], stored_name: Callable[[type], Name]
 ) -> type:
     """Follow the chain of aliases from the name `old`, and return the class at its end."""
-    chain: list[Name] = [old]
+    chain: list[Name] = [old_name]
     while True:
         target = steps[chain[-1]]
         name = stored_name(target) if isinstance(target, type) else target
@@ -332,22 +332,23 @@ def _follow_alias(
         elif isinstance(target, type):
             return target
         else:
-            return _import_alias_target(old, name)
+            return _import_alias_target(old_name, name)
 
 
-def _import_alias_target(old: Name, name: Name) -> type:
+def _import_alias_target(old_name: Name, target_name: Name) -> type:
     """Import the class that is the target of an alias."""
     try:
-        importlib.import_module(name[0])
+        importlib.import_module(target_name[0])
     except Exception as exc:
         raise ConfigurationError(
-            f"aliases maps {_format_name(old)} to {_format_name(name)}, whose module cannot be "
-            f"imported: {_format_error(exc)}"
+            f"aliases maps {_format_name(old_name)} to {_format_name(target_name)}, whose module "
+            f"cannot be imported: {_format_error(exc)}"
         ) from exc
-    cls = find_class(*name, load=False)
+    cls = find_class(*target_name, load=False)
     if cls is None:
         raise ConfigurationError(
-            f"aliases maps {_format_name(old)} to {_format_name(name)}, but there is no such class"
+            f"aliases maps {_format_name(old_name)} to {_format_name(target_name)}, but there is "
+            "no such class"
         )
     return cls
 

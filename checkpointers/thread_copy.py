@@ -261,7 +261,9 @@ class _ThreadWriter:
                 "put_writes", namespace, pack_id(checkpoint_id), pack_id(task), path, body
             )
 
-    def _write_checkpoint(self, ns: str, key: int, put_at: float, snapshot: Snapshot) -> Flow[None]:
+    def _write_checkpoint(
+        self, checkpoint_ns: str, checkpoint_key: int, put_at: float, snapshot: Snapshot
+    ) -> Flow[None]:
         """Write a checkpoint and its tags.
 
         References to logs are replaced with the new log keys.
@@ -271,44 +273,48 @@ class _ThreadWriter:
         # checkpoint.
         mapped = replace(snapshot, references=refs, run_started_at=None)
         row = (
-            key,
+            checkpoint_key,
             pack_id(snapshot.checkpoint_id),
             pack_id(snapshot.parent_id),
             snapshot.run_start,
             put_at,
         )
-        body = encrypt_checkpoint(self.seal, self.target_id, ns, row, mapped, transcripts)
-        yield self.sql("add_checkpoint", key, key >> 32, *row[1:], body)
+        body = encrypt_checkpoint(
+            self.seal, self.target_id, checkpoint_ns, row, mapped, transcripts
+        )
+        yield self.sql("add_checkpoint", checkpoint_key, checkpoint_key >> 32, *row[1:], body)
         for number in compute_metadata_tags(self.seal, self.reader.decode_metadata(snapshot)):
-            yield self.sql("add_tag", number, key)
+            yield self.sql("add_tag", number, checkpoint_key)
 
 
-def _replace_log_keys(ref: Any, logs: Mapping[int, Any]) -> Any:
-    """Return a copy of a reference in which each log key is replaced with its value in `logs`."""
+def _replace_log_keys(ref: Any, new_keys: Mapping[int, Any]) -> Any:
+    """Return a copy of a reference with each log key replaced with its value in `new_keys`."""
     if isinstance(ref, bytes):
         return ref
     kind, *rest = ref
     if kind in (SNAPSHOT, DELTA):
-        return [kind, rest[0] if isinstance(rest[0], int) else _replace_log_keys(rest[0], logs)]
+        return [kind, rest[0] if isinstance(rest[0], int) else _replace_log_keys(rest[0], new_keys)]
     if kind == MAP:
-        return [MAP, {key: _replace_log_keys(inner, logs) for key, inner in rest[0].items()}]
+        return [MAP, {key: _replace_log_keys(inner, new_keys) for key, inner in rest[0].items()}]
     if kind in (LIST_HERE, DICT_HERE):
-        return [kind, [e if isinstance(e, bytes) else [logs[e[0]], *e[1:]] for e in rest[0]]]
+        return [kind, [e if isinstance(e, bytes) else [new_keys[e[0]], *e[1:]] for e in rest[0]]]
     log, numbers = rest
-    return [kind, logs[log], numbers]
+    return [kind, new_keys[log], numbers]
 
 
 def _replace_log_keys_of_values(
-    snapshot: Snapshot, logs: Mapping[int, Any]
+    snapshot: Snapshot, new_keys: Mapping[int, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Replace the log keys in a checkpoint's references and in its stored transcripts.
 
     Returns:
         The references by channel, and the stored transcripts by channel.
     """
-    refs = {channel: _replace_log_keys(ref, logs) for channel, ref in snapshot.references.items()}
+    refs = {
+        channel: _replace_log_keys(ref, new_keys) for channel, ref in snapshot.references.items()
+    }
     transcripts = {
-        c: _replace_log_keys([LIST, *written], logs)[1:]
+        c: _replace_log_keys([LIST, *written], new_keys)[1:]
         for c, written in snapshot.transcript.items()
     }
     return refs, transcripts

@@ -155,28 +155,36 @@ def read_thread_records(
 
 
 def _read_namespace(
-    reader: CheckpointReader, thread_id: str, namespace: int, ns: str, head: int, last_seq: int
+    reader: CheckpointReader,
+    thread_id: str,
+    namespace_key: int,
+    checkpoint_ns: str,
+    head_seq: int,
+    last_seq: int,
 ) -> Flow[NamespaceRecords]:
     """Read the records of a namespace up to the sequence number `last_seq`.
 
     In the root namespace, only the checkpoint with this sequence number and its ancestors are read.
     """
-    rows = yield reader.sql("checkpoints_page", *key_range(namespace), NO_LIMIT)
-    yield from reader.check_row_count(len(rows), *key_range(namespace))
+    rows = yield reader.sql("checkpoints_page", *key_range(namespace_key), NO_LIMIT)
+    yield from reader.check_row_count(len(rows), *key_range(namespace_key))
     if last_seq != _SEQ_MASK:
         rows = [row for row in rows if row[0] & _SEQ_MASK <= last_seq]
-        rows = rows if ns else select_lineage(rows, row_key(namespace, last_seq))
-        head = max((row[0] & _SEQ_MASK for row in rows), default=0)
+        rows = rows if checkpoint_ns else select_lineage(rows, row_key(namespace_key, last_seq))
+        head_seq = max((row[0] & _SEQ_MASK for row in rows), default=0)
     checkpoints = [
-        (row[0] & _SEQ_MASK, row[4], reader.decrypt_row(thread_id, ns, row)) for row in rows
+        (row[0] & _SEQ_MASK, row[4], reader.decrypt_row(thread_id, checkpoint_ns, row))
+        for row in rows
     ]
     ids = {snapshot.checkpoint_id for _, _, snapshot in checkpoints}
     writes = []
-    for row in (yield reader.sql("namespace_writes", namespace)):
+    for row in (yield reader.sql("namespace_writes", namespace_key)):
         uid, task, path = unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
         if uid in ids or last_seq == _SEQ_MASK:
-            writes.append((uid, task, path, decrypt_writes(reader.seal, thread_id, ns, row)))
-    return NamespaceRecords(ns, head, checkpoints, writes)
+            writes.append(
+                (uid, task, path, decrypt_writes(reader.seal, thread_id, checkpoint_ns, row))
+            )
+    return NamespaceRecords(checkpoint_ns, head_seq, checkpoints, writes)
 
 
 def read_items(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:

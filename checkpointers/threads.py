@@ -390,7 +390,7 @@ class ThreadReader:
 
     def read_status(self, address: Address) -> Flow[ThreadStatus]:
         """Return the status of a thread at a checkpoint; see `Checkpointer.status`."""
-        status = yield from self.reader.find_status(address)
+        status = yield from self.reader.find_thread_status(address)
         if status is None:
             raise build_not_found_error(address)
         return status
@@ -476,7 +476,7 @@ class ThreadReader:
         message_count, active_at = 0, updated_at
         if head is not None:
             message_count = count_positions(head.snapshot.transcript.get("messages", (0, []))[1])
-            active_at = self.reader.activity_time(head.snapshot, updated_at)
+            active_at = self.reader.read_activity_time(head.snapshot, updated_at)
         created, updated, active = (
             _to_datetime(thread_id, seconds) for seconds in (created_at, updated_at, active_at)
         )
@@ -522,27 +522,27 @@ class ThreadReader:
         return sorted(checkpoints, key=lambda info: -info.order)
 
     def _build_checkpoint_info(
-        self, thread_id: str, ns: str, row: Row, head_lineage: set[int], head: int
+        self, thread_id: str, checkpoint_ns: str, row: Row, head_lineage: set[int], head_key: int
     ) -> Flow[CheckpointInfo]:
         """Decrypt the row of a checkpoint, and build its `CheckpointInfo`.
 
         Args:
             thread_id: The thread.
-            ns: The namespace.
+            checkpoint_ns: The namespace.
             row: The row of the checkpoint.
             head_lineage: The keys of the head and its ancestors.
-            head: The sequence number of the head.
+            head_key: The sequence number of the head.
         """
-        snapshot = yield from self.reader.decrypt_and_resolve_row(thread_id, ns, row)
+        snapshot = yield from self.reader.decrypt_and_resolve_row(thread_id, checkpoint_ns, row)
         fields: dict[str, Any] = self.reader.codec.decode(snapshot.encoded_fields[0])
-        status = yield from self.reader.read_status(thread_id, ns, snapshot, [])
+        status = yield from self.reader.read_status(thread_id, checkpoint_ns, snapshot, [])
         order = row[0] & 0xFFFFFFFF
         return CheckpointInfo(
             snapshot.checkpoint_id,
             snapshot.parent_id,
-            ns,
+            checkpoint_ns,
             order,
-            order == head,
+            order == head_key,
             row[0] not in head_lineage,
             self.reader.decode_metadata(snapshot),
             str(fields.get("ts", "")),

@@ -512,7 +512,7 @@ class Converter:
 
         If the value cannot be loaded, return its payload as `DetachedFields`.
         """
-        registered = self._types.find_registered(name)
+        registered = self._types.find_registered_type(name)
         if registered is None:
             self._allowlist.check_allowed(name)
             reason = "this checkpointer was opened without a registered type of this name"

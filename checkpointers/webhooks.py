@@ -21,13 +21,13 @@ class WebhookTable(ServerTable):
     async def add(
         self, run: LiveRun, content: Any, content_if_erased: Any, *, keeps_thread: bool
     ) -> None:
-        """Store the webhook of a run that ends. The arguments are those of `build_insert`."""
-        insert = self.build_insert(
+        """Store the webhook of a run that ends; see `build_webhook_insert` for the arguments."""
+        insert = self.build_webhook_insert(
             run, content, content_if_erased, keeps_thread=keeps_thread, known_cancel="rollback"
         )
         await self._write_statements([insert], (run.thread_id,))
 
-    def build_insert(
+    def build_webhook_insert(
         self,
         run: LiveRun,
         content: Any,

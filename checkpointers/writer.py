@@ -526,7 +526,7 @@ class CheckpointWriter:
             parent = thread.committed_snapshot(put.address.checkpoint_ns, parent_id)
             if parent is None:
                 rows = yield self.sql("find_checkpoint", head.namespace_key, pack_id(parent_id))
-                parent = yield from self._resolve_first_row(put.address, thread, rows)
+                parent = yield from self._decrypt_first_row(put.address, thread, rows)
         if parent is not None and (put.delta_channels or put.snapshot_channels):
             stored_parent = StoredCheckpoint(thread, head.namespace_key, parent)
             rows = (
@@ -539,7 +539,7 @@ class CheckpointWriter:
             )
         if existing_key is not None:
             rows = yield self.sql("checkpoint_row", existing_key)
-            replaced = yield from self._resolve_first_row(put.address, thread, rows)
+            replaced = yield from self._decrypt_first_row(put.address, thread, rows)
         planner = MergePlanner(self.reader, thread_id, put.address.checkpoint_ns, thread, head)
         put.merge = (yield from planner.plan(put, parent)) if replaced is None else None
         commit = self._plan_checkpoint(put, thread, head, parent, replaced)
@@ -638,12 +638,12 @@ class CheckpointWriter:
         snapshot = None
         if head_key is not None:
             rows = yield self.sql("checkpoint_row", head_key)
-            snapshot = yield from self._resolve_first_row(address, thread, rows)
+            snapshot = yield from self._decrypt_first_row(address, thread, rows)
         head = Head(namespace_key, explicit_head, snapshot)
         add_recent_entry(thread.heads, checkpoint_ns, head)
         return thread, head, existing_key, is_cache_valid
 
-    def _resolve_first_row(
+    def _decrypt_first_row(
         self, address: Address, thread: Thread, rows: list[Row]
     ) -> Flow[Snapshot | None]:
         """Decrypt the snapshot in the first row. Return None if there is no row."""

@@ -17,7 +17,7 @@ from itertools import chain, islice
 from typing import Any, Final
 
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.owner_record import has_organisations
+from perdure.checkpointers.owner_record import may_owners_be_organisations
 from perdure.checkpointers.person_rows import PersonRows
 from perdure.checkpointers.records import CronRow
 from perdure.effects import run
@@ -489,7 +489,7 @@ def _build_person_rows(
     check_user("user", user, "give the name of the person")
     only = None if thread_ids is None else frozenset(thread_ids)
     if owners_are_people is None:
-        owners_are_people = not has_organisations(saver)
+        owners_are_people = not may_owners_be_organisations(saver)
     return PersonRows(saver, user, owners_are_people=owners_are_people, only=only)
 
 

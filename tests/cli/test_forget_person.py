@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perdure.checkpointers.owner_record import record_organisations
+from perdure.checkpointers.owner_record import record_organisation_owners
 from perdure.checkpointers.records import ClientMetadata
 from perdure.checkpointers.thread_list import ThreadList
 from perdure.memory import Collection
@@ -149,8 +149,8 @@ def test_a_database_that_was_served_with_an_auth_file(filled: str, tmp_path: Pat
     """By default, an owner is an organisation there, also in a copy; `--owners people` differs."""
     own_threads(filled)
     with opened(filled) as both:
-        record_organisations(both.saver)
-        record_organisations(both.saver)
+        record_organisation_owners(both.saver)
+        record_organisation_owners(both.saver)
     copy = str(tmp_path / "copy.db")
     run("copy", "--from", filled, "--to", copy)
     with opened(copy) as both:

@@ -264,7 +264,7 @@ def test_a_run_does_not_end_before_its_cancellation_is_known(talked: Saver) -> N
 
     def end(status: RunState, known: str | None) -> list[str] | None:
         options: Any = {"keeps_thread": True, "known_cancel": known}
-        webhook = webhooks.build_insert(run, {"url": status}, {}, **options)
+        webhook = webhooks.build_webhook_insert(run, {"url": status}, {}, **options)
         last: Any = {"unstored_events": batch(0, status), "known_cancel": known, "webhook": webhook}
         return asyncio.run(table.end_run(run, status, **last))
 

@@ -19,7 +19,10 @@ import pytest
 from perdure import people
 from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.labels import CALLER, DEED
-from perdure.checkpointers.owner_record import has_organisations, record_organisations
+from perdure.checkpointers.owner_record import (
+    may_owners_be_organisations,
+    record_organisation_owners,
+)
 from perdure.checkpointers.records import ClientMetadata
 from perdure.checkpointers.runs import RunTable
 from perdure.checkpointers.thread_list import ThreadList
@@ -365,8 +368,8 @@ def test_another_tenant_keeps_its_person_of_the_same_name(dsn: str) -> None:  # 
     with opened(dsn, tenant="acme") as acme, opened(dsn, tenant="globex") as globex:
         for tenant, thread_id in ((acme, "acmes"), (globex, "globexs")):
             fill(tenant, "ann", thread_id)
-        record_organisations(acme.saver)
-        records = [has_organisations(each.saver) for each in (acme, globex)]
+        record_organisation_owners(acme.saver)
+        records = [may_owners_be_organisations(each.saver) for each in (acme, globex)]
         before = [*people.export("ann", globex.saver, globex.store)]
         archive = str([*people.export("ann", acme.saver, acme.store)])
         planned = people.plan("ann", acme.saver, acme.store)

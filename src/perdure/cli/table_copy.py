@@ -384,7 +384,7 @@ class ThreadTables(Tables):
     def read_settings(self) -> Flow[list[Row]]:
         """Read the key of the hashes in removal records, and the owner record, as one row."""
         yield from self.reader.removals.load_hash_key(read_only=True)
-        return [(self.reader.removals.key, (yield from owner_record.read_record()))]
+        return [(self.reader.removals.key, (yield from owner_record.read_organisations_mark()))]
 
     def finish_copy(self, settings: list[Row]) -> Flow[None]:
         """See `Tables.finish_copy`."""
@@ -392,7 +392,7 @@ class ThreadTables(Tables):
         if settings[0][0] is not None:
             yield from self.reader.removals.replace_key(settings[0][0])
         if settings[0][1]:
-            yield from owner_record.add_record()
+            yield from owner_record.add_organisations_mark()
 
     def read_removals(self) -> set[Row]:
         """Return the thread hash and the number of each removal record."""

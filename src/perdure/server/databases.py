@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.owner_record import record_organisations
+from perdure.checkpointers.owner_record import record_organisation_owners
 from perdure.checkpointers.thread_list import TimeToLive
 from perdure.errors import ConfigurationError
 from perdure.settings import Settings, is_dsn
@@ -136,7 +136,7 @@ class Databases:
             if "index" in self._options.store:
                 await database.store.acheck_embedder()
             if self._has_organisations:
-                await asyncio.to_thread(record_organisations, database.saver)
+                await asyncio.to_thread(record_organisation_owners, database.saver)
         except BaseException:
             await asyncio.gather(database.saver.aclose(), database.store.aclose())
             raise

@@ -368,7 +368,7 @@ class RunExecution:
         if run.temporary:
             await table.add(run.row.live, content, short_content, keeps_thread=False)
         else:
-            self._webhook = table.build_insert(
+            self._webhook = table.build_webhook_insert(
                 *(run.row.live, content, short_content),
                 keeps_thread=True,
                 known_cancel=run.carried_out,
