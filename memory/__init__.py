@@ -1,7 +1,7 @@
-"""Memory of agents, for one conversation (trimming, summaries) and for later ones (memories).
+"""Memory for agents, within one conversation (trimming, summaries) and across several (memories).
 
-Each public name is imported when it is first used, so that `trim` loads neither a store nor a
-queue.
+A public name is imported when it is first used. For example, importing `trim` loads neither a store
+nor a queue.
 """
 
 import sys
@@ -84,7 +84,8 @@ _MODULES = {
     "views": "VIEWS_NAMESPACE ModelView aviews record_views views",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
-_REQUIRED_PACKAGES = {"background": "dbos", "middleware": "langchain"}  # packages of extras
+# Optional packages that a module of this package requires.
+_REQUIRED_PACKAGES = {"background": "dbos", "middleware": "langchain"}
 _UNAVAILABLE = {
     module for module, package in _REQUIRED_PACKAGES.items() if find_spec(package) is None
 }
@@ -92,9 +93,10 @@ __all__ = sorted(name for name, module in _MODULE_OF.items() if module not in _U
 
 
 class _Package(ModuleType):
-    """The type of this package.
+    """The class of this package's module object.
 
-    `perdure.memory.recall` is the function, although a module of the package has the same name.
+    It ensures that `perdure.memory.recall` is the function, although a module of the package has
+    the same name.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -105,7 +107,8 @@ class _Package(ModuleType):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # the import system sets each imported module as an attribute, which would hide the function
+        # The import system sets each imported module as an attribute of the package. That would
+        # hide a function with the same name.
         if not (name in _MODULE_OF and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 

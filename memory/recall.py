@@ -1,4 +1,4 @@
-"""Recall: find the memories that answer a query, best first, each once, within a token budget."""
+"""Recall memories: find those that answer a query, best first, within a token budget."""
 
 from __future__ import annotations
 
@@ -40,22 +40,29 @@ NAMESPACE: Final = ("memories", "{user_id}")  # the default namespace of memorie
 Labels = Sequence[str] | Sequence[Sequence[str]]
 """The labels of a namespace, or a list of the labels of several namespaces; see `Template`."""
 _MAX_REJECTED_FACTOR: Final = 3
-"""Limit of the additional memories that the first search reads in place of those that will be
-rejected, as a multiple of the wanted memories."""
-_MIN_SPARE: Final = 5  # minimum memories read beyond the limit, because some repeat others
-_DEPTH_FACTOR: Final = 4  # factor by which a search reads more memories if too few remain
-_MAX_COMPARED: Final = 100  # first memories with which others are compared to find duplicates
-_FUSION_CONSTANT: Final = (
-    60  # of reciprocal rank fusion; a larger value flattens the ranks' weights
-)
-_MAX_EXPLAINED_CHARS: Final = 120  # maximum characters of a memory in an explanation
-_MIN_EXPLAINED_PART: Final = 0.005  # smallest part of a score that an explanation has
-_EARLIEST: Final = datetime.min.replace(tzinfo=UTC)  # the date of a memory without one
+"""Maximum number of memories that the first search reads in addition to the wanted number.
+
+They replace memories that will be rejected. The unit is a multiple of the wanted number.
+"""
+# Minimum number of memories that are read beyond the limit, because some memories repeat others.
+_MIN_SPARE: Final = 5
+# If too few memories remain, the search is repeated with a limit that is larger by this factor.
+_DEPTH_FACTOR: Final = 4
+# Number of best memories with which each further memory is compared to find duplicates.
+_MAX_COMPARED: Final = 100
+# The constant of reciprocal rank fusion. A larger value makes the weights of the ranks more equal.
+_FUSION_CONSTANT: Final = 60
+# Maximum number of characters of a memory that an explanation shows.
+_MAX_EXPLAINED_CHARS: Final = 120
+# Minimum absolute value of a part of a score that an explanation shows.
+_MIN_EXPLAINED_PART: Final = 0.005
+# The date by which a memory without a date is sorted.
+_EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class RecallResult:
-    """The memories that were recalled. As text, it is a section of quoted data for a model.
+    """The memories that were recalled. `str(result)` is a section of quoted data for a model.
 
     Attributes:
         memories: The memories, best first. `Memory.parts` are the parts of their scores.
@@ -77,9 +84,9 @@ class RecallResult:
         return render_section("memories", self.lines) if self.lines else ""
 
     def explain(self) -> str:
-        """Explain the result to a person: the recalled memories, and those below the minimum score.
+        """Explain to a human reader which memories were recalled, and which scored too low.
 
-        Memories below the minimum score are only known after a recall with `explain=True`. Each
+        Memories below the minimum score are listed only after a recall with `explain=True`. Each
         memory has a line with its score, key and text, and a line with the parts of its score.
         """
         limit = f"minimum score {self.min_score:.2f}" if self.min_score else "no minimum score"
@@ -96,7 +103,7 @@ class RecallResult:
         return "\n".join(lines)
 
     def describe_nearest(self) -> str:
-        """Describe how many memories are below the minimum score; "" if there are none."""
+        """Describe how many memories are below the minimum score. Return "" if there are none."""
         number = len(self.below_min_score)
         which = "memory is" if number == 1 else f"{number} memories are"
         if not number:
@@ -105,7 +112,7 @@ class RecallResult:
 
 
 def _explain_memory(memory: Memory) -> str:
-    """Render a memory with its score and the parts of the score, for a person."""
+    """Render a memory with its score and the parts of the score, for a human reader."""
     score = "   -" if memory.score is None else f"{memory.score:.2f}"
     parts = sorted((memory.parts or {}).items(), key=lambda part: -abs(part[1]))
     why = ", ".join(
@@ -117,7 +124,7 @@ def _explain_memory(memory: Memory) -> str:
 
 
 def choose_labels(namespace: Labels, namespaces: Sequence[Sequence[str]] | None) -> Labels:
-    """Return the labels from the option `namespace` or from `namespaces`.
+    """Return the value of the option `namespace` or, if it is set, of the option `namespaces`.
 
     Raises:
         ConfigurationError: Both options are given, or `namespaces` is not a list of lists of
@@ -137,7 +144,7 @@ def choose_labels(namespace: Labels, namespaces: Sequence[Sequence[str]] | None)
 
 
 def list_namespace_labels(namespace: Labels) -> Sequence[Any]:
-    """Return a list of the labels of each namespace."""
+    """Return a list with the labels of each namespace. A single namespace becomes a list of one."""
     is_list_of_lists = isinstance(namespace, list | tuple) and not any(
         isinstance(labels, str) for labels in namespace
     )
@@ -185,9 +192,9 @@ class MemorySearch:
         self._counter = token_counter(None)
 
     def fill_namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
-        """Return the namespaces of a run, without those that are within another one of them.
+        """Return the namespaces of a run, except namespaces that lie within another one of them.
 
-        In a run that has no memory, the namespaces of its user and teams are left out.
+        The namespaces of the user and the teams are left out if the run must not use memories.
         """
         templates = [template for template in self._templates if not template.lacks_memory(config)]
         namespaces = dict.fromkeys(
@@ -252,7 +259,8 @@ class MemorySearch:
                 [pair for pair in ranking if is_below_min_score(pair[1], min_score)]
             )
         memories = merge_rankings([*rankings, _rank_remaining(all_memories, rankings)], limit)
-        if len(prefixes) > 1:  # a question in one namespace must rank behind an answer in another
+        # A question in one namespace must rank behind an answer in another namespace.
+        if len(prefixes) > 1:
             ordered, _ = rank_answers_first([*enumerate(memories, 1)], query)
             memories = [memory for _, memory in ordered]
         texts = {normalize_text(memory.text) for ranking in rankings for _, memory in ranking}
@@ -279,7 +287,7 @@ class MemorySearch:
         as_of: datetime | None,
         accepts: Callable[[Memory], bool],
     ) -> list[Memory]:
-        """Return all memories of the namespaces if there are fewer than `all_below`, else none."""
+        """Return all memories of the namespaces if there are fewer than `all_below`, else []."""
         few: list[Memory] = []
         for prefix in prefixes if self._all_below is not None else ():
             few += await adapter.search(prefix, limit=self._all_below, as_of=as_of)
@@ -298,15 +306,17 @@ class MemorySearch:
         min_score: float,
         limit: int,
     ) -> list[tuple[int, Memory]]:
-        """Return memories of one namespace with their ranks, and some more than the limit.
+        """Return (rank, memory) for the best memories of one namespace.
 
-        More memories are returned because some may repeat others. Accepted memories above the
-        minimum score come first, then those below it.
+        The list is longer than the limit, because some memories may repeat others. Accepted
+        memories that reach the minimum score come first. They are followed by those below it.
         """
         max_results = limit + max(limit // 2, _MIN_SPARE)
         depth = max_results + min(expected_rejections, _MAX_REJECTED_FACTOR * max_results)
         query = options["query"]
-        # results beyond these are hardly answers, except if the wanted kinds are rare
+        # Half of the limit is enough, because later results rarely answer the query. If only
+        # certain kinds of memories are wanted, these kinds may be rare, so the search goes on up to
+        # the limit.
         min_answers = limit if self._kinds is not None else limit // 2
         while True:
             memories = await adapter.search(prefix, limit=depth, **options)
@@ -326,8 +336,8 @@ class MemorySearch:
                 below = [pair for pair in candidates if is_below_min_score(pair[1], min_score)]
                 return [*ordered, *below][:max_results]
             depth *= _DEPTH_FACTOR
-            # a filter by kind reads every value, so only deeper searches use it; other stores
-            # do not support $in
+            # A filter by kind has to read every value, so only repeated searches use it. Stores
+            # other than perdure's do not support $in.
             if adapter.versioned and self._kinds is not None:
                 options = {**options, "filter": {"kind": {"$in": list(self._kinds)}}}
 
@@ -335,7 +345,7 @@ class MemorySearch:
 def _rank_remaining(
     memories: Sequence[Memory], rankings: Sequence[Sequence[tuple[int, Memory]]]
 ) -> list[tuple[int, Memory]]:
-    """Return the memories that are in no ranking, with ranks after those of all rankings."""
+    """Return the memories that are in none of the rankings, with ranks after the last rank."""
     ranked = {(m.namespace, m.key) for ranking in rankings for _, m in ranking}
     last_rank = max((rank for ranking in rankings for rank, _ in ranking), default=0)
     rest = [memory for memory in memories if (memory.namespace, memory.key) not in ranked]
@@ -357,15 +367,17 @@ async def _recall(
     explain: bool = False,
     namespaces: Sequence[Sequence[str]] | None = None,
 ) -> RecallResult:
-    """Return the memories that answer a query. `use_memories` does the same in a model's node.
+    """Return the memories that answer a query.
 
-    In one namespace, the order is that of the store's search, with one change: a memory that was
-    extracted or written by a tool counts as having half its rank, and comes before the turns from
-    which it was made. Results from several namespaces are merged by rank. If several memories state
-    the same, only one is returned. A turn that only asks the question of the query ranks behind a
-    statement that answers it. A turn with exactly the text of the query is left out. A superseded
-    memory is left out if its successor is recalled; otherwise it is shown with the date until which
-    it was true.
+    The node `use_memories` does the same before a model is called.
+
+    In one namespace, memories are ranked as in the store's search, with one change. The rank of a
+    memory that was extracted or written by a tool is halved, and the memory comes before the turns
+    from which it was made. Results from several namespaces are merged by rank. If several memories
+    state the same fact, only one of them is returned. A turn that only asks the same question as
+    the query ranks behind a statement that answers the question. A turn with exactly the text of
+    the query is left out. A superseded memory is left out if its successor is recalled; otherwise
+    it is shown with the date until which it was true.
 
     Args:
         query: The query, in the words of the user.
@@ -407,8 +419,10 @@ def merge_rankings(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int)
 
     Source: Cormack, Clarke and Buettcher (SIGIR 2009).
     """
-    entries: list[tuple[Memory, dict[int, int]]] = []  # memories with their rank in each search
-    numbers: dict[str, int] = {}  # indices of the entries, by text
+    # Distinct memories, each with its rank by the index of the search.
+    entries: list[tuple[Memory, dict[int, int]]] = []
+    # Index in `entries`, by the normalized text of the memory.
+    numbers: dict[str, int] = {}
     for search, ranking in enumerate(rankings):
         for rank, memory in ranking:
             text = normalize_text(memory.text)
@@ -436,7 +450,10 @@ def merge_rankings(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int)
 
 
 def _rank_facts_first(memories: Sequence[Memory]) -> list[Memory]:
-    """Reorder memories: count other kinds than turns at half their rank, and before their turns."""
+    """Reorder memories, so that extracted facts come earlier and before their source turns.
+
+    The rank of each memory that is not a turn is halved.
+    """
     turns = {
         message: rank
         for rank, memory in reversed([*enumerate(memories, 1)])
@@ -445,7 +462,7 @@ def _rank_facts_first(memories: Sequence[Memory]) -> list[Memory]:
     }
 
     def get_sort_key(rank: int, memory: Memory) -> tuple[float, bool]:
-        """Return the new rank of a memory, and whether it is a turn."""
+        """Return the new rank of a memory, and whether the memory is a turn."""
         if memory.kind == TURN:
             return rank, True
         turn_ranks = [
@@ -458,13 +475,13 @@ def _rank_facts_first(memories: Sequence[Memory]) -> list[Memory]:
 
 
 def _list_source_messages(memory: Memory) -> list[tuple[str | None, str]]:
-    """Return the thread and message ids from which a memory was made."""
+    """Return (thread id, message id) of each message from which a memory was made."""
     source = memory.provenance
     return [(source.thread_id, id) for id in source.message_ids] if source else []
 
 
 def _remove_source_turns(memories: Sequence[Memory]) -> list[Memory]:
-    """Remove turns that rank after a memory which was extracted from these turns alone."""
+    """Remove each turn that ranks after a memory which was extracted from exactly its messages."""
     remaining: list[Memory] = []
     extracted: set[tuple[str | None, tuple[str, ...]] | None] = set()
     for memory in memories:
@@ -489,7 +506,11 @@ def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
     }
 
     def is_replaced(memory: Memory) -> bool:
-        """Return whether a memory is past, and all its messages are those of superseded texts."""
+        """Return whether a memory is no longer true, and its successor was recalled.
+
+        That is the case if all messages from which the memory was made belong to superseded texts
+        of recalled memories.
+        """
         ids = memory.provenance.message_ids if memory.provenance else ()
         return (
             bool(ids)
@@ -501,7 +522,7 @@ def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
 
 
 def _get_date(memory: Memory) -> datetime:
-    """Return the time of a memory for sorting."""
+    """Return the time by which a memory is sorted."""
     return (memory.provenance and memory.provenance.at) or memory.valid_from or _EARLIEST
 
 
@@ -510,7 +531,7 @@ Expected = str | Sequence[str]
 
 
 class CheckedQuestion(NamedTuple):
-    """A question of a check, with the ranks of the memories that it should recall.
+    """A question that `check_recall` asked, with the ranks of the memories that it should recall.
 
     Attributes:
         question: The question.
@@ -530,7 +551,7 @@ class CheckedQuestion(NamedTuple):
 
 
 class RecallReport(NamedTuple):
-    """The questions of a check with their ranks. As text, it has a line for each question.
+    """The result of `check_recall`. `str(report)` has a line for each question.
 
     Attributes:
         questions: The questions.
@@ -587,7 +608,8 @@ def check_recall(
 
     def is_key(text: str) -> bool:
         """Return whether a text is the key of a stored memory."""
-        with suppress(InvalidNamespace):  # a text that cannot be a key
+        # `get` raises InvalidNamespace for a text that cannot be a key.
+        with suppress(InvalidNamespace):
             return any(
                 run(adapter.get(namespace, text)) for namespace in search.fill_namespaces(config)
             )
@@ -623,7 +645,7 @@ def check_recall(
 
 
 def _check_questions(questions: Any) -> list[tuple[str, Sequence[str]]]:
-    """Check the questions, and return them with lists of the expected keys or texts."""
+    """Validate the questions. Return each question with a list of its expected keys or texts."""
     expectation = "expected pairs like ('Who lives in Ghent?', 'Ann'), at least one"
     pairs: list[tuple[str, Sequence[str]]] = []
     for pair in questions.items() if isinstance(questions, Mapping) else questions:

@@ -2,8 +2,8 @@
 
 A part of perdure that reads or writes memories under a template such as `("notes", "{user_id}")`
 records the template in the store when it first uses it there. The record is an item under
-`("perdure", "templates")`. It contains the template, and no name of a person. Templates that begin
-with a label of `PERSONAL_LABELS` and the user's label need no record.
+`("perdure", "templates")`. It contains the template, and no name of a person. Templates whose first
+label is in `PERSONAL_LABELS` and whose second label is `{user_id}` need no record.
 """
 
 from __future__ import annotations
@@ -28,22 +28,27 @@ USER_LABEL: Final = "{user_id}"
 PERSONAL_LABELS: Final = ("memories", "profiles", "instructions", "examples")
 """First labels of namespaces whose second label is the id of a user."""
 _NAMESPACE: Final = (tombstones.ROOT, tombstones.TEMPLATES)
-_MAX_TEMPLATES: Final = 1_000  # maximum number of records that are read from a store
+# Maximum number of template records that are read from a store.
+_MAX_TEMPLATES: Final = 1_000
 _RECORDED: WeakKeyDictionary[Any, set[tuple[bytes, Namespace]]] = WeakKeyDictionary()
-"""For each database, the scope prefixes and templates that this process has recorded or found."""
+"""Cache of records, by database.
+
+A record is a pair of a scope prefix and a template that this process has recorded or tried to
+record.
+"""
 
 
 def needs_record(labels: Sequence[str]) -> bool:
-    """Return whether a template has the user's label and is not known without a record."""
+    """Return whether a template contains `{user_id}` and would not be found without a record."""
     return USER_LABEL in labels and not (
         labels[0] in PERSONAL_LABELS and tuple(labels[1:2]) == (USER_LABEL,)
     )
 
 
 async def record_templates(store: BaseStore, templates: Sequence[Template]) -> None:
-    """Record templates in a store if they need a record and have none there.
+    """Record templates in a store, unless they need no record or the store has their record.
 
-    Errors of the store are ignored, for example if it is read-only or full.
+    Errors of the store are ignored, for example if the store is read-only or full.
 
     Args:
         store: The store in which the templates are used.
@@ -60,7 +65,7 @@ async def record_templates(store: BaseStore, templates: Sequence[Template]) -> N
 
 
 async def _write_record(store: BaseStore, labels: Namespace) -> None:
-    """Write the record of a template, unless the store has it. The record does not expire."""
+    """Write the record of a template, unless the store has the record. The record never expires."""
     key = blake2b(json.dumps(labels).encode(), digest_size=16).hexdigest()
     value = {"labels": [*labels]}
     is_perdures = isinstance(store, Versioned)
@@ -75,7 +80,8 @@ async def _write_record(store: BaseStore, labels: Namespace) -> None:
 async def read_templates(store: BaseStore) -> list[Namespace]:
     """Return the labels of the templates that are recorded in a store.
 
-    Templates that this process could not record, because of an error of the store, are included.
+    The result includes templates that this process could not record because of an error of the
+    store.
     """
     options = {"refresh_ttl": False} if isinstance(store, Versioned) else {}
     items = await call_method(store, "search", _NAMESPACE, limit=_MAX_TEMPLATES, **options)
@@ -89,7 +95,7 @@ async def read_templates(store: BaseStore) -> list[Namespace]:
 
 
 def _get_cache(store: Any) -> tuple[set[tuple[bytes, Namespace]], bytes]:
-    """Return the cached records of a store's database, and the store's scope prefix (else b"")."""
+    """Return the cached records of a store's database, and the store's scope prefix or b""."""
     parts = getattr(store, "_parts", None)
     database = getattr(store, "database", None) or store
     return _RECORDED.setdefault(database, set()), getattr(parts, "root", b"")

@@ -53,8 +53,10 @@ WITHOUT_AUTHOR: Final = tombstones.UNNAMED
 SOURCE: Final = tombstones.SOURCE
 HASHED_ID_PREFIX: Final = "unnamed-"
 """The prefix of the id that perdure gives to a message without one. A hash follows it."""
-_MAX_PREVIOUS_TEXTS: Final = 10  # previous texts that a memory keeps; older ones are dropped
-_PAGE_SIZE: Final = 1_000  # memories that are read in one call of the store
+# Maximum number of previous texts that a memory keeps. Older texts are dropped.
+_MAX_PREVIOUS_TEXTS: Final = 10
+# Number of items that one call of the store reads.
+_PAGE_SIZE: Final = 1_000
 _COMMON_SEARCH_OPTIONS: Final = ("query", "filter", "limit", "offset")
 """Options that the `search` of every langgraph store has."""
 
@@ -88,7 +90,7 @@ class Memory:
         kind: `"fact"`, `"turn"`, `"episode"`, or a kind that the application defines.
         value: The whole JSON document: `text`, `kind` and all other fields.
         provenance: Where the memory comes from, if that is known.
-        version: The number of the version, from 1, or None if the store keeps no versions.
+        version: The version number, which starts at 1, or None if the store keeps no versions.
         valid_from: Since when the memory has this text (UTC).
         valid_to: Until when it had this text (UTC), or None for the present version.
         previous: Its previous texts, newest first.
@@ -196,7 +198,8 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
     earlier_texts = [
         {"memory": previous.text, "until": _format_day(previous.until)}
         for previous in memory.previous[:1]
-        if previous.change == "superseded"  # an updated text was not true
+        # A text that was only updated was wrong or badly worded, so it is not shown.
+        if previous.change == "superseded"
     ]
     source, until = memory.provenance, find_end_of_validity(memory)
     fields = {key: part for key, part in memory.value.items() if key not in _FIELDS_SHOWN_ELSEWHERE}
@@ -207,10 +210,10 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
 
 
 def format_dates(memories: Sequence[Memory]) -> list[str | None]:
-    """Return the date of each memory, or its time (UTC) if several memories have the same day.
+    """Return the date of each memory, or its time (UTC) if several memories have the same date.
 
-    The time has minutes, and seconds or milliseconds if several memories would have the same time.
-    The date of a memory without a known time is None.
+    The time is as precise as needed to differ from the other memories: minutes, seconds or
+    milliseconds. If the time of a memory is unknown, its date is None.
     """
     moments = [
         (memory.provenance and memory.provenance.at) or memory.valid_from for memory in memories
@@ -226,7 +229,7 @@ def format_dates(memories: Sequence[Memory]) -> list[str | None]:
 
 
 def find_end_of_validity(memory: Memory) -> datetime | None:
-    """Return when a memory ceased to be true (its field `until`), or None if it is present."""
+    """Return when a memory ceased to be true (its field `until`), or None if it is still true."""
     until = memory.value.get("until")
     try:
         return datetime.fromisoformat(until) if isinstance(until, str) else None
@@ -243,7 +246,7 @@ def _render_line(
     date: str | None = None,
     team: str | None = None,
 ) -> str:
-    """Render a memory as JSON, with the details of its origin that are known.
+    """Render a memory as one line of JSON, with the known details of its origin.
 
     Args:
         body: The text or the fields of the memory.
@@ -259,9 +262,10 @@ def _render_line(
         getattr(provenance, "trust", None),
         getattr(provenance, "at", None) or default_time,
     )
-    if team is not None and trust == "user":  # in a team, "the user" would mean the reader
+    # In a team's memory, "the user" would be understood as the person who reads the memory.
+    if team is not None and trust == "user":
         actor = author or "a member of the team"
-    # the text of a turn begins with its speaker
+    # The text of a turn begins with the name of its speaker, which is then not repeated.
     names_speaker = isinstance(body, str) and body.startswith(f"{actor}:")
     details: Mapping[str, Any] = {
         "said_by": None if names_speaker else actor,
@@ -300,9 +304,9 @@ _PREVIOUS_TEXTS_ADAPTER: Final = TypeAdapter(tuple[Previous, ...])
 class StoreAdapter:
     """Reads and writes memories in any langgraph store. Its async methods are effects.
 
-    Reads from a perdure store do not refresh times to live, because many of them only compare
-    memories, or find more memories than are shown. `keep_alive` refreshes the memories that are
-    shown.
+    Reading a perdure store through this adapter does not restart an item's time to live, because
+    many reads only compare memories or find more memories than the model receives. `keep_alive`
+    restarts the time to live of the memories that the model receives.
 
     Args:
         store: The store.
@@ -315,7 +319,8 @@ class StoreAdapter:
         self.store: Any = check_instance("store", store, BaseStore, expected)
         self._templates = templates
         self.versioned = isinstance(store, Versioned)
-        self._expiring = set[tuple[Namespace, str]]()  # read items with a time to live
+        # Namespace and key of each item with a time to live that was read.
+        self._expiring = set[tuple[Namespace, str]]()
 
     def call(self, method: str, *args: Any, **options: Any) -> Effect[Any]:
         """Return the effect that calls a method of the store."""
@@ -340,10 +345,10 @@ class StoreAdapter:
         return memory_from_item(item)
 
     def resolve_min_score(self, min_score: float | None) -> float:
-        """Return the minimum score of results: the given one, or the default if it is None.
+        """Return `min_score`, or the default minimum score if `min_score` is None.
 
-        The default is 0, which admits all results, if the store is not perdure's, because the
-        scores of other stores are cosines or missing.
+        For other stores than perdure's, the default is 0, which admits all results. Scores of other
+        stores are cosines or missing.
         """
         default = MIN_SCORE if self.versioned else 0.0
         return default if min_score is None else min_score
@@ -358,7 +363,8 @@ class StoreAdapter:
     ) -> list[Memory]:
         """Return the memories under a prefix whose score is at least `min_score`.
 
-        Memories in longer namespaces are included, and so are memories without a score.
+        Memories in namespaces below the prefix are included. Memories without a score are included,
+        too.
 
         Args:
             prefix: The prefix of the namespaces.
@@ -383,7 +389,7 @@ class StoreAdapter:
     async def keep_alive(self, memories: Iterable[Memory]) -> None:
         """Restart the time to live of memories, unless the store is configured not to refresh it.
 
-        The memories must be present versions that this adapter has read.
+        This adapter must have read the memories, and they must be current versions.
         """
         item_keys = dict.fromkeys((memory.namespace, memory.key) for memory in memories)
         ops = [GetOp(*item_key) for item_key in item_keys if item_key in self._expiring]
@@ -391,7 +397,7 @@ class StoreAdapter:
             await self.call("batch", ops)
 
     async def list_memories(self, namespace: Namespace, **search_options: Any) -> list[Memory]:
-        """Return all memories of a namespace, without those in longer namespaces.
+        """Return all memories of a namespace, except memories in namespaces below it.
 
         `search_options` are those of `search`.
         """
@@ -407,7 +413,7 @@ class StoreAdapter:
     async def list_versions(self, namespace: Namespace, key: str) -> list[Memory]:
         """Return all versions of a memory, oldest first.
 
-        If the store keeps no versions, only the present version is returned.
+        If the store keeps no versions, only the current version is returned.
         """
         if not self.versioned:
             present = await self.get(namespace, key)
@@ -433,19 +439,19 @@ class StoreAdapter:
             await record_templates(self.store, self._templates)
 
     async def namespaces_with(self, label: str) -> list[Namespace]:
-        """Return the namespaces that have a label, including those with only closed versions."""
+        """Return the namespaces that contain a label, even if all items in them are deleted."""
         if self.versioned:
             return await self.call("find_namespaces", label)  # type: ignore[no-any-return]
         namespaces = await self.call("list_namespaces", limit=sys.maxsize)
         return [tuple(namespace) for namespace in namespaces if label in namespace]
 
     async def namespaces_under(self, prefix: Namespace) -> list[Namespace]:
-        """Return the namespaces under a prefix, including those with only closed versions."""
+        """Return the namespaces under a prefix, even if all items in them are deleted."""
         namespaces = await self.namespaces_with(prefix[0])
         return [namespace for namespace in namespaces if namespace[: len(prefix)] == prefix]
 
     async def items_under(self, prefix: Namespace) -> list[Item]:
-        """Return the present items under a prefix."""
+        """Return the current items in all namespaces under a prefix."""
         items: list[Item] = []
         while True:
             page = await self.call(
@@ -456,11 +462,11 @@ class StoreAdapter:
                 return items
 
     def _no_refresh_options(self) -> dict[str, Any]:
-        """Return the options with which a read does not refresh times to live."""
+        """Return the options of a read that must not restart the time to live of items."""
         return {"refresh_ttl": False} if self.versioned else {}
 
     def _note_expiring(self, items: Iterable[Item]) -> None:
-        """Remember the items that have a time to live, for `keep_alive`."""
+        """Remember which of these items have a time to live. `keep_alive` restarts only theirs."""
         self._expiring.update(
             (tuple(item.namespace), item.key)
             for item in items
@@ -468,7 +474,7 @@ class StoreAdapter:
         )
 
     def _as_of_options(self, as_of: datetime | None) -> dict[str, Any]:
-        """Return the option that reads the past, or no option if `as_of` is None."""
+        """Return the search option for a time in the past, or no option if `as_of` is None."""
         if as_of is None:
             return {}
         check_instance(
@@ -486,7 +492,7 @@ def is_below_min_score(memory: Memory, min_score: float) -> bool:
 
 
 class ChangePlan(NamedTuple):
-    """The puts of a change, and the outcomes that it has once the puts are written.
+    """A planned change: the puts to write, and the outcomes to report once the puts are written.
 
     There is one outcome for each part of the proposed change.
     """
@@ -514,7 +520,10 @@ class ItemHandle(NamedTuple):
     user_texts: Sequence[str] | None = None
 
     def read(self, as_of: datetime | None = None) -> Operation[Memory | None]:
-        """Return the item, now or at a time in the past, or None if there is none."""
+        """Return the current item or, with `as_of`, a past version.
+
+        Return None if there is none.
+        """
         return self.adapter.get(self.namespace, self.key, as_of)
 
     def list_versions(self) -> Operation[list[Memory]]:
@@ -524,7 +533,9 @@ class ItemHandle(NamedTuple):
     def build_put(
         self, value: Mapping[str, Any], searched_field: str, if_version: int | None
     ) -> PutItem:
-        """Build the put that writes the item if it is still at a version. The item does not expire.
+        """Build the put that writes the item if the stored version is still `if_version`.
+
+        The item does not expire.
 
         Args:
             value: The new value.
@@ -532,7 +543,7 @@ class ItemHandle(NamedTuple):
             if_version: The expected version, 0 if the item must not exist, or None for any version.
         """
         version = if_version if self.adapter.versioned else None
-        # a default time to live of the store must not apply to the item
+        # The store's default time to live must not apply to the item.
         options: Any = {"ttl": None, "if_version": version, "provenance": self.provenance}
         return PutItem(self.namespace, self.key, value, [searched_field], **options)
 
@@ -543,23 +554,23 @@ def get_adapter(store: BaseStore | None, *templates: Template) -> StoreAdapter:
 
 
 def fill_namespace(template: Template, config: RunnableConfig | None) -> Namespace:
-    """Return the namespace of a run's memories, checked by `check_filled_namespace`."""
+    """Fill a template for a run. `check_filled_namespace` checks the resulting namespace."""
     return check_filled_namespace(template, template.fill(config))
 
 
 def fill_namespaces(template: Template, config: RunnableConfig | None) -> list[Namespace]:
-    """Return the namespaces of a run's memories. A template for teams gives one for each team."""
+    """Fill a template for a run. A template for teams gives one namespace for each team."""
     return [
         check_filled_namespace(template, namespace) for namespace in template.fill_for_teams(config)
     ]
 
 
 def check_filled_namespace(template: Template, namespace: Namespace) -> Namespace:
-    """Check the first label of a namespace that was made from a template, and return the namespace.
+    """Return a namespace that was made from a template, if its first label is allowed.
 
     Raises:
-        InvalidNamespace: The label is that of perdure's own notes, or it is that of teams and the
-            template is not for teams.
+        InvalidNamespace: The first label is reserved for perdure's own notes, or it is reserved for
+            teams and the template is not for teams.
     """
     if namespace[0] == TEAMS and not template.is_team:
         raise InvalidNamespace(
@@ -575,7 +586,7 @@ def check_filled_namespace(template: Template, namespace: Namespace) -> Namespac
 
 
 def build_notes_namespace(kind: str, namespace: Namespace) -> Namespace:
-    """Return the namespace of one kind of notes about the memories of a namespace.
+    """Return the namespace that contains one kind of perdure's notes about memories.
 
     Args:
         kind: The kind, one of `NOTE_KINDS`.
@@ -611,7 +622,7 @@ def build_put(
 def build_note_put(
     namespace: Namespace, key: str, value: Mapping[str, Any], *, if_version: int | None = None
 ) -> PutItem:
-    """Build the put of one of perdure's notes. Searches do not find it, and it does not expire.
+    """Build the put of one of perdure's notes. A note is not found by searches and never expires.
 
     Args:
         namespace: The namespace of the note.
@@ -625,16 +636,19 @@ def build_note_put(
 
 
 def build_removal(namespace: Namespace, key: str, if_version: int | None = None) -> PutItem:
-    """Build the put that deletes a memory. A store with versions keeps its past versions."""
+    """Build the put that deletes a memory.
+
+    A store with versions keeps the memory's past versions.
+    """
     return PutItem(namespace, key, None, if_version=if_version)
 
 
 def build_next_value(
     previous: Memory, value: Mapping[str, Any], change: str, until: datetime | None = None
 ) -> dict[str, Any]:
-    """Return the value of a memory's next version, with the previous text among its earlier texts.
+    """Build the value of a memory's next version, in which the previous text is listed.
 
-    The previous text is only added if it differs from the new one.
+    The previous text is added to the list only if it differs from the new text.
 
     Args:
         previous: The present version.
@@ -656,13 +670,13 @@ def build_next_value(
 
 
 def build_previous_text_filter(text: str) -> dict[str, Any]:
-    """Return the filter for memories that had a text with the same normal form before."""
-    # the test for existence comes first, because it makes the search ten times as fast
+    """Return the search filter for memories that formerly had a text with the same normal form."""
+    # The test for existence comes first, because it makes the search ten times faster.
     return {PREVIOUS: {"$exists": True}, f"{PREVIOUS}[*].digest": hash_normal_form(text)}
 
 
 def memory_from_item(item: Item) -> Memory:
-    """Return the memory that an item of any store contains."""
+    """Convert an item of any store to a memory."""
     value = dict(item.value)
     provenance: Provenance | None = getattr(item, "provenance", None)
     if provenance is None and (stored := value.pop(SOURCE, None)):
@@ -685,7 +699,7 @@ def memory_from_item(item: Item) -> Memory:
 
 
 def _to_plain_put(put: PutItem) -> PutOp:
-    """Convert a put to one for a store without provenance, which is kept in the value."""
+    """Convert a put to langgraph's `PutOp`, with the provenance in a field of the value."""
     value = None if put.value is None else dict(put.value)
     if value is not None and put.provenance is not None:
         value[SOURCE] = _PROVENANCE_ADAPTER.dump_python(

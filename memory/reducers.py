@@ -1,4 +1,7 @@
-"""Reducers of list channels that also accept a `Keep`, which keeps a slice of the list."""
+"""Reducers of list channels.
+
+They also accept the update `Keep`, which keeps a slice of the list.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from typing import Annotated, Any, NotRequired
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ToolMessage
 from langgraph.channels import UntrackedValue
 from langgraph.graph import add_messages
-from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no JSON schema
+
+# On Python 3.11, pydantic creates no JSON schema for `typing.TypedDict`.
+from typing_extensions import TypedDict
 
 from perdure.errors import InvalidUpdate
 from perdure.memory.message_updates import merge_duplicates
@@ -40,10 +45,11 @@ class Keep(dict[str, Any]):
 def messages(left: Any, right: Any) -> Any:
     """Merge an update into a list of messages. Use it as `Annotated[list[AnyMessage], messages]`.
 
-    The update may be everything that `add_messages` accepts (messages in any form,
-    `RemoveMessage`, `REMOVE_ALL_MESSAGES`), and `Keep(...)` or its JSON form, alone or in a list.
-    The returned messages have unique ids, because a later message replaces an earlier message with
-    the same id. This also holds after `REMOVE_ALL_MESSAGES`, and for duplicates within `left`.
+    The update may be everything that `add_messages` accepts, that is, messages in any form,
+    `RemoveMessage` and `REMOVE_ALL_MESSAGES`. It may also be, or contain, `Keep(...)` or its JSON
+    form. The returned messages have unique ids, because a later message replaces an earlier message
+    with the same id. Ids are also unique after `REMOVE_ALL_MESSAGES`, and if `left` contains
+    duplicates.
 
     Raises:
         InvalidUpdate: A `Keep` would separate a tool call from its result.
@@ -95,7 +101,9 @@ def keepable(reducer: Reducer = operator.add) -> Reducer:
 
 
 def append_new(left: Any, right: Any) -> list[Any]:
-    """Append the elements that are not in the list yet. This is a reducer for lists of ids.
+    """Append the elements of `right` that the list does not contain yet.
+
+    This is a reducer for lists of ids.
 
     With `operator.add`, a list that a subgraph shares with its parent doubles at each call of the
     subgraph, because the subgraph returns the whole list and not only its new elements.
@@ -118,8 +126,8 @@ def append_new(left: Any, right: Any) -> list[Any]:
 class ChatState(TypedDict):
     """The state of a chat.
 
-    Messages for the model that the state does not keep are in `llm_input_messages`, which no
-    checkpoint stores.
+    The channel `llm_input_messages` contains the messages for the model if they differ from those
+    in the state. Checkpoints do not store this channel.
     """
 
     messages: Annotated[list[AnyMessage], messages]
@@ -135,9 +143,10 @@ def _has_keep(update: Any) -> bool:
 
 
 def _split_update(update: Any) -> list[Any]:
-    """Return the parts of an update in order: lists of ordinary elements, and single keeps.
+    """Split an update into parts: lists of ordinary elements, and single `Keep` updates.
 
-    All keeps are checked before the first part is applied.
+    The parts are in the order of the update. All `Keep` updates are checked before the first part
+    is applied.
     """
     parts: list[Any] = []
     for element in update if isinstance(update, list) else [update]:
@@ -151,7 +160,7 @@ def _split_update(update: Any) -> list[Any]:
 
 
 def _check_keep(keep: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a keep, or raise InvalidUpdate if it does not have the JSON form of `Keep`."""
+    """Return a `Keep` update. Raise InvalidUpdate if it does not have the JSON form of `Keep`."""
     has_ints = all(keep.get(key) is None or type(keep[key]) is int for key in ("from", "to"))
     if set(keep) - {"type", "from", "to"} or not has_ints:
         raise InvalidUpdate(
@@ -166,7 +175,7 @@ def _to_slice(keep: Mapping[str, Any]) -> slice:
 
 
 def _keep_messages(value: list[BaseMessage], keep: Mapping[str, Any]) -> list[BaseMessage]:
-    """Return the messages that a keep selects.
+    """Return the messages that a `Keep` update selects.
 
     Raises:
         InvalidUpdate: A tool call would be separated from its result.

@@ -1,9 +1,9 @@
 """Rank turns that repeat the question of a query behind the turns that answer it.
 
-A question shares all its words with a query that asks the same, so a search ranks it above the
-statement that answers. This module judges each turn by the words that it shares with the query and
-by the words that remain. A remaining word is information if it is rare in its language, a name or a
-number. Each turn has one of four roles:
+A stored question shares all its words with a query that asks the same, so a search ranks the
+question above the statement that answers it. This module judges each turn by the words that it
+shares with the query and by the words that remain. A remaining word counts as information if it is
+a name, a number, or rare in its language. Each turn has one of four roles:
 
     ANSWERS   an informative word remains, or it shares too few words with the query to repeat it
     SAYS      only ordinary words remain, in a statement such as "My father built it"
@@ -11,10 +11,11 @@ number. Each turn has one of four roles:
     ASKS      it is a question without information, such as "Do you remember who built it?"
 
 Only turns that share words with the query are considered. `rank_answers_first` moves turns with the
-role ASKS to the end, REPEATS behind all turns with a better role, and SAYS behind the first turn
-that answers. The order stays as it is if no turn has the role ANSWERS or SAYS, so that a reply that
-shares no words with the query still follows its question. It also stays as it is if neither the
-query nor a turn is a question, as in a search by keywords.
+role ASKS to the end. It moves a turn with the role REPEATS behind all turns with a better role, and
+a turn with the role SAYS behind the first turn with the role ANSWERS. The order stays as it is if
+no turn has the role ANSWERS or SAYS, so that a reply that shares no words with the query still
+follows its question. The order also stays as it is if neither the query nor a turn is a question,
+as in a search by keywords.
 """
 
 from __future__ import annotations
@@ -39,18 +40,27 @@ from perdure.stores.text import (
 )
 
 ANSWERS, SAYS, REPEATS, ASKS = range(4)
-_MAX_CHARS: Final = 400  # characters; a longer turn always has the role ANSWERS
-# the information of words, in nats
-_MIN_RARE_NATS: Final = 9.0  # a word with at least this much is rare
-_MIN_NAME_NATS: Final = 6.0  # a capitalized word with at least this much is a name
-_MIN_WORD_NATS: Final = 5.3  # a word with less, such as "name", adds nothing
-_MIN_INFORMATIVE_NATS: Final = 15.0  # a turn whose remaining words have this much is informative
-_UNLISTED_NATS: Final = 13.0  # assumed for a word that is in no list of word frequencies
-# assumed for such a word in other languages than English, whose lists lack many word forms
+# Maximum length of a turn that is examined, in characters. A longer turn gets the role ANSWERS.
+_MAX_CHARS: Final = 400
+# The following constants are amounts of information, in nats. A word with at least this much
+# information is rare.
+_MIN_RARE_NATS: Final = 9.0
+# A capitalized word with at least this much information, in nats, counts as a name.
+_MIN_NAME_NATS: Final = 6.0
+# A word with less information than this, in nats, such as "name", adds nothing to a question.
+_MIN_WORD_NATS: Final = 5.3
+# A turn is informative if its words that are not in the query have this much information in total,
+# in nats.
+_MIN_INFORMATIVE_NATS: Final = 15.0
+# The information, in nats, that is assumed for a word without a known frequency.
+_UNLISTED_NATS: Final = 13.0
+# The information, in nats, that is assumed for a word without a known frequency in other languages
+# than English. The frequency lists of these languages lack many word forms.
 _UNLISTED_FOREIGN_NATS: Final = 7.0
-# share of the query's nats that a turn must have to repeat the query
+# A turn repeats the query if its words have at least this share of the query's information.
 _MIN_QUERY_SHARE: Final = 0.25
-# share of a turn's shared nats that a better turn must have to be moved before the turn, by role
+# By role of a turn: a better turn is moved before it only if the information that the better turn
+# shares with the query is at least this share of the turn's own.
 _MIN_SHARED_RATIO: Final = {SAYS: 0.4, REPEATS: 0.25}
 _SENTENCES: Final = re.compile(r"(?<=[.!?;:\u2026\u061f])\s+|(?<=[\u3002\uff01\uff1f])|\n+")
 _CLAUSES: Final = re.compile(r"[,\uff0c\u3001\u060c]\s*|\s[\u2013\u2014-]\s")
@@ -61,13 +71,14 @@ class _TurnRole(NamedTuple):
     """The role of a turn for a query."""
 
     role: int
-    shared: float  # nats of the words that the turn shares with the query
+    # Information of the words that the turn shares with the query, in nats.
+    shared: float
 
 
 def rank_answers_first(
     ranking: Sequence[tuple[int, Memory]], query: str
 ) -> tuple[list[tuple[int, Memory]], int]:
-    """Move turns that repeat the query behind those that answer it.
+    """Move turns that only repeat the query behind turns that answer the query.
 
     Args:
         ranking: Ranks and memories, best first.
@@ -103,7 +114,10 @@ def rank_answers_first(
 def _build_sort_key(
     number: int, roles: Sequence[_TurnRole], finder: _RoleFinder
 ) -> tuple[bool, int, bool, int]:
-    """Return the sort key of a memory, for its own position or one behind a better memory."""
+    """Return the sort key of a memory.
+
+    The key keeps the memory at its position, or moves it behind a better memory.
+    """
     role, shared = roles[number]
     if role == ASKS:
         return True, number, False, number
@@ -121,9 +135,10 @@ def _build_sort_key(
 
 
 def _is_reply(memory: Memory, unanswered: set[tuple[str | None, int | None]]) -> bool:
-    """Return whether the message of a memory directly follows an unanswered one in its thread.
+    """Return whether a memory's message directly follows an unanswered message in its thread.
 
-    `unanswered` has pairs of a thread id and the position of a message in the thread.
+    `unanswered` contains (thread id, position of the message in the thread) of the unanswered
+    messages.
     """
     source = memory.provenance
     if source is None or source.position is None:
@@ -147,7 +162,7 @@ class _RoleFinder:
     def assign_role(self, memory: Memory, *, is_reply: bool = False) -> _TurnRole:
         """Return the role of a memory.
 
-        `is_reply` says that the memory directly follows a turn that does not answer the query.
+        `is_reply` says whether the memory directly follows a turn that does not answer the query.
         """
         text = _remove_speaker(memory)
         if memory.kind != TURN or not self._words or len(text) > _MAX_CHARS:
@@ -159,7 +174,8 @@ class _RoleFinder:
         if not (repeats or is_reply) or self._has_more_information(text):
             return _TurnRole(ANSWERS, shared)
         if repeats and any(map(self._adds_informative_word, _split_statements(sentences))):
-            # a statement in ordinary words; if it has all words of the query, it only repeats it
+            # The turn is a statement in ordinary words. If it contains all words of the query, it
+            # only repeats the query.
             if is_question:
                 return _TurnRole(ANSWERS, shared)
             is_copy = len(self._every) > 1 and self._every <= set(split_words(text))
@@ -167,7 +183,7 @@ class _RoleFinder:
         return _TurnRole(ASKS if is_question and repeats else REPEATS, shared)
 
     def _measure_shared_words(self, text: str) -> float:
-        """Return the sum of the nats of those words of the query that a text has."""
+        """Return the total information, in nats, of the query's words that occur in a text."""
         text_words = {*tokenize(text[:_MAX_CHARS])}
         words = extract_query_words(self._query)
         return sum(
@@ -183,12 +199,12 @@ class _RoleFinder:
         return [word for word, stem in words.items() if not self._words & {word, stem}]
 
     def _measure_word(self, word: str) -> float:
-        """Return the information of a word in nats: -ln of the share of messages that have it."""
+        """Return a word's information in nats: -ln of the share of messages that contain it."""
         common = max(message_frequency(word, name) for name in self._languages)
         return -math.log(common) if common else self._unlisted
 
     def _has_more_information(self, text: str) -> bool:
-        """Return whether the words that a text does not share with the query are information."""
+        """Return whether the words that a text does not share with the query are informative."""
         rest = self._find_remaining_words(text)
         if sum(map(self._measure_word, rest)) >= _MIN_INFORMATIVE_NATS:
             return True
@@ -202,7 +218,7 @@ class _RoleFinder:
         )
 
     def _adds_informative_word(self, part: str) -> bool:
-        """Return whether a clause has a word of the query and another word that is informative."""
+        """Return whether a clause contains a word of the query and an informative other word."""
         if not self._measure_shared_words(part):
             return False
         return any(
@@ -215,7 +231,7 @@ def _tokenize_name(word: str) -> list[str]:
 
 
 def _split_statements(sentences: Sequence[str]) -> list[str]:
-    """Return the statements, and the clauses of each question except its last clause."""
+    """Return all statements. Of each question, return the clauses before its last clause."""
     parts = list[str]()
     for sentence in sentences:
         parts += _CLAUSES.split(sentence)[:-1] if ends_with_question(sentence) else [sentence]

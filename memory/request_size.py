@@ -15,13 +15,15 @@ from perdure.memory.summary_state import Summary
 from perdure.memory.tokens import TokenCounter
 from perdure.memory.usage import is_same_model, read_model_name, read_request_tokens
 
-_ANY_AGENT: Final = object()  # the value of `RequestParts.agent` that matches every agent
-_MIN_SHARE: Final = 0.25  # share of a trigger that the messages may always take
+# With this value of `RequestParts.agent`, the answers of every agent are used.
+_ANY_AGENT: Final = object()
+# Share of a trigger that the messages may always take, however large the rest of the request is.
+_MIN_SHARE: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class RequestParts:
-    """The parts of a request that are not in the state, and the answers that report its size.
+    """The parts of a request that the state does not contain, and whose answers report its size.
 
     Attributes:
         tools: The number of tokens of the schemas of the tools.
@@ -41,14 +43,14 @@ class RequestParts:
     def count_tokens(self, system_messages: int, fixed_tokens: float) -> int:
         """Return the tokens of these parts and of the system messages in the state.
 
-        `fixed_tokens` is the number of tokens that a counting function adds to each request. It is
-        assumed to include the tools, so the larger of both numbers is used.
+        `fixed_tokens` is the number of tokens that a counting function adds to each request. This
+        number is assumed to include the tools, so the larger of the two numbers is used.
         """
         tools = max(self.tools, ceil(fixed_tokens))
         return max(tools + self.system + system_messages, self.other)
 
     def is_answer(self, message: BaseMessage) -> bool:
-        """Return whether a message is an answer of the agent and the model."""
+        """Return whether a message is an answer that this agent gave with this model."""
         if not isinstance(message, AIMessage):
             return False
         by_agent = self.agent is _ANY_AGENT or message.name == self.agent
@@ -82,13 +84,13 @@ class RequestSize:
         """Return whether the request reaches a trigger, and a summary would make it smaller.
 
         If the tools and the system prompt alone reach the trigger, the next summary is written only
-        after the messages have grown again. Otherwise each call would need a new summary.
+        after the messages have grown again. Without this rule, each call would write a new summary.
         """
         grown = not self.has_summary or self.recent >= _MIN_SHARE * trigger
         return self.total >= trigger and grown
 
     def max_message_tokens(self, trigger: float) -> float:
-        """Return the maximum number of message tokens with which a request is below a trigger.
+        """Return the maximum number of message tokens with which the request stays below a trigger.
 
         The result is in estimated tokens. If more tokens were reported than the scaled estimate,
         the excess may belong to the messages or to the rest of the request, so the smaller result
@@ -116,9 +118,9 @@ def measure_request(
     summary: Summary | None = None,
     section: str = "",
 ) -> RequestSize:
-    """Return the size of the next request, which contains these messages and the summary.
+    """Measure the next request, which contains these messages and the summary.
 
-    `section` is the text in the request that contains the summary, or "".
+    `section` is the text of the request's section with the summary, or "".
     """
     is_system = [role(message) == "system" for message in messages]
     costs = list(map(counter.count_message, messages))
@@ -145,7 +147,7 @@ def measure_request(
 
 
 def _find_report(messages: Messages, positions: Iterable[int], parts: RequestParts) -> int | None:
-    """Return the first of `positions` whose message reports the size of a request, or None."""
+    """Return the first position whose message is an answer that reports token usage, or None."""
     for position in positions:
         message = messages[position]
         if parts.is_answer(message) and read_request_tokens(message):
@@ -154,9 +156,9 @@ def _find_report(messages: Messages, positions: Iterable[int], parts: RequestPar
 
 
 def _find_first_after_summary(messages: Messages, summary: Summary | None) -> int:
-    """Return the position from which answers are to requests that contained the summary.
+    """Return the position after the last answer whose request did not contain the summary.
 
-    The usage of earlier answers includes the messages that the summary has replaced.
+    The token usage of earlier answers includes the messages that the summary has replaced.
     """
     answered = summary.get("answered") if summary else None
     if answered is None:

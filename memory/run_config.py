@@ -26,7 +26,7 @@ CHOSEN_TEAM: Final = "__perdure_team"
 
 @runtime_checkable
 class Versioned(Protocol):
-    """A store or checkpointer that keeps earlier versions, as those of perdure do."""
+    """A store or checkpointer that keeps earlier versions, as perdure's own classes do."""
 
     history: Callable[..., Any]
     ahistory: Callable[..., Any]
@@ -40,7 +40,8 @@ def get_graph_store(component: str) -> Any:
     Raises:
         ConfigurationError: No graph is running, or it has no store.
     """
-    from langgraph.config import get_store  # takes half a second, and is rarely needed
+    # Importing this module takes half a second, and most processes do not need it.
+    from langgraph.config import get_store
 
     try:
         store: Any = get_store()
@@ -54,7 +55,7 @@ def get_graph_store(component: str) -> Any:
 
 
 def read_run_values(names: Sequence[str], config: RunnableConfig | None) -> dict[str, Any]:
-    """Return the values of these names in a run's context, or else in its `configurable`.
+    """Return the named values from a run's context, or from its `configurable` as a fallback.
 
     langgraph does not store values of the context, so they are passed to the run's checkpointer,
     which stores them with the thread.
@@ -62,7 +63,8 @@ def read_run_values(names: Sequence[str], config: RunnableConfig | None) -> dict
     config = ensure_config(config)
     configurable, values = config["configurable"], find_run_context_values(config, names)
     if values and configurable.get("thread_id") is not None:
-        from perdure.checkpointers.checkpointer import Checkpointer  # imported already in a run
+        # During a run, this module has been imported already.
+        from perdure.checkpointers.checkpointer import Checkpointer
 
         for saver in configurable.values():
             if isinstance(saver, Checkpointer):
@@ -80,10 +82,10 @@ def read_run_user(config: RunnableConfig | None) -> str | None:
 
 
 def read_run_teams(config: RunnableConfig | None) -> tuple[str, ...]:
-    """Return the teams whose memory a run uses, each once.
+    """Return the teams whose memory a run uses, without duplicates.
 
     `teams` in the run's context or `configurable` lists them, and `team` chooses one. On a server,
-    the teams of the person limit both, and are used if the run names none.
+    only teams of the person are allowed. If the run names no team, all of them are used.
 
     Raises:
         InvalidConfig: `team` is not one of `teams`, or one of them is not valid.
@@ -105,7 +107,7 @@ def read_run_teams(config: RunnableConfig | None) -> tuple[str, ...]:
 
 
 def parse_teams(team: Any, teams: Any) -> tuple[str, ...] | None:
-    """Return the teams that the values `team` and `teams` name, or None if both are None.
+    """Return the teams that the options `team` and `teams` of a run name, or None without both.
 
     Raises:
         InvalidConfig: `team` is not one of `teams`, or a name is blank or not text.
@@ -125,7 +127,7 @@ def parse_teams(team: Any, teams: Any) -> tuple[str, ...] | None:
 
 
 def choose_team(config: RunnableConfig | None, team: str) -> RunnableConfig:
-    """Return the config of a run for the memory of one team, which is one of its teams."""
+    """Return a copy of a run's config that selects the memory of one of the run's teams."""
     config = ensure_config(config)
     return {**config, "configurable": {**config["configurable"], CHOSEN_TEAM: team}}
 
@@ -137,10 +139,10 @@ def get_allowed_teams(config: RunnableConfig | None) -> Collection[str] | None:
 
 
 def read_run_source(config: RunnableConfig | None) -> tuple[str | None, str | None]:
-    """Return the thread id of a run, and the id of the checkpoint from which it continues.
+    """Return the thread id of a run, and the id of the checkpoint from which the run continues.
 
-    Both are None if the run has no thread. Within a node, the checkpoint is that of the graph or
-    subgraph of the node.
+    Both are None if the run has no thread. Within a node, this is the checkpoint of the graph or
+    subgraph that contains the node.
     """
     configurable = ensure_config(config)["configurable"]
     thread = configurable.get("thread_id")
@@ -152,7 +154,8 @@ def read_run_source(config: RunnableConfig | None) -> tuple[str | None, str | No
         runtime: Any = get_runtime()
     except (RuntimeError, KeyError):  # no graph is running
         runtime = None
-    info = getattr(runtime, "execution_info", None)  # None in the run of a chain
+    # `execution_info` is None in a run of a chain.
+    info = getattr(runtime, "execution_info", None)
     if info is not None and info.thread_id == thread:
         return str(thread), info.checkpoint_id
     return str(thread), configurable.get("checkpoint_id")
@@ -172,7 +175,7 @@ def make_clock(name: str, value: Clock | str | None) -> Clock:
         return check_instance(name, value, Callable, expected)  # type: ignore[arg-type, no-any-return]
 
     def read_time(config: RunnableConfig | None) -> datetime | None:
-        """Return the time under the key in the config of a run, or None if the config has none."""
+        """Return the time that a run's `configurable` contains under the key, or None."""
         time = ensure_config(config)["configurable"].get(value)
         try:
             return datetime.fromisoformat(time) if isinstance(time, str) else time
@@ -218,7 +221,7 @@ class Template:
         return tuple(dict.fromkeys(name for _, name, _ in self._parsed if name))
 
     def fill(self, config: RunnableConfig | None = None) -> tuple[str, ...]:
-        """Return the labels for a run. With None, the run in which this is called is used.
+        """Return the labels for a run. `config=None` means the current run.
 
         If the template is for teams, the run must have exactly one team.
 
@@ -237,7 +240,7 @@ class Template:
         return self._fill_labels(config)
 
     def fill_for_teams(self, config: RunnableConfig | None = None) -> list[tuple[str, ...]]:
-        """Return the labels for each team of a run. The list is empty if the run has no team.
+        """Return the labels for each team of a run, or an empty list if the run has no team.
 
         A template that is not for teams gives one result.
         """
@@ -253,7 +256,10 @@ class Template:
     def _fill_labels(
         self, config: RunnableConfig | None, team: str | None = None
     ) -> tuple[str, ...]:
-        """Return the labels for a run, and for a team of it if `team` is not None."""
+        """Return the labels for a run.
+
+        If `team` is not None, it is the value of the placeholder `{team}`.
+        """
         if self.lacks_memory(config):
             raise InvalidConfig(
                 f"the run has no memory, so {self.labels!r} cannot be filled in: its message is "
@@ -269,15 +275,15 @@ class Template:
         )
 
     def lacks_memory(self, config: RunnableConfig | None = None) -> bool:
-        """Return whether the labels name the user of a run that has no memory of any user.
+        """Return whether the labels name a user or team, but the run must not use anybody's memory.
 
-        See `WITHOUT_MEMORY_KEY`. Nodes recall and remember nothing in this case.
+        See `WITHOUT_MEMORY_KEY`. In such a run, nodes recall and remember nothing.
         """
         is_personal = self.is_team or "user_id" in self.names
         return is_personal and ensure_config(config)["configurable"].get(WITHOUT_MEMORY_KEY) is True
 
     def _check_team(self, shared: bool) -> None:
-        """Raise ConfigurationError unless the template is allowed and names a team."""
+        """Raise ConfigurationError unless a template for teams is allowed and names a team."""
         name = self.labels[1] if len(self.labels) > 1 else ""
         if not shared:
             raise ConfigurationError(
@@ -291,7 +297,10 @@ class Template:
             )
 
     def _get_value(self, name: str, values: dict[str, Any]) -> str:
-        """Return the value of a placeholder, or raise InvalidConfig if it is not a label."""
+        """Return the value of a placeholder.
+
+        Raise InvalidConfig if it cannot be used as a label.
+        """
         if name not in values:
             raise InvalidConfig(
                 f"the run has no {name!r}, which {self.labels!r} needs; pass "
@@ -304,13 +313,14 @@ class Template:
                 f"{name!r} of the run is {value!a:.80}, which cannot be a label in "
                 f"{self.labels!r}; expected text that is not blank and has no NUL"
             )
-        return str.__str__(value)  # for a str enum, its value and not its name
+        # For a member of a str enum, this returns the value and not the name.
+        return str.__str__(value)
 
 
 def _parse_label(label: Any) -> tuple[str, str, str]:
-    """Return the text before the placeholder, the placeholder's name, and the text after it.
+    """Split a label into (text before the placeholder, the placeholder's name, text after it).
 
-    A part that the label does not have is "".
+    A part that the label does not contain is "".
     """
     match = _LABEL.fullmatch(label) if isinstance(label, str) and label else None
     if match is None:

@@ -15,9 +15,11 @@ from typing import Final
 from perdure.stores.normal_form import normalize_text, unify_letters
 from perdure.stores.text import tokenize
 
-_MIN_COSINE: Final = 0.8  # minimum cosine similarity of two words that count as equal
+# Minimum cosine similarity of the vectors of two words that count as equal.
+_MIN_COSINE: Final = 0.8
 _TOKENS: Final = re.compile(r"\w+|[^\w\s.,;:!\"()]")
-_MIN_WORDS_TO_ROTATE: Final = 4  # words that a text needs to be compared with its rotations
+# Minimum number of words in a text for which rotations are compared.
+_MIN_WORDS_TO_ROTATE: Final = 4
 
 
 def is_same_text(a: str, b: str) -> bool:
@@ -32,7 +34,10 @@ _normalize: Final = lru_cache(1 << 8)(normalize_text)
 
 
 def is_equivalent_text(a: str, b: str) -> bool:
-    """Return whether two texts state the same fact, as the module's documentation describes."""
+    """Return whether two texts state the same fact.
+
+    The documentation of this module says how that is decided.
+    """
     if is_same_text(a, b):
         return True
     first, second = _split_words(a), _split_words(b)
@@ -44,13 +49,13 @@ def is_equivalent_text(a: str, b: str) -> bool:
 def _differ_by_similar_words(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
     """Return whether two lists of words differ only in words with similar vectors.
 
-    The result is False if a differing word has a capital or a digit, because names and numbers must
-    not be mixed up, and if two differing words share a stem.
+    The result is False if a differing word contains a capital or a digit, because names and numbers
+    must not be confused. It is also False if two differing words have the same stem.
     """
     differ = [pair for pair in zip(a, b, strict=True) if pair[0] != pair[1]]
     if not all(word.isalpha() and word.islower() for pair in differ for word in pair):
         return False
-    # words that share a stem differ in tense or number, which can change the fact
+    # Words with the same stem may differ in tense or number, which can change the fact.
     return bool(differ) and all(
         tokenize(x) != tokenize(y) and _word_similarity(x, y) >= _MIN_COSINE for x, y in differ
     )
@@ -68,14 +73,14 @@ def _is_rotation(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
 def _split_words(text: str) -> tuple[str, ...]:
     """Split a text into words and symbols. The first word is in lower case."""
     parts = _TOKENS.findall(unify_letters(text))
-    # the first word of a sentence has a capital even if it is not a name
+    # The first word of a sentence has a capital even if the word is not a name.
     return (parts[0].lower(), *parts[1:]) if parts else ()
 
 
 @lru_cache(1 << 12)
 def _word_similarity(a: str, b: str) -> float:
     """Return the cosine similarity of the vectors of two words."""
-    # imported here because it loads numpy, and most comparisons do not get to this point
+    # This module is imported here because it loads numpy, which most comparisons do not need.
     from perdure.stores.offline import StaticEmbedder
 
     first, second = StaticEmbedder().embed([a, b])

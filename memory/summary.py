@@ -70,26 +70,31 @@ from perdure.memory.tool_calls import REQUEST_ONLY
 OnFailure = Literal["keep", "raise"]
 ON_FAILURE: Final = ("keep", "raise")
 Size = tuple[Literal["messages", "tokens", "fraction"], float]
-"""A size such as `("messages", 40)`, `("tokens", 4000)` or `("fraction", 0.7)` of the window."""
+"""A size such as `("messages", 40)`, `("tokens", 4000)` or `("fraction", 0.7)`.
 
-# maximum tokens of a request to a model whose window is unknown
+A fraction is a share of the model's context window.
+"""
+
+# Maximum number of tokens in a request for a summary if the model's context window is unknown.
 _DEFAULT_INPUT_TOKENS: Final = 16_000
-_REQUEST_SHARE: Final = 0.75  # share of the window for the request; the rest is for the answer
+# Share of the model's context window that the request may take. The rest is for the answer.
+_REQUEST_SHARE: Final = 0.75
 _LOG = logging.getLogger("perdure")
 
 _UNFINISHED: Final = (
     "The assistant is still at work on the last request of the user, and will see the newest steps "
     "again. Say what it has done for this request and found so far, and what it has not done yet."
 )
-# share of the trigger at which a summary is written in the background
+# Share of the trigger at which a summary is already written in the background.
 _BACKGROUND_SHARE: Final = 0.75
-_MAX_QUESTION_CHARS: Final = 2_000  # maximum characters of the question in a request for a summary
+# Maximum number of characters of the turn's question in a request for a summary.
+_MAX_QUESTION_CHARS: Final = 2_000
 
 
 def _find_smallest_limits(name: str, sizes: Sequence[Any], model: Any) -> tuple[float, float]:
-    """Return the smallest number of messages and the smallest number of tokens among sizes.
+    """Return the smallest limit in messages and the smallest limit in tokens among sizes.
 
-    A number is infinite if no size has this unit. `name` is the name of the option, for errors.
+    A limit is infinite if no size is in its unit. `name` is the name of the option, for errors.
     """
     messages = tokens = inf
     for size in sizes:
@@ -114,7 +119,7 @@ class Selection(NamedTuple):
 
     Attributes:
         turns: The messages of whole turns.
-        steps: The messages of exchanges of the newest turn, which is still in progress.
+        steps: The messages of exchanges in the newest turn, which is still in progress.
         question: The question to which these exchanges belong, or None. It is not summarised.
     """
 
@@ -124,7 +129,7 @@ class Selection(NamedTuple):
 
     @property
     def messages(self) -> list[BaseMessage]:
-        """All messages to summarise, in their order."""
+        """All messages to summarise, in chronological order."""
         return [*self.turns, *self.steps]
 
 
@@ -134,9 +139,10 @@ _NOTHING: Final = Selection(())
 class Summarize(MessagesNode):
     """A node that keeps a running summary: `summarize("openai:gpt-5-mini")`.
 
-    In a graph, the state needs the channels of `SummaryState`. There the node writes the summary
-    and removes the summarised messages. In a `view`, it shows the summary and the other messages,
-    and calls no model. Called with a list, it returns the summary and the other messages at once.
+    In a graph, the state needs the channels of `SummaryState`. The node then writes the summary to
+    the state and removes the summarised messages from the state. In a `view`, the node returns the
+    summary and the other messages without calling a model. If the node is called with a list of
+    messages, it writes a summary if one is due, and returns the summary and the other messages.
 
     Args:
         model: The model that writes the summaries, as a chat model, the name of one, or
@@ -171,7 +177,8 @@ class Summarize(MessagesNode):
         known_model = call.model.model_name if isinstance(call.model, NamedModel) else call.model
         counter, max_input = counter_of(token_counter), _DEFAULT_INPUT_TOKENS
         if token_counter is None and isinstance(known_model, BaseChatModel | str):
-            with suppress(errors.UnknownModel):  # tokens are estimated in this case
+            # If the model is unknown, tokens are estimated.
+            with suppress(errors.UnknownModel):
                 counter = counter_of(known_model)
         with suppress(errors.ConfigurationError):
             max_input = int(_REQUEST_SHARE * context_window(known_model))
@@ -182,12 +189,13 @@ class Summarize(MessagesNode):
         self.request = SummaryRequest(
             call, check_text("summary_prompt", summary_prompt), counter.count_text, max_input
         )
-        self.trigger = limits  # number of messages, number of tokens; `keep` has the same form
+        # `trigger` and `keep` are pairs of limits: a number of messages, and a number of tokens.
+        self.trigger = limits
         self.keep = halves if keep is None else _find_smallest_limits("keep", [keep], known_model)
         self.on_failure = check_choice("on_failure", on_failure, ON_FAILURE)
         self._keeps_half = keep is None
         self._failed, self._warned = FailedTurns(), Event()
-        # the default counter is that of the summarising model, not of the agent's model
+        # The default counter belongs to the summarising model. The agent's model is not known yet.
         is_given = token_counter is not None
         self.counter = counter if is_given else counter.for_model(None)
         tools = counter.bound_tool_tokens if is_given else 0
@@ -207,8 +215,8 @@ class Summarize(MessagesNode):
     def for_agent(self, agent: str | None, system: BaseMessage | None = None) -> Self:
         """Return a copy of this node for the agent with this name.
 
-        Only usage that the agent's own answers report is used. `system` is the complete system
-        message of the agent's last request, if the agent has sent one.
+        Only token usage that is reported by the agent's own answers is used. `system` is the
+        complete system message of the agent's last request, if the agent has sent one.
         """
         other = 0
         if system is not None:
@@ -225,7 +233,7 @@ class Summarize(MessagesNode):
     async def _call_with_messages(
         self, messages: Messages, config: RunnableConfig | None
     ) -> list[BaseMessage]:
-        """Return the summary and the messages after it, and write a new summary if it is due."""
+        """Write a new summary if one is due. Return the summary and the messages after it."""
         previous, rest = remove_summary(messages)
         selection = (
             _NOTHING
@@ -243,14 +251,14 @@ class Summarize(MessagesNode):
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return `model_input` with the state's summary instead of the summarised messages."""
+        """Replace the summarised messages in `model_input` by the state's summary."""
         model_input = SummarizedMessages.from_state(state).remove_from(model_input)
         return add_summary(model_input, read_summary(read_channel(state, SUMMARY)))
 
     def is_due(self, state: Any) -> bool:
-        """Return whether the node would summarise messages of a state now.
+        """Return whether a call of the node with this state would summarise messages.
 
-        After a failure, no second summary is attempted in the same turn.
+        If a summary has failed, the node does not try again in the same turn.
         """
         thread = self._find_saved_thread()
         if thread is not None:
@@ -263,7 +271,7 @@ class Summarize(MessagesNode):
     def schedule(self, state: Any) -> None:
         """Schedule a summary that is written after the current run, if one is needed soon.
 
-        Nothing is scheduled without `background=True`, in a subgraph, and in a run without a
+        Nothing is scheduled without `background=True`, in a subgraph, or in a run without a
         checkpointer.
         """
         thread = self._find_saved_thread()
@@ -291,8 +299,8 @@ class Summarize(MessagesNode):
         """Write the summary of an idle thread that has reached three quarters of the trigger.
 
         `background=True` does the same after a turn. Call this method from a job queue or a timer
-        of your own. The summary is stored under the thread's lock, and the next run applies it. The
-        summary is discarded if the thread has new checkpoints in the meantime.
+        of your own. The summary is stored while the thread is locked, and the next run applies it.
+        The summary is discarded if the thread has new checkpoints in the meantime.
 
         Returns:
             Whether a summary was stored.
@@ -315,7 +323,10 @@ class Summarize(MessagesNode):
         run(self._write_summary(thread))
 
     async def _write_summary(self, thread: SavedThread) -> bool:
-        """Write the summary of an idle thread if it is due. Return whether it was stored."""
+        """Write the summary of an idle thread if one is due.
+
+        Return whether a summary was stored.
+        """
         head = await read_head(thread, self.messages_key)
         if head is None:
             raise errors.UnknownThread(f"there is no thread {thread.thread_id!r}")
@@ -336,7 +347,7 @@ class Summarize(MessagesNode):
         return await store_summary(thread, head, self.messages_key, writes)
 
     def _with_lower_trigger(self) -> Self:
-        """Return a copy of this node with three quarters of the trigger."""
+        """Return a copy of this node whose trigger is lowered to three quarters."""
         early = copy(self)
         early.trigger = self.trigger[0] * _BACKGROUND_SHARE, self.trigger[1] * _BACKGROUND_SHARE
         return early
@@ -353,7 +364,7 @@ class Summarize(MessagesNode):
     def _check_channels(self, state: Any) -> None:
         """Raise ConfigurationError if the state has no channel for the summarised ids.
 
-        Such a graph would drop the summary and still remove the messages.
+        A graph without this channel would lose the summary, although it removes the messages.
         """
         expected = "a list; derive the state from SummaryState"
         check_instance(
@@ -365,14 +376,17 @@ class Summarize(MessagesNode):
         return bool(self._select_from_state(state).steps)
 
     def skip_turn(self, state: Any) -> None:
-        """Summarise nothing more in the current turn, because a learner or a model failed in it."""
+        """Summarise nothing more in the current turn.
+
+        A caller uses this method if a learner or a model failed during the turn.
+        """
         self._failed.note_failure(read_messages(state, self.messages_key))
 
     async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
-        """Return the update with a new summary, without the summarised messages.
+        """Return the update that stores a new summary and removes the summarised messages.
 
-        The update is empty if nothing is due. It also removes messages that a stored summary covers
-        already.
+        The update is empty if nothing is due. The update also removes messages that a stored
+        summary already covers.
         """
         if "langgraph_node" in ((config or {}).get("metadata") or {}):
             self._check_channels(state)
@@ -414,7 +428,7 @@ class Summarize(MessagesNode):
         }
 
     def _select_answers(self, messages: Messages) -> Messages:
-        """Return `messages` if usage that their answers report matters for the trigger, or ()."""
+        """Return `messages` if the trigger depends on reported token usage, else ()."""
         return () if self.trigger[1] == inf or self.counter.counts_messages else messages
 
     async def _try_to_write(
@@ -424,10 +438,12 @@ class Summarize(MessagesNode):
         messages: Messages,
         config: RunnableConfig | None,
     ) -> str | None:
-        """Return the text of the next summary, or None if there is none.
+        """Write the next summary if messages are selected.
 
-        A failure is logged, or raised with `on_failure="raise"`. `messages` are all messages of the
-        conversation.
+        Return its text, or None without a summary.
+
+        A failure is logged or, with `on_failure="raise"`, raised. `messages` are all messages of
+        the conversation.
         """
         try:
             return await self._ask_model(previous, selection, messages, config)
@@ -447,7 +463,7 @@ class Summarize(MessagesNode):
     ) -> str | None:
         """Ask the model for a summary of the selected messages.
 
-        Returns None if the messages have no content, or if one of them was erased meanwhile.
+        Returns None if the messages have no content, or if one of them was erased in the meantime.
         """
         turns, steps = render_units(selection.turns), render_units(selection.steps)
         units = [*turns, *steps]
@@ -462,12 +478,16 @@ class Summarize(MessagesNode):
         loaded = find_run_thread(config)
         text = await request.write_summary(previous["text"] if previous else "", units)
         if await is_any_erased(loaded, selection.messages):
-            self._failed.note_failure(messages)  # the next turn summarises the remaining messages
+            # The next turn summarises the messages that have not been erased.
+            self._failed.note_failure(messages)
             return None
         return text
 
     def _warn_of_repetitions(self, ids: Sequence[str]) -> None:
-        """Log once that `summarized` contains duplicates, as with the reducer `operator.add`."""
+        """Log a warning once if `summarized` contains many duplicates.
+
+        The reducer `operator.add` causes them.
+        """
         distinct = len(set(ids))
         if self._warned.is_set() or len(ids) <= 2 * distinct:
             return
@@ -480,14 +500,14 @@ class Summarize(MessagesNode):
         )
 
     def _select_from_state(self, state: Any) -> Selection:
-        """Return the messages of a state that are to be summarised now."""
+        """Select the messages of a state that the next call would summarise."""
         messages = read_messages(state, self.messages_key)
         if self._failed.has_failed(messages):
             return _NOTHING
         return self._select_from_messages(messages, state)
 
     def _select_from_messages(self, messages: Messages, state: Any) -> Selection:
-        """Return the messages that are to be summarised, even after a failure in the turn."""
+        """Select the messages to summarise, even if a summary has failed in the current turn."""
         summary = read_summary(read_channel(state, SUMMARY))
         return self._select_for_summary(messages, summary, SummarizedMessages.from_state(state))
 
@@ -497,13 +517,14 @@ class Summarize(MessagesNode):
         summary: Summary | None,
         summarized: Container[BaseMessage] = (),
     ) -> Selection:
-        """Return the messages that are to be summarised now, if a trigger is reached.
+        """Select the messages to summarise if a trigger is reached, else no messages.
 
         Whole turns are selected. If the newest turn alone reaches the trigger, older exchanges of
         this turn are selected too.
         """
         if self.trigger[1] == inf and len(messages) < self.trigger[0]:
-            return _NOTHING  # the usual case, decided without a look at the messages
+            # In this usual case, the messages need not be examined.
+            return _NOTHING
         messages = merge_duplicates(messages)
         messages = [m for m in messages if REQUEST_ONLY not in m.additional_kwargs]
         if summarized:
@@ -524,16 +545,18 @@ class Summarize(MessagesNode):
     def _select_exchanges(
         self, turn: Messages, limit: float
     ) -> tuple[list[BaseMessage], BaseMessage | None]:
-        """Return the messages of a turn's older exchanges, and the question of the turn.
+        """Select a turn's older exchanges to summarise.
 
-        Both are empty if no exchange is to be summarised. The question and as many of the newest
-        exchanges (at least one) as fit in `keep` and `limit` tokens are kept. Exchanges with
-        missing results are kept, too.
+        Return their messages and the turn's question. The result is ([], None) if there are no such
+        exchanges. The question is not summarised. The newest exchange, and as many exchanges before
+        it as fit in `keep` and in `limit` tokens, are not summarised either. The same holds for
+        exchanges with missing results.
         """
         stored = next(iter_turns(turn, purpose="state"), None)
         units = [] if stored is None else stored.units
         if units and not has_all_results(units[-1]):
-            units = units[:-1]  # results of the last exchange are still missing
+            # Results of the last exchange are still missing, so the exchange is not summarised.
+            units = units[:-1]
         begin = 1 if units and role(units[0][0]) == "human" else 0
         cost = self._count_messages_and_tokens((unit[0] for unit in units[:begin]), limit)
         start = len(units)
@@ -553,7 +576,7 @@ class Summarize(MessagesNode):
         return measure_request(messages, self.counter, self._parts, summary, section)
 
     def _is_reached(self, messages: Sequence[BaseMessage], size: RequestSize | None) -> bool:
-        """Return whether the number of messages or the size of the request reaches a trigger."""
+        """Return whether the number of messages, or the size of the request, reaches a trigger."""
         message_limit, token_limit = self.trigger
         return len(messages) >= message_limit or (
             size is not None and size.reaches_trigger(token_limit)
@@ -567,14 +590,14 @@ class Summarize(MessagesNode):
         return self._is_reached(messages, size)
 
     def _max_kept_tokens(self, size: RequestSize | None) -> float:
-        """Return the maximum number of tokens of the messages that are kept."""
+        """Return the maximum number of tokens of the messages that are not summarised."""
         if size is None:
             return self.keep[1]
         room = size.max_message_tokens(self.trigger[1])
         return (room + 1) / 2 if self._keeps_half else min(self.keep[1], room)
 
     def _find_first_kept(self, messages: Messages, limit: float) -> int:
-        """Return the position of the first message that is kept, or 0 if all are kept."""
+        """Return the position of the first message that is not summarised, or 0 to keep all."""
         count = tokens = first_kept = 0
         for turn in iter_turn_ranges(messages):
             turn_messages = _exclude_system_messages(messages[turn.start : turn.stop])
@@ -583,7 +606,7 @@ class Summarize(MessagesNode):
             if first_kept and self._exceeds_keep(count, tokens, limit):
                 return first_kept
             first_kept = turn.start
-        # messages before the first human message form a turn, too
+        # The messages before the first human message form a turn, too.
         oldest = _exclude_system_messages(messages[:first_kept])
         added = self._count_messages_and_tokens(oldest, limit)
         is_over = self._exceeds_keep(count + added[0], tokens + added[1], limit)
@@ -594,13 +617,13 @@ class Summarize(MessagesNode):
     ) -> tuple[int, int]:
         """Return the number of messages and the number of their tokens.
 
-        Without a limit, tokens are not counted, and their number is 0.
+        If `limit` is infinite, tokens are not counted, and the second number is 0.
         """
         members = list(messages)
         return len(members), sum(map(self.counter.count_message, members)) if limit < inf else 0
 
     def _exceeds_keep(self, count: int, tokens: int, limit: float) -> bool:
-        """Return whether messages exceed `keep`, or the limit of tokens."""
+        """Return whether `count` messages exceed `keep`, or `tokens` exceeds `limit`."""
         return count > self.keep[0] or tokens > limit
 
 

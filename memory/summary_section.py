@@ -1,4 +1,4 @@
-"""The section with the summary in the system message of a request."""
+"""Add the summary to the system message of a request, and remove it again."""
 
 from __future__ import annotations
 
@@ -18,35 +18,42 @@ HEADING: Final = "Summary of the earlier conversation (a record of what was said
 
 
 def render_section(summary: Summary) -> str:
-    """Return the section with the summary, as text for the system message."""
+    """Render a summary as a section of the system message."""
     return f"{HEADING}:\n\n{render_record_text(summary['text'])}"
 
 
 def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:
-    """Return `model_input` with a summary at the end of the system message.
+    """Return `model_input` with a summary added at the end of its system message.
 
     An earlier summary in the system message is replaced.
     """
     if summary is None or not summary["text"]:
         return model_input
-    # users and tools contributed to the text, so it is quoted as a record, not as instructions
+    # Users and tools contributed to the text, so the text is quoted as a record, not as
+    # instructions.
     section = render_section(summary)
     without_summary = remove_summary([model_input.system])[1] if model_input.system else []
     content: Any = without_summary[0].content if without_summary else None
     system = [*without_summary, SystemMessage("")][0]
     mark: dict[str, Any] = {**summary, INSTRUCTIONS: content}
-    mark.pop("digests", None)  # needed only in a state, to recognise summarised messages
+    # The digests are needed only in a state, where they help to recognise summarised messages.
+    mark.pop("digests", None)
     return replace(
         model_input, system=_replace_content(system, append_text(content, section), mark)
     )
 
 
 def remove_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage]]:
-    """Return the summary that `add_summary` added to messages, and the messages without it."""
+    """Remove the summary that `add_summary` added to messages.
+
+    Return the summary, or None if there is none, and the remaining messages.
+    """
     summary, rest = None, []
     for message in messages:
         if REQUEST_ONLY in message.additional_kwargs and isinstance(message, HumanMessage):
-            continue  # added by perdure to an earlier request; the next request adds it if needed
+            # perdure added this message to an earlier request. The next request adds it again if
+            # needed.
+            continue
         mark = message.additional_kwargs.get(SUMMARY_MARK)
         if mark is None:
             rest.append(message)
@@ -58,7 +65,10 @@ def remove_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage
 
 
 def _replace_content(system: BaseMessage, content: Any, mark: Any) -> BaseMessage:
-    """Return a copy of a system message with another content and mark. None means no mark."""
+    """Return a copy of a system message with new content and a new summary mark.
+
+    `mark=None` means no mark.
+    """
     kwargs = {
         name: value for name, value in system.additional_kwargs.items() if name != SUMMARY_MARK
     }

@@ -1,4 +1,4 @@
-"""The channels of a summary in a graph's state, and the messages that a summary covers."""
+"""Store a summary in a graph's state, and find the messages that the summary covers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from hashlib import blake2b
 from typing import Annotated, Any, Final, NotRequired, Self
 
 from langchain_core.messages import AIMessage, BaseMessage
-from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no JSON schema
+
+# On Python 3.11, pydantic creates no JSON schema for `typing.TypedDict`.
+from typing_extensions import TypedDict
 
 from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit
 from perdure.memory.nodes import ModelInput, read_channel
@@ -20,9 +22,11 @@ from perdure.memory.usage import read_request_tokens
 
 SUMMARY: Final = "summary"
 SUMMARIZED: Final = "summarized"
-"""The names of the channels of the summary and of the ids of the summarised messages."""
-_MAX_DIGESTS: Final = 256  # newest messages of a summary whose content hash is stored
-_DIGEST_BYTES: Final = 4  # length of the hash of an id, and of the hash of a content
+"""The names of two channels of the state: the summary, and the ids of the summarised messages."""
+# Maximum number of summarised messages, the newest ones, whose content hashes a summary stores.
+_MAX_DIGESTS: Final = 256
+# Length of the hash of a message id, and of the hash of a message's content, in bytes.
+_DIGEST_BYTES: Final = 4
 _EXPECTED: Final = "a summary that summarize() has written, or text"
 
 
@@ -47,9 +51,9 @@ class Summary(TypedDict):
 def merge_summaries(left: Any, right: Any) -> Any:
     """Return the new summary `right`. This is the reducer of the channel `summary`.
 
-    Subgraphs that run in parallel and share the channel return their summaries in the same step.
-    If one summary extends the other, the longer summary is returned. If both extend the same
-    summary, the texts of both are joined.
+    Subgraphs that run in parallel and share the channel return their summaries in the same
+    superstep. If one of these summaries extends the other, the longer one is returned. If both
+    extend the same summary, the texts of both are joined.
     """
     ours, theirs = _get_digests(left), _get_digests(right)
     if not ours or not theirs or ours[-1] in theirs:
@@ -77,7 +81,7 @@ class SummaryState(ChatState, total=False):
 
 
 def read_summary(value: Any) -> Summary | None:
-    """Return the summary in the value of a channel, or None if the value is empty.
+    """Convert the value of the channel `summary` to a summary, or to None if the value is empty.
 
     Plain text is read as a summary that covers no message.
     """
@@ -102,7 +106,7 @@ def extend_summary(
     summarized: Iterable[str] = (),
     conversation: Messages = (),
 ) -> Summary:
-    """Return a summary with a new text that also covers `messages`.
+    """Return a summary with a new text, which covers `messages` in addition to the previous ones.
 
     A message that is summarised again, because its content has changed, is counted once.
 
@@ -111,8 +115,9 @@ def extend_summary(
         text: The text of the new summary.
         messages: The messages that the new summary covers and the previous one did not.
         summarized: The ids of the messages that the previous summary covers.
-        conversation: All present messages. Their reported usage is for requests that did not
-            contain the new summary, so later usage is told apart by the newest answer among them.
+        conversation: All present messages. The token usage that they report belongs to requests
+            without the new summary. The summary therefore stores the id of the newest answer among
+            them, so that later usage can be distinguished.
     """
     again = {message.id for message in messages}.intersection(summarized) if previous else ()
     count = len(messages) - len(again) + (previous["count"] if previous else 0)
@@ -129,7 +134,7 @@ def extend_summary(
 
 
 class SummarizedMessages:
-    """The messages that a summary already covers, for tests such as `message in summarized`.
+    """The set of messages that a summary already covers. Use it as in `message in summarized`.
 
     A graph removes summarised messages from its state. The state of a parent graph or of another
     subgraph may still contain them, and a client that sends the whole conversation with each turn
@@ -139,12 +144,12 @@ class SummarizedMessages:
     def __init__(self, summary: Summary | None, ids: Iterable[str] | None) -> None:
         self._ids = frozenset(ids or ()) if summary and summary["text"] else frozenset()
         self._summary = summary
-        # hashes of the contents, by the hash of the message id; None if not computed yet
+        # Content hashes by the hash of the message id, or None if they have not been computed yet.
         self._contents: dict[str, set[str]] | None = None
 
     @classmethod
     def from_state(cls, state: Any) -> Self:
-        """Return the messages that the summary in a state covers."""
+        """Create the set of messages that the summary in a state covers."""
         return cls(read_summary(read_channel(state, SUMMARY)), read_channel(state, SUMMARIZED))
 
     def __bool__(self) -> bool:
@@ -158,8 +163,8 @@ class SummarizedMessages:
     def remove_from(self, model_input: ModelInput) -> ModelInput:
         """Return `model_input` without the summarised messages.
 
-        The question of a turn is kept if any other message of the turn is kept. Calls and their
-        results are kept or removed together.
+        The question of a turn remains if any other message of the turn remains. A tool call and its
+        result either both remain or are both removed.
         """
         return (
             replace(model_input, turns=self._iter_remaining_turns(model_input.turns))
@@ -206,7 +211,7 @@ def _hash_id(message_id: str) -> str:
 
 
 def _hash_content(message: BaseMessage) -> str:
-    """Return a short hash of the content and the calls of a message."""
+    """Return a short hash of the content and the tool calls of a message."""
     parts: list[Any] = [message.type, message.content]
     if isinstance(message, AIMessage):
         parts.append([(call["name"], call["args"]) for call in message.tool_calls])

@@ -27,8 +27,9 @@ The value is None if the summary is the whole content.
 
 
 def find_system_messages(messages: Messages) -> list[BaseMessage]:
-    """Return the system messages that have content, in their order and without duplicates."""
-    # most conversations have no system message; comparing the few distinct classes is quick
+    """Return the system messages that have content, in order and without duplicates."""
+    # Most conversations have no system message. Checking the few distinct message classes is faster
+    # than checking each message.
     kinds = {kind for kind in set(map(type, messages)) if issubclass(kind, SystemMessage)}
     if not kinds:
         return []
@@ -43,8 +44,8 @@ def join_system_messages(messages: Messages) -> BaseMessage | None:
     """Return one message with the content of all `messages`.
 
     The result is a copy of the first message with the joined content. A single message is returned
-    itself, and None if there is no message. Content blocks are not changed, so that a provider's
-    cache marks in them remain valid.
+    unchanged. None is returned if `messages` is empty. Content blocks are not changed, so that
+    cache marks for the provider in them remain valid.
     """
     if len(messages) < 2:
         return messages[0] if messages else None
@@ -62,7 +63,7 @@ def join_system_messages(messages: Messages) -> BaseMessage | None:
 def join_contents(contents: list[Any]) -> Any:
     """Return the contents of several messages as the content of one message.
 
-    Contents that are all text are joined with blank lines. Otherwise the result is a list of
+    If all contents are text, they are joined with blank lines. Otherwise the result is a list of
     content blocks. It is None if `contents` is empty.
     """
     if not contents:
@@ -82,7 +83,7 @@ def read_system_text(message: BaseMessage) -> str:
 def _get_content_without_summary(message: BaseMessage) -> Any:
     """Return the content of a system message without its summary.
 
-    None is returned if the summary is the whole content.
+    The result is None if the message has no other content than the summary.
     """
     mark = message.additional_kwargs.get(SUMMARY_MARK)
     return message.content if mark is None else mark[INSTRUCTIONS]
@@ -94,7 +95,7 @@ def _to_blocks(content: Any) -> list[Any]:
 
 
 def _build_comparison_key(content: Any) -> Hashable:
-    """Return a hashable value that is equal for contents with the same text or the same blocks."""
+    """Return a hashable key that is equal for contents with the same text or the same blocks."""
     blocks = _to_blocks(content)
     texts = [block if isinstance(block, str) else block.get("text") for block in blocks]
     is_text = all(isinstance(b, str) or b.get("type") == "text" for b in blocks)

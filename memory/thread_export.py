@@ -26,7 +26,7 @@ from perdure.memory.message_forms import (
 
 
 def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
-    """Build the exported object of a thread, with the messages up to its head and on branches.
+    """Build the JSON object of a thread's export, with its messages up to the head and on branches.
 
     Args:
         saver: The checkpointer that stores the thread.
@@ -63,9 +63,10 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
 
 
 def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
-    """Yield the messages that each branch adds, with the number of messages before them.
+    """Yield the messages that each branch adds, and the number of exported messages before them.
 
-    The main branch comes first. A branch from which another branch continues adds nothing.
+    The main branch comes first. If another branch continues a branch, the shorter branch adds no
+    messages.
     """
     messages = {
         position: message
@@ -83,7 +84,8 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
             inner_nodes.add(node)
             node = nodes.setdefault((node, position), len(nodes) + 1)
         last_nodes.append(node)
-    nodes.clear()  # now the nodes are numbered in the order of export, as `after` counts
+    # The nodes are numbered anew in the order of export, because `after` counts exported messages.
+    nodes.clear()
     for lineage, last_node in zip(lineages, last_nodes, strict=True):
         node, after, added = 0, 0, list[dict[str, Any]]()
         is_exported = lineage is lineages[0] or last_node not in inner_nodes
@@ -97,7 +99,7 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
 
 
 def _find_last_versions(lineage: Sequence[int], messages: Mapping[int, BaseMessage]) -> list[int]:
-    """Return the position of the last complete version of each message, in order of occurrence."""
+    """Return the position of each message's last complete version, in order of first occurrence."""
     last_positions: dict[object, int] = {}
     for position in lineage:
         if message := messages.get(position):
@@ -108,7 +110,7 @@ def _find_last_versions(lineage: Sequence[int], messages: Mapping[int, BaseMessa
 
 
 def _convert_to_message(value: Any) -> BaseMessage | None:
-    """Return the value as a message, or None if it is not a message."""
+    """Convert a value to a message. Return None if it is not a message."""
     try:
         return convert_to_messages([value])[0]
     except Exception:  # langchain-core raises many types of errors for a malformed message
@@ -116,16 +118,17 @@ def _convert_to_message(value: Any) -> BaseMessage | None:
 
 
 def _build_message_export(message: BaseMessage, time: Any) -> dict[str, Any]:
-    """Build a message in OpenAI's form.
+    """Convert a message to OpenAI's JSON form.
 
     The fields that an import could not restore from this form are added under the key `EXACT`.
-    `time` is the time at which the message was stored. It is exported if the message has no time of
-    its own.
+    `time` is the time at which the message was stored. This time is exported if the message itself
+    has no creation time.
     """
     try:
         form = convert_to_openai_messages([message])[0]
         restored = read_message(form, None)
-    except (MalformedPart, ValueError):  # OpenAI has no form for this message
+    # OpenAI's format cannot express this message.
+    except (MalformedPart, ValueError):
         form = {"role": "assistant", "content": str(message.text)}
         restored = read_message(form, None)
     export = {"role": form.pop("role"), **({"id": message.id} if message.id else {}), **form}

@@ -25,10 +25,10 @@ async def _forget_thread_memories(
     places: Sequence[Namespace] = PLACES,
     dry_run: bool = False,
 ) -> Receipt:
-    """Erase the memories and examples that come from threads, with their entries in quarantine.
+    """Erase the memories and examples that come from threads, also those in quarantine.
 
-    The progress of the extraction is erased as well. A thread with one of these ids that is
-    imported again is therefore extracted from its beginning.
+    The progress of the extraction is erased as well. If a thread with one of these ids is imported
+    again, memories are therefore extracted from its first message on.
 
     Args:
         store: A perdure store.

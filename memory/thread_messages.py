@@ -1,8 +1,8 @@
-"""The messages of a thread, and the watermarks up to which extractors have read them.
+"""Read the messages of a thread, and track how far extractors have read them (watermarks).
 
-Threads of perdure's checkpointers also have the messages that were removed from the state. A
-watermark is a note in the store. It names the newest messages that an extractor has read by their
-ids, so it stays valid if the thread is trimmed, edited or forked.
+With perdure's checkpointers, the messages include those that were removed from the state. A
+watermark is a note in the store. It contains the ids of the newest messages that an extractor has
+read, so it stays valid if the thread is trimmed, edited or forked.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _ROLES: Final[Mapping[str, Role]] = {
     **{"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant"},
     **{"tool": "tool", "function": "tool", "system": "system", "developer": "system"},
 }
-_CHECKPOINTS_PER_MESSAGE: Final = 4  # checkpoints read for each message; a run writes several
+# Number of checkpoints that are read for each message, because a run writes several.
+_CHECKPOINTS_PER_MESSAGE: Final = 4
 REMEMBER: Final = "remember"
 """A key in a message's `response_metadata`. With the value False, the message does not become a
 memory."""
@@ -57,8 +58,10 @@ SEARCHED: Final = "searched"
 message even if it does not become a memory, such as a document that a model wrote."""
 TURN_EXTRACTOR: Final = "turns"
 """The name of the extractor whose watermarks have the thread's id as key; see `_build_key`."""
-_TAIL_MESSAGES: Final = 8  # newest messages that are checked first to see whether all were read
-_MAX_READ_MESSAGES: Final = 50  # maximum number of newest messages that a watermark names
+# Number of newest messages that are checked first, to decide whether all messages were read.
+_TAIL_MESSAGES: Final = 8
+# Maximum number of read messages, the newest ones, that a watermark lists.
+_MAX_READ_MESSAGES: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +72,8 @@ class ThreadMessage:
         message: The message.
         id: The id of the message, or a hash of its text if it has none.
         position: The position in the thread, which a watermark assigns.
-        at: When the message was said, if that is known.
-        turn_is_remembered: Whether memories may be made of the message's turn.
+        at: When the message was written, if that is known.
+        turn_is_remembered: Whether memories may be made from the turn that contains the message.
     """
 
     message: BaseMessage
@@ -81,7 +84,7 @@ class ThreadMessage:
 
     @property
     def text(self) -> str:
-        """The text of the message and its attachments, or "" if the message is off the record."""
+        """The text of the message and its attachments, or "" if it must not be remembered."""
         off_record = self.message.response_metadata.get(REMEMBER) is False
         is_remembered = self.turn_is_remembered and not off_record
         return make_storable(read_message_text(self.message)) if is_remembered else ""
@@ -94,32 +97,33 @@ class ThreadMessage:
 
     @property
     def role(self) -> Role:
-        """The role of the author. An unknown role is trusted no more than an assistant."""
+        """The role of the author. An unknown role counts as an assistant."""
         message = self.message
         name = message.role if isinstance(message, ChatMessage) else conversation.role(message)
         return _ROLES.get(name, "assistant")
 
     @property
     def actor(self) -> str:
-        """The name in the message, or its role if it has no name."""
+        """The name of the author if the message contains one, else the role."""
         return self.message.name or self.role
 
     @property
     def digest(self) -> str:
-        """A hash of the content, which changes if the message is edited."""
+        """A hash of the message, which changes if the text of the message is edited."""
         return blake2b(_encode_identity(self.message), digest_size=4).hexdigest()
 
     @property
     def is_shortened(self) -> bool:
-        """Whether a node shortened the message to save tokens."""
+        """Whether a node has shortened the message to save tokens."""
         return SHORTENED in self.message.additional_kwargs
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadHistory:
-    """The messages of a thread as of a checkpoint.
+    """The messages of a thread up to a checkpoint.
 
-    Each message occurs once, in the order of first occurrence, in its last version.
+    The messages are in the order of first occurrence. Each message occurs once, in its last
+    version.
     """
 
     thread_id: str
@@ -127,7 +131,7 @@ class ThreadHistory:
     messages: Sequence[ThreadMessage]
 
     def with_times(self, times: Sequence[datetime | None]) -> ThreadHistory:
-        """Return the history with times for messages that have none.
+        """Return the history, in which messages without a time get a time.
 
         Args:
             times: The times of the last messages, the newest first.
@@ -141,7 +145,7 @@ class ThreadHistory:
 def build_history_from_state(
     thread_id: str, checkpoint_id: str | None, messages: Sequence[BaseMessage]
 ) -> ThreadHistory:
-    """Build the history of a thread from the messages of its state.
+    """Build the history of a thread from the messages in its state only.
 
     Args:
         thread_id: The thread.
@@ -153,7 +157,7 @@ def build_history_from_state(
 
 
 async def read_channel_values(saver: Any, head: CheckpointTuple) -> dict[str, Any]:
-    """Return the values of a checkpoint's channels, including `DeltaChannel`s if they are known.
+    """Return the values of a checkpoint's channels, including those of `DeltaChannel`s.
 
     See `Checkpointer.delta_values`. For a checkpointer that is not perdure's, the stored values are
     returned.
@@ -204,8 +208,8 @@ async def is_read_in_full(
 ) -> bool:
     """Return whether a watermark covers all messages of a thread up to its head.
 
-    For a thread of perdure's checkpointers, the newest messages are usually sufficient to decide.
-    Otherwise all messages are read. A thread that cannot be read counts as having unread messages.
+    With a perdure checkpointer, reading the newest messages is usually sufficient for that.
+    Otherwise all messages are read. If the thread cannot be read, the result is False.
 
     Args:
         saver: The checkpointer.
@@ -243,7 +247,8 @@ async def _read_perdure_history(
 ) -> ThreadHistory:
     """Read all messages of a thread, with the times of the checkpoints that added them."""
     infos = await _list_checkpoints(saver, thread_id, 1)
-    if not any(info.is_head for info in infos):  # the head is not the newest checkpoint
+    # The head is not the newest checkpoint, so all checkpoints are listed to find it.
+    if not any(info.is_head for info in infos):
         infos = await _list_checkpoints(saver, thread_id, None)
     info = next((info for info in infos if info.is_head), None)
     checkpoint_id = None if info is None else info.checkpoint_id
@@ -274,7 +279,7 @@ async def _read_perdure_history(
 
 
 async def _list_checkpoints(saver: Any, thread_id: str, limit: int | None) -> list[CheckpointInfo]:
-    """List the newest checkpoints of a thread."""
+    """List the newest checkpoints of a thread, at most `limit`, or all of them if it is None."""
     infos: list[CheckpointInfo] = await call_method(
         saver, "checkpoints", thread_id, checkpoint_ns="", limit=limit
     )
@@ -282,10 +287,10 @@ async def _list_checkpoints(saver: Any, thread_id: str, limit: int | None) -> li
 
 
 def _select_latest_versions(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessage]:
-    """Return each message once, in the order of first occurrence.
+    """Select one version of each message, and return them in the order of first occurrence.
 
-    Each version has a flag that says whether the state may contain the version. If the state has
-    only a shortened version of a message, or none, the last complete version is returned.
+    Each version comes with a flag that says whether the state may contain it. If the state contains
+    no complete version of a message, the last complete version is selected.
     """
     latest: dict[str, ThreadMessage] = {}
     settled_ids: set[str] = set()
@@ -300,7 +305,8 @@ def _select_latest_versions(versions: Iterable[tuple[ThreadMessage, bool]]) -> l
 def _iter_thread_messages(messages: Sequence[BaseMessage]) -> Iterator[ThreadMessage]:
     """Yield messages with their ids and times.
 
-    The id of a message without one is a hash of the text and of how often it has occurred so far.
+    If a message has no id, it gets the hash of its text and of the number of earlier messages with
+    the same text.
     """
     counts: Counter[bytes] = Counter()
     is_remembered = True
@@ -317,7 +323,7 @@ def _iter_thread_messages(messages: Sequence[BaseMessage]) -> Iterator[ThreadMes
 
 
 def _encode_identity(message: BaseMessage) -> bytes:
-    """Encode the parts of a message that its hash covers."""
+    """Encode the parts of a message that identify it, as input of a hash function."""
     parts = (message.type, message.name or "", read_message_text(message))
     return "\0".join(parts).encode("utf-8", "surrogatepass")
 
@@ -328,7 +334,10 @@ def make_storable(text: str) -> str:
 
 
 def parse_time(value: Any) -> datetime | None:
-    """Parse a time, given in seconds since 1970 or in ISO 8601, to UTC, or return None."""
+    """Parse a Unix time in seconds, or a time in ISO 8601, to UTC.
+
+    Return None for anything else.
+    """
     try:
         if is_number(value):
             return datetime.fromtimestamp(value, UTC)
@@ -341,7 +350,7 @@ def parse_time(value: Any) -> datetime | None:
 
 
 class ReadMessage(NamedTuple):
-    """A message that was read: its id, its position in the thread, and a digest of its text."""
+    """A message that an extractor has read: its id, its position in the thread, and a digest."""
 
     id: str
     position: int
@@ -350,7 +359,7 @@ class ReadMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """The position up to which an extractor has read a thread, and its failures since then.
+    """The position up to which an extractor has read a thread, and the failures since then.
 
     Attributes:
         extractor: The name of the extractor.
@@ -382,15 +391,15 @@ class Watermark:
 
     @property
     def ids(self) -> frozenset[str]:
-        """The ids of the messages that the watermark names."""
+        """The ids of the newest read messages, which the watermark lists."""
         return frozenset(message.id for message in self.known)
 
     def find_unread(self, history: ThreadHistory) -> list[ThreadMessage]:
-        """Return the messages that are unread, or were edited since they were read, with positions.
+        """Return the messages that have not been read, or were edited after that, with positions.
 
-        If more messages were read than the watermark names, only messages after the oldest named
-        one can be unread. If the thread has none of the named messages, for example after a fork
-        from an old checkpoint, all messages are unread.
+        The watermark lists only the newest read messages. If more messages were read, only messages
+        after the oldest listed one can be unread. If the thread contains none of the listed
+        messages, for example after a fork from an old checkpoint, all messages are unread.
         """
         read_messages = {message.id: message for message in self.known}
         messages = self.assign_positions(history.messages)
@@ -404,11 +413,11 @@ class Watermark:
         ]
 
     def assign_positions(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
-        """Return messages with positions.
+        """Return the messages with their positions in the thread.
 
-        Positions increase after the messages that the watermark names, and decrease before them. A
-        message between two named ones gets the position of the first of them. The store then orders
-        the two by age.
+        The messages that the watermark lists keep their positions. Later messages get higher
+        positions, and earlier messages get lower positions. A message between two listed messages
+        gets the position of the listed message before it. The store then orders both by age.
         """
         positions = {message.id: message.position for message in self.known}
         read_indices = [i for i, message in enumerate(messages) if message.id in positions]
@@ -429,7 +438,7 @@ class Watermark:
         return positioned
 
     def advance(self, messages: Sequence[ThreadMessage], checkpoint_id: str | None) -> Watermark:
-        """Return the watermark after messages, which must have positions, were read.
+        """Return the watermark that applies after `messages` were read. They must have positions.
 
         Args:
             messages: The messages.
@@ -451,7 +460,7 @@ class Watermark:
     def with_failure(
         self, error: str, failed_at: datetime, head: str | None, *, final: bool = False
     ) -> Watermark:
-        """Return the watermark after an extraction failed.
+        """Return the watermark that applies after an extraction has failed.
 
         Args:
             error: The error.
@@ -464,15 +473,18 @@ class Watermark:
         return replace(failed, error=error, final=final)
 
     def reset(self) -> Watermark:
-        """Return the watermark of a thread that is to be read again. Positions continue."""
+        """Return an empty watermark, so that the thread is read again. Positions are not reused."""
         return replace(self, known=(), count=0, checkpoint_id=None)
 
     def has_same_progress(self, other: Watermark) -> bool:
-        """Return whether two watermarks cover the same messages, at any versions of the note."""
+        """Return whether two watermarks cover the same messages.
+
+        Versions of the note are ignored.
+        """
         return (self.count, self.known) == (other.count, other.known)
 
     def build_put(self, namespace: Namespace, thread_id: str) -> PutItem:
-        """Build the put of the note, which is only written if the note has not changed."""
+        """Build the put of the watermark's note. It is refused if the stored note has changed."""
         value: dict[str, Any] = {"extractor": self.extractor, "thread_id": thread_id, "known": []}
         value |= _NOTE_ADAPTER.dump_python(
             self, mode="json", exclude={"version"}, exclude_defaults=True
@@ -484,13 +496,16 @@ class Watermark:
         return build_note_put(namespace_of_note, key, value, if_version=self.version)
 
 
-_NOTE_ADAPTER: Final = TypeAdapter(Watermark)  # converts notes to watermarks and back
+# Converts the values of notes to watermarks and back.
+_NOTE_ADAPTER: Final = TypeAdapter(Watermark)
 
 
 async def read_watermark(
     adapter: StoreAdapter, namespace: Namespace, thread_id: str, extractor: str = TURN_EXTRACTOR
 ) -> Watermark:
-    """Read the watermark of a thread. It is empty if the extractor has not read the thread.
+    """Read the watermark of a thread.
+
+    The watermark is empty if the extractor has not read the thread yet.
 
     Args:
         adapter: The store.
@@ -507,7 +522,7 @@ async def read_watermarks(
     watermark_keys: Sequence[tuple[Namespace, str]],
     extractor: str = TURN_EXTRACTOR,
 ) -> list[Watermark]:
-    """Read the watermarks of threads, in order.
+    """Read the watermarks of threads, in the order of `watermark_keys`.
 
     Args:
         adapter: The store.
@@ -528,7 +543,8 @@ async def read_watermarks(
 def build_failure_reset(note: Item) -> PutItem:
     """Build the put that removes a failure from a watermark's note.
 
-    The thread is then not due until it goes on. After that, its unread messages are read, too.
+    The thread is not due again before it has a new head. Then the messages that are still unread
+    are read, too.
     """
     watermark, (_, _, *namespace) = _decode_watermark(note), note.namespace
     reset_mark = watermark.advance((), watermark.failed_head)
@@ -536,7 +552,7 @@ def build_failure_reset(note: Item) -> PutItem:
 
 
 def _decode_watermark(note: Item) -> Watermark:
-    """Return the watermark that a note contains."""
+    """Convert a note in the store to the watermark that it contains."""
     return _NOTE_ADAPTER.validate_python({**note.value, "version": getattr(note, "version", None)})
 
 
@@ -549,8 +565,8 @@ def _build_key(extractor: str, thread_id: str) -> str:
 
 
 def _is_unread(message: ThreadMessage, read_message: ReadMessage | None) -> bool:
-    """Return whether a message is unread, or was edited since it was read."""
-    # a message that a node shortened to save tokens counts as read
+    """Return whether a message has not been read yet, or was edited after it was read."""
+    # A read message that a node has shortened since, to save tokens, does not count as edited.
     return read_message is None or (
         read_message.digest != message.digest and not message.is_shortened
     )

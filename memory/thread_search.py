@@ -1,9 +1,9 @@
 """Search threads by the words of their messages. The results are never recalled into a prompt.
 
-The transcript index consists of items in tables of their own, in the database of the threads, with
-a namespace for each owner. Each search first indexes the threads that have changed since the
-previous one, and those that the caller may see come first. A removal of messages from a thread
-removes them from the index in the same transaction.
+The transcript index consists of items in separate tables in the same database as the threads. Each
+owner of threads has a namespace. Each search first indexes the threads that have changed since the
+previous search. Threads that the caller may see are indexed first. If messages are removed from a
+thread, the same transaction removes them from the index.
 """
 
 from __future__ import annotations
@@ -61,21 +61,28 @@ from perdure.stores.text import (
 )
 
 _LOG = logging.getLogger("perdure")
-_MESSAGES_PER_TRANSACTION: Final = 400  # messages after which a transaction is written
-_THREADS_PER_TRANSACTION: Final = 60  # threads after which a transaction is written
-_MAX_MESSAGE_CHARS: Final = 100_000  # characters of a message that are indexed; the rest is not
-_PAGE_SIZE: Final = 64  # messages in the first page of results
-_SEARCH_ATTRIBUTE: Final = "_thread_search"  # attribute of a checkpointer with its search
-_TICK_S: Final = 0.1  # seconds between two reports of progress
-_EXCERPT_LEAD_CHARS: Final = 40  # characters of an excerpt before its first marked word
+# Number of messages after which a transaction is committed.
+_MESSAGES_PER_TRANSACTION: Final = 400
+# Number of steps after which a transaction is committed. A short thread is one step.
+_THREADS_PER_TRANSACTION: Final = 60
+# Maximum number of characters of a message that are indexed. The rest of the message is ignored.
+_MAX_MESSAGE_CHARS: Final = 100_000
+# Number of messages in the first page of search results. Each further page is four times larger.
+_PAGE_SIZE: Final = 64
+# Name of the attribute of a checkpointer that contains its `TranscriptSearch`.
+_SEARCH_ATTRIBUTE: Final = "_thread_search"
+# Seconds between two progress reports.
+_TICK_S: Final = 0.1
+# Number of characters that an excerpt contains before its first matching word.
+_EXCERPT_LEAD_CHARS: Final = 40
 _WORD: Final = re.compile(r"\w(?:[\w'\u2019,]*\w)?")
 Progress = Callable[[int, int], object]
-"""Called with the number of indexed threads, and of all threads to index."""
+"""Called with two numbers: threads indexed so far, and all threads to index."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadHit:
-    """A thread that a search found, and the message in it that answers the search best.
+    """A thread that a search found, and the message in it that matches the search best.
 
     Attributes:
         thread_id: The thread.
@@ -108,9 +115,9 @@ class ThreadHit:
         return f"/ui/{page}?{urlencode({'id': self.thread_id, **position})}"
 
     def excerpt(self, max_chars: int = 240) -> list[tuple[str, bool]]:
-        """Return the text around the first mark in pieces, each with whether it is marked.
+        """Return pieces of the text around the first match, each as (piece, whether it is a match).
 
-        `max_chars` is the maximum number of characters, without ellipses.
+        `max_chars` is the maximum number of characters of all pieces, without ellipses.
         """
         first = self.marks[0][0] if self.marks else 0
         start = max(0, min(first - _EXCERPT_LEAD_CHARS, len(self.text) - max_chars))
@@ -123,7 +130,7 @@ class ThreadHit:
 
     @property
     def marked(self) -> str:
-        """The excerpt on one line, with asterisks around marked words."""
+        """The excerpt on one line, with asterisks around matching words."""
         pieces = (f"**{piece}**" if marked else piece for piece, marked in self.excerpt())
         return " ".join("".join(pieces).split())
 
@@ -159,13 +166,13 @@ class VisibleThreads:
 
     @property
     def owner(self) -> str | None:
-        """The owner of all these threads, or None if they may have several owners."""
+        """The only owner of these threads, or None if the threads may have several owners."""
         owner = (self.query.metadata or {}).get("owner")
         return owner if isinstance(owner, str) else None
 
 
 class _IndexStep(NamedTuple):
-    """A part of a thread that is to be written to the index.
+    """A part of a thread that is written to the transcript index at once.
 
     Attributes:
         thread_id: The thread.
@@ -181,12 +188,12 @@ class _IndexStep(NamedTuple):
 
 
 class _IndexingJob:
-    """A job that indexes threads in the background.
+    """A job that indexes an owner's threads in the background.
 
     Attributes:
         total: The number of threads to index.
         done_count: The number of threads that are indexed.
-        future: Completes when the job has ended.
+        future: The future of the job, which completes when the job has ended.
     """
 
     def __init__(self, total: int) -> None:
@@ -211,9 +218,9 @@ class TranscriptSearch:
 
     @staticmethod
     def for_checkpointer(saver: Checkpointer, store: Store) -> TranscriptSearch:
-        """Return the search of a checkpointer.
+        """Return the transcript search of a checkpointer, which is created at the first call.
 
-        It lives as long as the checkpointer, because it has an index in memory.
+        The object is kept as long as the checkpointer, because it has an index in memory.
 
         Raises:
             ConfigurationError: The checkpointer or the store is not perdure's, or they are not in
@@ -255,7 +262,7 @@ class TranscriptSearch:
     # -- searching
 
     def _find_hits(self, text: str, visible: VisibleThreads, limit: int) -> list[ThreadHit]:
-        """Find the visible threads with the best messages, from the index as it is."""
+        """Find the visible threads with the best messages. The index is not updated before."""
         prefix = () if visible.owner is None else (self._hash_owner(visible.owner),)
         hits, seen_threads, start, size = list[ThreadHit](), set[str](), 0, _PAGE_SIZE
         while len(hits) < limit:
@@ -278,13 +285,16 @@ class TranscriptSearch:
     def _find_visible_threads(
         self, visible: VisibleThreads, **query_options: Any
     ) -> dict[str, ListedThread]:
-        """Return the visible threads that also meet other conditions of a query, by their ids."""
+        """Return the visible threads that also meet `query_options`, as a dict by thread id."""
         query = replace(visible.query, **query_options)
         threads = self._list.search(query, lambda t: t if visible.match(t) else None, 1 << 31)
         return {thread.thread_id: thread for thread in threads}
 
     def _hash_owner(self, owner: object) -> str:
-        """Return the namespace of an owner, which does not contain the owner's name."""
+        """Return the label of an owner's namespace.
+
+        It is a hash, so it does not reveal the owner's name.
+        """
         data = repr(owner).encode(errors="surrogatepass")
         return blake2b(data, digest_size=16, key=self._saver._seal.hash_key).hexdigest()
 
@@ -293,9 +303,11 @@ class TranscriptSearch:
     def _index_changed_threads(
         self, visible: VisibleThreads, wait_s: float | None, progress: Progress
     ) -> int:
-        """Index the threads that changed, and return how many are left when the time is over."""
+        """Index the threads that have changed. After `wait_s` seconds, return how many are left."""
         end = math.inf if wait_s is None else time.monotonic() + wait_s
-        for _ in range(2):  # a job that is running already may not include the newest changes
+        # A second round is needed, because a job that was already running may not include the
+        # newest changes.
+        for _ in range(2):
             threads = self._find_visible_threads(visible, is_unindexed=True)
             if not threads or self._database.read_only:
                 return len(threads)
@@ -311,7 +323,10 @@ class TranscriptSearch:
     def _get_indexing_job(
         self, owner: Hashable, threads: Mapping[str, ListedThread]
     ) -> _IndexingJob:
-        """Return the running job of an owner's threads, or start one."""
+        """Return the running job that indexes an owner's threads.
+
+        If no job is running, start one.
+        """
         with self._lock:
             if job := self._jobs.get(owner):
                 return job
@@ -319,21 +334,21 @@ class TranscriptSearch:
             owners = [(id, thread.metadata.get("owner")) for id, thread in threads.items()]
 
             def index_and_remove_job() -> None:
-                """Index the threads, and remove the job from the running ones."""
+                """Index the threads, and then remove the job from the running jobs."""
                 try:
                     self._index_threads(job, owners)
                 finally:
                     with self._lock:
                         del self._jobs[owner]
 
-            # daemon threads, because the indexing must not keep the process alive
+            # The pool uses a daemon thread, because indexing must not keep the process alive.
             pool = ThreadPool(1, "perdure-thread-search", is_permanent=False)
             job.future = pool.submit(index_and_remove_job, is_async=False)
             self._jobs[owner] = job
             return job
 
     def _index_threads(self, job: _IndexingJob, owners: Sequence[tuple[str, Any]]) -> None:
-        """Index threads in steps, with several steps in a transaction."""
+        """Index threads in steps. Several steps are written in one transaction."""
         steps = list[_IndexStep]()
         for number, (thread_id, owner) in enumerate(owners, 1):
             for step in self._iter_index_steps(thread_id, owner):
@@ -350,7 +365,7 @@ class TranscriptSearch:
     def _iter_index_steps(self, thread_id: str, owner: Any) -> Iterator[_IndexStep]:
         """Yield the steps that index a thread.
 
-        If the thread cannot be read, this is logged, and the thread counts as indexed until it
+        If the thread cannot be read, a warning is logged, and the thread counts as indexed until it
         changes.
         """
         path = encode_path([self._hash_owner(owner)])
@@ -375,7 +390,7 @@ class TranscriptSearch:
             before = after if items else None
 
     def _write_steps(self, steps: Sequence[_IndexStep]) -> None:
-        """Write messages and the progress of their threads in one transaction."""
+        """Write messages to the index, and the progress of their threads, in one transaction."""
         if not steps:
             return
         advances = [step[:3] for step in steps]
@@ -386,12 +401,16 @@ class TranscriptSearch:
             if puts_to_write := [*chain(*compress(puts, are_advanced))]:
                 yield from self._parts.writer.write_puts(puts_to_write, self._parts.now())
 
-        # ids within a namespace increase, so writers of one namespace wait for each other
+        # Item ids must increase within a namespace, so only one transaction at a time writes to a
+        # namespace.
         names = {step.thread_id for step in steps} | {repr(step.after.path) for step in steps}
         self._database.write(flow, exclusive_names=[*names], watch=self._saver._watch)
 
     def _iter_puts(self, step: _IndexStep) -> Iterator[PutItem]:
-        """Yield the puts of the messages in a step that are searched."""
+        """Yield the puts that add the messages of a step to the index.
+
+        Messages that are not searched are skipped.
+        """
         label = (step.after.path or b"").decode().rstrip("\0")
         for item, stored_at in step.items:
             message = item.value
@@ -417,7 +436,7 @@ class TranscriptSearch:
 
 
 def _build_hit(text: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
-    """Build the hit of a thread from the best item."""
+    """Build the search result for a thread from the index item that matches best."""
     source, message_text = item.provenance or Provenance(), item.value["text"]
     return ThreadHit(
         thread.thread_id,
@@ -433,9 +452,9 @@ def _build_hit(text: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
 
 
 def find_marks(text: str, query: str) -> tuple[tuple[int, int], ...]:
-    """Find the words of a query in a text, in any inflected form.
+    """Find the words of a query in a text, also in inflected forms.
 
-    For a misspelt word of the query, the words of the text that it probably means are found.
+    For a misspelt word of the query, similar words in the text are found.
 
     >>> find_marks("She runs; he ran to the shop.", "running shops")
     ((4, 8), (24, 28))
@@ -458,7 +477,8 @@ def find_marks(text: str, query: str) -> tuple[tuple[int, int], ...]:
         parts = tokenize(run[0])
         stemmed = (stem for _, stem in iter_stems(run[0], language))
         for part in wanted_words.intersection(chain(parts, stemmed)):
-            # in a script without spaces, and in words joined by marks, only the part is marked
+            # In a script without spaces, and in words joined by punctuation, only the matching part
+            # is marked.
             form = re.escape(part) if len(parts) > 1 else ".+"
             for match in re.finditer(form, run[0], re.IGNORECASE):
                 marked_positions |= {*range(run.start() + match.start(), run.start() + match.end())}
@@ -487,10 +507,11 @@ def search_threads(
 
     The search finds inflected forms, and words with spelling mistakes. The first search indexes all
     threads that the user may see, the latest first. Later searches index the threads that have
-    changed. The index has tables of its own, which are not read by anything else: not for a prompt,
-    a recall or a search of the store. It is deleted together with the thread or the message.
-    Messages of tools and of the system are not searched, and neither are messages with
-    `{"remember": False}` in their `response_metadata`.
+    changed. The index has separate tables. Only this search reads these tables, so their content
+    never gets into a prompt, a recall or a search of the store. The index entries of a thread or a
+    message are deleted together with the thread or the message. Messages of tools and of the system
+    are not searched, and neither are messages with `{"remember": False}` in their
+    `response_metadata`.
 
     Args:
         saver: One of perdure's checkpointers.
@@ -542,7 +563,10 @@ async def asearch_threads(*args: Any, **options: Any) -> ThreadHits:
 
 
 def delete_transcript_index(saver: Checkpointer) -> None:
-    """Delete the transcript index of all threads. The next search indexes them again."""
+    """Delete the transcript index of all threads of a checkpointer.
+
+    The next search indexes them again.
+    """
     while saver.database.write(
         lambda: drop_indexes_of_some_threads(saver._sql, _THREADS_PER_TRANSACTION),
         deletes_rows=True,

@@ -1,14 +1,15 @@
 """Estimate token counts without a tokenizer, for text, images, files, audio and video.
 
-The weights of texts were fitted to `o200k_base`. The estimate of a text is between 0.8 and 1.5
-times the real number for prose, code, JSON, CSV, identifiers and emoji in Latin script, and up to
-twice as high in scripts of which one character takes three bytes.
+The weights for texts were fitted to OpenAI's encoding `o200k_base`. For prose, code, JSON, CSV,
+identifiers and emoji in Latin script, the estimate is between 0.8 and 1.5 times the real number.
+For scripts whose characters take three bytes in UTF-8, it is up to twice the real number.
 
-The figures for media are the published ones: OpenAI counts 765 tokens for a square image of 1024
-pixels and 85 for one in low detail (https://platform.openai.com/docs/guides/images-vision).
-Anthropic counts 1,500 to 3,000 tokens for a page of a PDF
-(https://docs.anthropic.com/en/docs/build-with-claude/pdf-support). Google counts 32 tokens for a
-second of sound and about 300 for a second of video (https://ai.google.dev/gemini-api/docs/tokens).
+The figures for media were published by the providers. OpenAI counts 765 tokens for an image of 1024
+by 1024 pixels, and 85 tokens for an image in low detail
+(https://platform.openai.com/docs/guides/images-vision). Anthropic counts 1,500 to 3,000 tokens for
+a page of a PDF (https://docs.anthropic.com/en/docs/build-with-claude/pdf-support). Google counts 32
+tokens for a second of sound and about 300 tokens for a second of video
+(https://ai.google.dev/gemini-api/docs/tokens).
 """
 
 from __future__ import annotations
@@ -19,43 +20,56 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-BYTES_PER_TOKEN: Final = 4  # UTF-8 bytes of prose that are estimated as one token
+# Number of UTF-8 bytes of prose that are estimated as one token.
+BYTES_PER_TOKEN: Final = 4
 _DIGITS: Final = b"0123456789"
 _SPACES: Final = b" \t\r\n\v\f"
 _LETTERS: Final = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PROSE: Final = _LETTERS + _SPACES
 _PROSE_PER_DIGIT: Final = 47
 _PROSE_PER_PUNCTUATION: Final = 10
-"""A text with this many bytes for each digit and each punctuation mark is estimated as prose.
+"""Minimum number of bytes per digit, and per punctuation mark, of text estimated as prose.
 
-The numbers follow from the weights below, so that the estimate is the same as by characters. Prose
-takes 0.25 tokens for each byte, and letters and spaces take at most 0.2 by their weights. A digit
-with five letters next to it takes 2.35 tokens more than that, a punctuation mark 0.5.
+The numbers follow from the weights below. At these limits, the estimate for prose equals the
+estimate that counts characters. Prose takes 0.25 tokens for each byte, and letters and spaces take
+at most 0.2 by their weights. A digit with five letters next to it takes 2.35 tokens more than that,
+a punctuation mark 0.5.
 """
 _ASCII: Final = bytes(range(0x80))
-_FOUR_BYTE_LEADS: Final = bytes(range(0xF0, 0xF5))  # first bytes of emoji and rare characters
-# estimated tokens for each character of a kind
+# First bytes of the UTF-8 form of emoji and rare characters, which take four bytes.
+_FOUR_BYTE_LEADS: Final = bytes(range(0xF0, 0xF5))
+# The constants below are estimated tokens for one character of each kind.
 _TOKENS_PER_DIGIT: Final = 0.55
 _TOKENS_PER_PUNCTUATION: Final = 0.7
-_TOKENS_PER_MIXED_LETTER: Final = 0.55  # for letters next to digits, as in a UUID or a hash
+# Estimated tokens for a letter next to digits, as in a UUID or a hash.
+_TOKENS_PER_MIXED_LETTER: Final = 0.55
 _TOKENS_PER_LETTER: Final = 0.15
 _TOKENS_PER_SPACE: Final = 0.2
-_TOKENS_PER_FOUR_BYTES: Final = 1.9  # for characters of four bytes in UTF-8, such as emoji
-_MIXED_LETTERS_PER_DIGIT: Final = 2  # letters counted as mixed for each digit of the text
+# Estimated tokens for a character that takes four bytes in UTF-8, such as an emoji.
+_TOKENS_PER_FOUR_BYTES: Final = 1.9
+# Number of letters that are assumed to be next to digits, for each digit of a text.
+_MIXED_LETTERS_PER_DIGIT: Final = 2
 
 IMAGE_TOKENS: Final = 765
 LOW_DETAIL_IMAGE_TOKENS: Final = 85
-_PAGE_TOKENS: Final = 2_000  # estimated tokens of a page of a PDF or another document
-_PAGE_BYTES: Final = 50_000  # assumed size of such a page
+# Estimated tokens of a page of a PDF or of another document.
+_PAGE_TOKENS: Final = 2_000
+# Assumed size of a page of a document, in bytes.
+_PAGE_BYTES: Final = 50_000
 _AUDIO_TOKENS_PER_S: Final = 32
-_AUDIO_BYTES_PER_S: Final = 16_000  # assumed rate of compressed audio, 128 kbit/s as in an MP3
-_RAW_AUDIO_BYTES_PER_S: Final = 48_000  # assumed rate of raw audio, 16 bit at 24 kHz
+# Assumed rate of compressed audio, in bytes per second: 128 kbit/s, as in an MP3 file.
+_AUDIO_BYTES_PER_S: Final = 16_000
+# Assumed rate of raw audio, in bytes per second: 16 bits at 24 kHz.
+_RAW_AUDIO_BYTES_PER_S: Final = 48_000
 _VIDEO_TOKENS_PER_S: Final = 300
-_VIDEO_BYTES_PER_S: Final = 125_000  # assumed rate of video, 1 Mbit/s
-# encrypted characters that are estimated as one token; providers drop them in later turns
+# Assumed rate of video, in bytes per second: 1 Mbit/s.
+_VIDEO_BYTES_PER_S: Final = 125_000
+# Number of encrypted characters that are estimated as one token. Providers drop encrypted parts in
+# later turns.
 _CHARACTERS_PER_HIDDEN_TOKEN: Final = 32
-_TRANSCRIPT_FACTOR: Final = 3  # estimated tokens of speech for each token of its transcript
-# estimated tokens of media of which only a URL or a file id is known
+# Estimated tokens of speech for each token of the transcript of the speech.
+_TRANSCRIPT_FACTOR: Final = 3
+# Estimated tokens of a file, audio or video of which only a URL or a file id is known.
 _UNKNOWN_LENGTH_TOKENS: Final = {"file": _PAGE_TOKENS, "audio": 960, "video": 9_000}
 
 _KINDS: Final = {
@@ -84,9 +98,9 @@ _UNTYPED_KINDS: Final = {
     "inline_data": "file",
     "file_data": "file",
 }
-"""The kind of media, by the key of the dict with the data in a block without a type.
+"""The kind of media in a block without a type, by the key of the dict that contains the data.
 
-Amazon Bedrock and Google have such blocks.
+Amazon Bedrock and Google use such blocks.
 """
 _TEXT_KEYS: Final = ("text", "reasoning", "thinking", "refusal")
 _HIDDEN_KEYS: Final = ("encrypted_content", "signature", "thought_signature", "data")
@@ -102,9 +116,11 @@ _NESTED_KEYS: Final = (
     *_UNTYPED_KINDS,
 )
 _DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?[^,]{0,200},")
-_MIN_BASE64: Final = 512  # characters; shorter strings are counted as text
+# Minimum number of characters of base64 data. A shorter string is counted as text.
+_MIN_BASE64: Final = 512
 _BASE64: Final = re.compile(r"[\w+/-]{60,}(?:[\r\n]+[\w+/-]+)*={0,2}\s*", re.ASCII)
-_MAX_NESTED: Final = 8  # maximum number of dicts of a block that are searched for media data
+# Maximum number of nested dicts in a block that are searched for media data.
+_MAX_NESTED: Final = 8
 _RAW_AUDIO_TYPES: Final = ("wav", "pcm", "l16")
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, default=str)
 
@@ -112,11 +128,11 @@ CountText = Callable[[str], int]
 
 
 def estimate_text_tokens(text: str, scale: float = 1.0) -> int:
-    """Return an estimate of the tokens of a text.
+    """Estimate the number of tokens of a text.
 
     Prose is estimated as one token for four bytes of UTF-8. Digits, punctuation, letters next to
-    digits and emoji take more tokens for their bytes. A text with many of these is estimated by
-    counting its characters.
+    digits, and emoji take more tokens per byte. A text with many of these is estimated by counting
+    its characters.
 
     Args:
         text: The text. A lone surrogate is treated as one character.
@@ -132,9 +148,8 @@ def estimate_text_tokens(text: str, scale: float = 1.0) -> int:
         return math.ceil(size / BYTES_PER_TOKEN * scale)
     punctuation = len(others.translate(None, _DIGITS))
     digits = len(others) - punctuation
-    if (
-        _PROSE_PER_DIGIT * digits + _PROSE_PER_PUNCTUATION * punctuation <= size
-    ):  # most texts are prose
+    # Most texts are prose.
+    if _PROSE_PER_DIGIT * digits + _PROSE_PER_PUNCTUATION * punctuation <= size:
         return math.ceil(size / BYTES_PER_TOKEN * scale)
     spaces = size - len(data.translate(None, _SPACES))
     letters = size - len(others) - spaces
@@ -157,7 +172,7 @@ def estimate_text_tokens(text: str, scale: float = 1.0) -> int:
 
 
 def count_block_tokens(block: Mapping[str, Any], count_text: CountText) -> int:
-    """Return the tokens of one block of a message's content.
+    """Return the number of tokens of one block of a message's content.
 
     Args:
         block: The content block, in the format of OpenAI, Anthropic, Google or langchain.
@@ -186,7 +201,7 @@ def _find_media_kind(block: Mapping[str, Any]) -> str | None:
 
 
 def count_voice_tokens(audio: Mapping[str, Any], count_text: CountText) -> int:
-    """Return the tokens of a spoken answer of one of OpenAI's models.
+    """Return the number of tokens of a spoken answer by one of OpenAI's models.
 
     Args:
         audio: The value of `additional_kwargs["audio"]`.
@@ -200,7 +215,7 @@ def count_voice_tokens(audio: Mapping[str, Any], count_text: CountText) -> int:
 
 
 def _count_reasoning(block: Mapping[str, Any], count_text: CountText) -> int:
-    """Return the tokens of the summary and of the encrypted part of a reasoning block."""
+    """Return the number of tokens of a reasoning block's summary and encrypted part."""
     total = 0
     summary = block.get("summary")
     for part in summary if isinstance(summary, list) else ():
@@ -216,9 +231,10 @@ def _count_reasoning(block: Mapping[str, Any], count_text: CountText) -> int:
 
 
 def _count_media(kind: str, block: Mapping[str, Any], count_text: CountText) -> int:
-    """Return the tokens of a block with an image, a file, audio or video."""
+    """Return the number of tokens of a block with an image, a file, audio or video."""
     parts: list[Mapping[str, Any]] = [block]
-    for part in parts:  # the list grows during the search, because Bedrock nests the data twice
+    # The list grows during the loop, because Amazon Bedrock nests the data twice.
+    for part in parts:
         nested = (part.get(key) for key in _NESTED_KEYS) if len(parts) < _MAX_NESTED else ()
         parts += [value for value in nested if isinstance(value, Mapping)]
     mime, data = _find_data(parts)
@@ -243,8 +259,8 @@ def _count_media(kind: str, block: Mapping[str, Any], count_text: CountText) -> 
 def _find_data(parts: Sequence[Mapping[str, Any]]) -> tuple[str, str | bytes | None]:
     """Return the MIME type and the data of the media in a block.
 
-    The MIME type may also be a format or a file name, if the block has only that. The data is None
-    if the block has only a URL or the id of a file.
+    If the block has no MIME type, a format or a file name is returned instead. The data is None if
+    the block contains only a URL or a file id.
 
     Args:
         parts: The block and the nested dicts that may contain the data.
@@ -261,7 +277,7 @@ def _find_data(parts: Sequence[Mapping[str, Any]]) -> tuple[str, str | bytes | N
 
 
 def _estimate_media(kind: str, mime: str, size: int) -> int:
-    """Return the tokens of `size` bytes of a file, audio or video."""
+    """Estimate the number of tokens of `size` bytes of a file, audio or video."""
     if kind == "audio":
         raw = any(name in mime for name in _RAW_AUDIO_TYPES)
         seconds = size / (_RAW_AUDIO_BYTES_PER_S if raw else _AUDIO_BYTES_PER_S)
@@ -272,7 +288,7 @@ def _estimate_media(kind: str, mime: str, size: int) -> int:
 
 
 def _count_value(value: Any, count_text: CountText) -> int:
-    """Return the tokens of a JSON value. Base64 data in the value is estimated as a file."""
+    """Return the number of tokens of a JSON value. Base64 data in it is estimated as a file."""
     if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
         return sum(
             count_block_tokens(part, count_text)
@@ -283,7 +299,7 @@ def _count_value(value: Any, count_text: CountText) -> int:
     files = 0
 
     def without_files(part: Any) -> Any:
-        """Return a part of the value without media, and add the tokens of the media to `files`."""
+        """Return a part of the value without media, and add the media's tokens to `files`."""
         nonlocal files
         if isinstance(part, Mapping):
             if part is not value and _find_media_kind(part) is not None:
@@ -309,5 +325,5 @@ def _count_value(value: Any, count_text: CountText) -> int:
 
 
 def _is_base64(text: str) -> bool:
-    """Return whether a text is long base64 data, in one line or in several."""
+    """Return whether a text is long base64 data, on one line or on several lines."""
     return len(text) >= _MIN_BASE64 and _BASE64.fullmatch(text) is not None

@@ -1,7 +1,8 @@
-"""Count the tokens of texts, messages, requests and tools, and look up the windows of models.
+"""Count the tokens of texts, messages, requests and tools, and look up context windows.
 
-OpenAI's encodings come from the extra `tokens`. For other models, tokens are estimated (see
-`token_estimates`), and an estimate is scaled up if providers report more in `usage_metadata`.
+The optional dependencies of the extra `tokens` provide OpenAI's encodings. For other models, tokens
+are estimated (see `token_estimates`). An estimate is scaled up if the provider reports more tokens
+in `usage_metadata`.
 """
 
 from __future__ import annotations
@@ -30,16 +31,19 @@ from perdure.memory.token_estimates import (
 )
 from perdure.memory.usage import is_same_model, read_answer_tokens, read_model_name
 
-if TYPE_CHECKING:  # importing them takes a second, and estimating texts does not need them
+# Importing these modules takes a second, and estimating texts does not need them.
+if TYPE_CHECKING:
     from langchain_core.messages import MessageLikeRepresentation
     from langchain_core.runnables import Runnable
 
-# tokens that are added for each message, name, call, result and request; source:
+# Tokens that OpenAI adds for each message, name, tool call, tool result and request. Source:
 # https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken
 _FRAME, _NAME, _CALL, _RESULT, _REPLY = 4, 1, 3, 3, 3
-_MIN_MEASURED: Final = 50  # estimated tokens; a shorter answer's usage does not scale estimates
-_MAX_SCALE: Final = 4.0  # largest factor by which reported usage scales the estimates
-# created once, because creating an encoder for each call takes three times as long
+# Minimum number of estimated tokens of an answer whose reported usage scales the estimates.
+_MIN_MEASURED: Final = 50
+# Maximum factor by which reported usage scales the estimates.
+_MAX_SCALE: Final = 4.0
+# The encoder is created once, because creating an encoder for each call takes three times as long.
 _JSON = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
@@ -67,7 +71,8 @@ class TokenCounter:
     ) -> None:
         self._count_encoded = None if encoding is None else _load_encoding(encoding)
         self.encoding = encoding if self._count_encoded else None
-        self.counts_messages = function is len  # messages are counted instead of tokens
+        # With the function `len`, messages are counted instead of tokens.
+        self.counts_messages = function is len
         is_custom = function is not None and function is not len
         self._function = CountingFunction(function) if is_custom else None  # type: ignore[arg-type]
         self._tools, self.scale, self.model = tools, scale, model
@@ -75,16 +80,16 @@ class TokenCounter:
 
     @property
     def request_overhead(self) -> int:
-        """The number of tokens that every request has in addition to those of its messages."""
+        """The number of tokens of every request in addition to the tokens of its messages."""
         return ceil(self.count_fixed_tokens(0))
 
     def count_fixed_tokens(self, tools: int) -> float:
-        """Return the tokens of a request without its messages.
+        """Return the number of tokens of a request without its messages.
 
         `tools` is the number of tokens of the tools in the request.
 
-        The fixed part of a counting function is assumed to include the tools, so the larger of both
-        numbers is returned.
+        If tokens are counted by a custom function, its fixed number per request is assumed to
+        include the tools, so the larger of both numbers is returned.
         """
         if self._function is not None:
             return max(self._function.fixed_tokens, tools)
@@ -92,27 +97,30 @@ class TokenCounter:
 
     @property
     def fixed_tokens(self) -> float:
-        """The number of tokens that a counting function adds to every request, or 0."""
+        """The number of tokens that a custom counting function adds to every request, or 0."""
         return 0 if self._function is None else self._function.fixed_tokens
 
     @property
     def is_additive(self) -> bool:
-        """Whether the count of a list of messages is the sum of the counts of its messages."""
+        """Whether the token count of a list of messages is the sum of its messages' counts."""
         return self._function is None or self._function.is_additive
 
     @property
     def message_counter(self) -> Callable[[BaseMessage], float]:
-        """The function that returns the tokens of a message, which may be a fraction."""
+        """The function that returns the number of tokens of a message.
+
+        The number may be a fraction.
+        """
         return self.count_message if self._function is None else self._function.count_message
 
     def for_model(self, model: str | None) -> TokenCounter:
-        """Return a copy of this counter that is scaled by the reported usage of another model."""
+        """Return a copy of this counter that is scaled by the token usage of another model."""
         counter = copy(self)
         counter.model = model
         return counter
 
     def count_text(self, text: str) -> int:
-        """Return the tokens of a text. Special tokens in the text are counted as plain text."""
+        """Return the number of tokens of a text. Special tokens are counted as plain text."""
         if self._count_encoded is not None:
             return self._count_encoded(text)
         if self._function is not None:
@@ -120,7 +128,7 @@ class TokenCounter:
         return estimate_text_tokens(text, self.scale)
 
     def count_message(self, message: BaseMessage) -> int:
-        """Return the tokens of a message, including its name, content and tool calls."""
+        """Return the number of tokens of a message, including its name, content and tool calls."""
         kind = role(message)
         if kind == "other":
             from perdure.memory.nodes import check_messages
@@ -144,13 +152,13 @@ class TokenCounter:
         return total + _RESULT if kind == "tool" else total
 
     def count_tools(self, tools: Sequence[Any]) -> int:
-        """Return the tokens of the tools' JSON schemas, for tools in any form of `bind_tools`."""
+        """Return the number of tokens of the tools' schemas. `bind_tools` must accept the tools."""
         if self.counts_messages:
             return 0
         return sum(self.count_text(_JSON.encode(_build_tool_schema(tool))) for tool in tools)
 
     def count_request(self, messages: Sequence[BaseMessage], tools: int = 0) -> float:
-        """Return the tokens of a request with these messages.
+        """Return the number of tokens of a request with these messages.
 
         `tools` is the number of tokens of the tools in the request.
         """
@@ -160,9 +168,10 @@ class TokenCounter:
         return counted + (max(0, tools - self.fixed_tokens) if tools else 0)
 
     def count_system_prompt(self, system_prompt: BaseMessage | str | None) -> int:
-        """Return the tokens of a system prompt.
+        """Return the number of tokens of a system prompt.
 
-        0 is returned if there is no system prompt, or if this counter counts messages.
+        0 is returned if there is no system prompt, or if this counter counts messages instead of
+        tokens.
         """
         if system_prompt is None or self.counts_messages:
             return 0
@@ -171,11 +180,12 @@ class TokenCounter:
         return self.count_message(system_prompt)
 
     def scale_to_usage(self, messages: Sequence[BaseMessage]) -> TokenCounter:
-        """Return the counter for a conversation, scaled by the usage that its answers report.
+        """Return the counter for a conversation, scaled by the token usage that its answers report.
 
-        Only answers of the counter's model are used. If the model is unknown, answers of the model
-        that gave the newest answer are used. The scale is the largest ratio of reported tokens to
-        estimated tokens among these answers, so removing messages never increases the scale.
+        Only answers of the counter's model are used. If the counter has no model, answers of the
+        model that gave the newest answer are used. The scale is the largest ratio of reported
+        tokens to estimated tokens among these answers, so removing messages never increases the
+        scale.
         """
         if self._count_encoded is not None or self._function is not None or self.counts_messages:
             return self
@@ -191,7 +201,7 @@ class TokenCounter:
         return TokenCounter(tools=self._tools, scale=scale, model=self.model)
 
     def _usage_ratio(self, message: BaseMessage) -> float:
-        """Return the ratio of reported to estimated tokens of an answer, at least 1."""
+        """Return reported tokens of an answer divided by its estimated tokens, but at least 1."""
         if has_block(message, REASONING_BLOCKS):
             return 1.0
         estimated = self.count_message(message) - _FRAME
@@ -200,7 +210,7 @@ class TokenCounter:
         )
 
     def _count_calls(self, message: Any) -> int:
-        """Return the tokens of the tool calls in a message."""
+        """Return the number of tokens of the tool calls in a message."""
         total = 0
         for call in (*message.tool_calls, *message.invalid_tool_calls):
             args = call["args"] if isinstance(call["args"], str) else _JSON.encode(call["args"])
@@ -208,7 +218,7 @@ class TokenCounter:
         return total
 
     def _count_blocks(self, blocks: Sequence[Any]) -> int:
-        """Return the tokens of content blocks, except calls, which `_count_calls` counts."""
+        """Return the number of tokens of content blocks, except tool calls (see `_count_calls`)."""
         total = 0
         for block in blocks:
             if isinstance(block, str):
@@ -222,7 +232,7 @@ Countable: TypeAlias = "str | Runnable[Any, Any] | Callable[..., float] | TokenC
 
 
 def token_counter(model: Countable | None = None) -> TokenCounter:
-    """Return the counter for a model, or for a function of the user.
+    """Return the token counter for a model or for a custom counting function.
 
     Args:
         model: The model or function. With None or `"approximate"`, tokens are estimated. The name
@@ -264,7 +274,7 @@ def count_tokens(
     counter: Countable | None = None,
     tools: Sequence[Any] = (),
 ) -> int:
-    """Return the tokens of a request with its messages and the schemas of its tools.
+    """Return the number of tokens of a request: its messages and the schemas of its tools.
 
     >>> count_tokens([HumanMessage("What is the capital of France?")], "gpt-4o")
     14
@@ -292,7 +302,8 @@ def context_window(model: str | Runnable[Any, Any]) -> int:
     check_instance("the model", unwrapped, (str, BaseChatModel), expected)
     chat_model = unwrapped
     if isinstance(unwrapped, str) and _find_encoding_name(unwrapped) is not None:
-        from langchain_openai import ChatOpenAI  # takes a second, so imported only here
+        # Importing this module takes a second, so it is imported only here.
+        from langchain_openai import ChatOpenAI
 
         chat_model = ChatOpenAI(model=_PROVIDER.sub("", unwrapped), api_key=lambda: "none")
     tokens = (getattr(chat_model, "profile", None) or {}).get("max_input_tokens")
@@ -305,7 +316,7 @@ def context_window(model: str | Runnable[Any, Any]) -> int:
 
 
 def _build_tool_schema(tool: Any) -> Any:
-    """Return the JSON schema of a tool, or the tool itself if it has a provider's own format."""
+    """Return the JSON schema of a tool. A tool in a provider's own format is returned unchanged."""
     from langchain_core.utils.function_calling import convert_to_openai_tool
 
     try:
@@ -316,13 +327,19 @@ def _build_tool_schema(tool: Any) -> Any:
 
 
 _PROVIDER: Final = re.compile(r"^(openai|azure_openai|azure)[:/]")
-_ENCODINGS: Final = ("o200k_base", "cl100k_base")  # the encodings of chat models
-_MAX_CHUNK_CHARS: Final = 50_000  # characters per call; bpe-openai refuses a million characters
-_MAX_CACHED_COUNTS: Final = 1 << 16  # cached token counts; the cache is emptied when it is full
+# Names of the encodings of OpenAI's chat models.
+_ENCODINGS: Final = ("o200k_base", "cl100k_base")
+# Maximum number of characters per call of bpe-openai, which refuses a million characters.
+_MAX_CHUNK_CHARS: Final = 50_000
+# Maximum number of cached token counts. A full cache is emptied.
+_MAX_CACHED_COUNTS: Final = 1 << 16
 
 
 def _unwrap_model(model: Any) -> tuple[Any, Sequence[Any]]:
-    """Return the model within bindings such as those of `bind_tools`, and the bound tools."""
+    """Remove bindings, such as those of `bind_tools`, from a model.
+
+    Return the model and the bound tools.
+    """
     tools: Sequence[Any] = ()
     if model is None or isinstance(model, str | TokenCounter):
         return model, tools
@@ -340,13 +357,14 @@ def get_model_name(model: Any) -> str | None:
 
 
 def _describe_model(model: Any) -> str:
-    """Return the name of a model, or of its class."""
+    """Return the name of a model, or the name of its class as a fallback."""
     return model if isinstance(model, str) else get_model_name(model) or type(model).__name__
 
 
 def _find_encoding_name(model: str) -> str | None:
-    """Return the encoding of an OpenAI model, or None if the name is not that of a chat model."""
-    from tiktoken import encoding_name_for_model  # imported only if a model is named
+    """Return the name of an OpenAI chat model's encoding, or None for any other model."""
+    # This module is imported only if a model is named.
+    from tiktoken import encoding_name_for_model
 
     try:
         name = encoding_name_for_model(_PROVIDER.sub("", model)).replace("harmony", "base")
@@ -357,14 +375,16 @@ def _find_encoding_name(model: str) -> str | None:
 
 @cache
 def _load_encoding(encoding: str) -> Callable[[str], int] | None:
-    """Return a function that counts the tokens of a text in an encoding.
+    """Return a function that counts the tokens of a text in an encoding of OpenAI.
 
     The function caches its results. None is returned if the encoding is not installed.
     """
-    with warnings.catch_warnings():  # bpe-openai uses a deprecated function to read its files
+    # bpe-openai uses a deprecated function to read its files, so that warning is ignored.
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            bpe: Any = import_module("bpe_openai")  # tiktoken would download the encoding
+            # bpe-openai contains the encodings, which tiktoken would download.
+            bpe: Any = import_module("bpe_openai")
         except ImportError:
             logging.getLogger("perdure").warning(
                 "tokens are estimated, not counted: the encoding %s is not installed. Expected "
@@ -373,7 +393,8 @@ def _load_encoding(encoding: str) -> Callable[[str], int] | None:
             )
             return None
         encode = bpe.get_encoding(encoding).encode_ordinary
-    counts: dict[int, int] = {}  # token count by the hash of a text; texts are not kept in memory
+    # Token counts by the hash of the text, so that the texts are not kept in memory.
+    counts: dict[int, int] = {}
 
     def count_text(text: str) -> int:
         """Return the number of tokens of a text."""

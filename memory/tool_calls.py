@@ -1,4 +1,4 @@
-"""Tool calls and their results, in all forms in which providers and langchain store them.
+"""Read and rewrite tool calls and their results, in all forms of providers and langchain.
 
 A call is an entry of `tool_calls` or `invalid_tool_calls`, a content block, an entry of the older
 `additional_kwargs["tool_outputs"]`, or `additional_kwargs["function_call"]`. Its result is a
@@ -61,11 +61,11 @@ _RESULTS: Final[Mapping[str, str]] = {
 }
 """Types of content blocks with a result, and the key of the id of the call."""
 
-# suffix of the types of Anthropic's other result blocks, such as `web_search_tool_result`
+# Suffix of the types of Anthropic's other result blocks, such as `web_search_tool_result`.
 _ANTHROPIC_RESULT: Final = "_tool_result"
 
 CallKind = Literal["tool", "custom", "function", "unparsed", "client", "server"]
-"""The kind of a call, which says how the call is answered.
+"""The kind of a tool call. The kind says how the call is answered.
 
 - `"tool"` calls are answered by a ToolMessage.
 - `"custom"` calls are answered by a ToolMessage with a block of type `custom_tool_call_output`.
@@ -76,11 +76,11 @@ CallKind = Literal["tool", "custom", "function", "unparsed", "client", "server"]
 """
 
 ANSWERED_BY_MESSAGE: Final = frozenset({"tool", "custom", "function"})
-"""Kinds of calls whose missing result can be stated in a message."""
+"""Kinds of tool calls for which a message can say that the result is missing."""
 
 
 class Call(NamedTuple):
-    """A call of a tool in an AI message.
+    """A tool call in an AI message.
 
     Attributes:
         id: The id by which a result refers to the call; None or `""` if the call has no id.
@@ -99,14 +99,15 @@ class Call(NamedTuple):
 
 
 def find_calls(message: AIMessage) -> list[Call]:
-    """Return the calls in a message, in the order in which providers are sent them."""
+    """Return the tool calls in a message, in the order in which providers receive them."""
     tool_calls, unparsed, kwargs = (
         message.tool_calls,
         message.invalid_tool_calls,
         message.additional_kwargs,
     )
     if not (tool_calls or unparsed or kwargs) and isinstance(message.content, str):
-        return []  # most messages have no calls
+        # Most messages have no tool calls.
+        return []
     blocks = list(iter_blocks(message))
     custom = {block.get("call_id") for block in blocks if block.get("type") == "custom_tool_call"}
     calls = [
@@ -118,7 +119,8 @@ def find_calls(message: AIMessage) -> list[Call]:
     listed_ids = {call.id for call in calls}
     for block in blocks:
         call = _read_call_block(block)
-        # a block that repeats an entry of `tool_calls` may lack the id
+        # A block without an id is skipped if other calls are listed, because it probably repeats an
+        # entry of `tool_calls`.
         if call is None or call.id in listed_ids or (listed_ids and not call.id):
             continue
         calls.append(call)
@@ -130,12 +132,12 @@ def find_calls(message: AIMessage) -> list[Call]:
 
 
 def list_call_ids(message: AIMessage) -> list[str | None]:
-    """Return the ids of all calls in a message, including calls that could not be parsed."""
+    """Return the ids of all tool calls in a message, including calls that could not be parsed."""
     return [call.id for call in find_calls(message)]
 
 
 def find_result_ids(message: BaseMessage) -> list[str]:
-    """Return the ids of the calls whose results are in a message."""
+    """Return the ids of the tool calls whose results a message contains."""
     if isinstance(message, ToolMessage):
         return [message.tool_call_id]
     if isinstance(message, FunctionMessage):
@@ -150,7 +152,7 @@ def find_result_ids(message: BaseMessage) -> list[str]:
 def requires_result_block(message: BaseMessage) -> bool:
     """Return whether OpenAI rejects plain text as the content of this tool result.
 
-    The result of a computer call, for example, has to be an image.
+    For example, the result of a computer call has to be an image.
     """
     if not isinstance(message, ToolMessage):
         return False
@@ -160,19 +162,20 @@ def requires_result_block(message: BaseMessage) -> bool:
 
 
 def iter_blocks(message: BaseMessage) -> Iterator[Mapping[str, Any]]:
-    """Yield the content blocks of a message, then those in `additional_kwargs["tool_outputs"]`."""
+    """Yield a message's content blocks, then the blocks in `additional_kwargs["tool_outputs"]`."""
     content = message.content
     for block in () if isinstance(content, str) else content:
         if isinstance(block, dict):
             yield unwrap_block(block)
-    older = message.additional_kwargs.get("tool_outputs")  # written by langchain-openai before 1.0
+    # langchain-openai wrote this field before version 1.0.
+    older = message.additional_kwargs.get("tool_outputs")
     for block in older if isinstance(older, list) else ():
         if isinstance(block, dict):
             yield block
 
 
 def unwrap_block(block: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the provider's block inside a block of type `non_standard`.
+    """Return the provider's own block that a block of type `non_standard` contains.
 
     A block of any other type is returned unchanged.
     """
@@ -188,11 +191,11 @@ def rewrite_calls(
     new_ids: Mapping[int, str] | None = None,
     stray_ids: Collection[str] = (),
 ) -> AIMessage:
-    """Return a copy of a message whose calls a provider accepts.
+    """Return a copy of a message in which a provider accepts all tool calls.
 
-    The message itself is returned if nothing has to change. Calls that are only in the content are
-    added to `tool_calls`, so that each provider's client sends them in the form that the provider
-    expects.
+    The message itself is returned if nothing has to change. Calls that only the content contains
+    are added to `tool_calls`, so that each provider's client sends them in the form that the
+    provider expects.
 
     Args:
         message: The AI message.
@@ -203,7 +206,8 @@ def rewrite_calls(
         stray_ids: The ids of calls whose result blocks are removed from the content.
     """
     new_ids = new_ids or {}
-    entries: dict[bool, list[Any]] = {False: [], True: []}  # by whether the call is unparsed
+    # Entries by whether the call could not be parsed.
+    entries: dict[bool, list[Any]] = {False: [], True: []}
     for position, call in enumerate(calls):
         entry = None if position in removed else _build_call_entry(message, call)
         if entry is not None:
@@ -224,7 +228,8 @@ def rewrite_calls(
     elif sentences:
         content = "\n\n".join([*filter(str.strip, [content]), *sentences])
     kwargs = dict(message.additional_kwargs)
-    kwargs.pop("tool_calls", None)  # langchain-openai sends these if `tool_calls` is empty
+    # langchain-openai would send these calls if `tool_calls` were empty.
+    kwargs.pop("tool_calls", None)
     if isinstance(older := kwargs.get("tool_outputs"), list):
         kwargs["tool_outputs"] = [block for block in older if not is_removed(block)]
         if removed:
@@ -240,13 +245,14 @@ def _build_block_test(
     new_ids: Mapping[int, str],
     stray_ids: Collection[str],
 ) -> Callable[[Any], bool]:
-    """Return a function that says whether `rewrite_calls` removes a content block."""
+    """Build the function that returns whether `rewrite_calls` removes a content block."""
     removed_blocks = {id(calls[n].block) for n in removed if calls[n].block is not None}
-    # clients build call blocks from `tool_calls`, so these calls need no block in the content
+    # Clients of providers build call blocks from `tool_calls`, so these calls need no block in the
+    # content.
     ids = {calls[n].id for n in (*removed, *new_ids)}
 
     def is_removed(block: Any) -> bool:
-        """Return whether a content block is removed."""
+        """Return whether `rewrite_calls` removes this content block."""
         if not isinstance(block, dict):
             return False
         inner = unwrap_block(block)
@@ -255,14 +261,14 @@ def _build_block_test(
         call = _read_call_block(inner)
         if call is not None and call.kind in ("tool", "custom") and call.id in ids:
             return True
-        # OpenAI refuses a reasoning block without the call that followed the block
+        # OpenAI refuses a reasoning block if the call that followed the block is missing.
         return bool(removed) and inner.get("type") == "reasoning"
 
     return is_removed
 
 
 def build_missing_result(call: Call, call_id: str) -> BaseMessage:
-    """Return a message in place of the result of a call, which says that no result is stored.
+    """Build a message that replaces a missing tool result and says that no result is stored.
 
     The message refers to the call by `call_id`.
     """
@@ -270,14 +276,15 @@ def build_missing_result(call: Call, call_id: str) -> BaseMessage:
     if call.kind == "function":
         return FunctionMessage(name=call.name, content=NO_RESULT, additional_kwargs=mark)
     content: Any = NO_RESULT
-    if call.kind == "custom":  # OpenAI accepts only this block as the result of a custom call
+    # OpenAI accepts only a block of this type as the result of a custom call.
+    if call.kind == "custom":
         content = [{"type": "custom_tool_call_output", "output": NO_RESULT}]
     call_fields: dict[str, Any] = {"tool_call_id": call_id, "name": call.name or None}
     return ToolMessage(content, **call_fields, status="error", additional_kwargs=mark)
 
 
 def build_call_id(message: BaseMessage, call: Call, position: int) -> str:
-    """Return a new id for a call that has no id, or whose id is not unique in its message.
+    """Build an id for a tool call that has no id, or whose id is not unique in its message.
 
     The same call always gets the same id. The id has at most 40 characters, as OpenAI requires.
     """
@@ -286,7 +293,7 @@ def build_call_id(message: BaseMessage, call: Call, position: int) -> str:
 
 
 def remove_result_blocks(message: BaseMessage, stray_ids: Collection[str]) -> BaseMessage:
-    """Return a copy of a message without the result blocks of the calls in `stray_ids`."""
+    """Return a copy of a message without the result blocks that belong to calls in `stray_ids`."""
     content = [
         block
         for block in message.content
@@ -296,9 +303,9 @@ def remove_result_blocks(message: BaseMessage, stray_ids: Collection[str]) -> Ba
 
 
 def _build_call_entry(message: AIMessage, call: Call) -> Any:
-    """Return the entry of a call for `tool_calls` or `invalid_tool_calls`.
+    """Build the entry of a call in `tool_calls` or `invalid_tool_calls`.
 
-    None is returned for a call that cannot be an entry of either list.
+    Return None for a call that cannot be an entry of either list.
     """
     if call.block is None and call.place is not None:
         entries: Sequence[Any] = (
@@ -316,10 +323,10 @@ def _build_call_entry(message: AIMessage, call: Call) -> Any:
 
 
 def _read_call_block(block: Mapping[str, Any]) -> Call | None:
-    """Return the call in a content block, or None if the block is not a call."""
+    """Return the tool call that a content block contains, or None if it contains no call."""
     kind = str(block.get("type"))
     if kind in _CLIENT_CALLS:
-        # OpenAI's clients have used both keys for the id of a call
+        # OpenAI's clients have used both of these keys for the id of a call.
         call_id = block.get(_CLIENT_CALLS[kind]) or block.get("id")
         name = str(block.get("name") or ("" if kind in CALL_BLOCKS else kind))
         call_kind: CallKind = "tool" if kind in CALL_BLOCKS else "client"
@@ -337,7 +344,7 @@ def _read_call_block(block: Mapping[str, Any]) -> Call | None:
 
 
 def _find_result_id(block: Mapping[str, Any]) -> str | None:
-    """Return the id of the call that a result block answers, or None for any other block."""
+    """Return the id of the tool call that a result block answers, or None for any other block."""
     kind = block.get("type")
     if not isinstance(kind, str):
         return None
@@ -349,14 +356,15 @@ def _find_result_id(block: Mapping[str, Any]) -> str | None:
 
 
 def _build_function_call_id(name: str | None) -> str:
-    """Return an id for a call in OpenAI's older form, whose result has only the function's name."""
+    """Build an id for a call in OpenAI's older form, whose result contains only a function name."""
     return f"function {name or ''}"
 
 
 def read_arguments(block: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call in a content block, or `{}` if they cannot be parsed."""
+    """Return the arguments of a tool call in a content block, or `{}` if they are not valid."""
     if block.get("type") == "custom_tool_call":
-        return {"__arg1": block.get("input")}  # the key that langchain-openai uses
+        # langchain-openai uses this key for the input of a custom tool.
+        return {"__arg1": block.get("input")}
     arguments: Any = next(
         (block[key] for key in ("args", "input", "arguments", "action") if block.get(key)), {}
     )

@@ -1,4 +1,7 @@
-"""Replace old, large tool results by a placeholder; `expand` reads originals from history."""
+"""Replace old, large tool results by placeholders.
+
+`expand` reads the originals from the thread's history.
+"""
 
 from __future__ import annotations
 
@@ -32,20 +35,21 @@ from perdure.memory.tool_calls import REQUEST_ONLY, list_call_ids, requires_resu
 _CLEARED: Final = "[The result of {name} was cleared ({tokens} tokens). {hint}]"
 _CALL_AGAIN: Final = "Call it again if need be."
 _READ_AGAIN: Final = "To read it, call {tool} with tool_call_id {call_id}."
-_MIN_TOKENS: Final = 40  # smallest `min_tokens`; a placeholder is shorter than such a result
+# Minimum value of `min_tokens`. A placeholder is shorter than a result with this many tokens.
+_MIN_TOKENS: Final = 40
 _ADDRESS_KEYS: Final = ("thread_id", "checkpoint_ns", "checkpoint_id")
 
 
 class ToolOutputReader:
-    """Base class that identifies the tools which `read_tool_output` returns."""
+    """Base class of the tools that `read_tool_output` returns. It identifies them."""
 
 
 class ClearToolOutputs(MessagesNode):
     """A node that replaces old, large tool results by a placeholder of one line.
 
     In a graph, the node replaces results in the state, and the history keeps the originals. In a
-    `view`, only the request shows placeholders. Results that the model has not answered yet are
-    not replaced.
+    `view`, only the request contains placeholders, and the state is not changed. Results that the
+    model has not used in an answer yet are not replaced.
 
     Args:
         keep: The number of newest results that are not replaced, including unanswered results.
@@ -97,11 +101,11 @@ class ClearToolOutputs(MessagesNode):
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return the model input with placeholders for old, large results."""
+        """Return the model input, in which placeholders replace old, large tool results."""
         return replace(model_input, turns=self._clear_results(model_input.turns))
 
     async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
-        """Return an update with placeholders for old, large results in the state."""
+        """Return the update that replaces old, large tool results in the state by placeholders."""
         messages = read_messages(state, self.messages_key)
 
         def build_update() -> list[BaseMessage]:
@@ -121,10 +125,10 @@ class ClearToolOutputs(MessagesNode):
         return {self.messages_key: update} if update else {}
 
     def _clear_results(self, turns: Iterator[Turn]) -> Iterator[Turn]:
-        """Yield the turns, newest first, with placeholders for old, large results."""
+        """Yield the turns, newest first. Placeholders replace their old, large tool results."""
         result_count = 0
         newest = list(islice(turns, 1))
-        # if results of the last exchange are missing, the exchange before it is not cleared either
+        # If results of the last exchange are missing, the exchange before it is not cleared either.
         count = 2 if newest and _lacks_results(newest[0].units[-1]) else 1
         unread = {id(m) for turn in newest for unit in turn.units[-count:] for m in unit}
         for turn in chain(newest, turns):
@@ -139,11 +143,15 @@ class ClearToolOutputs(MessagesNode):
             yield turn._replace(units=units[::-1])
 
     def _clear_result(self, message: BaseMessage) -> BaseMessage:
-        """Return a copy of a large result with the placeholder. Return other messages unchanged."""
+        """Replace a large tool result by a copy with a placeholder.
+
+        Return other messages unchanged.
+        """
         is_cleared = message.additional_kwargs.get(SHORTENED) == "cleared"
         if not isinstance(message, ToolMessage) or is_cleared or message.name in self.exclude:
             return message
-        if requires_result_block(message):  # OpenAI would refuse the placeholder
+        # OpenAI would refuse a placeholder for this kind of result.
+        if requires_result_block(message):
             return message
         tokens = self.counter.count_message(message)
         if tokens < self.min_tokens:
@@ -163,7 +171,7 @@ clear_tool_outputs = ClearToolOutputs
 
 
 def _get_tool_name(tool: Any) -> str | None:
-    """Return the name of a tool. The tool may be an object or a dict in a provider's format."""
+    """Return the name of a tool. The tool is an object or a dict in a provider's format."""
     if isinstance(tool, Mapping):
         function = tool.get("function")
         return function.get("name") if isinstance(function, Mapping) else tool.get("name")
@@ -171,7 +179,7 @@ def _get_tool_name(tool: Any) -> str | None:
 
 
 def _lacks_results(unit: Unit) -> bool:
-    """Return whether an exchange has calls without a stored result."""
+    """Return whether an exchange contains a tool call without a stored result."""
     call, *results = unit
     stored = [result for result in results if REQUEST_ONLY not in result.additional_kwargs]
     return isinstance(call, AIMessage) and len(list_call_ids(call)) > len(stored)
@@ -183,10 +191,10 @@ async def _read_summarized_messages(
     *,
     messages_key: str = "messages",
 ) -> list[BaseMessage]:
-    """Return the original messages that the summary of a thread replaced, in their order.
+    """Return the original messages that a thread's summary has replaced, in chronological order.
 
-    If a message was changed, its last form that `trim` and `clear_tool_outputs` have not shortened
-    is returned. Messages that have been erased since are left out.
+    If a message was changed, its last version that `trim` and `clear_tool_outputs` have not
+    shortened is returned. Messages that have been erased in the meantime are left out.
 
     Args:
         checkpointer: A perdure checkpointer.

@@ -1,8 +1,8 @@
 """Tools with which a model stores, changes and searches memories.
 
 A mistake of the model is answered with a message to the model, and a mistake of the developer
-raises an error. The model is not asked on whose words a memory rests, because a web page may have
-misled it. Instead, the memory is compared with the messages of the run.
+raises an error. The model is not asked who stated the content of a memory, because a web page may
+have misled the model. Instead, the memory is compared with the messages of the run.
 """
 
 from __future__ import annotations
@@ -92,13 +92,18 @@ _TEAM_DESCRIPTION: Final = (
     "The name of the user's team whose shared memory this is about, as a search gave it. Leave it "
     "out for what concerns the user alone; all members read what is kept for their team."
 )
-_NO_RUNTIME: Final[Any] = None  # the value of `runtime` if no graph runs the tool
-_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")  # names of tools that providers accept
+# The value of the parameter `runtime` if no graph runs the tool.
+_NO_RUNTIME: Final[Any] = None
+# Matches the names of tools that providers accept.
+_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _OWN_TOOLS: Final = frozenset({"manage_memory", "search_memory"})
-"""Names of memory tools. Their results are memories, and so are no new information from a tool."""
-_MAX_LIMIT: Final = 50  # maximum memories that a model can get from one search
-_MAX_REASON_CHARS: Final = 400  # maximum characters of a reason in an answer to a model
-_STRAY_CHARS: Final = " \t\r\n\"'`<>[](){}.,;"  # characters that models put around a word
+"""Names of memory tools. Their results are memories, which are not new information from a tool."""
+# Maximum number of memories that a model can get from one search.
+_MAX_LIMIT: Final = 50
+# Maximum number of characters of a reason in an answer to a model.
+_MAX_REASON_CHARS: Final = 400
+# Characters that models put around a word by mistake, and that are removed.
+_STRAY_CHARS: Final = " \t\r\n\"'`<>[](){}.,;"
 _ERASED_ANSWER: Final = (
     "Not kept: the message that says this was erased. Do not keep it, and do not say that it is "
     "remembered."
@@ -110,13 +115,17 @@ _WITHOUT_MEMORY_ANSWER: Final = (
 _UNKNOWN_ANSWER: Final = (
     "There is no memory with the id {id}. Search for it, and copy its id exactly."
 )
+# Stems that are ignored in comparisons. Words such as "user" are in most memories, so they say
+# nothing about the source.
 _IGNORED_STEMS: Final = STOP_WORDS | {
     stem for word in (*STOP_WORDS, *get_args(Role)) for stem in tokenize(word)
-}  # words such as "user" are in most memories, so they say nothing about the source
-_SUMMARY_KEY: Final = "lc_source"  # marks langchain's summaries, which have the role of the user
+}
+# The key in `additional_kwargs` that marks langchain's summaries, which have the role of the user.
+_SUMMARY_KEY: Final = "lc_source"
 
 Call = Callable[[Mapping[str, Any], "Attribution"], Operation[Any]]
-Words = Mapping[int, set[str]]  # the stems of words in messages, by the index of the message
+# The set of word stems of each message, by the index of the message.
+Words = Mapping[int, set[str]]
 
 
 def manage_memory(
@@ -132,9 +141,10 @@ def manage_memory(
 ) -> BaseTool:
     """Return a tool with which a model stores and changes memories.
 
-    The provenance of a memory has the messages on which it rests, and as trust class the speaker of
-    these messages. The tool answers with an error if a call cannot be done, if the gate refuses it,
-    or if it repeats a message that was erased from the thread during the run.
+    The provenance of a memory contains the messages from which the memory comes. Its trust class is
+    the speaker of these messages. The tool answers with an error if it cannot execute a call, if
+    the gate refuses the memory, or if the memory repeats a message that was erased from the thread
+    during the run.
 
     Args:
         namespace: See `Collection`.
@@ -161,7 +171,7 @@ def manage_memory(
     channel = check_text("messages_key", messages_key, "the name of a channel")
 
     async def manage(arguments: Mapping[str, Any], attribution: Attribution) -> str:
-        """Carry out a call of the model, in the memory of the user or of a team."""
+        """Execute the model's call of this tool, in the memory of the user or of a team."""
         if collection.namespace.lacks_memory(attribution.config):
             raise ToolException(_WITHOUT_MEMORY_ANSWER)
         chosen_collection, config = collection, attribution.config
@@ -169,7 +179,7 @@ def manage_memory(
             team := (arguments.get("team") or "").strip(_STRAY_CHARS)
         ):
             chosen_collection, config = team_collection, _choose_team(config, team)
-        # an error here is a mistake of the developer, so it is raised
+        # An error in this call is a mistake of the developer, so the error is raised.
         writer = chosen_collection.build_writer(config, by_model=True)
         return await _run_action(writer, arguments, attribution)
 
@@ -190,8 +200,8 @@ def search_memory(
     """Return a tool with which a model searches memories.
 
     The tool answers with a quoted line for each memory, best first, with its id, text, date, trust
-    class and previous text. With `since` and `until`, the model states the period of its question,
-    and memories from that period rank higher.
+    class and previous text. The model can state the period of its question with `since` and
+    `until`. Memories from that period then rank higher.
 
     Args:
         namespace: See `recall`.
@@ -218,7 +228,7 @@ def search_memory(
     checked_min_score = check_min_score(min_score)
 
     async def search(arguments: Mapping[str, Any], attribution: Attribution) -> str:
-        """Search for memories, and return them as quoted lines."""
+        """Search for memories, and render the memories as quoted lines."""
         query = arguments["query"].encode(errors="replace").decode().strip()
         if not query:
             raise ToolException("The query is empty. Say what to look for.")
@@ -250,7 +260,7 @@ def search_memory(
 
 
 def _choose_team(config: RunnableConfig | None, team: str) -> RunnableConfig:
-    """Return the config of a run for the memory of one of its teams.
+    """Return a copy of a run's config that selects the memory of one of the run's teams.
 
     Raises:
         ToolException: The run has no such team.
@@ -268,7 +278,7 @@ def _choose_team(config: RunnableConfig | None, team: str) -> RunnableConfig:
 def _split_by_team(
     collections: Sequence[Collection], config: RunnableConfig | None
 ) -> Iterator[tuple[Collection, RunnableConfig | None]]:
-    """Yield collections, each with a config. A team collection is yielded once for each team."""
+    """Yield each collection with the config to use. A team collection is yielded once per team."""
     for collection in collections:
         if collection.namespace.labels[:2] != (TEAMS, TEAM):
             yield collection, config
@@ -278,9 +288,9 @@ def _split_by_team(
 
 
 def quote_memories(memories: Sequence[Memory]) -> str:
-    """Return memories as quoted data with ids, for a model that may change them.
+    """Render memories as quoted data with ids, for a model that may change the memories.
 
-    Each memory has its day, or its time (UTC) if another memory has the same day.
+    Each memory has its date, or its time (UTC) if another memory has the same date.
     """
     dates = format_dates(memories)
     lines = [_render_memory(memory, date) for memory, date in zip(memories, dates, strict=True)]
@@ -288,7 +298,7 @@ def quote_memories(memories: Sequence[Memory]) -> str:
 
 
 class _MemoryTool(StructuredTool):
-    """A memory tool of perdure. `Attribution` recognises the tools by this class."""
+    """A memory tool of perdure. `Attribution` recognises memory tools by this class."""
 
 
 def build_tool(
@@ -300,13 +310,14 @@ def build_tool(
     *,
     tool_class: type[StructuredTool] = _MemoryTool,
 ) -> BaseTool:
-    """Return a tool of `tool_class` that returns the result of `call` to the model.
+    """Build a tool of the class `tool_class` that returns the result of `call` to the model.
 
     The tool can be called synchronously and asynchronously. A `ToolException` or an argument
     validation error is reported to the model in a `ToolMessage`. All other errors are raised.
 
     Args:
-        call: Does the work, with the arguments of the model and the messages of the run.
+        call: The function that does the work. It gets the model's arguments and the messages of the
+            run.
         name: The name of the tool.
         description: Tells the model when to use the tool.
         arguments: The schema of the arguments.
@@ -324,8 +335,9 @@ def build_tool(
     description = check_text("description", description, expected).strip()
 
     def build_attribution(runtime: Any, config: RunnableConfig) -> Attribution:
-        """Return the messages of the run, if a graph runs the tool."""
-        if not isinstance(runtime, ToolRuntime):  # missing, or invented by the model
+        """Return the messages of the run. They are empty if the tool is not called by a graph."""
+        # The argument is missing, or the model has invented it.
+        if not isinstance(runtime, ToolRuntime):
             return Attribution(config)
         messages = (
             runtime.state if is_message_list(runtime.state) else read_channel(runtime.state, key)
@@ -336,7 +348,7 @@ def build_tool(
             config, [m for m in messages if isinstance(m, BaseMessage)], _OWN_TOOLS | names
         )
 
-    # langgraph passes `runtime`, which the model does not see
+    # langgraph passes `runtime`. The model does not see this parameter.
     def call_tool(
         config: RunnableConfig, runtime: ToolRuntime = _NO_RUNTIME, **tool_arguments: Any
     ) -> Any:
@@ -364,7 +376,7 @@ def build_tool(
 
 
 def _build_arguments_model(schema: type[BaseModel] | None, *, has_team: bool) -> type[BaseModel]:
-    """Build the schema of the arguments of `manage_memory`."""
+    """Build the schema of the arguments that the tool `manage_memory` accepts."""
     action = Annotated[
         ManageAction, BeforeValidator(_clean_action), Field(description=_ACTION_DESCRIPTION)
     ]
@@ -386,12 +398,12 @@ def _build_arguments_model(schema: type[BaseModel] | None, *, has_team: bool) ->
 
 
 def _clean_action(action: Any) -> Any:
-    """Return the action in lower case, without characters that models put around it."""
+    """Return the action in lower case, without quotes and brackets that models put around it."""
     return action.strip(_STRAY_CHARS).lower() if isinstance(action, str) else action
 
 
 def _parse_memory_argument(memory: Any) -> Any:
-    """Parse a memory that a model wrote as JSON in a string, or as text."""
+    """Parse a memory that a model wrote as a string, either JSON or plain text."""
     if not isinstance(memory, str):
         return memory
     try:
@@ -404,10 +416,10 @@ def _parse_memory_argument(memory: Any) -> Any:
 async def _run_action(
     writer: MemoryWriter, arguments: Mapping[str, Any], attribution: Attribution
 ) -> str:
-    """Carry out a call of `manage_memory`, and return the answer.
+    """Execute a call of the tool `manage_memory`, and return the answer to the model.
 
     Raises:
-        ToolException: The call cannot be done; the message tells the model why.
+        ToolException: The call cannot be executed. The message tells the model the reason.
     """
     action: ManageAction = arguments["action"]
     key = (arguments.get("id") or "").strip(_STRAY_CHARS)
@@ -420,7 +432,8 @@ async def _run_action(
         raise ToolException(f"'{action}' needs the id of a memory. Search for it, and copy its id.")
     try:
         outcome = await _apply_action(writer, action, key, memory, attribution)
-    except (errors.UnknownMemory, errors.InvalidNamespace) as exc:  # an invalid id is an unknown id
+    # A model's invalid id is treated as an unknown id.
+    except (errors.UnknownMemory, errors.InvalidNamespace) as exc:
         raise ToolException(_UNKNOWN_ANSWER.format(id=to_prompt_json(key[:80]))) from exc
     except errors.LimitExceeded as exc:
         answer = "Not kept: there is no room. Delete what is no longer needed, or tell the user."
@@ -461,12 +474,13 @@ def _describe_outcome(outcome: Outcome) -> str:
 async def _apply_action(
     writer: MemoryWriter, action: ManageAction, key: str, memory: Any, attribution: Attribution
 ) -> Outcome:
-    """Write the change that a model asked for, with the provenance of its text."""
+    """Write the change of memories that a model requested, with the provenance of the new text."""
     if action == "delete":
         return await writer.delete(key)
     stated_now = memory.model_dump(mode="json") if isinstance(memory, BaseModel) else memory
     await attribution.check_sources(_list_texts(stated_now))
-    if action == "create":  # an id from the model is ignored
+    # If a memory is created, an id from the model is ignored.
+    if action == "create":
         return await writer.insert(
             memory, attribution.build_provenance(_list_texts(writer.build_value(memory)))
         )
@@ -503,7 +517,7 @@ def _render_memory(memory: Memory, date: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The messages of a run, with which memories are compared to find their source.
+    """The messages of a run. Memories are compared with them to find the source of each memory.
 
     Attributes:
         config: The config of the run.
@@ -518,12 +532,11 @@ class Attribution:
     def build_provenance(
         self, texts: Iterable[str], stated_before: Iterable[str] = ()
     ) -> Provenance:
-        """Build the provenance of a memory from its texts.
+        """Build the provenance of a memory by comparing its texts with the messages of the run.
 
-        The memory rests on the user's words if most of its words are in human messages or in known
-        texts of the user. Words that are only in a tool's messages count against this. Otherwise
-        the memory rests on a tool's words if most of its words are in the messages of tools, else
-        on the assistant's.
+        The source is the user if most of the memory's words are in human messages or in known texts
+        of the user. Words that only tool messages contain count against that. Otherwise the source
+        is a tool if most of the memory's words are in tool messages, else the assistant.
 
         Args:
             texts: The texts of the memory.
@@ -554,10 +567,9 @@ class Attribution:
         )
 
     async def check_sources(self, texts: Iterable[str]) -> None:
-        """Check that the texts do not repeat messages that were erased during the run.
+        """Raise an error if texts repeat messages that were erased during the run.
 
-        Texts repeat the messages if at least half of their words are in erased messages of the
-        thread.
+        This is the case if at least half of their words are in erased messages of the thread.
 
         Raises:
             ToolException: The texts repeat erased messages.
@@ -573,7 +585,10 @@ class Attribution:
             raise ToolException(_ERASED_ANSWER)
 
     def _words_by_role(self, speaker: str) -> Words:
-        """Return the stems of the words in the messages of a role, except in summaries."""
+        """Return the word stems of each message with this role, by message index.
+
+        Summaries are left out.
+        """
         return {
             i: _extract_stems(message.text)
             for i, message in enumerate(self.messages)
@@ -584,15 +599,16 @@ class Attribution:
 def _extract_stems(text: Any) -> set[str]:
     """Return the stems of a text's words, without stop words.
 
-    For a script without spaces, these are pairs of characters.
+    In a script without spaces, pairs of characters take the place of stems.
     """
     return {word for word in tokenize(str(text)) if word not in _IGNORED_STEMS}
 
 
 def _iter_covering_messages(words: set[str], messages: Words) -> Iterator[int]:
-    """Yield the indices of few messages that contain the words.
+    """Yield the indices of a small set of messages that together contain the words.
 
-    The message with the most of the remaining words comes first, and the newest one of several.
+    Each step yields the message that contains most of the remaining words, and the newest one if
+    several do.
     """
     while messages:
         best = max(messages, key=lambda i: (len(words & messages[i]), i))

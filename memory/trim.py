@@ -43,12 +43,13 @@ _CLASSES: Final = {
     "tool": ToolMessage,
     "system": SystemMessage,
 }
-# advice at the end of a BudgetExceeded, without and with allow_partial
+# The advice at the end of a BudgetExceeded error. The first is used without `allow_partial`, the
+# second with it.
 _ALLOW_PARTIAL: Final = "set allow_partial=True"
 _SEND_LESS: Final = (
     "send smaller files, tool calls or system messages; texts have been shortened already"
 )
-# values that start_on and end_on accept, as their error messages list them
+# Descriptions of the values that `start_on` and `end_on` accept, for error messages.
 _EXPECTED_STARTS: Final = "one of 'human', None, or the class HumanMessage"
 _EXPECTED_ENDS: Final = "'human', 'ai', 'tool', a class of messages, or a list of them"
 
@@ -57,9 +58,9 @@ class Trim(MessagesNode):
     """A node that removes old messages until the rest fits into a budget: `trim(4_000)`.
 
     The parameters are those of langchain's `trim_messages`. In a graph, the node removes messages
-    from the state, and the thread's history keeps them. In a `view`, the state is not changed. The
-    remaining messages are a sequence that providers accept. The newest human message, the last
-    message after it and all system messages are always included.
+    from the state, but the thread's history still contains them. In a `view`, the state is not
+    changed. Providers accept the remaining messages as a valid sequence. The newest human message,
+    the last message after it and all system messages are always included.
 
     Args:
         max_tokens: The maximum number of tokens of the request. A float above 0 and up to 1.0 is a
@@ -105,7 +106,8 @@ class Trim(MessagesNode):
         self.size: int = size
         self.counter = counter_of(token_counter)
         self._adds_left_out_line = True
-        self._tools = self._prompt = 0  # tokens of the tools, and of the separate system prompt
+        # Numbers of tokens of the tools, and of a system prompt that is not among the messages.
+        self._tools = self._prompt = 0
         self.strategy, self.ends = strategy, ends
         self.start_on: Start = "human" if starts in ({"human"}, {"human", "system"}) else None
         self.include_system, self.allow_partial = include_system, allow_partial
@@ -138,19 +140,20 @@ class Trim(MessagesNode):
     async def atransform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return the result of `transform_input`, which runs in an OS thread.
+        """Run `transform_input` in another OS thread, and return its result.
 
         Counting the tokens of long messages would block the event loop.
         """
         return await asyncio.to_thread(self.transform_input, model_input, state, config)
 
     async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
-        """Return an update that removes the messages that do not fit into the budget."""
+        """Return the state update that removes the messages that do not fit into the budget."""
         messages = read_messages(state, self.messages_key)
 
         def build_update() -> dict[str, Any]:
             node = copy(self)
-            node._adds_left_out_line = False  # the messages in the state are not changed
+            # The messages that stay in the state are not changed, so no line is added to them.
+            node._adds_left_out_line = False
             fits = node._fit_to_budget(ModelInput.from_messages(messages, purpose="state"))
             rest = [message for turn in fits.turns for unit in turn.units for message in unit]
             if self.include_system:
@@ -174,7 +177,7 @@ class Trim(MessagesNode):
         return fit(model_input)
 
     def _fit_with_scaled_estimates(self, model_input: ModelInput) -> ModelInput:
-        """Return the part that fits, with estimates scaled by the usage that its answers report."""
+        """Return the part that fits, if estimates are scaled by the token usage in the answers."""
         counter = self.counter
         fitting = self._trim_to_budget(model_input, counter)
         while True:
@@ -183,12 +186,12 @@ class Trim(MessagesNode):
             scaled = self.counter.scale_to_usage(replace(fitting, turns=iter(turns)).to_messages())
             if scaled.scale <= counter.scale:
                 return fitting
-            # a larger scale follows from the remaining answers, so only part of the result fits
+            # The remaining answers result in a larger scale, so the selection is trimmed again.
             counter = scaled
             fitting = self._trim_to_budget(fitting, counter)
 
     def _fit_by_request_count(self, model_input: ModelInput) -> ModelInput:
-        """Return the part that fits, if the counting function needs whole requests."""
+        """Return the part that fits, measured by a counting function that needs whole requests."""
         turns = list(model_input.turns)
         messages_of_turns = (message for turn in turns for unit in turn.units for message in unit)
         costs: dict[int, float | None] = dict.fromkeys(map(id, messages_of_turns))
@@ -223,9 +226,10 @@ class Trim(MessagesNode):
         reserve: float = 0,
         measure: Measure | None = None,
     ) -> ModelInput:
-        """Return the part that fits if `reserve` tokens of the budget are not used.
+        """Return the part of `model_input` that fits if `reserve` tokens of the budget stay unused.
 
-        `measure` returns the tokens of a message. The default is `counter.message_counter`.
+        `measure` returns the number of tokens of a message. The default is
+        `counter.message_counter`.
         """
         measure = measure or counter.message_counter
         fixed = (counter.count_fixed_tokens(self._tools) + self._prompt) * counter.scale + reserve
@@ -267,9 +271,9 @@ trim = Trim
 def build_budget_error(
     size: int, parts: Sequence[tuple[str, float]], remedy: str
 ) -> BudgetExceeded:
-    """Return the error for parts that must be included and exceed the budget `size`.
+    """Build the error for parts that must be included although they exceed the budget `size`.
 
-    `parts` has a name and a number of tokens for each part. `remedy` is advice to the user.
+    `parts` contains (name, number of tokens) for each part. `remedy` is advice to the user.
     """
     part_sizes = ", ".join(f"{name} {ceil(tokens)}" for name, tokens in parts)
     total = ceil(sum(tokens for _, tokens in parts))
@@ -280,10 +284,10 @@ def build_budget_error(
 
 
 def _read_message_types(name: str, value: Any, expected: str) -> frozenset[str]:
-    """Return the message types in the value of an option.
+    """Parse the value of an option as a set of message types.
 
-    The value is a type, a message class, or a list of them. `BaseMessage` means all types. A chunk
-    class has the type of its message class.
+    The value is the name of a type, a message class, or a list of them. `BaseMessage` means all
+    types. A message chunk class means the type of the corresponding message class.
     """
     is_several = isinstance(value, list | tuple | set | frozenset)
     types = [
@@ -295,7 +299,7 @@ def _read_message_types(name: str, value: Any, expected: str) -> frozenset[str]:
 
 
 def _read_message_type(value: Any) -> set[str]:
-    """Return the message types that one name or class means, or an empty set if it means none."""
+    """Return the message types that a name or class means. The set is empty for an unknown name."""
     if isinstance(value, str):
         return {value.removesuffix("MessageChunk").lower()}.intersection(_CLASSES)
     if value is BaseMessage:
@@ -307,7 +311,7 @@ def _read_message_type(value: Any) -> set[str]:
 def iter_system_message_tokens(
     model_input: ModelInput, measure: Measure
 ) -> Iterator[tuple[str, float]]:
-    """Yield a name and the number of tokens for each system message."""
+    """Yield (name, number of tokens) for each system message."""
     if model_input.system is None:
         return
     total = measure(model_input.system)
@@ -324,9 +328,9 @@ def iter_system_message_tokens(
 
 
 def _sort_as_in_state(selected: list[BaseMessage], messages: Messages) -> list[BaseMessage]:
-    """Return the selected messages in the order of the state.
+    """Sort selected messages as in the state.
 
-    A changed copy has the position of its original.
+    A changed copy of a message takes the position of the original.
     """
     present, selected_ids = set(map(id, messages)), set(map(id, selected))
     copies = {message.id: message for message in selected if id(message) not in present}
@@ -335,9 +339,9 @@ def _sort_as_in_state(selected: list[BaseMessage], messages: Messages) -> list[B
 
 
 def _remove_after_end_type(turns: Iterator[Turn], ends: frozenset[str]) -> Iterator[Turn]:
-    """Yield the turns, newest first, without the messages after the last message of these types.
+    """Yield the turns, newest first, without messages after the last message of a type in `ends`.
 
-    If no types are given, all turns are yielded unchanged.
+    If `ends` is empty, all turns are yielded unchanged.
     """
     for turn in turns if ends else ():
         units = list(turn.units)
@@ -354,9 +358,10 @@ class TurnSelection(NamedTuple):
 
     Attributes:
         turns: The turns that fit, newest first.
-        needed: The units that must be included, which are the newest human message and the last
-            unit after it.
-        over: The number of tokens by which these units and the system message exceed the limit.
+        required_units: The units that must be included. They are the newest human message and the
+            last unit after it.
+        excess: The number of tokens by which the required units and the system message exceed the
+            limit.
         left_out: The number of steps of the newest turn that are left out, if the turns do not
             contain a line with this number. Otherwise 0.
     """
@@ -375,11 +380,11 @@ def select_turns(
     start_on: Start = "human",
     adds_left_out_line: bool = True,
 ) -> TurnSelection:
-    """Return a selection of turns that fits into `limit`.
+    """Select the turns of a conversation that fit into `limit` tokens.
 
     With the strategy `"last"`, the newest turns are selected. With `"first"`, the newest turn and
-    the oldest turns are selected. With `adds_left_out_line`, a line in the question of the newest
-    turn says how many steps of the turn are left out, if any are.
+    the oldest turns are selected. If steps of the newest turn are left out and `adds_left_out_line`
+    is true, a line in the turn's question says how many.
     """
     remaining = limit - (0 if model_input.system is None else measure(model_input.system))
     newest = next(model_input.turns, None)
@@ -387,7 +392,7 @@ def select_turns(
         return TurnSelection([], [], max(0, -remaining))
     opening, later_units = newest.units[:1], newest.units[1:]
     if later_units and len(opening[0]) > 1 and role(opening[0][0]) != "human":
-        # the turn begins with an exchange, not a question
+        # The turn begins with an exchange of calls and results instead of a question.
         opening, later_units = [], newest.units[:]
     required = [*opening, later_units.pop()] if later_units else opening
     remaining -= _count_unit_tokens(required, measure)
@@ -417,7 +422,7 @@ def select_turns(
 def _fit_left_out_line(
     opening: list[Unit], steps: list[Turn], count: int, room: float, measure: Measure
 ) -> tuple[list[Unit], list[Turn]]:
-    """Return the beginning of a turn with the line about left-out steps, and the steps to keep.
+    """Return the beginning of a turn, with a line about left-out steps, and the steps to keep.
 
     Args:
         opening: The units at the beginning of the turn, with the question if there is one.
@@ -449,7 +454,7 @@ def _take_fitting_turns(
 ) -> tuple[list[Turn], float]:
     """Return the first turns that fit into `remaining` tokens, and the number of unused tokens.
 
-    The number is negative if a turn did not fit.
+    The number of unused tokens is negative if a turn did not fit.
     """
     selected: list[Turn] = []
     for turn in turns if remaining >= 0 else ():
@@ -468,7 +473,7 @@ def _take_fitting_turns(
 
 
 def _count_unit_tokens(units: list[Unit], measure: Measure) -> float:
-    """Return the number of tokens of several units."""
+    """Return the total number of tokens of the messages in several units."""
     return sum(measure(message) for unit in units for message in unit)
 
 
@@ -478,13 +483,14 @@ def _shorten_to_fit(
     measure: Measure,
     fixed: frozenset[int] = frozenset(),
 ) -> list[BaseMessage] | None:
-    """Return the messages, shortened to `remaining` tokens in total, or None if that is impossible.
+    """Shorten messages to `remaining` tokens in total. Return None if that is impossible.
 
-    Each message that takes more than an equal share is shortened. `fixed` has the positions of
+    Each message that takes more than an equal share is shortened. `fixed` contains the positions of
     messages that cannot be shortened.
     """
     result, room = list(messages), remaining
-    # fixed messages come first, then the shortest, so that long messages share the remaining tokens
+    # Fixed messages come first, then the shortest messages, so that long messages share the
+    # remaining tokens.
     order = sorted(range(len(result)), key=lambda i: (i not in fixed, measure(result[i])))
     for finished, position in enumerate(order):
         share = room // (len(order) - finished)
@@ -498,9 +504,9 @@ def _shorten_to_fit(
 
 
 def _shorten_message(message: BaseMessage, limit: float, measure: Measure) -> BaseMessage | None:
-    """Return a copy of a message without the middle of its longest text.
+    """Shorten a message to `limit` tokens by cutting the middle out of its longest text.
 
-    None is returned if the message cannot be shortened to `limit` tokens.
+    Return None if the message cannot be shortened that far.
     """
     if requires_result_block(message):
         return None

@@ -33,7 +33,8 @@ from perdure.memory.run_config import read_run_source
 from perdure.memory.summary import ON_FAILURE
 from perdure.memory.thread_messages import build_history_from_state
 
-_MAX_ATTEMPTS: Final = 11  # updates that are attempted while other runs write the profile
+# Maximum number of attempts to update the profile while other runs change the same fields.
+_MAX_ATTEMPTS: Final = 11
 _LOG: Final = logging.getLogger("perdure")
 
 
@@ -54,9 +55,9 @@ class ProfileUpdate(NamedTuple):
 class UpdateProfile(Learner):
     """A node that lets a model update a profile after a conversation.
 
-    The model is asked for a patch of the profile. If another run has changed the profile meanwhile,
-    the patch is applied to the changed profile. If both changes concern the same fields, the model
-    is asked again.
+    The model is asked for a patch of the profile. If another run has changed the profile in the
+    meantime, the patch is applied to the changed profile. If both changes concern the same fields,
+    the model is asked again.
 
     Args:
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
@@ -123,7 +124,10 @@ class UpdateProfile(Learner):
         return await self._learn_from(messages, config)
 
     async def _write_update(self, batch: Batch, scope: Scope) -> ProfileUpdate:
-        """Ask the model for a patch and write it, until no other run changes the same fields."""
+        """Ask the model for a patch, and write the patch.
+
+        Try again if another run has changed the same fields.
+        """
         usage, gate = Usage(), self._extractor.profiles[0].gate
         loaded = find_run_thread(scope.config)
         for _ in range(_MAX_ATTEMPTS):
@@ -151,10 +155,10 @@ def _list_messages(batch: Batch) -> list[BaseMessage]:
 async def _plan_update(
     proposal: Proposal, gate: Gate, scope: Scope, batch: Batch, loaded: LoadedThread | None
 ) -> ChangePlan:
-    """Return the planned changes of all patches.
+    """Plan the changes of all patches in a model's proposal.
 
-    The plan has no puts if another run has changed the same fields, or if one of the batch's
-    messages was erased meanwhile.
+    The plan contains no puts if another run has changed the same fields, or if one of the batch's
+    messages has been erased in the meantime.
 
     Raises:
         ModelFailed: A patch cannot be applied.
@@ -162,7 +166,8 @@ async def _plan_update(
     plan = await plan_proposal(proposal, gate, scope)
     if await is_any_erased(loaded, _list_messages(batch)):
         return plan._replace(puts=())
-    if _has_conflict(plan):  # the model must be asked again, with the changed profile
+    # Nothing is written, because the model must be asked again with the changed profile.
+    if _has_conflict(plan):
         return plan._replace(puts=())
     if refused := [outcome for outcome in plan.outcomes if outcome.change == "refused"]:
         count = format_count(proposal.usage.calls)
@@ -174,7 +179,7 @@ async def _plan_update(
 
 
 def _has_conflict(plan: ChangePlan) -> bool:
-    """Return whether another run has changed fields that the plan changes."""
+    """Return whether another run has changed a field that the plan changes, too."""
     return any(outcome.check == CONFLICT_CHECK for outcome in plan.outcomes)
 
 

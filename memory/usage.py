@@ -1,4 +1,4 @@
-"""Read the token usage that providers report with their answers, and the models' names."""
+"""Read the token usage and the model names that providers report with their answers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from langchain_core.messages import BaseMessage
 
 from perdure.memory.conversation import role
 
-_MAX_TOKENS: Final = 20_000_000  # tokens; a larger reported number is ignored as wrong
-_MODEL_KEYS: Final = ("model_name", "model", "model_id")  # keys of response_metadata
+# Maximum plausible number of tokens. A larger reported number is ignored.
+_MAX_TOKENS: Final = 20_000_000
+# Keys in `response_metadata` under which providers report the model's name.
+_MODEL_KEYS: Final = ("model_name", "model", "model_id")
 _NO_USAGE: Final[Mapping[str, Any]] = {}
 _PROVIDERS: Final = (
     "openai|azure_openai|azure|anthropic|google_genai|google_vertexai|google|bedrock|"
@@ -20,12 +22,13 @@ _PROVIDERS: Final = (
 )
 _PREFIX: Final = re.compile(rf"^(?:.*/|(?:{_PROVIDERS}):)+")
 _VERSION: Final = re.compile(r"(?:-\d{4}-\d\d-\d\d|[-@]\d{8}|-\d{3,4}|[-:@](?:latest|default))+$")
-# a name that langchain repeated when it joined the chunks of a streamed answer
+# Matches a repeated name. langchain repeats a model's name if it joins the chunks of a streamed
+# answer.
 _REPEATED: Final = re.compile(r"^(.{4,}?)\1+$")
 
 
 def read_request_tokens(message: BaseMessage) -> int:
-    """Return the tokens of an answer and of its request, or 0 if no usage was reported.
+    """Return the tokens of an answer and its request in total, or 0 without reported usage.
 
     Tokens that the provider read from its cache are included.
     """
@@ -36,14 +39,14 @@ def read_request_tokens(message: BaseMessage) -> int:
     details = usage.get("input_token_details")
     if isinstance(details, Mapping):
         cached = _read_count(details.get("cache_read")) + _read_count(details.get("cache_creation"))
-        # some integrations do not include cached tokens in input_tokens
+        # Some integrations of providers do not include cached tokens in `input_tokens`.
         sent += cached if cached > sent else 0
     total = sent + _read_count(usage.get("output_tokens"))
     return total if sent and total <= _MAX_TOKENS else 0
 
 
 def read_answer_tokens(message: BaseMessage) -> int:
-    """Return the tokens of an answer without its reasoning, or 0 if no usage was reported."""
+    """Return an answer's number of tokens without its reasoning, or 0 without reported usage."""
     usage = _read_usage(message)
     if not usage:
         return 0
@@ -60,7 +63,7 @@ def read_model_name(message: BaseMessage) -> str | None:
 
 
 def is_same_model(first: str | None, second: str | None) -> bool:
-    """Return whether two names may mean the same model.
+    """Return whether two model names may mean the same model.
 
     None is an unknown name and matches every name. Prefixes for the provider and suffixes for the
     version are ignored.
@@ -73,7 +76,7 @@ def is_same_model(first: str | None, second: str | None) -> bool:
 
 @lru_cache(maxsize=256)
 def _base_name(model: str) -> str:
-    """Return the name of a model without provider and version."""
+    """Return a model name without the provider's prefix and the version's suffix."""
     name = _REPEATED.sub(r"\1", model.strip().lower())
     name = _PREFIX.sub("", name)
     return _VERSION.sub("", name) or name

@@ -35,10 +35,11 @@ from perdure.memory.options import check_instance, check_text
 from perdure.memory.summary import HEADING
 from perdure.memory.tokens import TokenCounter, token_counter
 
-# keys in content blocks whose values may be the data of an image or a file
+# Keys in content blocks whose values may be the binary data of an image or a file.
 _DATA_KEYS: Final = {"base64", "data", "file_data", "image_url", "url"}
-_MAX_DATA_CHARS: Final = 1_000  # characters; longer values of these keys are not recorded
-# the sections that perdure adds to a system message
+# Maximum number of characters of a value that is recorded under one of these keys.
+_MAX_DATA_CHARS: Final = 1_000
+# Matches the sections that perdure adds to a system message.
 _SECTION: Final = re.compile(
     rf"^<(memories|summary|profile|examples)>\n.*?^</\1>$|^{re.escape(HEADING)}:\n"
     r".*?(?=\n\n<(?:memories|profile|examples)>\n|\Z)",
@@ -51,9 +52,9 @@ class RecordViews(BaseCallbackHandler):
 
     Pass it for one run, with `graph.invoke(question, {**config, "callbacks":
     [record_views(saver)]})`, or for all runs, with `graph.with_config(callbacks=
-    [record_views(saver)])`. Each call of a model then costs one put. The data of images and files
-    is not recorded. If a view cannot be stored, langchain logs the error, and the run continues.
-    Nothing is recorded outside of a run with a thread and a checkpointer.
+    [record_views(saver)])`. Each model call then writes one additional checkpoint. The binary data
+    of images and files is not recorded. If a view cannot be stored, langchain logs the error, and
+    the run continues. Nothing is recorded outside of a run with a thread and a checkpointer.
 
     Args:
         saver: The graph's checkpointer. A checkpointer of another library stores all messages again
@@ -71,7 +72,7 @@ class RecordViews(BaseCallbackHandler):
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **call_info: Any
     ) -> None:
-        """Store the messages that the model receives now."""
+        """Record the messages that the model receives in this call."""
         if (view := self._build_checkpoint(messages[0], **call_info)) is not None:
             self._saver.put(*view)
 
@@ -83,9 +84,9 @@ class RecordViews(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> tuple[RunnableConfig, Checkpoint, CheckpointMetadata, ChannelVersions] | None:
-        """Return the arguments of the put that stores a view.
+        """Build the arguments for the checkpointer's `put` that stores a view.
 
-        None is returned if the call does not belong to a graph's run on a thread.
+        Return None if the call does not belong to a run of a graph on a thread.
         """
         position = _find_run_position()
         if position is None:
@@ -99,7 +100,8 @@ class RecordViews(BaseCallbackHandler):
         view_metadata: Any = {
             "source": "loop",
             "parents": {namespace: checkpoint_id},
-            "graph_ns": namespace,  # at the top level, because lists filter by this key
+            # `graph_ns` is a top-level key, because `list` can filter only by top-level keys.
+            "graph_ns": namespace,
             "view": {
                 "node": call_metadata.get("langgraph_node"),
                 "model": model,
@@ -108,14 +110,15 @@ class RecordViews(BaseCallbackHandler):
                 "key": self._key,
             },
         }
-        if "run_id" in call_metadata:  # all checkpoints of the graph's run are deleted together
+        # With this id, the view is deleted together with the other checkpoints of the graph's run.
+        if "run_id" in call_metadata:
             view_metadata["run_id"] = call_metadata["run_id"]
         checkpoint = empty_checkpoint()
         versions: Any = {self._key: checkpoint["id"]}
         checkpoint["channel_values"] = {self._key: [_remove_data(message) for message in messages]}
         checkpoint["channel_versions"] = versions
         config = _build_config(thread_id)
-        # with these values the checkpointer finds erasures that happened after the run began
+        # With these values, the checkpointer detects erasures that happened after the run began.
         parents = {namespace: checkpoint_id}
         config["configurable"] |= {"checkpoint_map": parents, "__runtime": runtime}
         return config, checkpoint, view_metadata, versions
@@ -124,7 +127,7 @@ class RecordViews(BaseCallbackHandler):
 class AwaitedViews(RecordViews):
     """A callback like `RecordViews` for graphs that are awaited.
 
-    langchain starts no task for each streamed token, because the callback runs inline.
+    The callback runs inline, so that langchain does not start a task for each streamed token.
     """
 
     run_inline = True
@@ -132,7 +135,7 @@ class AwaitedViews(RecordViews):
     async def on_chat_model_start(  # type: ignore[override]
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **call_info: Any
     ) -> None:
-        """Store the messages that the model receives now, without blocking the event loop."""
+        """Record the messages of this model call, without blocking the event loop."""
         if (view := self._build_checkpoint(messages[0], **call_info)) is not None:
             await self._saver.aput(*view)
 
@@ -168,7 +171,7 @@ class ModelView:
 
     @property
     def parts(self) -> dict[str, int]:
-        """The number of tokens of each part that has any.
+        """The number of tokens of each part of the request, except parts without tokens.
 
         The parts of system messages are `"summary"`, `"memories"`, `"profile"`, `"examples"`, and
         `"instructions"` for the rest. The other parts are `"messages"`, `"tool results"` and
@@ -226,7 +229,7 @@ def _build_config(thread_id: str, **more: str) -> RunnableConfig:
 
 
 def _read_view(stored: CheckpointTuple) -> ModelView:
-    """Return the view that a checkpoint stores."""
+    """Convert a checkpoint in which a view is stored to the view."""
     checkpoint, metadata = stored.checkpoint, stored.metadata
     details: Any = metadata["view"]  # type: ignore[typeddict-item]
     [(namespace, checkpoint_id)] = metadata["parents"].items()
@@ -244,9 +247,9 @@ def _read_view(stored: CheckpointTuple) -> ModelView:
 
 
 def _find_run_position() -> tuple[str, str, str, object] | None:
-    """Return the thread id, namespace, checkpoint id and runtime of the node that is running.
+    """Return (thread id, namespace, checkpoint id, runtime) of the node that is running.
 
-    None is returned if the run has no checkpointer.
+    Return None if the run has no checkpointer.
     """
     configurable = ensure_config()["configurable"]
     if not any(isinstance(value, BaseCheckpointSaver) for value in configurable.values()):
@@ -261,7 +264,7 @@ def _find_run_position() -> tuple[str, str, str, object] | None:
 
 
 def _remove_data(message: BaseMessage) -> BaseMessage:
-    """Return a message without the data of its images and files."""
+    """Return a message without the binary data of its images and files."""
     if isinstance(message.content, str):
         return message
     content = _shorten_data(message.content)
@@ -271,7 +274,7 @@ def _remove_data(message: BaseMessage) -> BaseMessage:
 
 
 def _shorten_data(value: Any, key: Any = None) -> Any:
-    """Return content, or the value of `key` in it, with a note in place of long data."""
+    """Replace long binary data in content by a note. `key` is the key of `value` in its block."""
     if isinstance(value, dict):
         return {name: _shorten_data(part, name) for name, part in value.items()}
     if isinstance(value, list):
@@ -281,7 +284,7 @@ def _shorten_data(value: Any, key: Any = None) -> Any:
 
 
 def _create_counter(model: str | None) -> TokenCounter:
-    """Return the token counter for a model, which estimates if the encoding is not known."""
+    """Return the token counter for a model. It estimates tokens if the encoding is unknown."""
     try:
         return token_counter(model)
     except UnknownModel:
@@ -291,7 +294,7 @@ def _create_counter(model: str | None) -> TokenCounter:
 def _count_parts(
     messages: Sequence[BaseMessage], counter: TokenCounter
 ) -> Iterator[tuple[str, int]]:
-    """Yield a part's name and number of tokens, for each part of each message."""
+    """Yield (name, number of tokens) for each part of each message."""
     for message in messages:
         tokens, kind = counter.count_message(message), role(message)
         if kind != "system":
