@@ -113,7 +113,7 @@ class Additions:
                 if channel not in snapshot.references and parent.has_version(channel, version):
                     snapshot.inherit_channel(channel, parent)
         if merge is not None:
-            merge.apply(snapshot)
+            merge.copy_channels_from_head(snapshot)
 
     def add_value(
         self, channel: str, node: SplitValue, snapshot: Snapshot, parent: Snapshot | None
@@ -364,11 +364,11 @@ class Commit:
             self.thread.record_newest_checkpoint(self.snapshot)
         if self.head is not None:
             self.head.epoch, self.head.is_uncommitted = self.watch.epoch, False
-            cache.mark_used(self.thread_id)
+            cache.mark_thread_used(self.thread_id)
         if self.written_row is not None:
             self._cache_written_row(*self.written_row)
         if self.remaining_keys:
-            cache.keys.refill(self.remaining_keys)
+            cache.keys.replace_keys(self.remaining_keys)
         if self.replaces_checkpoint:
             cache.drop_thread(self.thread_id)
         elif self.is_thread_read:

@@ -44,21 +44,21 @@ class Address(NamedTuple):
     checkpoint_ns: str
     checkpoint_id: str | None
 
-    def config(self, checkpoint_id: str, removals: int = 0) -> RunnableConfig:
+    def build_config(self, checkpoint_id: str, removal_number: int = 0) -> RunnableConfig:
         """Return a LangGraph config for one checkpoint of this thread and namespace.
 
         Args:
             checkpoint_id: The id of the checkpoint.
-            removals: The number of the newest removal record whose messages are missing from the
-                state of the checkpoint.
+            removal_number: The number of the newest removal record whose messages are missing from
+                the state of the checkpoint, or 0.
         """
         configurable: dict[str, Any] = {
             "thread_id": self.thread_id,
             "checkpoint_ns": self.checkpoint_ns,
             "checkpoint_id": checkpoint_id,
         }
-        if removals:
-            configurable[REMOVALS_KEY] = removals
+        if removal_number:
+            configurable[REMOVALS_KEY] = removal_number
         return {"configurable": configurable}
 
 
@@ -155,7 +155,7 @@ def check_thread_id(thread_id: object) -> str:
 
 def check_thread_ids(thread_ids: object) -> list[str]:
     """Check each thread id in a list with `check_thread_id`, and return the ids as text."""
-    return [check_thread_id(value) for value in _check_list("thread_ids", thread_ids)]
+    return [check_thread_id(value) for value in _check_list_items("thread_ids", thread_ids)]
 
 
 def check_texts(argument_name: str, values: object) -> list[str]:
@@ -163,10 +163,12 @@ def check_texts(argument_name: str, values: object) -> list[str]:
 
     Error messages contain `argument_name`.
     """
-    return [check_text(argument_name, value) for value in _check_list(argument_name, values, str)]
+    return [
+        check_text(argument_name, value) for value in _check_list_items(argument_name, values, str)
+    ]
 
 
-def _check_list(argument_name: str, values: object, item_type: type = object) -> list[Any]:
+def _check_list_items(argument_name: str, values: object, item_type: type = object) -> list[Any]:
     """Check that a value is an iterable of items of type `item_type`, and return a list.
 
     A single text or bytes object is refused.

@@ -107,7 +107,7 @@ class ChannelLog:
         """Whether every item of the log is cached, or planned and not committed yet."""
         return len(self.items) + self.planned_count == self.next_position
 
-    def has_range(self, start: int, stop: int) -> bool:
+    def has_cached_range(self, start: int, stop: int) -> bool:
         """Return whether every item of a range is cached."""
         if start >= ALIASES:
             origins = [*map(self.origins.get, range(start, stop))]
@@ -328,17 +328,17 @@ class Thread:
             self.newest_checkpoint = snapshot.key, snapshot.checkpoint_id
 
     def get_or_add_log(
-        self, key: int, name: str, cached_thread: Thread | None = None
+        self, log_key: int, channel: str, cached_thread: Thread | None = None
     ) -> ChannelLog:
         """Return the log with this key.
 
         A missing log is added, with the items that `cached_thread` has of the same log.
         """
-        log = self.logs.get(key)
+        log = self.logs.get(log_key)
         if log is None:
-            cached_log = cached_thread.logs.get(key) if cached_thread is not None else None
-            log = self.logs.setdefault(key, ChannelLog(key, name, cached_log))
-            self.logs_by_channel[name] = log
+            cached_log = cached_thread.logs.get(log_key) if cached_thread is not None else None
+            log = self.logs.setdefault(log_key, ChannelLog(log_key, channel, cached_log))
+            self.logs_by_channel[channel] = log
         return log
 
     def add_items(self, log: ChannelLog, items: Iterable[tuple[int, bytes]]) -> None:
@@ -409,11 +409,11 @@ class KeyBlock:
         with self._lock:
             self._left = []
 
-    def refill(self, keys: list[int]) -> None:
+    def replace_keys(self, new_keys: list[int]) -> None:
         """Replace all keys by new ones, highest first, unless the block has higher keys."""
         with self._lock:
-            if keys > self._left:
-                self._left = keys
+            if new_keys > self._left:
+                self._left = new_keys
 
 
 class Cache:
@@ -465,7 +465,7 @@ class Cache:
                 self._overlapped.popitem(last=False)
         return is_first
 
-    def mark_used(self, thread_id: str) -> None:
+    def mark_thread_used(self, thread_id: str) -> None:
         """Mark a thread as recently used, if it is cached."""
         with self._lock:
             if thread_id in self._threads:

@@ -27,7 +27,7 @@ from perdure.checkpointers.address import (
 )
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.differences import Differences
-from perdure.checkpointers.import_langgraph import Importer, open_source
+from perdure.checkpointers.import_langgraph import Importer, open_import_source
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.reports import (
     CheckpointInfo,
@@ -335,7 +335,7 @@ class Checkpointer(CheckpointSaver):
             UnknownCheckpoint: A later checkpoint does not exist.
         """
         address = build_address(thread_id, checkpoint_ns, None)
-        return self._read(lambda: self._differences.compare(address, pairs, limit))
+        return self._read(lambda: self._differences.compare_checkpoints(address, pairs, limit))
 
     adifferences = make_async_twin(differences)
 
@@ -423,7 +423,9 @@ class Checkpointer(CheckpointSaver):
         thread_id = check_thread_id(thread_id)
         ids = None if message_ids is None else check_texts("message_ids", message_ids)
         arguments = self._reader, self._maintenance, thread_id, ids
-        report = self._maintenance.write(thread_id, lambda: erase_from_thread(*arguments))
+        report = self._maintenance.execute_deletion(
+            thread_id, lambda: erase_from_thread(*arguments)
+        )
         return replace(report, scrubbed=self.database.scrub())
 
     aerase = make_async_twin(erase)
@@ -669,5 +671,5 @@ class Checkpointer(CheckpointSaver):
                 "threads of a file keep their ids, so omit names="
             )
         codec = Codec(serde or self.serde, self.types)
-        other_source = open_source(source, codec, max_value_bytes)
+        other_source = open_import_source(source, codec, max_value_bytes)
         return Importer(other_source, self._reader, self._read, self._write)

@@ -44,7 +44,7 @@ class _CollectorPause:
         if gc.get_threshold()[0] == 0:
             gc.set_threshold(*self._thresholds)
 
-    def reset_in_child(self) -> None:
+    def reset_after_fork(self) -> None:
         """End the pause in a forked process.
 
         The OS threads that paused the collector run only in the parent process.
@@ -56,4 +56,4 @@ class _CollectorPause:
 
 collector_paused = _CollectorPause()
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=collector_paused.reset_in_child)
+    os.register_at_fork(after_in_child=collector_paused.reset_after_fork)

@@ -33,7 +33,7 @@ class Differences:
     def __init__(self, reader: CheckpointReader) -> None:
         self.reader = reader
 
-    def compare(
+    def compare_checkpoints(
         self, address: Address, pairs: Sequence[tuple[str | None, str]], limit: int
     ) -> Flow[list[StateDifference]]:
         """Compare pairs of checkpoints; see `Checkpointer.differences`."""

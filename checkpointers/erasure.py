@@ -638,7 +638,7 @@ class _Eraser:
                     (log, position) for position in iter_positions(ranges)
                 }
                 return REMOVED
-        parts = self._replace_items_with_messages(log, ranges, context, pairs=kind == DICT)
+        parts = self._replace_items_with_messages(log, ranges, context, are_pairs=kind == DICT)
         if parts is None:
             return ref
         if kind == ITEM:
@@ -649,63 +649,66 @@ class _Eraser:
         )
         return [kind, log, flatten_ranges(self._append_items(log, parts))]
 
-    def _is_split_message(self, log: int, ranges: Ranges, context: ValueContext) -> Flow[bool]:
+    def _is_split_message(self, log_key: int, ranges: Ranges, context: ValueContext) -> Flow[bool]:
         """Return whether a dict that was split into items is itself an erased message."""
         suspects = (
-            _find_positions_in_range(self._suspect_positions, log, *part) for part in ranges
+            _find_positions_in_range(self._suspect_positions, log_key, *part) for part in ranges
         )
         if count_positions(ranges) > _MAX_MESSAGE_FIELDS or not any(suspects):
             return False
         return self.remover.is_erased(
-            (yield from self._read_value([DICT, log, flatten_ranges(ranges)])), context
+            (yield from self._read_value([DICT, log_key, flatten_ranges(ranges)])), context
         )
 
-    def _rewrite_transcript(self, value_ref: Any, log: int, numbers: Any) -> Any:
+    def _rewrite_transcript(self, value_ref: Any, log_key: int, stored_ranges: Any) -> Any:
         """Return the stored transcript of a channel without the erased messages.
 
         Args:
             value_ref: The reference to the value of the channel at the same checkpoint, or None.
-            log: The key of the log.
-            numbers: The stored ranges of the transcript.
+            log_key: The key of the log.
+            stored_ranges: The ranges of the transcript, as they are stored.
         """
-        ranges = unflatten_ranges(numbers)
+        ranges = unflatten_ranges(stored_ranges)
         ref, are_pairs = find_value_reference(value_ref), False
         if ref is not value_ref:
-            self.deltas.add(log)
+            self.deltas.add(log_key)
             are_pairs = value_ref[1] == DICT
         is_split = isinstance(ref, list) and ref[0] in (LIST, DICT)
-        pairs = ref[0] == DICT if is_split else are_pairs or log in self.dicts
+        pairs = ref[0] == DICT if is_split else are_pairs or log_key in self.dicts
         context = ValueContext(
-            is_input=log in self.deltas, describes_task=self._in_removed_subgraph
+            is_input=log_key in self.deltas, describes_task=self._in_removed_subgraph
         )
-        parts = self._replace_items_with_messages(log, ranges, context, pairs=pairs)
+        parts = self._replace_items_with_messages(log_key, ranges, context, are_pairs=pairs)
         removed = self._items_of_removed_dicts and self._items_of_removed_dicts.intersection(
-            (log, position) for position in iter_positions(ranges)
+            (log_key, position) for position in iter_positions(ranges)
         )
         # Keep those items of removed dicts that are also part of the value of this channel.
         if removed and is_split:
-            removed -= {(log, p) for p in iter_positions(unflatten_ranges(ref[2]))}
+            removed -= {(log_key, p) for p in iter_positions(unflatten_ranges(ref[2]))}
         if parts is None and not removed:
-            return [log, numbers]
+            return [log_key, stored_ranges]
         remaining: list[bytes | Range] = []
         for part in ranges if parts is None else parts:
             if isinstance(part, bytes):
                 remaining.append(part)
             else:
-                remaining += ((p, p + 1) for p in range(*part) if (log, p) not in removed)
-        return [log, flatten_ranges(drop_repeated_positions(self._append_items(log, remaining)))]
+                remaining += ((p, p + 1) for p in range(*part) if (log_key, p) not in removed)
+        return [
+            log_key,
+            flatten_ranges(drop_repeated_positions(self._append_items(log_key, remaining))),
+        ]
 
-    def _append_items(self, log: int, parts: list[bytes | Range]) -> Ranges:
+    def _append_items(self, log_key: int, parts: list[bytes | Range]) -> Ranges:
         """Append the new items in `parts` to a log, and return the ranges of all parts."""
         if self._collect_only:
             # Return a placeholder, because a pass that only collects discards its results.
             return [(0, 1)]
-        return self.additions.append_new_items(self.thread.logs[log].name, parts)
+        return self.additions.append_new_items(self.thread.logs[log_key].name, parts)
 
     # -- items
 
     def _replace_items_with_messages(
-        self, log: int, ranges: Ranges, context: ValueContext, *, pairs: bool
+        self, log_key: int, ranges: Ranges, context: ValueContext, *, are_pairs: bool
     ) -> list[bytes | Range] | None:
         """Return a list or dict in parts, without erased messages, or None if nothing changes.
 
@@ -714,9 +717,9 @@ class _Eraser:
         parts: list[bytes | Range] = []
         is_unchanged = True
         for start, stop in ranges:
-            for position in _find_positions_in_range(self._hit_positions, log, start, stop):
+            for position in _find_positions_in_range(self._hit_positions, log_key, start, stop):
                 replacement = self._get_cached_replacement(
-                    log, self.thread.logs[log].origin_position(position), pairs, context
+                    log_key, self.thread.logs[log_key].origin_position(position), are_pairs, context
                 )
                 if replacement is None:
                     continue
@@ -727,17 +730,17 @@ class _Eraser:
             parts += [(start, stop)] if start < stop else []
         return None if is_unchanged else parts
 
-    def _get_cached_replacement(self, *hit: Any) -> Any:
+    def _get_cached_replacement(self, *arguments: Any) -> Any:
         """Return the cached result of `_build_item_replacement`.
 
         `functools.cache` is not used, because it would keep this object alive in a reference cycle.
         """
-        if hit not in self._replacements:
-            self._replacements[hit] = self._build_item_replacement(*hit)
-        return self._replacements[hit]
+        if arguments not in self._replacements:
+            self._replacements[arguments] = self._build_item_replacement(*arguments)
+        return self._replacements[arguments]
 
     def _build_item_replacement(
-        self, log: int, position: int, is_pair: bool, context: ValueContext
+        self, log_key: int, position: int, is_pair: bool, context: ValueContext
     ) -> Any:
         """Return the bytes that replace an item.
 
@@ -745,29 +748,29 @@ class _Eraser:
             The encoded item without the messages, `REMOVED` if nothing remains, or None if the item
             does not change.
         """
-        value = self.codec.decode(self._items_by_log[log][position])
+        value = self.codec.decode(self._items_by_log[log_key][position])
         entry = _convert_pair_to_dict(value) if is_pair else None
         old = value if entry is None else entry
         new = self.remover.remove_messages_from(old, context)
         if new is old:
             return None
         if new is REMOVED and isinstance(value, AIMessage) and value.tool_calls:
-            self._items_with_calls.add((log, position))
+            self._items_with_calls.add((log_key, position))
         if entry is not None and new is not REMOVED:
             new = [*new.popitem()] if new else REMOVED
         if new is REMOVED:
             return REMOVED
         stored = self._encode(new)
-        times, key = self.additions.item_times, (self.thread.logs[log].name, stored)
-        times[key] = min(times.get(key, inf), self._stored_at[log].get(position, inf))
+        times, key = self.additions.item_times, (self.thread.logs[log_key].name, stored)
+        times[key] = min(times.get(key, inf), self._stored_at[log_key].get(position, inf))
         return stored
 
 
 def _find_positions_in_range(
-    positions_by_log: dict[int, list[int]], log: int, start: int, stop: int
+    positions_by_log: dict[int, list[int]], log_key: int, start: int, stop: int
 ) -> list[int]:
     """Return those positions of a log that are within a range."""
-    sorted_positions = positions_by_log.get(log, [])
+    sorted_positions = positions_by_log.get(log_key, [])
     return sorted_positions[
         bisect_left(sorted_positions, start) : bisect_left(sorted_positions, stop)
     ]

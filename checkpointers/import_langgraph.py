@@ -86,7 +86,7 @@ class SourceCheckpoint(NamedTuple):
     tasks: list[Task]
 
 
-def open_source(
+def open_import_source(
     source: str | os.PathLike[str], codec: Codec, max_value_bytes: int = IMPORT_VALUE_BYTES
 ) -> _SQLiteFile | _PostgresTables:
     """Open a SQLite file or a Postgres database of langgraph's saver for an import.
@@ -253,7 +253,7 @@ class _PostgresTables:
         """Yield the checkpoints of a thread, in the order of their ids."""
         for ns, uid in sorted(self.read_rows(_ADDRESSES, thread_id), key=lambda row: row[::-1]):
             label = f"{self.path}, thread {thread_id!r}, checkpoint {uid!r}"
-            config = Address(thread_id, ns, None).config(uid)
+            config = Address(thread_id, ns, None).build_config(uid)
             try:
                 stored = self._tables.read_with(partial(self._saver.get_tuple, config))
             except (ForbiddenType, CorruptRecord) as exc:
@@ -430,7 +430,7 @@ class Importer:
         parent_id = (
             stored.parent_config["configurable"]["checkpoint_id"] if stored.parent_config else None
         )
-        return self._are_equal([parent_id, stored.checkpoint, stored.metadata], expected)
+        return self._are_values_equal([parent_id, stored.checkpoint, stored.metadata], expected)
 
     def _find_missing_tasks(self, tasks: list[Task], stored: CheckpointTuple) -> list[Task]:
         """Return the tasks of the source whose writes are not all stored.
@@ -443,12 +443,12 @@ class Importer:
             task
             for task in tasks
             if not all(
-                any(self._are_equal(row, [task.task_id, *write]) for row in stored_writes)
+                any(self._are_values_equal(row, [task.task_id, *write]) for row in stored_writes)
                 for write in task.writes
             )
         ]
 
-    def _are_equal(self, first: Any, second: Any) -> bool:
+    def _are_values_equal(self, first: Any, second: Any) -> bool:
         """Return whether two values are equal, or have the same serialised bytes.
 
         The bytes are compared because NaN, and an object without `__eq__`, do not equal a copy of
@@ -458,9 +458,9 @@ class Importer:
             return True
         if isinstance(first, dict) and isinstance(second, dict):
             return first.keys() == second.keys() and all(
-                self._are_equal(value, second[key]) for key, value in first.items()
+                self._are_values_equal(value, second[key]) for key, value in first.items()
             )
         if isinstance(first, list) and isinstance(second, list):
-            return len(first) == len(second) and all(map(self._are_equal, first, second))
+            return len(first) == len(second) and all(map(self._are_values_equal, first, second))
         dumps = self.reader.codec.serde.dumps_typed
         return bool(dumps(first) == dumps(second))

@@ -41,7 +41,7 @@ def metadata_matches(metadata: Mapping[str, Any], where: MetadataFilter) -> bool
 
     A key with dots, such as `a.b`, can also stand for a value in a nested dict.
     """
-    return all(_get_by_path(metadata, name) == value for name, value in where.items())
+    return all(_get_metadata_by_path(metadata, name) == value for name, value in where.items())
 
 
 def find_first_tag(seal: Seal, where: MetadataFilter) -> int | None:
@@ -50,12 +50,12 @@ def find_first_tag(seal: Seal, where: MetadataFilter) -> int | None:
     return next((tag for tag in tags if tag is not None), None)
 
 
-def _get_by_path(metadata: Mapping[str, Any], name: str) -> Any:
+def _get_metadata_by_path(metadata: Mapping[str, Any], path: str) -> Any:
     """Return the value of a key, or of a dotted path through nested dicts, or None."""
-    if name in metadata or "." not in name:
-        return metadata.get(name)
+    if path in metadata or "." not in path:
+        return metadata.get(path)
     value: Any = metadata
-    for part in name.split("."):
+    for part in path.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
 

@@ -97,7 +97,7 @@ class Maintenance:
     def delete_threads(self, thread_ids: Sequence[str], *, add_removal_record: bool = True) -> None:
         """Delete threads and free their disk space; see `delete_thread`."""
         for thread_id in check_thread_ids(thread_ids):
-            self.write(
+            self.execute_deletion(
                 thread_id,
                 partial(self.delete_thread, thread_id, add_removal_record=add_removal_record),
             )
@@ -114,9 +114,11 @@ class Maintenance:
                 if thread_id in (None, owner_id):
                     keys_by_thread[owner_id].add(key)
         for owner_id, keys in keys_by_thread.items():
-            self.write(owner_id, partial(self._add_rollback_record, owner_id, keys))
+            self.execute_deletion(owner_id, partial(self._add_rollback_record, owner_id, keys))
             self._prune_in_batches(owner_id, partial(_keep_all_except, keys))
-            self.write(owner_id, partial(self.refresh_list_entry, owner_id, of_metadata=True))
+            self.execute_deletion(
+                owner_id, partial(self.refresh_list_entry, owner_id, is_metadata_deleted=True)
+            )
         if keys_by_thread:
             self.database.shrink()
 
@@ -172,7 +174,7 @@ class Maintenance:
         for thread_id in self._resolve_thread_ids(thread_ids):
             info = self.database.read(partial(find_idle, thread_id, False))
             if info is not None and not dry_run:
-                info = self.write(thread_id, partial(find_idle, thread_id, True))
+                info = self.execute_deletion(thread_id, partial(find_idle, thread_id, True))
             if info is not None:
                 deleted.append(info)
         if deleted and not dry_run:
@@ -200,28 +202,30 @@ class Maintenance:
         total = PruneReport()
         while True:
             flow = partial(self.delete_checkpoint_batch, thread_id, keep, keeps_history)
-            report = self.write(thread_id, partial(flow, spares_runs=spares_runs))
+            report = self.execute_deletion(thread_id, partial(flow, spares_runs=spares_runs))
             total += report
             if report.checkpoints < PRUNE_BATCH:
                 return total
 
-    def write(self, thread_id: str, make_flow: Callable[[], Flow[T]]) -> T:
+    def execute_deletion(self, thread_id: str, make_flow: Callable[[], Flow[T]]) -> T:
         """Execute a flow that deletes parts of a thread, and drop the thread from the cache."""
         forget = self.reader.cache.drop_thread
         return self.database.write(
             make_flow, lambda _: forget(thread_id), exclusive_names=(thread_id,), deletes_rows=True
         )
 
-    def refresh_list_entry(self, thread_id: str, *, of_metadata: bool = False) -> Flow[None]:
+    def refresh_list_entry(
+        self, thread_id: str, *, is_metadata_deleted: bool = False
+    ) -> Flow[None]:
         """Rebuild the title and metadata in lists of threads, if deleted data may be in them.
 
         Args:
             thread_id: The thread.
-            of_metadata: Whether metadata may have been deleted, and not only messages.
+            is_metadata_deleted: Whether metadata may have been deleted, and not only messages.
         """
         for row in (yield self.sql("one_thread", thread_id)):
             title, _ = decrypt_list_entry(self.seal, thread_id, row[-1])
-            if title is None or title.message_id is not None or of_metadata:
+            if title is None or title.message_id is not None or is_metadata_deleted:
                 yield from self.threads.refresh_list_entry(row)
 
     def delete_thread(
@@ -356,7 +360,7 @@ class Maintenance:
         if items and not dry_run:
             yield from drop_thread_index(self.sql, thread_key)
         if not dry_run and any(checkpoint.is_head for _, checkpoint in candidates):
-            yield from self.refresh_list_entry(thread_id, of_metadata=True)
+            yield from self.refresh_list_entry(thread_id, is_metadata_deleted=True)
         elif items and not dry_run:
             yield from self.refresh_list_entry(thread_id)
         return PruneReport(len(candidates), items, size_bytes=size + item_bytes)

@@ -38,7 +38,7 @@ class Merge:
     written: Collection[str] | None = None
     keeps_head: Snapshot | None = None
 
-    def apply(self, snapshot: Snapshot) -> None:
+    def copy_channels_from_head(self, snapshot: Snapshot) -> None:
         """Copy the channels that a put takes over from the head into the checkpoint of the put."""
         head, written = self.head, self.written
         if self.keeps_head is not None:

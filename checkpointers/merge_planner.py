@@ -75,7 +75,7 @@ class MergePlanner:
         self._reader, self._thread_id, self._ns = reader, thread_id, ns
         self._thread, self._head = thread, head
 
-    def plan(self, put: CheckpointPut, parent: Snapshot | None) -> Flow[Merge | None]:
+    def plan_merge(self, put: CheckpointPut, parent: Snapshot | None) -> Flow[Merge | None]:
         """Plan how a put is merged with the head.
 
         Args:
@@ -115,7 +115,7 @@ class MergePlanner:
         return None
 
     def _plan_put_with_pruned_parent(
-        self, put: CheckpointPut, current: Snapshot, parent_id: str
+        self, put: CheckpointPut, current_head: Snapshot, parent_id: str
     ) -> Flow[Merge | None]:
         """Plan a put whose parent was pruned.
 
@@ -124,47 +124,53 @@ class MergePlanner:
 
         Args:
             put: The put.
-            current: The checkpoint that is the head.
+            current_head: The checkpoint that is the head.
             parent_id: The id of the pruned parent.
         """
-        base = _infer_pruned_checkpoint(put, current, parent_id)
+        base = _infer_pruned_checkpoint(put, current_head, parent_id)
         if put.metadata.get("source") == "update":
             return (
-                self._plan_state_update(put, current, base)
-                if _is_same_turn(current, base)
+                self._plan_state_update(put, current_head, base)
+                if _may_descend_in_same_turn(current_head, base)
                 else None
             )
         if put.metadata.get("source") not in ("loop", "input"):
             return None
         merge = None
         if (yield from self._is_ancestor_of_head(base, {"update"})):
-            merge = self._plan_put_of_run(put, current, base)
+            merge = self._plan_put_of_run(put, current_head, base)
         if merge is not None or put.metadata.get("source") == "input" or put.is_whole_run:
             return merge
-        return Merge(current, {}, keeps_head=current)
+        return Merge(current_head, {}, keeps_head=current_head)
 
     def _plan_put_on_merged_head(
-        self, put: CheckpointPut, current: Snapshot, merged: Collection[str]
+        self, put: CheckpointPut, current_head: Snapshot, merged_channels: Collection[str]
     ) -> Flow[Merge | None]:
         """Plan a put whose parent is a head that has taken over channels.
 
         Args:
             put: The put.
-            current: The checkpoint that is the head.
-            merged: The channels that the head has taken over.
+            current_head: The checkpoint that is the head.
+            merged_channels: The channels that the head has taken over.
         """
-        unread = {channel for channel in merged if not _has_run_read_channel(put, channel, current)}
+        unread = {
+            channel
+            for channel in merged_channels
+            if not _has_run_read_channel(put, channel, current_head)
+        }
         if any(channel in put.new_versions for channel in unread):
-            if self._reader.read_superstep(current) == _ANCHOR_STEP:
+            if self._reader.read_superstep(current_head) == _ANCHOR_STEP:
                 # The put of the run becomes the head, as it would without the anchor checkpoint.
                 return None
             return Merge(
-                current, {}, keeps_head=(yield from self._find_last_update(current, unread))
+                current_head,
+                {},
+                keeps_head=(yield from self._find_last_update(current_head, unread)),
             )
-        return self._plan_channels_from_head(put, current, unread) if unread else None
+        return self._plan_channels_from_head(put, current_head, unread) if unread else None
 
     def _plan_put_of_run(
-        self, put: CheckpointPut, current: Snapshot, base: Snapshot
+        self, put: CheckpointPut, current_head: Snapshot, base: Snapshot
     ) -> Merge | None:
         """Plan a put of a run whose last checkpoint was updated in the meantime."""
         unread = {
@@ -173,7 +179,9 @@ class MergePlanner:
             if not _has_run_read_channel(put, c, base)
         }
         written = {
-            c for c in _find_channels_written_since(current, base) if c in current.references
+            c
+            for c in _find_channels_written_since(current_head, base)
+            if c in current_head.references
         }
         versions = put.checkpoint["channel_versions"]
         written_by_both = {
@@ -185,34 +193,36 @@ class MergePlanner:
         return (
             None
             if written_by_both
-            else self._plan_channels_from_head(put, current, unread | written)
+            else self._plan_channels_from_head(put, current_head, unread | written)
         )
 
     def _plan_state_update(
-        self, put: CheckpointPut, current: Snapshot, base: Snapshot
+        self, put: CheckpointPut, current_head: Snapshot, base: Snapshot
     ) -> Merge | None:
         """Plan an update of a checkpoint from which a run has continued in the meantime."""
         written = {
             c for c in put.new_versions if is_state_channel(c) and has_value_or_writes(put, c)
         }
-        written_by_both = written & _find_channels_written_since(current, base)
-        if not all(_differs_only_by_merge(channel, current, base) for channel in written_by_both):
+        written_by_both = written & _find_channels_written_since(current_head, base)
+        if not all(
+            _differs_only_by_merge(channel, current_head, base) for channel in written_by_both
+        ):
             return None
-        if written.intersection(put.delta_channels, current.stored_channels()):
+        if written.intersection(put.delta_channels, current_head.stored_channels()):
             # langgraph does not read writes that are older than the stored value in the head.
             return None
-        codec, step = self._reader.codec, self._reader.read_superstep(current)
-        fields = {**codec.decode(current.encoded_fields[0]), "ts": put.checkpoint["ts"]}
+        codec, step = self._reader.codec, self._reader.read_superstep(current_head)
+        fields = {**codec.decode(current_head.encoded_fields[0]), "ts": put.checkpoint["ts"]}
         put.encoded_fields[0] = codec.encode(fields, lambda: "checkpoint")
         if step is not None:
             self._set_metadata(put, "step", step + 1)
         other_versions = {
-            c: version for c, version in current.channel_versions.items() if c not in written
+            c: version for c, version in current_head.channel_versions.items() if c not in written
         }
-        return Merge(current, other_versions, written)
+        return Merge(current_head, other_versions, written)
 
     def _plan_channels_from_head(
-        self, put: CheckpointPut, current: Snapshot, channels: Iterable[str]
+        self, put: CheckpointPut, current_head: Snapshot, channels: Iterable[str]
     ) -> Merge | None:
         """Plan to take over channels of the head.
 
@@ -221,22 +231,22 @@ class MergePlanner:
         """
         own_epoch = find_max_epoch(put.checkpoint["channel_versions"].values())
         last = find_max_epoch(
-            [*put.checkpoint["channel_versions"].values(), *current.channel_versions.values()]
+            [*put.checkpoint["channel_versions"].values(), *current_head.channel_versions.values()]
         )
         if own_epoch is None or last is None:
             return None
         versions = {}
         for channel in channels:
-            version = current.channel_versions[channel]
+            version = current_head.channel_versions[channel]
             is_newer = (parse_epoch(version) or 0) > own_epoch
             versions[channel] = version if is_newer else first_version_of_epoch(version, last + 1)
         if versions:
             self._set_metadata(put, MERGED, sorted(versions))
-        return Merge(current, versions)
+        return Merge(current_head, versions)
 
-    def _set_metadata(self, put: CheckpointPut, name: str, value: Any) -> None:
+    def _set_metadata(self, put: CheckpointPut, key: str, value: Any) -> None:
         """Set a value in the metadata of a put, and encode the metadata again."""
-        put.metadata = {**put.metadata, name: value}
+        put.metadata = {**put.metadata, key: value}
         put.encoded_fields[1] = self._reader.codec.encode(
             put.metadata, lambda: "metadata", exact=True
         )
@@ -295,7 +305,7 @@ class MergePlanner:
         Merge(
             current,
             {c: first_version_of_epoch(current.channel_versions[c], last + 1) for c in written},
-        ).apply(run)
+        ).copy_channels_from_head(run)
         run.parent_id, run.run_started_at, codec = parent, None, self._reader.codec
         metadata = self._reader.decode_metadata(run) | {MERGED: sorted(merged)}
         run.encoded_fields[1] = codec.encode(metadata, lambda: "metadata", exact=True)
@@ -349,21 +359,26 @@ class MergePlanner:
         yield from self._reader.resolve_ranges(self._thread_id, self._thread, snapshot)
         return snapshot
 
-    def _is_ancestor_of_head(self, ancestor: Snapshot, sources: Collection[str]) -> Flow[bool]:
-        """Return whether the head descends from `ancestor` only through certain sources.
+    def _is_ancestor_of_head(
+        self, ancestor: Snapshot, allowed_sources: Collection[str]
+    ) -> Flow[bool]:
+        """Return whether the head descends from `ancestor`, with only permitted sources in between.
 
         Args:
             ancestor: The checkpoint.
-            sources: The permitted values of `source` in the metadata of the checkpoints in between.
+            allowed_sources: The permitted values of `source` in the metadata of the checkpoints in
+                between.
         """
         snapshot = self._head.snapshot
         for _ in range(_MAX_STEPS):
             metadata = {} if snapshot is None else self._reader.decode_metadata(snapshot)
-            if snapshot is None or metadata.get("source") not in sources:
+            if snapshot is None or metadata.get("source") not in allowed_sources:
                 return False
             parent_id = snapshot.parent_id
             updated_id = (
-                find_updated_checkpoint_id(parent_id, metadata) if "update" in sources else None
+                find_updated_checkpoint_id(parent_id, metadata)
+                if "update" in allowed_sources
+                else None
             )
             if ancestor.checkpoint_id in (parent_id or "", updated_id):
                 return True
@@ -372,9 +387,11 @@ class MergePlanner:
                 snapshot = yield from self._read_snapshot(updated_id or "")
         return False
 
-    def _find_last_update(self, current: Snapshot, channels: Collection[str]) -> Flow[Snapshot]:
+    def _find_last_update(
+        self, current_head: Snapshot, channels: Collection[str]
+    ) -> Flow[Snapshot]:
         """Return the update from which the head has taken over channels, or else the head."""
-        snapshot: Snapshot | None = current
+        snapshot: Snapshot | None = current_head
         for _ in range(_MAX_STEPS):
             if snapshot is None or not self._list_unread_merged_channels(snapshot):
                 break
@@ -382,11 +399,11 @@ class MergePlanner:
                 (yield from self._read_snapshot(snapshot.parent_id)) if snapshot.parent_id else None
             )
         if snapshot is None or self._reader.decode_metadata(snapshot).get("source") != "update":
-            return current
+            return current_head
         return (
             snapshot
-            if all(snapshot.references.get(c) == current.references.get(c) for c in channels)
-            else current
+            if all(snapshot.references.get(c) == current_head.references.get(c) for c in channels)
+            else current_head
         )
 
     def _list_unread_merged_channels(self, snapshot: Snapshot) -> list[str]:
@@ -413,9 +430,9 @@ def _has_run_read_channel(put: CheckpointPut, channel: str, base: Snapshot) -> b
     return bool(version == taken_version)
 
 
-def _find_channels_written_since(current: Snapshot, base: Snapshot) -> set[str]:
+def _find_channels_written_since(current_head: Snapshot, base: Snapshot) -> set[str]:
     """Return the state channels whose version differs from that in an earlier checkpoint."""
-    versions = current.channel_versions.items()
+    versions = current_head.channel_versions.items()
     return {
         c
         for c, version in versions
@@ -423,7 +440,9 @@ def _find_channels_written_since(current: Snapshot, base: Snapshot) -> set[str]:
     }
 
 
-def _infer_pruned_checkpoint(put: CheckpointPut, current: Snapshot, checkpoint_id: str) -> Snapshot:
+def _infer_pruned_checkpoint(
+    put: CheckpointPut, current_head: Snapshot, checkpoint_id: str
+) -> Snapshot:
     """Infer the channel versions of a pruned checkpoint from a put that has it as parent.
 
     If the put has not written a channel, the version in the put is also that of the pruned
@@ -438,18 +457,18 @@ def _infer_pruned_checkpoint(put: CheckpointPut, current: Snapshot, checkpoint_i
     )
     for channel in put.new_versions:
         versions.pop(channel, None)
-        if _is_lower(current.channel_versions.get(channel), lowest_new):
-            versions[channel] = current.channel_versions[channel]
+        if _is_lower(current_head.channel_versions.get(channel), lowest_new):
+            versions[channel] = current_head.channel_versions[channel]
     return Snapshot(checkpoint_id, 0, None, 0, [], versions, {})
 
 
-def _is_same_turn(current: Snapshot, base: Snapshot) -> bool:
+def _may_descend_in_same_turn(current_head: Snapshot, base: Snapshot) -> bool:
     """Return whether a head can descend from a checkpoint without another input in between."""
     for channel, version in base.channel_versions.items():
-        current_version = current.channel_versions.get(channel)
+        current_version = current_head.channel_versions.get(channel)
         if current_version != version and not _is_lower(version, current_version):
             return False
-    return bool(current.channel_versions.get(START) == base.channel_versions.get(START))
+    return bool(current_head.channel_versions.get(START) == base.channel_versions.get(START))
 
 
 def _is_lower(version: Any, other: Any) -> bool:
@@ -463,7 +482,7 @@ def _is_delta(ref: Any) -> bool:
     return isinstance(ref, list) and ref[0] in (DELTA, SNAPSHOT)
 
 
-def _differs_only_by_merge(channel: str, current: Snapshot, base: Snapshot) -> bool:
+def _differs_only_by_merge(channel: str, current_head: Snapshot, base: Snapshot) -> bool:
     """Return whether the version of a channel differs because of a merge, not because of a write.
 
     The epochs are compared, because the run may have written an equal value. The references are
@@ -471,9 +490,9 @@ def _differs_only_by_merge(channel: str, current: Snapshot, base: Snapshot) -> b
     """
     old_epoch, new_epoch = (
         parse_epoch(base.channel_versions.get(channel)),
-        parse_epoch(current.channel_versions[channel]),
+        parse_epoch(current_head.channel_versions[channel]),
     )
-    has_same_value = current.references.get(channel) == base.references.get(channel)
+    has_same_value = current_head.references.get(channel) == base.references.get(channel)
     return has_same_value and (new_epoch or 0) > (old_epoch or 0)
 
 

@@ -59,7 +59,7 @@ _USAGE_DETAILS: Final = {"input_token_details", "output_token_details"}
 def is_plain_message(message: BaseMessage) -> bool:
     """Return whether a message consists of plain data, which validation would not change."""
     cls, fields = type(message), message.__dict__
-    if fields.keys() != _FIELDS.get(cls) and not _has_only_new_defaults(cls, fields):
+    if fields.keys() != _FIELDS.get(cls) and not _has_defaults_in_unknown_fields(cls, fields):
         return False
     if message.__pydantic_extra__ or message.__pydantic_private__:
         return False
@@ -77,7 +77,7 @@ def is_plain_message(message: BaseMessage) -> bool:
     )
 
 
-def _has_only_new_defaults(cls: type[BaseMessage], fields: dict[str, Any]) -> bool:
+def _has_defaults_in_unknown_fields(cls: type[BaseMessage], fields: dict[str, Any]) -> bool:
     """Return whether all fields that are unknown to this module have their default values.
 
     A newer langchain-core may have added fields to the class.

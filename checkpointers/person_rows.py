@@ -297,7 +297,7 @@ class PersonRows:
         The bytes of the thread remain in the database file until the next scrub.
         """
         maintenance, reader = self.saver._maintenance, self.saver._reader
-        return maintenance.write(
+        return maintenance.execute_deletion(
             thread_id, lambda: erase_from_thread(reader, maintenance, thread_id, None)
         )
 

@@ -302,7 +302,7 @@ class CheckpointReader:
         try:
             flow.send(None)
         except StopIteration as stop:
-            self.cache.mark_used(address.thread_id)
+            self.cache.mark_thread_used(address.thread_id)
             return cast(CheckpointTuple, stop.value)
         flow.close()  # The flow needs a read, because an item of a pending write is not cached.
         return None
@@ -336,7 +336,7 @@ class CheckpointReader:
             if log is None:
                 return None
             ranges = [(ref[2], ref[2] + 1)] if ref[0] == ITEM else snapshot.ranges[channel][1]
-            if not all(log.has_range(*pair) for pair in ranges):
+            if not all(log.has_cached_range(*pair) for pair in ranges):
                 return None
         return StoredCheckpoint(thread, head.namespace_key, snapshot)
 
@@ -370,10 +370,10 @@ class CheckpointReader:
             "versions_seen": {node: dict(seen) for node, seen in snapshot.versions_seen.items()},
         }
         return CheckpointTuple(
-            address.config(snapshot.checkpoint_id, stored_checkpoint.thread.newest_removal),
+            address.build_config(snapshot.checkpoint_id, stored_checkpoint.thread.newest_removal),
             checkpoint,  # type: ignore[arg-type]
             cast(CheckpointMetadata, self.decode_metadata(snapshot)),
-            address.config(snapshot.parent_id) if snapshot.parent_id else None,
+            address.build_config(snapshot.parent_id) if snapshot.parent_id else None,
             writes,
         )
 
@@ -568,7 +568,7 @@ class CheckpointReader:
         """Return at least `count` new keys for threads, namespaces and logs, highest first.
 
         If this process has not reserved enough keys, it reserves more in the database than it needs
-        now. After the commit, `KeyBlock.refill` receives the unused keys. A transaction must
+        now. After the commit, `KeyBlock.replace_keys` receives the unused keys. A transaction must
         allocate keys before it writes anything else, so that two transactions cannot deadlock.
         """
         keys = self.cache.keys.take_keys(count)
@@ -679,7 +679,7 @@ class CheckpointReader:
                     "damaged; restore it from a backup"
                 )
             log = thread.get_or_add_log(log_key, rows[0][0])
-        missing_ranges = [pair for pair in ranges if not log.has_range(*pair)]
+        missing_ranges = [pair for pair in ranges if not log.has_cached_range(*pair)]
         aliases = [pair for pair in missing_ranges if pair[0] >= ALIASES]
         if aliases:
             bodies = yield from self._read_item_bodies(thread_id, log, aliases)
@@ -691,7 +691,7 @@ class CheckpointReader:
             missing_ranges += [
                 pair
                 for pair in subtract_ranges(originals, merge_ranges(missing_ranges))
-                if not log.has_range(*pair)
+                if not log.has_cached_range(*pair)
             ]
         if missing_ranges:
             bodies_of_items = yield from self._read_item_bodies(thread_id, log, missing_ranges)

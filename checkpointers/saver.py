@@ -288,7 +288,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """
         put = self._build_put(config, checkpoint, metadata, new_versions)
         self._write(put)
-        return put.address.config(checkpoint["id"], config["configurable"].get(REMOVALS_KEY, 0))
+        return put.address.build_config(
+            checkpoint["id"], config["configurable"].get(REMOVALS_KEY, 0)
+        )
 
     async def aput(
         self,
@@ -300,7 +302,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """See `put`."""
         put = self._build_put(config, checkpoint, metadata, new_versions)
         await self._awrite(put, _count_items(checkpoint["channel_values"].values()))
-        return put.address.config(checkpoint["id"], config["configurable"].get(REMOVALS_KEY, 0))
+        return put.address.build_config(
+            checkpoint["id"], config["configurable"].get(REMOVALS_KEY, 0)
+        )
 
     def _build_put(
         self,

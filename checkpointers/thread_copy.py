@@ -360,7 +360,9 @@ def copy_thread(
             yield reader.sql("mark_rows_removed", thread_key)
         return keys
 
-    maintenance.database.write(flow, reader.cache.keys.refill, exclusive_names=(source, target))
+    maintenance.database.write(
+        flow, reader.cache.keys.replace_keys, exclusive_names=(source, target)
+    )
 
 
 # -- merging
@@ -562,7 +564,7 @@ class DatabaseMerge:
                     f"thread {target!r} of this database as well"
                 )
             delete = partial(self.target.delete_thread, target, add_removal_record=False)
-            self.target.write(target, delete)
+            self.target.execute_deletion(target, delete)
 
     def _read_records(self, thread_id: str) -> Flow[ThreadRecords]:
         """Read a thread with its items, and check the properties on which the target relies.
@@ -649,7 +651,7 @@ class DatabaseMerge:
 
         def update_cache(_: object) -> None:
             if keys:
-                reader.cache.keys.refill(keys)
+                reader.cache.keys.replace_keys(keys)
             reader.cache.drop_thread(target)
 
         return self.target.database.write(flow, update_cache, exclusive_names=(target,))

@@ -382,7 +382,7 @@ class ThreadList:
 
         def update_cache(is_created: bool) -> None:
             if is_created:
-                cache.keys.refill(unused_keys)
+                cache.keys.replace_keys(unused_keys)
                 cache.replace_thread(thread_id, thread)
 
         return self._database.write(flow, update_cache, exclusive_names=(thread_id,))
@@ -475,7 +475,7 @@ class ThreadList:
                 yield from maintenance.delete_thread(thread_id)
             return int(rows[0][1])
 
-        keeps = maintenance.write(thread_id, flow)
+        keeps = maintenance.execute_deletion(thread_id, flow)
         if keeps:
             maintenance.retain(Retention(last=0), [thread_id])
             self._update_row(thread_id, "mark_latest_kept", now)

@@ -541,7 +541,7 @@ class CheckpointWriter:
             rows = yield self.sql("checkpoint_row", existing_key)
             replaced = yield from self._decrypt_first_row(put.address, thread, rows)
         planner = MergePlanner(self.reader, thread_id, put.address.checkpoint_ns, thread, head)
-        put.merge = (yield from planner.plan(put, parent)) if replaced is None else None
+        put.merge = (yield from planner.plan_merge(put, parent)) if replaced is None else None
         commit = self._plan_checkpoint(put, thread, head, parent, replaced)
         if isinstance(commit, _MissingParts):
             keys = yield from self.reader.allocate_keys(commit.key_count)

@@ -22,7 +22,7 @@ from langgraph.checkpoint.base.id import uuid6
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.import_langgraph import open_source
+from perdure.checkpointers.import_langgraph import open_import_source
 from perdure.checkpointers.put import TIMES_KEY, TITLE_CANDIDATES
 from perdure.checkpointers.reports import ImportReport
 from perdure.checkpointers.titles import TITLED
@@ -203,7 +203,7 @@ class ImportWriter:
                 "remove --as"
             )
         saver, limit = self._file.saver, source.max_value_bytes
-        with closing(open_source(db, Codec(saver.serde, saver.types), limit)) as tables:
+        with closing(open_import_source(db, Codec(saver.serde, saver.types), limit)) as tables:
             thread_report, threads, missing_tables = (
                 ImportReport(),
                 list[str](),
