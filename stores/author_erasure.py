@@ -37,7 +37,7 @@ def forget_author(
     check_user("author", author, "give the name of the author")
     path = parts.resolve_prefix(prefix)
     if dry_run:
-        found_rows = parts.database.read(lambda: _find_authored(parts, path, author))
+        found_rows = parts.database.read(lambda: _find_rows_of_author(parts, path, author))
         return _build_receipt(parts, found_rows, hand_over=hand_over, clean=False)
     found_rows = parts.database.write(
         lambda: _erase_author(parts, path, author, hand_over=hand_over), deletes_rows=True
@@ -47,7 +47,7 @@ def forget_author(
     return _build_receipt(parts, found_rows, hand_over=hand_over, clean=clean)
 
 
-def _find_authored(parts: StoreParts, path: bytes, author: str) -> Flow[_AuthoredRows]:
+def _find_rows_of_author(parts: StoreParts, path: bytes, author: str) -> Flow[_AuthoredRows]:
     """Find versions by an author, and other versions that contain the author's earlier texts."""
     found_rows = _AuthoredRows()
     for row in (yield parts.sql("all_versions", *prefix_range(path))):
@@ -79,7 +79,7 @@ def _erase_author(
     Everything happens in one transaction.
     """
     sql = parts.sql
-    found_rows = yield from _find_authored(parts, path, author)
+    found_rows = yield from _find_rows_of_author(parts, path, author)
     changed_rows = [*found_rows.by_author, *found_rows.by_others]
     if not changed_rows:
         return found_rows

@@ -29,7 +29,7 @@ from perdure.errors import ConfigurationError, EmbeddingFailed, MissingDependenc
 from perdure.storage.flow import arun_flow, run_flow
 from perdure.storage.threads import ThreadPool, TimedOut, await_outcome, wait_for_outcome
 from perdure.stores.text import split_into_chunks
-from perdure.stores.vectors import Floats, Model, check_vectors, encode_groups
+from perdure.stores.vectors import Floats, Model, check_vectors, encode_vector_groups
 
 TIMEOUT_S = 60.0
 BATCH_SIZE = 256
@@ -98,7 +98,7 @@ def embedder_from(
         ConfigurationError: An argument is wrong, or `dims` differs from the embedder's own value.
         MissingDependency: `spec` is a string, and langchain or the provider is not installed.
     """
-    _check_options(dims, name, batch_size, timeout_s)
+    _check_embedder_options(dims, name, batch_size, timeout_s)
     is_ready = isinstance(spec, CheckedEmbedder) and name in (None, spec.name)
     model = _init_langchain_embedder(spec) if isinstance(spec, str) else spec
     own_dims = model.dims if isinstance(model, Embedder) else None
@@ -114,7 +114,7 @@ def embedder_from(
     )
 
 
-def _check_options(
+def _check_embedder_options(
     dims: int | None, name: str | None, batch_size: int, timeout_s: float | None
 ) -> None:
     """Check the options of `embedder_from`."""
@@ -129,22 +129,24 @@ def _check_options(
         )
 
 
-def _init_langchain_embedder(spec: str) -> Embeddings:
+def _init_langchain_embedder(model_id: str) -> Embeddings:
     """Initialise an embedder of langchain from "provider:model"."""
     if importlib.util.find_spec("langchain") is None:
         raise MissingDependency(
-            f"the embedder {spec!r} needs langchain, which is not installed: run pip install "
+            f"the embedder {model_id!r} needs langchain, which is not installed: run pip install "
             "langchain, and install the provider's package"
         )
     try:
-        return ensure_embeddings(spec)
+        return ensure_embeddings(model_id)
     except ImportError as exc:
         raise MissingDependency(
-            f"the embedder {spec!r} needs another package ({exc}); install it"
+            f"the embedder {model_id!r} needs another package ({exc}); install it"
         ) from exc
     # The provider may raise any error, for example because a key is missing.
     except Exception as exc:
-        raise ConfigurationError(f"langchain cannot create the embedder {spec!r}: {exc}") from exc
+        raise ConfigurationError(
+            f"langchain cannot create the embedder {model_id!r}: {exc}"
+        ) from exc
 
 
 def _find_model_name(spec: Any) -> str:
@@ -168,7 +170,7 @@ class _EmbedFunction(NamedTuple):
     takes_one_text: bool = False
 
 
-def _find_functions(model: Any) -> tuple[_EmbedFunction, _EmbedFunction]:
+def _find_embed_functions(model: Any) -> tuple[_EmbedFunction, _EmbedFunction]:
     """Return the functions of a model for documents and for queries."""
     if isinstance(model, Embeddings):
         # Inherited async methods run in the threads of the event loop, where a call that hangs
@@ -221,7 +223,7 @@ class CheckedEmbedder:
     ) -> None:
         self.name = name
         self._dims = dims
-        self._documents, self._queries = _find_functions(model)
+        self._documents, self._queries = _find_embed_functions(model)
         self._batch_size = batch_size
         self._in_process = getattr(model, "in_process", False) is True
         self._timeout_s = None if self._in_process else timeout_s
@@ -289,16 +291,16 @@ class CheckedEmbedder:
             raise ConfigurationError(f"cannot embed {original!r}: expected a list of strings")
         if not texts:
             return np.empty((0, self._dims or 0), np.float32)
-        vector_of_text = self._take_from_cache(texts, is_query)
+        vector_of_text = self._get_cached_vectors(texts, is_query)
         missing = [text for text in dict.fromkeys(texts) if text not in vector_of_text]
         for start in range(0, len(missing), self._batch_size):
             batch = missing[start : start + self._batch_size]
             vectors = dict(zip(batch, (yield batch), strict=True))
             vector_of_text |= vectors
-            self._add_to_cache(vectors, is_query)
+            self._cache_vectors(vectors, is_query)
         return np.stack([vector_of_text[text] for text in texts])
 
-    def _take_from_cache(self, texts: Sequence[str], is_query: bool) -> dict[str, Floats]:
+    def _get_cached_vectors(self, texts: Sequence[str], is_query: bool) -> dict[str, Floats]:
         """Return the cached vectors of texts, and mark them as recently used."""
         with self._lock:
             cached = {
@@ -308,7 +310,7 @@ class CheckedEmbedder:
             self._cache |= {(text, is_query): vector for text, vector in hits.items()}
         return hits
 
-    def _add_to_cache(self, vectors: dict[str, Floats], is_query: bool) -> None:
+    def _cache_vectors(self, vectors: dict[str, Floats], is_query: bool) -> None:
         """Add copies of vectors to the cache.
 
         A view of the batch would keep the whole batch in memory.
@@ -324,22 +326,24 @@ class CheckedEmbedder:
         """Return the vectors of one batch of texts, and block until the model has answered."""
         if self._in_process:
             return self._request_vectors(function, texts)
-        with self._convert_errors():
+        with self._convert_model_errors():
             return wait_for_outcome(
                 self._submit_call(function, texts, is_async=False), self._timeout_s
             )
 
     async def _acall_model(self, function: _EmbedFunction, texts: list[str]) -> Floats:
         """Return the vectors of one batch of texts without blocking the event loop."""
-        with self._convert_errors():
+        with self._convert_model_errors():
             if function.acall is None:
                 future = self._submit_call(function, texts, is_async=True)
                 return await await_outcome(future, self._timeout_s)
             argument = texts[0] if function.takes_one_text else texts
             answer = await await_outcome(function.acall(argument), self._timeout_s)
             if len(texts) > _MAX_CHECKED_IN_LOOP:
-                return await asyncio.to_thread(self._check_answer, function, texts, answer)
-            return self._check_answer(function, texts, answer)
+                return await asyncio.to_thread(
+                    self._check_returned_vectors, function, texts, answer
+                )
+            return self._check_returned_vectors(function, texts, answer)
 
     def _submit_call(self, function: _EmbedFunction, texts: list[str], *, is_async: bool) -> Any:
         """Start a call of the model in a daemon thread, and return a future of the result."""
@@ -349,7 +353,7 @@ class CheckedEmbedder:
     def _request_vectors(self, function: _EmbedFunction, texts: list[str]) -> Floats:
         """Call the model in the current thread, and return the checked vectors."""
         argument = texts[0] if function.takes_one_text else texts
-        with self._convert_errors():
+        with self._convert_model_errors():
             try:
                 answer = function.call(argument)
             except NotImplementedError:  # Classes that have only async methods raise this error.
@@ -361,10 +365,10 @@ class CheckedEmbedder:
                     _await_answer(answer), _get_embedding_loop()
                 )
                 answer = wait_for_outcome(future, self._timeout_s)
-            return self._check_answer(function, texts, answer)
+            return self._check_returned_vectors(function, texts, answer)
 
     @contextmanager
-    def _convert_errors(self) -> Iterator[None]:
+    def _convert_model_errors(self) -> Iterator[None]:
         """Raise every error of the model as `EmbeddingFailed`."""
         try:
             yield
@@ -379,7 +383,9 @@ class CheckedEmbedder:
             error = f"{type(exc).__name__}: {exc}"
             raise EmbeddingFailed(f"the embedder {self.name!r} raised {error}") from exc
 
-    def _check_answer(self, function: _EmbedFunction, texts: list[str], answer: Any) -> Floats:
+    def _check_returned_vectors(
+        self, function: _EmbedFunction, texts: list[str], answer: Any
+    ) -> Floats:
         """Check the answer of the model, and return its vectors."""
         with self._lock:  # Two threads may receive their first answers at the same time.
             rows = [answer] if function.takes_one_text else answer
@@ -399,11 +405,11 @@ _loop_lock = threading.Lock()
 def _get_embedding_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop that runs async models for blocking callers. Start it if needed."""
     with _loop_lock:
-        return _start_loop(os.getpid())  # A forked process needs its own event loop.
+        return _start_event_loop(os.getpid())  # A forked process needs its own event loop.
 
 
 @cache
-def _start_loop(pid: int) -> asyncio.AbstractEventLoop:
+def _start_event_loop(pid: int) -> asyncio.AbstractEventLoop:
     """Start an event loop in a daemon thread of this process, and return it."""
     loop = asyncio.new_event_loop()
 
@@ -457,6 +463,6 @@ class StoreEmbedder:
         if self.embed_quickly is None or file_model is None or not self.derives_vectors(file_model):
             return [None] * len(rows)
         groups = [self.split_texts(texts) for texts in rows]
-        return encode_groups(
+        return encode_vector_groups(
             self.embed_quickly([piece for group in groups for piece in group]), groups, file_model
         )

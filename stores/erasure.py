@@ -71,7 +71,7 @@ def forget(
     threads: Collection[str],
 ) -> Receipt:
     """Erase items; see `Store.forget`."""
-    has_no_criterion = _check_has_no_criterion(
+    has_no_criterion = _has_no_criterion(
         prefix, key, filter=filter, provenance=provenance, query=query
     )
     if has_no_criterion and not threads:
@@ -103,7 +103,7 @@ def forget(
     found_rows = (
         _RowsToErase()
         if has_no_criterion
-        else parts.database.read(lambda: _find_rows(parts, criteria))
+        else parts.database.read(lambda: _find_rows_to_erase(parts, criteria))
     )
     if dry_run:
         messages = sum(map(len, found_rows.messages.values()))
@@ -179,14 +179,14 @@ def _build_receipt(
     )
 
 
-def _find_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
+def _find_rows_to_erase(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
     """Find all versions of the keys that meet the criteria, and their source messages."""
     prefix, records = criteria.selection.prefix, parts.records
     if criteria.key is None:
         rows = yield parts.sql("all_versions", *prefix_range(prefix))
     else:
         rows = yield parts.sql("history", prefix, criteria.key)
-    matching = (parts.reader.match_row(row, criteria.selection) for row in rows)
+    matching = (parts.reader.decode_if_matching(row, criteria.selection) for row in rows)
     chosen = {
         (row[1], row[2])
         for row, item in filter(None, matching)
@@ -205,7 +205,7 @@ def _find_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
 def _erase_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
     """Erase all versions of the keys that meet the criteria, in one transaction."""
     sql = parts.sql
-    found_rows = yield from _find_rows(parts, criteria)
+    found_rows = yield from _find_rows_to_erase(parts, criteria)
     ids = [(row[0],) for row in found_rows.rows]
     paths = [(path,) for path in {row[1] for row in found_rows.rows}]
     for statement in ("drop_search_index", "count_namespace_change"):
@@ -225,7 +225,7 @@ def _erase_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
     return found_rows
 
 
-def _check_has_no_criterion(
+def _has_no_criterion(
     prefix: Namespace | None, key: str | None, **conditions: Mapping[str, Any] | str | None
 ) -> bool:
     """Check the criteria of `forget`, and return whether none of them is set.

@@ -73,13 +73,13 @@ def build_condition(
             filter.node, location, set(map(check_index_path, indexed_paths))
         )
         condition = condition if condition is _UNKNOWN else location.condition_on_row(condition)
-        index_paths = tuple(path for path in indexable_paths(filter) if path in indexed_paths)
+        index_paths = tuple(path for path in find_indexable_paths(filter) if path in indexed_paths)
         filter.conditions[cache_key] = condition._replace(paths=index_paths)
     cached: Condition = filter.conditions[cache_key]
     return cached
 
 
-def indexable_paths(filter: Filter) -> list[str]:
+def find_indexable_paths(filter: Filter) -> list[str]:
     """Return the paths whose indexes could speed up a filter, equalities before ranges."""
     candidates = [
         (part.operator in ORDER_OPERATORS, field.key)
@@ -155,31 +155,31 @@ def _build_comparison(name: str, operand: Any, location: JSONLocation) -> Condit
         case "$eq":
             return _build_equality(operand, location)
         case "$in":
-            exact = [key for value in operand if (key := _find_exact_sql_value(value)) is not None]
+            exact = [key for value in operand if (key := _to_exact_sql_value(value)) is not None]
             others = [
                 _build_equality(value, location)
                 for value in operand
-                if _find_exact_sql_value(value) is None
+                if _to_exact_sql_value(value) is None
             ]
             return join_with_or([location.membership_condition(exact), *others])
         # SQL cuts a string at a NUL character, and the shortened string sorts lower. Bounds are
         # therefore always inclusive.
-        case "$gt" | "$gte" if bounds := _compute_bounds(operand):
+        case "$gt" | "$gte" if bounds := _compute_sql_bounds(operand):
             return location.range_condition(bounds[0], None)
-        case "$lt" | "$lte" if bounds := _compute_bounds(operand):
+        case "$lt" | "$lte" if bounds := _compute_sql_bounds(operand):
             return location.range_condition(None, bounds[1])
     return _UNKNOWN
 
 
 def _build_equality(value: Any, location: JSONLocation) -> Condition:
     """Build the condition that a value is equal to an operand."""
-    if (key := _find_exact_sql_value(value)) is not None:
+    if (key := _to_exact_sql_value(value)) is not None:
         return location.membership_condition([key])
-    bounds = _compute_bounds(value)
+    bounds = _compute_sql_bounds(value)
     return _UNKNOWN if bounds is None else location.range_condition(*bounds)
 
 
-def _find_exact_sql_value(value: Any) -> str | int | None:
+def _to_exact_sql_value(value: Any) -> str | int | None:
     """Return a JSON value as SQL reads it, or None if SQL may not read it exactly."""
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else value
@@ -188,7 +188,7 @@ def _find_exact_sql_value(value: Any) -> str | int | None:
     return None
 
 
-def _compute_bounds(value: Any) -> tuple[Any, Any] | None:
+def _compute_sql_bounds(value: Any) -> tuple[Any, Any] | None:
     """Return the lowest and highest number that SQL may read for a value, or None if unknown."""
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else (value, value)
@@ -224,12 +224,12 @@ def join_with_or(parts: Sequence[Condition]) -> Condition:
     return _join_conditions(" OR ", parts)
 
 
-def _join_conditions(word: str, parts: Sequence[Condition]) -> Condition:
-    """Join conditions with `word`, such as " AND "."""
+def _join_conditions(conjunction: str, parts: Sequence[Condition]) -> Condition:
+    """Join conditions with a conjunction, such as " AND "."""
     if len(parts) < 2:
         return parts[0] if parts else _UNKNOWN
     params = tuple(value for part in parts for value in part.params)
-    return Condition(f"({word.join(part.text for part in parts)})", params)
+    return Condition(f"({conjunction.join(part.text for part in parts)})", params)
 
 
 # -- SQLite's JSON functions; another dialect has its own subclass of `JSONLocation`
@@ -321,14 +321,14 @@ def _build_path_suffixes(key: str) -> tuple[str, ...]:
     ):
         return ()
     suffixes = (
-        "".join(_format_step(step, ascii_only) for step in steps)
+        "".join(_format_path_step(step, ascii_only) for step in steps)
         for steps in step_lists
         for ascii_only in (False, True)
     )
     return tuple(dict.fromkeys(suffixes))
 
 
-def _format_step(step: Step, ascii_only: bool) -> str:
+def _format_path_step(step: Step, ascii_only: bool) -> str:
     """Format a step of a path in SQLite's syntax."""
     if isinstance(step, int):
         return f"[{step}]" if step >= 0 else f"[#{step}]"

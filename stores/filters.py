@@ -169,12 +169,12 @@ def parse_filter(filter: Mapping[str, Any] | None, fields: Sequence[str] | None 
             the part.
     """
     if filter is not None and not isinstance(filter, Mapping):
-        raise _build_error((), "a mapping of fields to conditions", filter)
-    node = _parse_document(_copy_plain(filter or {}, (), count()), (), fields)
+        raise _build_filter_error((), "a mapping of fields to conditions", filter)
+    node = _parse_document(_copy_as_plain_json(filter or {}, (), count()), (), fields)
     return Filter(node, _compile_node(node), {})
 
 
-def _copy_plain(value: Any, path: _FilterPath, counter: Iterator[int]) -> Any:
+def _copy_as_plain_json(value: Any, path: _FilterPath, counter: Iterator[int]) -> Any:
     """Copy a part of a filter as plain JSON. Members of enumerations are replaced by their values.
 
     Args:
@@ -195,11 +195,13 @@ def _copy_plain(value: Any, path: _FilterPath, counter: Iterator[int]) -> Any:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise _build_error(path, "keys that are strings", key)
+                raise _build_filter_error(path, "keys that are strings", key)
         entries = [(str.__str__(key), part) for key, part in value.items()]
-        return {key: _copy_plain(part, (*path, key), counter) for key, part in entries}
+        return {key: _copy_as_plain_json(part, (*path, key), counter) for key, part in entries}
     if is_container:
-        return [_copy_plain(part, (*path, number), counter) for number, part in enumerate(value)]
+        return [
+            _copy_as_plain_json(part, (*path, number), counter) for number, part in enumerate(value)
+        ]
     return _copy_scalar(value, path)
 
 
@@ -213,7 +215,7 @@ def _copy_scalar(value: Any, path: _FilterPath) -> str | int | float | None:
         return int(value)
     if isinstance(value, float):
         return float(value)
-    raise _build_error(path, "JSON (dates as ISO strings)", value)
+    raise _build_filter_error(path, "JSON (dates as ISO strings)", value)
 
 
 def _parse_document(
@@ -229,7 +231,7 @@ def _parse_document(
             )
         elif key in OPERATORS:
             advice = f'{key} compares a field: {{"field": {{"{key}": …}}}}'
-            raise _build_error(key_path, "a field, $and, $or or $not", key, advice)
+            raise _build_filter_error(key_path, "a field, $and, $or or $not", key, advice)
         elif key.startswith("$"):
             raise _build_unknown_name_error(path, "operator", key, OPERATORS)
         elif fields is not None and parse_path(key)[0] not in fields:
@@ -259,7 +261,7 @@ def _parse_condition(value: Any, path: _FilterPath) -> Node:
     if len(operators) < len(value):
         name = next(key for key in value if not key.startswith("$"))
         advice = f"beside {operators[0]}, field {name!r} needs a filter of its own under $and"
-        raise _build_error(path, "operators only or fields only", value, advice)
+        raise _build_filter_error(path, "operators only or fields only", value, advice)
     return _combine_all([_parse_operator(key, operand, path) for key, operand in value.items()])
 
 
@@ -268,7 +270,7 @@ def _parse_field(key: str, value: Any, path: _FilterPath) -> FieldCondition:
     key_path = (*path, key)
     steps = len(parse_path(key))
     if steps > MAX_STEPS:
-        raise _build_error(key_path, f"a path of at most {MAX_STEPS} steps", steps)
+        raise _build_filter_error(key_path, f"a path of at most {MAX_STEPS} steps", steps)
     return FieldCondition(key, _parse_condition(value, key_path))
 
 
@@ -280,13 +282,13 @@ def _parse_operator(name: str, operand: Any, path: _FilterPath) -> Node:
     if name not in OPERATORS:
         raise _build_unknown_name_error(path, "operator", name, OPERATORS)
     if name in ("$in", "$nin") and not isinstance(operand, list):
-        raise _build_error(operator_path, "a list of values", operand)
+        raise _build_filter_error(operator_path, "a list of values", operand)
     if name == "$exists" and not isinstance(operand, bool):
-        raise _build_error(operator_path, "True or False", operand)
+        raise _build_filter_error(operator_path, "True or False", operand)
     if name in ORDER_OPERATORS and (
         isinstance(operand, bool) or not isinstance(operand, int | float | str)
     ):
-        raise _build_error(operator_path, "a number or a string", operand)
+        raise _build_filter_error(operator_path, "a number or a string", operand)
     if name in ("$ne", "$nin"):
         return Negation(Comparison("$eq" if name == "$ne" else "$in", operand))
     return Comparison(name, operand)
@@ -301,14 +303,14 @@ def _parse_logical(
     """Parse `$and`, `$or` or `$not`. `parse_part` parses each operand."""
     if name == "$not":
         if not isinstance(operand, dict):
-            raise _build_error(path, "a filter", operand)
+            raise _build_filter_error(path, "a filter", operand)
         return Negation(parse_part(operand, path))
     if not isinstance(operand, list) or not operand:
-        raise _build_error(path, "a non-empty list of filters", operand)
+        raise _build_filter_error(path, "a non-empty list of filters", operand)
     parts = []
     for number, part in enumerate(operand):
         if not isinstance(part, dict):
-            raise _build_error((*path, number), "a filter", part)
+            raise _build_filter_error((*path, number), "a filter", part)
         parts.append(parse_part(part, (*path, number)))
     return AllOf(tuple(parts)) if name == "$and" else AnyOf(tuple(parts))
 
@@ -318,7 +320,7 @@ def _combine_all(parts: Sequence[Node]) -> Node:
     return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
 
 
-def _build_error(
+def _build_filter_error(
     path: _FilterPath, expected: str, value: object, advice: str = ""
 ) -> InvalidFilter:
     """Build an error that names the part of the filter, the expected value and the actual value."""
@@ -364,7 +366,7 @@ def _compile_node(node: Node) -> _Predicate:
         case FieldCondition(key, condition):
             return _compile_field(key, _compile_node(condition))
         case AllOf(parts):
-            return _match_all([_compile_node(part) for part in parts])
+            return _build_conjunction([_compile_node(part) for part in parts])
         case AnyOf(parts):
             tests = [_compile_node(part) for part in parts]
             return lambda value: any(test(value) for test in tests)
@@ -373,7 +375,7 @@ def _compile_node(node: Node) -> _Predicate:
             return lambda value: not test_part(value)
 
 
-def _match_all(tests: Sequence[_Predicate]) -> _Predicate:
+def _build_conjunction(tests: Sequence[_Predicate]) -> _Predicate:
     """Return a test that holds if all tests hold."""
 
     def test_all(value: Any) -> bool:

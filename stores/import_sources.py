@@ -75,7 +75,7 @@ def _complete_line(
     """
     if "value" not in line and "namespace" not in line:
         line = {"value": line, "key": line.get("key")}
-    _check_fields(line_name, line)
+    _check_line_fields(line_name, line)
     if "namespace" not in line:
         if namespace is None:
             raise ImportFailed(
@@ -88,7 +88,7 @@ def _complete_line(
     return line
 
 
-def _check_fields(line_name: str, line: dict[str, Any]) -> None:
+def _check_line_fields(line_name: str, line: dict[str, Any]) -> None:
     """Raise an error for unknown fields, and for a value or a key of the wrong type."""
     provenance = line.get("provenance")
     provenance_fields = provenance if isinstance(provenance, dict) else {}
@@ -139,7 +139,7 @@ def _iter_namespace_items(store: BaseStore, namespace: tuple[str, ...]) -> Lines
                 times = item.created_at, item.updated_at
                 yield (
                     f"{item.key!r} in {namespace!r}",
-                    _build_line(namespace, item.key, item.value, *times),
+                    _build_item_line(namespace, item.key, item.value, *times),
                 )
         op = op._replace(offset=op.offset + len(page))
 
@@ -237,7 +237,7 @@ def _build_row_line(path: str, row: tuple[Any, ...]) -> Line:
     item_name = f"{path!r}, {key!r} in {prefix!r}"
     try:
         namespace = tuple(prefix.split("."))
-        line = _build_line(
+        line = _build_item_line(
             namespace, key, json.loads(value), _parse_time(created), _parse_time(updated)
         )
         if expires is not None:
@@ -255,7 +255,7 @@ def _parse_time(stored: str | datetime) -> datetime:
     return stored if stored.tzinfo is not None else stored.replace(tzinfo=UTC)
 
 
-def _build_line(
+def _build_item_line(
     namespace: tuple[str, ...],
     key: str,
     value: Mapping[str, Any],

@@ -27,9 +27,9 @@ from perdure.stores.ranking import Arrangement, build_arrangement
 from perdure.stores.separation import (
     MAX_WORDED,
     Separation,
+    compute_sample_size,
+    find_pairs_sharing_words,
     measure_separation,
-    pairs_sharing_words,
-    sample_size,
 )
 from perdure.stores.text import Vocabulary
 from perdure.stores.vectors import Floats, Model, VectorMatrix, rescored_share
@@ -88,7 +88,7 @@ class IndexedItem(NamedTuple):
     thread: str | None
     position: float  # position in the thread
     actor: str | None  # the speaker
-    said_at: float  # time of the message, seconds since 1970; NaN if unknown
+    sent_at: float  # time of the message, seconds since 1970; NaN if unknown
     expires: int  # microseconds since 1970
     put_at: int  # time of the put, microseconds since 1970
 
@@ -166,7 +166,7 @@ class NamespaceIndex:
                 entry.expires,
                 entry.put_at,
                 entry.position,
-                entry.said_at,
+                entry.sent_at,
                 -1 if entry.thread is None else self.threads[entry.thread],
                 -1 if entry.actor is None else self.actors[entry.actor],
                 len(entry.words),
@@ -193,12 +193,12 @@ class NamespaceIndex:
 
     def add_vectors(self, vectors: Mapping[int, bytes]) -> None:
         """Add vectors, by item id, for items that had no vectors."""
-        for row, number in self._find_rows(vectors):
+        for row, number in self._find_rows_by_id(vectors):
             self._append_vectors(row, vectors[number])
         self._sample = None
         self._compact_if_needed()
 
-    def _find_rows(self, ids: Mapping[int, Any]) -> list[tuple[int, int]]:
+    def _find_rows_by_id(self, ids: Mapping[int, Any]) -> list[tuple[int, int]]:
         """Return pairs of row and id for those of the ids that are in the index."""
         rows = np.flatnonzero(np.isin(self.rows["id"], list(ids)))
         return list(zip(rows.tolist(), self.rows["id"][rows].tolist(), strict=True))
@@ -260,8 +260,8 @@ class NamespaceIndex:
         row_type = np.uint16 if len(order) <= 1 << 16 else np.int32
         self.postings = Postings(np.append(starts[used], len(key)), key.astype(row_type), counts)
         rows = rows[order]
-        self.threads = _renumber(rows, "thread", self.threads)
-        self.actors = _renumber(rows, "actor", self.actors)
+        self.threads = _renumber_names(rows, "thread", self.threads)
+        self.actors = _renumber_names(rows, "actor", self.actors)
         self.rows = rows
         self.vectors = vectors
         self._sample = None
@@ -314,7 +314,7 @@ class NamespaceIndex:
 
     def update_expiries(self, expiries: Mapping[int, int]) -> None:
         """Replace the expiry of each item whose id is a key of `expiries`."""
-        for row, number in self._find_rows(expiries):
+        for row, number in self._find_rows_by_id(expiries):
             self.rows["expires"][row] = expiries[number]
         self._view = None
 
@@ -354,11 +354,11 @@ class NamespaceIndex:
             self.postings,
             self._recent,
             parts,
-            self._find_separation(parts),
+            self._get_separation(parts),
         )
         return self._view
 
-    def _find_separation(self, parts: Sequence[Vectors]) -> Separation:
+    def _get_separation(self, parts: Sequence[Vectors]) -> Separation:
         """Return how well the vectors separate related rows from random ones, in the first rows.
 
         An earlier measurement is reused only if it was made with the same rows. The result
@@ -368,7 +368,7 @@ class NamespaceIndex:
         for _, owner in parts:
             embedded[owner] = True
         embedded &= self.rows["alive"]
-        size = sample_size(int(np.count_nonzero(embedded)))
+        size = compute_sample_size(int(np.count_nonzero(embedded)))
         if self._sample is None or len(self._sample.ids) != size:
             rows = np.flatnonzero(embedded)
             first = rows[np.argsort(self.rows["id"][rows], kind="stable")[:size]]
@@ -402,10 +402,10 @@ class NamespaceIndex:
 
     def _find_pairs_sharing_words(self, positions: NDArray[np.int32], count: int) -> Rows:
         """Return pairs of rows, among the first `count` positions, that share a rare word."""
-        words, rows = self._find_words(np.where(positions < count, positions, -1))
-        return pairs_sharing_words(words, rows, count)
+        words, rows = self._collect_words_of_rows(np.where(positions < count, positions, -1))
+        return find_pairs_sharing_words(words, rows, count)
 
-    def _find_words(self, positions: NDArray[np.int32]) -> tuple[Rows, Rows]:
+    def _collect_words_of_rows(self, positions: NDArray[np.int32]) -> tuple[Rows, Rows]:
         """Return all words of the rows that have a position, and the row position of each word."""
         starts, rows, _ = self.postings
         posting_positions = positions[rows]
@@ -427,7 +427,7 @@ def build_numbering(names: Iterable[str] = ()) -> dict[str, int]:
     return numbering
 
 
-def _renumber(rows: NDArray[Any], column: str, names: Mapping[str, int]) -> dict[str, int]:
+def _renumber_names(rows: NDArray[Any], column: str, names: Mapping[str, int]) -> dict[str, int]:
     """Renumber the names that rows use, update the rows, and return the numbers by name."""
     used, numbers = np.unique(rows[column], return_inverse=True)
     absent = int(len(used) > 0 and used[0] < 0)
@@ -526,13 +526,13 @@ class IndexView:
         is_present = positions >= 0
         return positions[is_present].astype(np.int64), counts[is_present].astype(np.float32)
 
-    def frequent_words(self, share: float) -> list[str]:
+    def frequent_words(self, min_share: float) -> list[str]:
         """Return the words that occur in at least the given share of the index's rows."""
         # The words are copied, because another thread may add words meanwhile.
         words = list(self.vocabulary)
         counts = np.bincount(self.recent[0], minlength=len(words))
         counts[: len(self.postings.starts) - 1] += np.diff(self.postings.starts)
-        numbers = np.flatnonzero(counts >= max(share * len(self.rows), 1))
+        numbers = np.flatnonzero(counts >= max(min_share * len(self.rows), 1))
         return [words[number] for number in numbers.tolist()]
 
     def compute_cosines(self, query: Floats, approximate_above: int) -> Floats:
@@ -589,7 +589,7 @@ def decode_index(
     body: bytes,
     model: Model | None,
     approximate_above: int,
-    form: Sequence[Any],
+    index_form: Sequence[Any],
 ) -> tuple[NamespaceIndex, Coverage] | None:
     """Decode a stored index, or return None if the index is damaged or has another format.
 
@@ -599,14 +599,14 @@ def decode_index(
         body: The stored bytes.
         model: The model of the file.
         approximate_above: The number of vectors above which search is approximate.
-        form: How words and vectors are computed now, from `PutPreparer.describe_index_form`.
+        index_form: How words and vectors are computed now, from `PutPreparer.describe_index_form`.
 
     Returns:
         The index, and the part of the namespace that it contains.
     """
     try:
-        return _unpack(
-            seal.unseal(body, _build_associated_data(path)), model, approximate_above, form
+        return _decode_index_body(
+            seal.unseal(body, _build_associated_data(path)), model, approximate_above, index_form
         )
     except (CorruptRecord, LookupError, TypeError, ValueError) as exc:
         namespace = decode_path(path)
@@ -620,7 +620,7 @@ def _build_associated_data(path: bytes) -> AssociatedData:
 
 
 def encode_index(
-    seal: Seal, path: bytes, index: NamespaceIndex, covered: Coverage, form: Sequence[Any]
+    seal: Seal, path: bytes, index: NamespaceIndex, covered: Coverage, index_form: Sequence[Any]
 ) -> bytes | None:
     """Compact and encode an index, or return None if it is too large to store.
 
@@ -635,7 +635,7 @@ def encode_index(
     words = "\n".join(index.vocabulary).encode()
     header = {
         "version": _FORMAT_VERSION,
-        "made": form,
+        "made": index_form,
         "covered": covered,
         "model": None if index.model is None else index.model.number,
         "arrays": [(array.dtype.str, array.shape) for array in arrays[1:]],
@@ -655,8 +655,8 @@ def encode_index(
     )
 
 
-def _unpack(
-    body: bytes, model: Model | None, approximate_above: int, form: Sequence[Any]
+def _decode_index_body(
+    body: bytes, model: Model | None, approximate_above: int, index_form: Sequence[Any]
 ) -> tuple[NamespaceIndex, Coverage] | None:
     """Build an index from its decrypted bytes. Vectors of another model are left out.
 
@@ -665,7 +665,7 @@ def _unpack(
     """
     begin = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
     header = json.loads(body[_LENGTH_BYTES:begin])
-    if header["version"] != _FORMAT_VERSION or header["made"] != list(form):
+    if header["version"] != _FORMAT_VERSION or header["made"] != list(index_form):
         return None
     arrays = []
     for dtype, shape in [(ROW_DTYPE, (header["rows"],)), *header["arrays"]]:

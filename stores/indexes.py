@@ -82,13 +82,13 @@ class QueryTerms(NamedTuple):
     is_personal: bool = False
 
     def compute_cosines(
-        self, view: IndexView, file: Model | None, approximate_above: int
+        self, view: IndexView, file_model: Model | None, approximate_above: int
     ) -> Floats | None:
         """Return the similarity of each row to the query's vector, or None without vectors."""
-        if self.vector is None or self.model is None or file is None:
+        if self.vector is None or self.model is None or file_model is None:
             return None
-        if self.model != file:
-            raise file.build_mismatch_error(self.model)
+        if self.model != file_model:
+            raise file_model.build_mismatch_error(self.model)
         return view.compute_cosines(self.vector, approximate_above)
 
 
@@ -234,7 +234,7 @@ class Indexes:
         now, as_of, closed = selection.now, selection.as_of, list[Row]()
         present = selection
         if as_of is not None:
-            closed = yield from self.reader.read_closed(selection)
+            closed = yield from self.reader.read_closed_versions(selection)
             present = replace(selection, now=as_of, as_of=None)
         chosen_ids = None
         if selection.filter is not None or selection.provenance is not None:
@@ -254,7 +254,7 @@ class Indexes:
             (path, partial(self._load_closed_view, path, ids_of_path, state))
             for path, ids_of_path in closed_by_path.items()
         ]
-        read_views = partial(self._read_views, sources, chosen_ids)
+        read_views = partial(self._apply_to_views, sources, chosen_ids)
         words = {form for word, synonyms in query.words.items() for form in (word, *synonyms)}
         threads: list[tuple[bytes, str]] = []
 
@@ -265,7 +265,7 @@ class Indexes:
             subjects = set[str]()
             if query.is_personal and len(view.rows) <= _MAX_PERSONAL_ROWS:
                 subjects = {USER_WORD, *view.frequent_words(MIN_NAME_SHARE)} - STOP_WORDS
-            terms = _find_words(view, words | subjects)
+            terms = _find_rows_by_word(view, words | subjects)
             threads_count = len(view.threads)
             return CandidatePool(
                 view.candidates, view.actors, threads_count, terms, cosines, view.separation
@@ -276,7 +276,7 @@ class Indexes:
             pool.terms.update((yield from _find_corrections(read_views, unknown)))
         return pool.merge_threads(threads) if closed_by_path else pool
 
-    def _read_views(
+    def _apply_to_views(
         self,
         sources: Sequence[_ViewSource],
         chosen_ids: Ints | None,
@@ -308,9 +308,9 @@ class Indexes:
 
     # -- the cache
 
-    def _sync_state(self, marks: Row) -> Flow[_State]:
+    def _sync_state(self, state_row: Row) -> Flow[_State]:
         """Return the state of the store, and drop erased data after an erasure."""
-        erasures, embedded, closed, model = marks
+        erasures, embedded, closed, model = state_row
         state = _State(
             erasures, embedded, closed, None if model is None else Model.from_setting(model)
         )
@@ -339,14 +339,14 @@ class Indexes:
                 return
             if namespace is None or cached.index is None or cached.changes > namespace.changes:
                 cached.clear()
-                self._record_size(key, cached, 0)
+                self._record_index_size(key, cached, 0)
             elif cached.changes != namespace.changes:
                 index = yield from self._bring_up_to_date(cached, namespace, state)
                 index.compact()
                 cached.unsaved = namespace.items  # The erasure has deleted the stored index.
             cached.erasures = state.erasures
 
-    def _get_cached(self, key: _Key, state: _State, *, admit: bool) -> _CachedIndex:
+    def _get_cached_index(self, key: _Key, state: _State, *, admit: bool) -> _CachedIndex:
         """Return the cached index of a namespace, or a new one.
 
         With `admit`, a new index is added to the cache.
@@ -364,7 +364,7 @@ class Indexes:
                 self._cached[key] = cached
             return cached
 
-    def _record_size(self, key: _Key, cached: _CachedIndex, nbytes: int) -> None:
+    def _record_index_size(self, key: _Key, cached: _CachedIndex, nbytes: int) -> None:
         """Record the size of an index, and drop other indexes if the total exceeds the budget."""
         with self._lock:
             if self._cached.get(key) is not cached:
@@ -380,7 +380,7 @@ class Indexes:
     ) -> Flow[IndexView]:
         """Load a view of the items of a namespace, at present or at a time in the past."""
         key = (namespace.path, False)
-        cached = self._get_cached(key, state, admit=admit)
+        cached = self._get_cached_index(key, state, admit=admit)
         with cached.lock:
             if (
                 cached.changes > namespace.changes
@@ -393,7 +393,7 @@ class Indexes:
                 cached, index, now, now if as_of is None else max(now, as_of)
             )
             view = index.get_view(now if as_of is None else as_of)
-        self._record_size(key, cached, view.nbytes)
+        self._record_index_size(key, cached, view.nbytes)
         return view if as_of is None else view.without_later_puts(as_of)
 
     def _load_closed_view(
@@ -405,7 +405,7 @@ class Indexes:
         therefore contains no measured separation, because the measurement would depend on earlier
         searches.
         """
-        cached = self._get_cached((path, True), state, admit=admit)
+        cached = self._get_cached_index((path, True), state, admit=admit)
         closed = np.array(ids, np.int64)
         with cached.lock:
             if cached.model_number > state.number:
@@ -427,7 +427,7 @@ class Indexes:
                 )
                 cached.index.add_items(entries)
             view = cached.index.get_view(0)
-        self._record_size((path, True), cached, view.nbytes)
+        self._record_index_size((path, True), cached, view.nbytes)
         return replace(view.select_ids(closed), separation=Separation())
 
     def _load_versions(self, ids: Sequence[int], state: _State) -> Flow[list[IndexedItem]]:
@@ -440,7 +440,9 @@ class Indexes:
         rows = yield self.sql("versions_by_ids", json.dumps([*searched]))
         # A fixed order makes the scores of two searches equal to the last bit.
         rows = sorted(rows, key=lambda row: row[0])
-        entries = self._build_entries([(*row, *searched[row[0]]) for row in rows], state.model)
+        entries = self._build_indexed_items(
+            [(*row, *searched[row[0]]) for row in rows], state.model
+        )
         return entries + [_UNSEARCHED_ITEM._replace(id=id) for id in ids if id not in searched]
 
     # -- updating
@@ -478,14 +480,18 @@ class Indexes:
                 "search_data_since", state.number, namespace.namespace_id, newest, _PAGE_ROWS
             )
             # Rows of items that are excluded from search have only an id.
-            entries = self._build_entries([row for row in rows if row[8] is not None], state.model)
+            entries = self._build_indexed_items(
+                [row for row in rows if row[8] is not None], state.model
+            )
             index.add_items(entries)
             cached.unsaved += len(entries)
             added += len(rows)
             newest = rows[-1][0] if rows else newest
             is_complete = len(rows) < _PAGE_ROWS
         if missing_count := items + added - namespace.items:
-            yield from self._remove_missing(missing_count, index, cached.coverage, namespace, state)
+            yield from self._remove_missing_items(
+                missing_count, index, cached.coverage, namespace, state
+            )
         if state.model is not None and embedded != state.embedded:
             cached.unsaved += yield from self._load_late_vectors(index, state.number)
         cached.coverage = Coverage(newest, namespace.items, state.embedded, state.closed)
@@ -495,7 +501,7 @@ class Indexes:
         ):
             self._save_index(cached, index, namespace, state)
 
-    def _remove_missing(
+    def _remove_missing_items(
         self,
         missing_count: int,
         index: NamespaceIndex,
@@ -531,13 +537,13 @@ class Indexes:
                 return index
         return NamespaceIndex(state.model, self.approximate_above)
 
-    def _load_late_vectors(self, index: NamespaceIndex, number: int) -> Flow[int]:
+    def _load_late_vectors(self, index: NamespaceIndex, model_number: int) -> Flow[int]:
         """Add vectors that were stored after their items, and return the number of items."""
         ids = index.ids_without_vectors()
         total = 0
         for begin in range(0, len(ids), _PAGE_ROWS):
             page = json.dumps(ids[begin : begin + _PAGE_ROWS])
-            rows = yield self.sql("search_data_by_ids", number, page)
+            rows = yield self.sql("search_data_by_ids", model_number, page)
             vectors_of = {
                 row: self.records.decode_vectors(vectors, row)
                 for row, vectors, _ in rows
@@ -560,7 +566,7 @@ class Indexes:
             index.update_expiries(dict((yield self.sql("expiries", json.dumps(expiring)))))
         cached.expired_until = now
 
-    def _build_entries(self, rows: Sequence[Row], model: Model | None) -> list[IndexedItem]:
+    def _build_indexed_items(self, rows: Sequence[Row], model: Model | None) -> list[IndexedItem]:
         """Build the search data of some versions. Vectors that are not stored are computed here."""
         values = [self.records.decode_row_value(row) for row in rows]
         without_vectors = [
@@ -622,7 +628,7 @@ def _is_worth_saving(unsaved: int, items: int) -> bool:
 # -- combining views
 
 
-def _find_words(view: IndexView, words: Iterable[str]) -> dict[str, WordHits]:
+def _find_rows_by_word(view: IndexView, words: Iterable[str]) -> dict[str, WordHits]:
     """Return for each of the words the rows of a view that contain the word.
 
     Absent words are left out.
@@ -658,8 +664,8 @@ def _find_corrections(
         for word, candidates in zip(words, zip(*similar_words, strict=True), strict=True)
     }
     others = {other for candidates in corrections.values() for other in candidates}
-    terms = _merge_terms(
-        (yield from read_views(lambda _, view: (len(view.order), _find_words(view, others))))
+    terms = _merge_rows_by_word(
+        (yield from read_views(lambda _, view: (len(view.order), _find_rows_by_word(view, others))))
     )
     return {
         word: next((terms[other] for other in candidates if other in terms), NO_HITS)
@@ -667,7 +673,7 @@ def _find_corrections(
     }
 
 
-def _merge_terms(parts: Sequence[tuple[int, dict[str, WordHits]]]) -> dict[str, WordHits]:
+def _merge_rows_by_word(parts: Sequence[tuple[int, dict[str, WordHits]]]) -> dict[str, WordHits]:
     """Merge the rows of each word from several namespaces into one numbering of rows.
 
     Args:
@@ -706,7 +712,7 @@ def _merge_pools(parts: Sequence[CandidatePool]) -> CandidatePool:
         cosines += [] if part.cosines is None else [part.cosines]
         first_thread += part.thread_count
         separation = separation.merge(part.separation)
-    terms = _merge_terms([(len(part), part.terms) for part in parts])
+    terms = _merge_rows_by_word([(len(part), part.terms) for part in parts])
     all_cosines = np.concatenate(cosines) if len(cosines) > 1 else None
     candidates = Candidates(np.concatenate(row_arrays))
     return CandidatePool(candidates, list(numbers), first_thread, terms, all_cosines, separation)

@@ -16,7 +16,7 @@ from perdure.stores.namespaces import decode_path, prefix_range
 from perdure.stores.parts import StoreParts
 from perdure.stores.puts import Put
 from perdure.stores.values import extract_texts
-from perdure.stores.vectors import Floats, Model, encode_groups
+from perdure.stores.vectors import Floats, Model, encode_vector_groups
 
 BATCH_SIZE = 256  # items that are embedded at a time
 # maximum number of failed attempts; after these, a put does not retry the item
@@ -46,7 +46,7 @@ class MissingEmbeddings:
         if model is None or not any(put.chunks for put in puts):
             return None
         try:
-            encoded, model = await self._embed_groups([put.chunks for put in puts])
+            encoded, model = await self._embed_chunk_groups([put.chunks for put in puts])
         except EmbeddingFailed as exc:
             for put in puts:
                 put.embedding_error = str(exc) if put.chunks else None
@@ -56,14 +56,14 @@ class MissingEmbeddings:
             put.vectors = vectors
         return model
 
-    async def retry_some(self, puts: int) -> None:
+    async def retry_pending(self, put_count: int) -> None:
         """Compute vectors for some pending items after a successful put of `puts` items.
 
         Items whose embedding has failed too often are skipped.
         """
         if not self._may_retry:
             return
-        limit = puts + 16
+        limit = put_count + 16
         rows = await self._runner.read(
             lambda: self._read_pending_rows(b"", 0, limit, _MAX_RETRIED_ATTEMPTS)
         )
@@ -90,14 +90,14 @@ class MissingEmbeddings:
         ]
 
     def _read_pending_rows(
-        self, prefix: bytes, since: int, limit: int, attempts: int = NO_LIMIT
+        self, prefix: bytes, after_id: int, limit: int, attempts: int = NO_LIMIT
     ) -> Flow[list[Row]]:
         """Return rows of pending items with ids above `since`.
 
         Items with more than `attempts` failed attempts are skipped.
         """
         sql = self._sql["pending"]
-        return (yield from fetch_rows(sql, since, *prefix_range(prefix), attempts, limit))
+        return (yield from fetch_rows(sql, after_id, *prefix_range(prefix), attempts, limit))
 
     def count_missing(self) -> Flow[int]:
         """Return the number of items without vectors of the file's model."""
@@ -111,7 +111,7 @@ class MissingEmbeddings:
             rows_of_count = yield self._sql("count_missing_vectors", model.number)
         return int(rows_of_count[0][0])
 
-    async def embed_all(self, prefix: bytes) -> int:
+    async def embed_missing(self, prefix: bytes) -> int:
         """Compute missing vectors under a prefix, and return how many items received vectors."""
         total = since = 0
         while rows := (
@@ -131,7 +131,9 @@ class MissingEmbeddings:
         while pending_groups:
             group = pending_groups.pop()
             try:
-                encoded, model = await self._embed_groups([self._split_row(row) for row in group])
+                encoded, model = await self._embed_chunk_groups(
+                    [self._split_row_text(row) for row in group]
+                )
                 vectors_of_rows = [
                     (row[0], vectors) for row, vectors in zip(group, encoded, strict=True)
                 ]
@@ -155,7 +157,7 @@ class MissingEmbeddings:
             raise last_error
         return embedded_count
 
-    async def _embed_groups(
+    async def _embed_chunk_groups(
         self, groups: Sequence[Sequence[str]]
     ) -> tuple[list[bytes | None], Model]:
         """Return the encoded vectors of each group of chunks, and their model."""
@@ -166,20 +168,20 @@ class MissingEmbeddings:
         vectors = await self._embed_texts(all_chunks)
         model = model.with_dims(vectors.shape[1])
         return await self._runner.call_in_thread(
-            partial(encode_groups, vectors, groups, model)
+            partial(encode_vector_groups, vectors, groups, model)
         ), model
 
-    def _embed_texts(self, pieces: Sequence[str]) -> Effect[Floats]:
+    def _embed_texts(self, chunks: Sequence[str]) -> Effect[Floats]:
         """Return the effect of embedding texts."""
         embedder = self._embeddings.embedder
         assert embedder is not None
         # The embedder is slow, so it runs in a thread of its own instead of a reading thread.
         if self._embeddings.in_process:
-            embed = partial(embedder.embed, pieces)
+            embed = partial(embedder.embed, chunks)
             return Effect(embed, lambda: self._parts.database.run_in_thread(embed))
-        return Effect(lambda: embedder.embed(pieces), lambda: embedder.aembed(pieces))
+        return Effect(lambda: embedder.embed(chunks), lambda: embedder.aembed(chunks))
 
-    def _split_row(self, row: Row) -> list[str]:
+    def _split_row_text(self, row: Row) -> list[str]:
         """Return the chunks of the text in a row."""
         fields = self._parts.preparer.parse_fields(row[10])
         return self._embeddings.split_texts(
@@ -216,12 +218,12 @@ class MissingEmbeddings:
                 progress(embedded_count, total)
         return embedded_count
 
-    async def _drop_old_vectors(self, number: int, progress: Progress | None) -> int:
+    async def _drop_old_vectors(self, model_number: int, progress: Progress | None) -> int:
         """Drop the stored vectors of earlier models, if searches compute the present vectors."""
         dropped_count = 0
         while rows := (
             await self._runner.write(
-                partial(fetch_rows, self._sql["drop_vectors"], number, BATCH_SIZE)
+                partial(fetch_rows, self._sql["drop_vectors"], model_number, BATCH_SIZE)
             )
         ):
             dropped_count += len(rows)

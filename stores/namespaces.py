@@ -64,7 +64,9 @@ def check_prefix(prefix: Any) -> bytes:
                 f"the namespace {tuple(prefix)!r} has the label {label!r}; "
                 "expected non-empty text without NUL characters"
             )
-    return _encode_text("namespace", tuple(prefix), "".join(f"{label}\0" for label in prefix))
+    return _encode_within_limit(
+        "namespace", tuple(prefix), "".join(f"{label}\0" for label in prefix)
+    )
 
 
 def check_key(key: Any) -> str:
@@ -85,11 +87,11 @@ def check_key(key: Any) -> str:
         raise InvalidNamespace(
             f"the key is {text!r}; expected non-empty text without NUL characters"
         )
-    _encode_text("key", text, text)
+    _encode_within_limit("key", text, text)
     return text
 
 
-def _encode_text(kind: str, value: object, text: str) -> bytes:
+def _encode_within_limit(kind: str, value: object, text: str) -> bytes:
     """Encode text in UTF-8 and check its length.
 
     Args:
@@ -176,7 +178,7 @@ def check_condition(condition: MatchCondition) -> None:
     check_prefix(condition.path)
 
 
-def literal_prefix(conditions: Iterable[MatchCondition]) -> bytes:
+def find_literal_prefix(conditions: Iterable[MatchCondition]) -> bytes:
     """Return the longest prefix, as a path, that all matching namespaces are known to share."""
     longest = b""
     for condition in conditions:

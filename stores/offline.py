@@ -109,7 +109,7 @@ class WordPieceTokenizer:
         self._fold = _FoldedCharacters()
         self._memo = _TokenMemo(self._tokenize_word)
         # The forms `lake`, `Lake,` and `"lake` share one entry of the memo.
-        self._parts_memo = _TokenMemo(self._match_pieces)
+        self._parts_memo = _TokenMemo(self._split_into_pieces)
 
     def token_ids(self, text: str) -> list[int]:
         """Return the ids of a text's tokens, in order."""
@@ -121,7 +121,7 @@ class WordPieceTokenizer:
                 text = text.replace(control, "")
         return list(chain.from_iterable(map(self._memo.__getitem__, text.split())))
 
-    def known_share(self, text: str) -> float:
+    def share_of_known_letters(self, text: str) -> float:
         """Return the share of a text's letters that belong to words of the vocabulary.
 
         A word belongs to the vocabulary if the word or its stem consists of long pieces.
@@ -149,18 +149,18 @@ class WordPieceTokenizer:
         folded = unicodedata.normalize("NFD", word).translate(self._fold)
         return tuple(chain.from_iterable(map(self._parts_memo.__getitem__, folded.split())))
 
-    def _match_pieces(self, part: str) -> tuple[int, ...]:
+    def _split_into_pieces(self, word: str) -> tuple[int, ...]:
         """Return the token ids of a word.
 
         Each token is the longest one that matches the next characters.
         """
-        if len(part) > _MAX_WORD_LENGTH:
+        if len(word) > _MAX_WORD_LENGTH:
             return (_UNKNOWN_ID,)
         ids: list[int] = []
         start, prefix = 0, ""
-        while start < len(part):
-            for end in range(min(len(part), start + self._longest), start, -1):
-                token_id = self._ids.get(prefix + part[start:end])
+        while start < len(word):
+            for end in range(min(len(word), start + self._longest), start, -1):
+                token_id = self._ids.get(prefix + word[start:end])
                 if token_id is not None:
                     break
             else:
@@ -211,7 +211,7 @@ class StaticEmbedder:
         """
         is_known = (
             detect_language(text) == ENGLISH
-            and _load_weights()[1].known_share(text) > _MIN_KNOWN_SHARE
+            and _load_weights()[1].share_of_known_letters(text) > _MIN_KNOWN_SHARE
         )
         vector: Floats = self.embed([text if is_known else ""])[0]
         return vector

@@ -163,7 +163,7 @@ def check_options(**options: Any) -> Options:
 # -- recorded settings
 
 
-def agree_on_fields(
+def resolve_searched_fields(
     sql: NamedSQL, chosen: Sequence[str] | None, word_storage: str, *, read_only: bool
 ) -> Flow[list[str]]:
     """Return the paths by which the items of a file are searched, and record them in the file.
@@ -182,7 +182,9 @@ def agree_on_fields(
         ConfigurationError: The file stores words in another way.
     """
     rows = yield sql("get_setting", _WORDS_SETTING)
-    recorded_words = parse_setting(_WORDS_SETTING, rows[0][0], _is_words_setting) if rows else None
+    recorded_words = (
+        parse_setting(_WORDS_SETTING, rows[0][0], _is_valid_words_setting) if rows else None
+    )
     if recorded_words is not None and recorded_words["kept"] != word_storage:
         raise ConfigurationError(
             f"this file keeps words {recorded_words['kept']!r}, not {word_storage!r}: open it with "
@@ -198,7 +200,7 @@ def agree_on_fields(
     return fields
 
 
-def _is_words_setting(words: dict[str, Any]) -> bool:
+def _is_valid_words_setting(words: dict[str, Any]) -> bool:
     """Return whether the setting about stored words has valid values."""
     fields = words.get("fields")
     return (
@@ -256,7 +258,7 @@ class StoreParts:
         """
         seal = build_seal(options.key)
         word_storage = "clear" if isinstance(seal, ChecksumSeal) else options.text_index
-        mask = _build_mask(seal.hash_key) if word_storage == "keyed" else None
+        mask = _build_word_hasher(seal.hash_key) if word_storage == "keyed" else None
         embeddings = _build_embeddings(options.index, options.vectors)
         index: Any = options.index or {}
         fields = index.get("fields") or index.get("text_fields")
@@ -266,7 +268,7 @@ class StoreParts:
             """Compare the options with the file's settings when the database is opened."""
             read_only = options.read_only
             yield from bind_seal(seal, database.path, database.tenant, read_only=read_only)
-            preparer.fields[:] = yield from agree_on_fields(
+            preparer.fields[:] = yield from resolve_searched_fields(
                 sql, fields, word_storage, read_only=read_only
             )
             rows = yield sql("get_setting", "model")
@@ -380,8 +382,8 @@ class StoreParts:
         return Selection(
             self.resolve_prefix(prefix),
             self.now(),
-            _parse_cached(filter, of_provenance=False),
-            _parse_cached(provenance, of_provenance=True),
+            _parse_filter_cached(filter, of_provenance=False),
+            _parse_filter_cached(provenance, of_provenance=True),
             None if as_of is None else to_microseconds(as_of),
             newest_first,
         )
@@ -433,7 +435,7 @@ class StoreParts:
             self.database.write(lambda: self.writer.restart_ttls(keys, self.now))
 
 
-def _parse_cached(filter: Any, *, of_provenance: bool) -> Filter | None:
+def _parse_filter_cached(filter: Any, *, of_provenance: bool) -> Filter | None:
     """Parse a caller's filter. Filters that consist of JSON values are cached."""
     if filter is None or filter == {}:
         return None
@@ -470,7 +472,7 @@ def _build_embeddings(index: IndexOptions | None, kind: Kind | None) -> StoreEmb
     )
 
 
-def _build_mask(key: bytes) -> Callable[[str], str]:
+def _build_word_hasher(key: bytes) -> Callable[[str], str]:
     """Return a function that hashes words with a key.
 
     Equal words have equal hashes. Without the key, a hash reveals nothing else.
@@ -506,7 +508,7 @@ class OperationRunner:
     def __init__(self, database: Database, writer: ItemWriter) -> None:
         self.database, self.writer = database, writer
         self.call_reader: ReadingThreadCaller = CallBatcher(
-            database.run_in_thread, _make_calls
+            database.run_in_thread, _run_calls
         ).submit
         self._puts = CallBatcher(call, self._write_batch)
 
@@ -656,7 +658,7 @@ def _resolve_batch(batch: list[_Request], future: asyncio.Future[None]) -> None:
     set_outcomes([promise for _, promise in batch])
 
 
-def _make_calls(batch: list[_Request]) -> None:
+def _run_calls(batch: list[_Request]) -> None:
     """Run the calls of a batch one after another, and set the results of their promises.
 
     Cancelled calls are left out.

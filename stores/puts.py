@@ -142,7 +142,7 @@ class PutPreparer:
             provenance=provenance_to_json(provenance) if provenance else None,
         )
         if index is not None:
-            put.fields = _check_fields(index) or None
+            put.fields = _check_index_fields(index) or None
             put.is_searched = put.fields is not None
         return self.complete_put(put)
 
@@ -203,7 +203,7 @@ class PutPreparer:
         return self.embeddings.derive_vectors(texts, file_model)
 
 
-def are_brief(values: Sequence[Any]) -> bool:
+def are_quick_to_check(values: Sequence[Any]) -> bool:
     """Return whether values are few and small enough to be checked on an event loop."""
     remaining = _BRIEF_COST
     parts = [value for value in values if value is not None]  # None stands for a delete
@@ -226,7 +226,7 @@ def _convert_ttl(minutes: float) -> int:
     return int(max(1, min(minutes * _MINUTE, _MAX_TTL)))
 
 
-def _check_fields(index: Literal[False] | list[str]) -> list[str]:
+def _check_index_fields(index: Literal[False] | list[str]) -> list[str]:
     """Check the `index` option of a put, and return the paths in the option.
 
     False gives an empty list.
@@ -338,7 +338,7 @@ class ItemWriter:
                 limit.items if totals.item_growth > 0 else None,
                 limit.bytes if totals.byte_growth > 0 else None,
             )
-            yield from self._check_limit(grown_limit, now)
+            yield from self._check_scope_limit(grown_limit, now)
 
     def _build_shared_statements(self, totals: WriteTotals) -> list[Statement]:
         """Build the statements that all puts share, for index rows, errors and namespace sizes."""
@@ -348,7 +348,7 @@ class ItemWriter:
             fields = None if put.fields is None else json.dumps(put.fields)
             rows.append((row, vectors, None if vectors is None else totals.model, fields))
             if put.embedding_error is not None:
-                statements.append(self._build_pending(row, put.embedding_error))
+                statements.append(self._build_pending_statement(row, put.embedding_error))
         if rows:
             statements.append(self.sql.build_batch("add_index_row", rows))
         if totals.items_by_namespace:
@@ -365,7 +365,7 @@ class ItemWriter:
         """Read the versions that the puts replace, and build the statements that write the puts."""
         count = sum(put.text is not None for put in puts)
         ids, *located = yield [
-            self.new_ids(count),
+            self.build_id_statement(count),
             *self.sql.build_statements("find_present", [(put.path, put.key) for put in puts]),
             *([] if model is None else [self.sql("get_setting", "model")]),
         ]
@@ -387,7 +387,7 @@ class ItemWriter:
                 first_id,
             ) = present
             is_alive = row is not None and (expires is None or expires > now)
-            self._check_version(put, version if is_alive else 0)
+            self._check_required_version(put, version if is_alive else 0)
             since = now
             if row is not None:
                 # the clock may have stepped back
@@ -407,17 +407,17 @@ class ItemWriter:
                 if is_alive:
                     times = VersionTimes(created, since, expires, first_id)
                 additions.append(NewVersion(put, namespace_id, number, times))
-        rows = yield from self.build_additions(additions, [row for (row,) in ids], totals)
-        return [*self.build_closings(closings), *rows]
+        rows = yield from self.build_add_statements(additions, [row for (row,) in ids], totals)
+        return [*self.build_close_statements(closings), *rows]
 
-    def read_present(self, put: Put) -> Flow[Row]:
+    def read_present_version(self, put: Put) -> Flow[Row]:
         """Return the present version of a key, with the columns of the statement `find_present`.
 
         All are None if there is none.
         """
         return (yield self.sql("find_present", put.path, put.key))[0]  # type: ignore[no-any-return]
 
-    def build_closings(self, closings: Sequence[tuple[int, int]]) -> list[Statement]:
+    def build_close_statements(self, closings: Sequence[tuple[int, int]]) -> list[Statement]:
         """Build the statements that close present versions, given as pairs of end time and id."""
         if not closings:
             return []
@@ -428,7 +428,7 @@ class ItemWriter:
             self.sql.build_batch("drop_pending", rows),
         ]
 
-    def build_additions(
+    def build_add_statements(
         self, additions: Sequence[NewVersion], ids: Sequence[int], totals: WriteTotals
     ) -> Flow[list[Statement]]:
         """Build the statements that add versions of keys without a present version.
@@ -450,7 +450,7 @@ class ItemWriter:
         rows = []
         for row, (put, namespace_id, version, times) in zip(ids, additions, strict=True):
             namespace_id = namespace_ids[put.path] if namespace_id is None else namespace_id
-            size, *encoded = self._encode_version(put, version)
+            size, *encoded = self._encode_value_and_provenance(put, version)
             rows.append(
                 (
                     row,
@@ -469,11 +469,11 @@ class ItemWriter:
             totals.add_growth(namespace_id, 1, size)
         return [self.sql.build_batch("add_item", rows)] if rows else []
 
-    def new_ids(self, count: int) -> Statement:
+    def build_id_statement(self, count: int) -> Statement:
         """Build the statement that reserves new version ids and returns them in ascending order."""
         return self.sql("allocate_ids", json.dumps([*range(count)]))
 
-    def _encode_version(
+    def _encode_value_and_provenance(
         self, put: Put, version: int
     ) -> tuple[int, str | bytes, str | bytes | None]:
         """Return the bytes of a value, and the stored forms of the value and its provenance."""
@@ -492,7 +492,7 @@ class ItemWriter:
             provenance,
         )
 
-    def _check_version(self, put: Put, version: int) -> None:
+    def _check_required_version(self, put: Put, version: int) -> None:
         """Raise `VersionConflict` if the key is not at the version that the put requires."""
         if put.if_version is not None and put.if_version != version:
             state = f"at version {version}" if version else "not there"
@@ -502,7 +502,7 @@ class ItemWriter:
                 "get it again, apply your change to what it holds now, and put that"
             )
 
-    def _check_limit(self, limit: Limit, now: int) -> Flow[None]:
+    def _check_scope_limit(self, limit: Limit, now: int) -> Flow[None]:
         """Raise `LimitExceeded` if a scope has more items or bytes than allowed."""
         items, size = (yield self.sql("scope_size", *prefix_range(limit.prefix)))[0]
         if _is_within_limit(limit, items, size):
@@ -575,9 +575,9 @@ class ItemWriter:
 
     def record_failure(self, row: int, error: str) -> Flow[None]:
         """Record another failed attempt to compute the vectors of a version."""
-        yield self._build_pending(row, error)
+        yield self._build_pending_statement(row, error)
 
-    def _build_pending(self, row: int, error: str) -> Statement:
+    def _build_pending_statement(self, row: int, error: str) -> Statement:
         """Build the statement that records why a version has no vectors."""
         return self.sql("add_pending", row, self.records.encode_text(error, ("pending", row)))
 
@@ -604,7 +604,9 @@ class ItemWriter:
             growth = [(-1, -size, namespace_id) for _, namespace_id, size, _, _ in rows]
             yield LastRequest(
                 [
-                    *self.build_closings([(expires, row) for row, _, _, expires, _ in rows]),
+                    *self.build_close_statements(
+                        [(expires, row) for row, _, _, expires, _ in rows]
+                    ),
                     self.sql.build_batch("grow_namespace", growth),
                 ]
             )

@@ -245,7 +245,7 @@ def rank_rows(
     nearness = _compute_nearness(cosines, n, calibration)
     nearest = evidence = float(nearness.max(initial=0))
     neighbour_scores = np.zeros(n, np.float32)
-    vector_share = np.float32(_compute_vector_share(cosines, terms, weights, calibration))
+    vector_share = np.float32(_compute_vector_weight(cosines, terms, weights, calibration))
     evidence_of_terms = _compute_word_evidence(terms, n, arrangement)
     if terms:
         own_scores, shared_scores, parts["thread"], evidence_of_rows = _score_words(
@@ -304,7 +304,7 @@ def _divide_by_best(scores: Scores) -> Scores:
 # -- vectors
 
 
-def _compute_vector_share(
+def _compute_vector_weight(
     cosines: Floats | None, terms: Sequence[Term], weights: Weights, calibration: Calibration
 ) -> float:
     """Return the weight of the vector part in the sum of the parts of words and vectors, 0 to 1.
@@ -367,19 +367,19 @@ def scale_above_mean(cosines: Floats) -> Scores:
     return np.where(has_vector, np.clip(scaled, 0, 1), np.float32(0))
 
 
-def _compute_nearness(cosines: Floats | None, n: int, calibration: Calibration) -> Scores:
+def _compute_nearness(cosines: Floats | None, row_count: int, calibration: Calibration) -> Scores:
     """Return how near each vector is to the query, from 0 (like an average vector) to 1 (equal).
 
     A row without a vector (NaN) has 0. All results are multiplied by the trust in the vectors.
     """
     if cosines is None:
-        return np.zeros(n, np.float32)
+        return np.zeros(row_count, np.float32)
     has_vector = np.isfinite(cosines)
     finite = np.where(has_vector, np.minimum(cosines, 1), 0).astype(np.float32)
     total = float(finite.sum(dtype=np.float64)) + _PRIOR_ROWS * calibration.origin
     mean = max(total / (np.count_nonzero(has_vector) + _PRIOR_ROWS), 0.0)
     if mean >= 1:
-        return np.zeros(n, np.float32)
+        return np.zeros(row_count, np.float32)
     scale = np.float32(calibration.trust / (1 - mean))
     return np.asarray(np.maximum(finite - np.float32(mean), 0) * scale, np.float32)
 
@@ -387,7 +387,7 @@ def _compute_nearness(cosines: Floats | None, n: int, calibration: Calibration) 
 # -- words
 
 
-def idf(count: int, rows: int) -> float:
+def inverse_document_frequency(count: int, rows: int) -> float:
     """Return the inverse document frequency of a word that `count` of `rows` rows contain.
 
     The result is above 0.
@@ -451,7 +451,9 @@ def word_weight(term: Term, n: int) -> float:
     The weight is higher if the word is rare in the scope and in the language.
     """
     rarity = -math.log(term.message_frequency or _UNLISTED_FREQUENCY)
-    return idf(_count_rows_with_word(term, n), n) * math.pow(rarity, _RARITY_POWER)
+    return inverse_document_frequency(_count_rows_with_word(term, n), n) * math.pow(
+        rarity, _RARITY_POWER
+    )
 
 
 def _count_rows_with_word(term: Term, n: int) -> int:
@@ -583,7 +585,7 @@ class Arrangement:
 
 
 def build_arrangement(
-    thread: Ints, lengths: Floats, ends_with_question: Bools, said_at: Floats
+    thread: Ints, lengths: Floats, ends_with_question: Bools, sent_at: Floats
 ) -> Arrangement:
     """Compute which rows are neighbours, and how much each row takes from its context.
 
@@ -592,7 +594,7 @@ def build_arrangement(
             adjacent, in its order.
         lengths: The number of words in each row; float[n].
         ends_with_question: Whether a row ends with a question; bool[n].
-        said_at: The time of each row's message, NaN if unknown; float[n].
+        sent_at: The time of each row's message, NaN if unknown; float[n].
     """
     n, is_in_thread = len(thread), thread >= 0
     is_run_start = np.ones(n, bool)
@@ -602,8 +604,8 @@ def build_arrangement(
     loan_share = np.minimum(1, np.float32(MAX_WORDS_FULL_LOAN) / lengths_or_one)
     steps = range(1, min(len(DEFAULT.neighbours), n - 1) + 1)
     is_same_thread = [(thread[k:] == thread[:-k]) & is_in_thread[k:] for k in steps]
-    known_times = said_at[np.isfinite(said_at)]
-    later_count = len(known_times) - np.searchsorted(np.sort(known_times), said_at, side="right")
+    known_times = sent_at[np.isfinite(sent_at)]
+    later_count = len(known_times) - np.searchsorted(np.sort(known_times), sent_at, side="right")
     fading = np.exp2(
         later_count / np.float32(-_RECENCY_HALF_LIFE * max(len(known_times), 1))
     ).astype(np.float32)
@@ -619,7 +621,7 @@ def build_arrangement(
             np.float32(0),
         ),
         ends_with_question & (lengths <= MAX_WORDS_QUESTION),
-        np.where(np.isfinite(said_at), fading, np.float32(0)),
+        np.where(np.isfinite(sent_at), fading, np.float32(0)),
     )
 
 

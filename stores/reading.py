@@ -29,7 +29,7 @@ from perdure.stores.filters import Filter
 from perdure.stores.namespaces import (
     decode_path,
     encode_path,
-    literal_prefix,
+    find_literal_prefix,
     matches_conditions,
     prefix_range,
 )
@@ -272,13 +272,13 @@ class ItemReader:
         limit_rows = needed_count
         while True:
             rows = yield Statement(sql, (*bounds, limit_rows, skipped, *params))
-            matching = (self.match_row(row, selection) for row in rows)
+            matching = (self.decode_if_matching(row, selection) for row in rows)
             chosen = list(islice((match for match in matching if match is not None), needed_count))
             if len(chosen) == needed_count or len(rows) < limit_rows:
                 return chosen[offset - skipped :]
             limit_rows *= 8
 
-    def match_row(self, row: Row, selection: Selection) -> tuple[Row, StoredItem] | None:
+    def decode_if_matching(self, row: Row, selection: Selection) -> tuple[Row, StoredItem] | None:
         """Return a row with its item if the item matches the filters of a selection, else None."""
         value = None
         if selection.filter is not None:
@@ -300,12 +300,14 @@ class ItemReader:
             or self.records.is_encrypted
         ):
             return [row[0] for row, _ in (yield from self.read_page(selection, NO_LIMIT, 0))]
-        condition, indexed = yield from self._choose_condition(selection)
-        rows = yield self._build_matching(selection, condition, indexed, "i.id, i.value", NO_LIMIT)
+        condition, indexed = yield from self._choose_sql_condition(selection)
+        rows = yield self._build_matching_statement(
+            selection, condition, indexed, "i.id, i.value", NO_LIMIT
+        )
         matches = selection.filter.matches
         return [row for row, value in rows if matches(decode_value(decode_text_or_bytes(value)))]
 
-    def read_closed(self, selection: Selection) -> Flow[list[Row]]:
+    def read_closed_versions(self, selection: Selection) -> Flow[list[Row]]:
         """Read the closed versions that match and that were valid at the selected time.
 
         Returns the path and the id of each version.
@@ -319,7 +321,7 @@ class ItemReader:
         for start in range(0, len(closed), _PAGE_ROWS):
             ids = json.dumps([number for _, number in closed[start : start + _PAGE_ROWS]])
             rows = yield self.sql("versions_by_ids", ids)
-            chosen += [(row[1], row[0]) for row in rows if self.match_row(row, selection)]
+            chosen += [(row[1], row[0]) for row in rows if self.decode_if_matching(row, selection)]
         return chosen
 
     # -- conditions and indexes
@@ -329,7 +331,7 @@ class ItemReader:
         rows = yield self.sql("path_indexes")
         return sorted(name.removeprefix(_INDEX_PREFIX).replace("^", "") for (name,) in rows)
 
-    def _choose_condition(self, selection: Selection) -> Flow[tuple[Condition, str]]:
+    def _choose_sql_condition(self, selection: Selection) -> Flow[tuple[Condition, str]]:
         """Return the SQL condition of a selection's filter, and an `INDEXED BY` clause.
 
         The clause is empty if no index is selective enough.
@@ -342,14 +344,14 @@ class ItemReader:
         condition = build_condition(selection.filter, self.values, indexed_paths)
         for path in condition.paths:
             index_hint = f'INDEXED BY "{path_index_name(path)}"'
-            rows = yield self._build_matching(
+            rows = yield self._build_matching_statement(
                 selection, condition, index_hint, "1", _MAX_INDEX_ROWS
             )
             if len(rows) < _MAX_INDEX_ROWS:
                 return condition, index_hint
         return condition, ""
 
-    def _build_matching(
+    def _build_matching_statement(
         self, selection: Selection, condition: Condition, index_hint: str, columns: str, limit: int
     ) -> Statement:
         """Build the statement that selects present items which may match a condition."""
@@ -362,7 +364,7 @@ class ItemReader:
 
     def _build_page_statement(self, selection: Selection) -> Flow[tuple[str, tuple[Any, ...]]]:
         """Return the statement that reads a page of present items, and the filter's parameters."""
-        condition, index_hint = yield from self._choose_condition(selection)
+        condition, index_hint = yield from self._choose_sql_condition(selection)
         sql = self.sql["page"].format(
             condition=condition.with_numbered_parameters(6),
             indexed=index_hint,
@@ -370,7 +372,7 @@ class ItemReader:
         )
         return sql, condition.params
 
-    def read_plan(self, selection: Selection) -> Flow[QueryPlan]:
+    def read_query_plan(self, selection: Selection) -> Flow[QueryPlan]:
         """Return the database's plan for a search without a query."""
         sql, params = yield from self._build_page_statement(selection)
         bounds = (*prefix_range(selection.prefix), selection.now, 10, 0, *params)
@@ -408,7 +410,7 @@ class ItemReader:
             as_of: A moment of the past, or None.
             hides_notes: Whether namespaces with notes about memories are left out.
         """
-        low, high = prefix_range(root + literal_prefix(conditions))
+        low, high = prefix_range(root + find_literal_prefix(conditions))
         namespaces: list[Namespace] = []
         handled_prefix = b""  # all paths with this prefix are handled
         while len(namespaces) < offset + limit:
@@ -436,7 +438,7 @@ class ItemReader:
             )
         return namespaces[offset : offset + limit]
 
-    def read_sizes(self, paths: Sequence[bytes]) -> Flow[list[Row]]:
+    def read_namespace_sizes(self, paths: Sequence[bytes]) -> Flow[list[Row]]:
         """Return the number of namespaces, items and bytes under each path."""
         sizes: list[Row] = []
         for path in paths:

@@ -184,11 +184,11 @@ class Searcher:
             items = [FoundItem(item) for _, item in pairs]
         else:
             query = self._add_vector_blocking(query, selection)
-            words, terms = self._build_terms(query)
+            words, terms = self._build_query_terms(query)
             while True:
                 with suppress(SnapshotOutdated):
                     items = parts.database.read(
-                        lambda: self._find_best(selection, query, words, terms, *page)
+                        lambda: self._find_best_items(selection, query, words, terms, *page)
                     )
                     break
         if selection.as_of is None:
@@ -209,10 +209,10 @@ class Searcher:
         )
         if row is None:
             return RankExplanation("no such item exists")
-        if reader.match_row(row, selection) is None:
+        if reader.decode_if_matching(row, selection) is None:
             return RankExplanation("the filter excludes the item")
         query = self._add_vector_blocking(query, selection)
-        words, terms = self._build_terms(query)
+        words, terms = self._build_query_terms(query)
         while True:
             with suppress(SnapshotOutdated):
                 pool = read(lambda: self._indexes.load_pool(selection, terms))
@@ -229,7 +229,7 @@ class Searcher:
         reason = f"{better_count} of {len(pool)} items score higher"
         return RankExplanation(reason, better_count + 1, ranked.explain_row(row_index[0]))
 
-    def _find_best(
+    def _find_best_items(
         self,
         selection: Selection,
         query: SearchQuery,
@@ -270,7 +270,7 @@ class Searcher:
 
     # -- words and scores
 
-    def _build_terms(self, query: SearchQuery) -> tuple[_QueryWords, QueryTerms]:
+    def _build_query_terms(self, query: SearchQuery) -> tuple[_QueryWords, QueryTerms]:
         """Return the words of a query with synonyms, and the terms that the indexes look up."""
         model, vector = self._embeddings.model, query.vector
         by_words = query.mode != "semantic"
@@ -321,8 +321,8 @@ class Searcher:
         if query.context:
             arrangement = candidates.arrangement
             if query.during is not None:
-                said_at = candidates.rows["at"]
-                is_in_period = (said_at >= query.during[0]) & (said_at < query.during[1])
+                sent_at = candidates.rows["at"]
+                is_in_period = (sent_at >= query.during[0]) & (sent_at < query.during[1])
         is_by_named_actor = np.isin(candidates.rows["actor"], actors) if actors else None
         is_vector_only = not terms or (not has_known_word and len(pool) == 1)
         if (
@@ -375,7 +375,7 @@ class Searcher:
         """Whether the vectors of queries come from a model in another process."""
         return self._embeddings.model is not None and not self._embeddings.in_process
 
-    async def add_vector(
+    async def add_query_vector(
         self, query: SearchQuery | None, selection: Selection
     ) -> SearchQuery | None:
         """Return the query with its vector, if a model in another process computes the vector.

@@ -175,7 +175,7 @@ def _interpolate(value: float, low: float, high: float) -> float:
     return min(max((value - low) / (high - low), 0.0), 1.0)
 
 
-def sample_size(rows: int) -> int:
+def compute_sample_size(rows: int) -> int:
     """Return the number of first rows that are measured, or 0 if there are too few rows.
 
     The number grows in steps of an eighth to a quarter, so that a put seldom changes the sample.
@@ -202,8 +202,8 @@ def measure_separation(
         thread: A code for each row's thread, negative for none; int[n].
         position: The position of each row in its thread; float[n].
         lengths: The number of words in each row; float[n].
-        sharing: Returns pairs of rows that share a rare word, from `pairs_sharing_words`. It is
-            called only if neighbours do not show that the vectors are useful.
+        sharing: Returns pairs of rows that share a rare word; see `find_pairs_sharing_words`. The
+            function is called only if neighbours do not show that the vectors are useful.
     """
     n = len(vectors)
     order = np.lexsort((np.arange(n), position, thread))
@@ -253,7 +253,7 @@ def _select_evenly(pairs: Ints) -> Ints:
     return pairs[np.linspace(0, len(pairs) - 1, _MAX_PAIRS).astype(np.intp)]
 
 
-def pairs_sharing_words(words: Ints, rows: Ints, count: int) -> Ints:
+def find_pairs_sharing_words(words: Ints, rows: Ints, count: int) -> Ints:
     """Return pairs of rows that share a word which few of the rows have; int[pairs, 2].
 
     Args:

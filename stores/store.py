@@ -54,7 +54,7 @@ from perdure.stores.namespaces import (
     prefix_range,
 )
 from perdure.stores.parts import StoreParts
-from perdure.stores.puts import IndexOption, Put, are_brief
+from perdure.stores.puts import IndexOption, Put, are_quick_to_check
 from perdure.stores.ranking import Weights
 from perdure.stores.reading import to_microseconds
 from perdure.stores.searching import Searcher, SearchQuery, build_query, check_page
@@ -93,23 +93,23 @@ class Store(BaseStore):
         Raises:
             PerdureError: See `put`, `get`, `search` and `list_namespaces`.
         """
-        return self._parts.runner.run(self._run_batch(list(ops)))
+        return self._parts.runner.run(self._run_operations(list(ops)))
 
     async def abatch(self, ops: Iterable[Op | PutItem]) -> list[Result]:
         """Run several operations as one batch; see `batch`."""
-        return await self._parts.runner.arun(self._run_batch(list(ops)))
+        return await self._parts.runner.arun(self._run_operations(list(ops)))
 
-    async def _run_batch(self, ops: Sequence[Op | PutItem]) -> list[Result]:
+    async def _run_operations(self, ops: Sequence[Op | PutItem]) -> list[Result]:
         """Run the operations of `batch` as an operation of `perdure.effects`."""
         writes = [op for op in ops if isinstance(op, PutOp | PutItem)]
         prepare = partial(self._parts.prepare_batch, writes)
-        is_brief = are_brief([op.value for op in writes])
+        is_brief = are_quick_to_check([op.value for op in writes])
         puts = prepare() if is_brief else await self._parts.runner.call_in_thread(prepare)
         results: list[Result] = [None] * len(ops)
         if len(writes) < len(ops):
             queries = [await self._embed_op_query(op) for op in ops]
             results = await self._parts.runner.call_in_thread(
-                lambda: list(map(self._answer_op, ops, queries))
+                lambda: list(map(self._run_operation, ops, queries))
             )
         if puts:
             await self._write_puts(puts)
@@ -120,9 +120,9 @@ class Store(BaseStore):
         if not isinstance(op, SearchOp) or not self._searcher.awaits_vectors:
             return None
         selection = self._parts.build_selection(op.namespace_prefix)
-        return await self._searcher.add_vector(build_query(op.query), selection)
+        return await self._searcher.add_query_vector(build_query(op.query), selection)
 
-    def _answer_op(self, op: Op | PutItem, query: SearchQuery | None) -> Any:
+    def _run_operation(self, op: Op | PutItem, query: SearchQuery | None) -> Any:
         """Run the read of one operation. A put gives None."""
         if isinstance(op, PutOp | PutItem):
             return None
@@ -148,7 +148,7 @@ class Store(BaseStore):
         model = await self._missing.embed_puts(puts)
         await self._parts.runner.put(puts, self._parts.now(), model)
         if model is not None:
-            await self._missing.retry_some(len(puts))
+            await self._missing.retry_pending(len(puts))
 
     async def _put_item(self, namespace: Namespace, key: str, value: Any, *options: Any) -> None:
         """Put an item or, if the value is None, delete it."""
@@ -157,7 +157,7 @@ class Store(BaseStore):
         def prepare() -> Put:
             return parts.prepare_put(parts.preparer.check_row_key(namespace, key), value, *options)
 
-        is_brief = are_brief((value,))
+        is_brief = are_quick_to_check((value,))
         await self._write_puts(
             [prepare() if is_brief else await parts.runner.call_in_thread(prepare)]
         )
@@ -370,7 +370,7 @@ class Store(BaseStore):
             namespace_prefix, filter, provenance, as_of, newest_first
         )
         search_query = build_query(query, mode, context, explain, weights, during, min_score)
-        search_query = await self._searcher.add_vector(search_query, selection)
+        search_query = await self._searcher.add_query_vector(search_query, selection)
         search = partial(self._searcher.search, selection, search_query, limit, offset, refresh_ttl)
         return await self._parts.runner.call_reader(search)
 
@@ -517,7 +517,7 @@ class Store(BaseStore):
         selection = self._parts.build_selection(searched_prefix, filter, provenance, as_of)
         search_query = build_query(query, mode, context, True, during=during)
         path, text = self._parts.resolve_prefix(namespace), check_key(key)
-        search_query = await self._searcher.add_vector(search_query, selection)
+        search_query = await self._searcher.add_query_vector(search_query, selection)
         why_not = partial(self._searcher.why_not, selection, search_query, path, text)
         return await self._parts.runner.call_reader(why_not)
 
@@ -601,7 +601,7 @@ class Store(BaseStore):
     def namespace_sizes(self, prefixes: Sequence[Namespace]) -> list[NamespaceSize]:
         """Return the total size of the namespaces under each prefix, in the order given."""
         paths = [self._parts.resolve_prefix(prefix) for prefix in prefixes]
-        rows = self.database.read(lambda: self._parts.reader.read_sizes(paths))
+        rows = self.database.read(lambda: self._parts.reader.read_namespace_sizes(paths))
         return [NamespaceSize(tuple(p), *row) for p, row in zip(prefixes, rows, strict=True)]
 
     anamespace_sizes = make_async_twin(namespace_sizes)
@@ -628,13 +628,13 @@ class Store(BaseStore):
             EmbeddingFailed: The embedder fails for all items.
         """
         return self._parts.runner.run(
-            self._missing.embed_all(self._parts.resolve_prefix(namespace_prefix))
+            self._missing.embed_missing(self._parts.resolve_prefix(namespace_prefix))
         )
 
     async def aembed_pending(self, namespace_prefix: Namespace = ()) -> int:
         """Compute missing vectors; see `embed_pending`."""
         return await self._parts.runner.arun(
-            self._missing.embed_all(self._parts.resolve_prefix(namespace_prefix)),
+            self._missing.embed_missing(self._parts.resolve_prefix(namespace_prefix)),
             computes_in_thread=True,
         )
 

@@ -125,7 +125,7 @@ def tokenize(text: str) -> list[str]:
                 found_tokens.append(word[-1])
             else:
                 found_tokens.append(_TOKEN_OF_WORD[word])
-    found_tokens += _find_signs(text)
+    found_tokens += _find_signs_and_symbols(text)
     if foreign_stop_words().isdisjoint(words):
         return found_tokens
     unique = set(found_tokens)
@@ -157,7 +157,7 @@ def tokenize_query(text: str) -> list[str]:
             )
         else:
             query_tokens[_TOKEN_OF_WORD[word]] = None
-    query_tokens.update(dict.fromkeys(_find_signs(text)))
+    query_tokens.update(dict.fromkeys(_find_signs_and_symbols(text)))
     return list(query_tokens)
 
 
@@ -182,7 +182,7 @@ def extract_query_words(text: str) -> dict[str, str]:
                 stem_of.update(zip(pairs, pairs, strict=True))
         elif word not in stop_list:
             stem_of[_TOKEN_OF_WORD[word]] = stem_in_language.get(word, _TOKEN_OF_WORD[word])
-    stem_of.update((sign, sign) for sign in _find_signs(text))
+    stem_of.update((sign, sign) for sign in _find_signs_and_symbols(text))
     return stem_of or {token: token for token in tokenize_query(text)}
 
 
@@ -291,11 +291,13 @@ def _iter_words(text: str) -> Iterator[str]:
             yield from _SCRIPT_RUNS.findall(plain)
 
 
-def _find_signs(text: str) -> list[str]:
+def _find_signs_and_symbols(text: str) -> list[str]:
     """Return the words of a text that contain signs, such as "c#", followed by its symbols.
 
-    >>> _find_signs("C++ and .NET, $5"), _find_signs("👩🏽‍💻 ate 🍕 in 🇳🇴, 20 °C → 5 €")
-    (['c++', '.net', '$'], ['👩', '💻', '🍕', '🇳🇴', '°', '→', '€'])
+    >>> _find_signs_and_symbols("C++ and .NET, $5")
+    ['c++', '.net', '$']
+    >>> _find_signs_and_symbols("👩🏽‍💻 ate 🍕 in 🇳🇴, 20 °C → 5 €")
+    ['👩', '💻', '🍕', '🇳🇴', '°', '→', '€']
     """
     signs: list[str] = []
     if text.startswith(".") or any(sign in text for sign in _SIGN_HINTS):

@@ -144,9 +144,9 @@ class TombstoneReader:
     imported: Collection[tuple[bytes, str]] = ()
     _note_paths: dict[bytes, list[bytes]] = field(default_factory=dict)
 
-    def find_keys(self, contents: Sequence[ItemContent]) -> Flow[list[set[str]]]:
+    def find_matching_keys(self, contents: Sequence[ItemContent]) -> Flow[list[set[str]]]:
         """Return for each content, in order, the keys of the existing tombstones that match."""
-        yield from self._load_paths({content.path for content in contents})
+        yield from self._load_note_paths({content.path for content in contents})
         candidates: list[tuple[int, bytes, str]] = []
         for number, content in enumerate(contents):
             if note_paths := self._note_paths[content.path]:
@@ -158,13 +158,13 @@ class TombstoneReader:
         refused: list[set[str]] = [set() for _ in contents]
         unique = dict.fromkeys(candidate[1:] for candidate in candidates)
         pairs = [pair for pair in unique if pair not in self.imported]
-        present = yield from self._load_present(pairs)
+        present = yield from self._find_existing_tombstones(pairs)
         for number, note_path, key in candidates:
             if (note_path, key) in present:
                 refused[number].add(key)
         return refused
 
-    def _load_paths(self, paths: Iterable[bytes]) -> Flow[None]:
+    def _load_note_paths(self, paths: Iterable[bytes]) -> Flow[None]:
         """Load and cache, for each namespace, the paths of the namespaces with its tombstones."""
         paths_of_namespaces = {
             path: tombstone_paths(path) for path in paths if path not in self._note_paths
@@ -184,7 +184,9 @@ class TombstoneReader:
                 note_path for note_path in note_paths if note_path in nonempty_paths
             ]
 
-    def _load_present(self, pairs: Sequence[tuple[bytes, str]]) -> Flow[set[tuple[bytes, str]]]:
+    def _find_existing_tombstones(
+        self, pairs: Sequence[tuple[bytes, str]]
+    ) -> Flow[set[tuple[bytes, str]]]:
         """Return which of the tombstones exist, as pairs of namespace path and key."""
         if not pairs:
             return set()

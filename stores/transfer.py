@@ -28,7 +28,7 @@ from perdure.stores.reading import (
     with_expiry,
 )
 from perdure.stores.tombstones import TOMBSTONES, ItemContent, TombstoneReader, is_note_path
-from perdure.stores.values import check_size, decode_value
+from perdure.stores.values import check_value_size, decode_value
 from perdure.stores.vectors import Model
 
 PAGE = 500  # number of keys that are read at a time, and of lines that are written at a time
@@ -276,7 +276,7 @@ class Transfer:
             if isinstance(line, ItemVersion):
                 put = line.put
                 path, _ = preparer.check_row_key(decode_path(put.path), put.key)
-                check_size(len((put.text or "").encode()), preparer.max_bytes)
+                check_value_size(len((put.text or "").encode()), preparer.max_bytes)
                 return line._replace(put=preparer.complete_put(replace(put, path=path)))
             provenance = line.get("provenance")
             if provenance and not isinstance(provenance.get("message_ids", []), list):
@@ -330,7 +330,7 @@ def _write_versions(
     """
     report, imported_tombstones = TransferReport(), set[_RowKey]()
     totals = WriteTotals(None if model is None else (yield from writer.register_model(model)))
-    refused = yield from _find_refused(writer, items, now, state)
+    refused = yield from _find_refused_keys(writer, items, now, state)
     for item in items:
         row_key = item.row_key
         if state.differing is not None and row_key in state.differing:
@@ -371,8 +371,11 @@ def _write_versions(
             present = newest if is_present else None
             if present and present[6:8] == (None, None) and item.valid_to is not None:
                 # An item that may expire keeps its time to live in this store.
-                yield _close_version(
-                    writer, (yield from writer.read_present(item.put)), item.valid_to, totals
+                yield _build_close_statements(
+                    writer,
+                    (yield from writer.read_present_version(item.put)),
+                    item.valid_to,
+                    totals,
                 )
             report += TransferReport(skipped=1)
         else:
@@ -388,7 +391,7 @@ def _write_versions(
     )
 
 
-def _find_refused(
+def _find_refused_keys(
     writer: ItemWriter, items: Sequence[ItemVersion], now: int, state: _ImportState
 ) -> Flow[set[_RowKey]]:
     """Return the keys of a batch that have a version with a tombstone in this store.
@@ -397,7 +400,7 @@ def _find_refused(
     was put again after the erasure.
     """
     reader = TombstoneReader(writer.sql, now, state.imported_tombstones)
-    keys_of_items = yield from reader.find_keys([item.content for item in items])
+    keys_of_items = yield from reader.find_matching_keys([item.content for item in items])
     refused = state.refused.intersection(item.row_key for item in items)
     for item, keys in zip(items, keys_of_items, strict=True):
         if not keys or item.row_key in refused:
@@ -423,12 +426,12 @@ def _add_version(
     writer: ItemWriter, item: ItemVersion, now: int, totals: WriteTotals
 ) -> Flow[None]:
     """Add a version of an item, and close the present version before it."""
-    present = yield from writer.read_present(item.put)
+    present = yield from writer.read_present_version(item.put)
     namespace_id, row, version, created, valid_from, _, _, last_closed, _, first_id = present
     valid_from_time = now if item.valid_from is None else item.valid_from
     if row is not None:
         valid_from_time = max(valid_from_time, valid_from + 1)
-        yield _close_version(writer, present, valid_from_time, totals)
+        yield _build_close_statements(writer, present, valid_from_time, totals)
     version_number = item.version or (version or last_closed or 0) + 1
     created_at = (
         item.created_at
@@ -442,23 +445,25 @@ def _add_version(
     if expires is None and item.put.ttl is not None and item.valid_to is None:
         expires = max(valid_from_time, now) + item.put.ttl
     times = VersionTimes(created_at, valid_from_time, expires, first_id)
-    [(new_id,)] = yield writer.new_ids(1)
+    [(new_id,)] = yield writer.build_id_statement(1)
     yield (
-        yield from writer.build_additions(
+        yield from writer.build_add_statements(
             [NewVersion(put, namespace_id, version_number, times)], [new_id], totals
         )
     )
     if item.valid_to is not None:
-        yield _close_version(writer, (yield from writer.read_present(put)), item.valid_to, totals)
+        yield _build_close_statements(
+            writer, (yield from writer.read_present_version(put)), item.valid_to, totals
+        )
 
 
-def _close_version(
+def _build_close_statements(
     writer: ItemWriter, present: Row, valid_to: int, totals: WriteTotals
 ) -> list[Statement]:
-    """Build the statements that close a key's present version; see `ItemWriter.read_present`."""
+    """Build the statements that close a present version; see `ItemWriter.read_present_version`."""
     namespace_id, row, _, _, valid_from, _, size, *_ = present
     totals.add_growth(namespace_id, -1, -size)
-    return writer.build_closings([(max(valid_to, valid_from + 1), row)])
+    return writer.build_close_statements([(max(valid_to, valid_from + 1), row)])
 
 
 def _has_same_content(writer: ItemWriter, row: Row, put: Put) -> bool:

@@ -54,11 +54,11 @@ def encode_value(value: Any, max_bytes: int = MAX_BYTES) -> str:
         if problem := describe_invalid_part(value, thorough=True):
             raise InvalidValue(f"{WHOLE}{problem}") from None
         body = _encode_json(value).encode()
-    check_size(len(body), max_bytes)
+    check_value_size(len(body), max_bytes)
     return body.decode()
 
 
-def check_size(size: int, max_bytes: int) -> None:
+def check_value_size(size: int, max_bytes: int) -> None:
     """Raise `InvalidValue` if a value has more bytes than are allowed."""
     if size > max_bytes:
         raise InvalidValue(
@@ -201,19 +201,19 @@ def extract_texts(value: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
     return [text for text in found_texts if text.strip()]
 
 
-def _collect_texts(value: Any, out: list[str]) -> None:
-    """Append all strings and numbers of a nested value to `out`, in order."""
+def _collect_texts(value: Any, texts: list[str]) -> None:
+    """Append all strings and numbers of a nested value to `texts`, in order."""
     kind = type(value)
     if kind is str:
-        out.append(value)
+        texts.append(value)
     elif kind is dict:
         for part in value.values():
-            _collect_texts(part, out)
+            _collect_texts(part, texts)
     elif kind is list or kind is tuple:
         for part in value:
-            _collect_texts(part, out)
+            _collect_texts(part, texts)
     elif kind is int or kind is float:
-        out.append(str(value))
+        texts.append(str(value))
 
 
 # -- options and recorded settings

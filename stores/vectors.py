@@ -53,7 +53,7 @@ class Model:
     @classmethod
     def from_setting(cls, text: str) -> Self:
         """Parse the model from a setting of the store."""
-        return cls(**parse_setting("model", text, _is_model))
+        return cls(**parse_setting("model", text, _is_valid_model_setting))
 
     def to_setting(self) -> str:
         """Return the model as the text of a setting."""
@@ -84,7 +84,7 @@ class Model:
         )
 
 
-def _is_model(setting: dict[str, Any]) -> bool:
+def _is_valid_model_setting(setting: dict[str, Any]) -> bool:
     """Return whether a setting has exactly the fields of a model, with valid values."""
     return (
         setting.keys() == {"name", "dims", "kind", "number"}
@@ -163,7 +163,7 @@ def encode_vectors(vectors: Floats, kind: Kind) -> bytes:
     return vectors.astype(kind).tobytes()
 
 
-def encode_groups(
+def encode_vector_groups(
     vectors: Floats, groups: Sequence[Sequence[str]], model: Model
 ) -> list[bytes | None]:
     """Encode the vectors of each group of text chunks as bytes. An empty group gives None.
@@ -257,7 +257,9 @@ class VectorMatrix:
         The similarities of the `share` of rows with the best sketches are exact.
         """
         assert self.sketch is not None
-        distance = self._hamming_distances(_compute_sketches(query[None, :])[:, 0], start, stop)
+        distance = self._compute_hamming_distances(
+            _compute_sketches(query[None, :])[:, 0], start, stop
+        )
         bit_count = len(query)
         counts = np.bincount(distance, minlength=bit_count + 1)
         min_count = max(int(share * len(distance)), 1)
@@ -270,7 +272,7 @@ class VectorMatrix:
         out[chosen] = exact
         return np.asarray(out, np.float32)
 
-    def _hamming_distances(
+    def _compute_hamming_distances(
         self, query_sketch: NDArray[np.uint64], start: int, stop: int
     ) -> NDArray[np.uint16]:
         """Return the number of bits in which each row's sketch differs from the query's sketch."""

@@ -271,7 +271,7 @@ class WholeStore(DatabaseOwner, Store):
     ) -> QueryPlan:
         """Return the database's plan for a search, with the path indexes that it would use."""
         selection = self._parts.build_selection(namespace_prefix, filter)
-        return self.database.read(lambda: self._parts.reader.read_plan(selection))
+        return self.database.read(lambda: self._parts.reader.read_query_plan(selection))
 
     aexplain_query = make_async_twin(explain_query)
 

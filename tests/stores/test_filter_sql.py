@@ -13,7 +13,7 @@ from perdure.stores.filter_sql import (
     build_condition,
     build_index_expression,
     check_index_path,
-    indexable_paths,
+    find_indexable_paths,
 )
 from perdure.stores.filters import MAX_OPERANDS, parse_filter
 from tests.stores.filter_rows import LetThrough, ids, table
@@ -137,7 +137,7 @@ def test_an_index_on_a_path_is_used(filter: dict[str, Any], path: str) -> None:
     found = ids(connection, parsed, [path])
     connection.close()
 
-    assert path in indexable_paths(parsed)
+    assert path in find_indexable_paths(parsed)
     assert "SEARCH i USING INDEX by_path" in plan[0]
     assert {number for number, one in enumerate(pool) if parsed.matches(one)} <= found
     assert len(found) < len(pool)
@@ -161,7 +161,7 @@ def test_which_paths_an_index_could_serve() -> None:
         "$and": [{"e": {"$gt": 1, "$ne": 2}}],
     }
 
-    found = indexable_paths(parse_filter(filter))
+    found = find_indexable_paths(parse_filter(filter))
 
     assert found == ["kind", "a.b", "late", "e"]
 

@@ -83,7 +83,7 @@ entries = st.builds(
     thread=st.none() | st.sampled_from(["t", "u"]),
     position=st.integers(0, 3).map(float),
     actor=st.none() | st.sampled_from(["Ann", "Bo"]),
-    said_at=st.just(0.0),
+    sent_at=st.just(0.0),
     expires=st.sampled_from([FOREVER, 5, 10]),
     put_at=st.just(0),
 )

@@ -17,7 +17,7 @@ from perdure.stores.ranking import (
     Ranked,
     Term,
     Weights,
-    idf,
+    inverse_document_frequency,
     iter_count_blocks,
     length_penalty,
     rank_rows,
@@ -62,8 +62,8 @@ def bm25(terms: list[Term], lengths: np.ndarray, weights: Weights = DEFAULT) -> 
 
 def test_idf_of_rare_and_common_words() -> None:
     """A word of one row in three is worth ln(1 + 2.5/1.5); one of all rows is above zero."""
-    assert idf(1, 3) == pytest.approx(math.log(1 + 2.5 / 1.5))
-    assert idf(3, 3) == pytest.approx(math.log(1 + 0.5 / 3.5))
+    assert inverse_document_frequency(1, 3) == pytest.approx(math.log(1 + 2.5 / 1.5))
+    assert inverse_document_frequency(3, 3) == pytest.approx(math.log(1 + 0.5 / 3.5))
 
 
 def test_bm25_by_hand() -> None:

@@ -23,9 +23,9 @@ from perdure.stores.separation import (
     Calibration,
     Moments,
     Separation,
+    compute_sample_size,
+    find_pairs_sharing_words,
     measure_separation,
-    pairs_sharing_words,
-    sample_size,
 )
 from perdure.stores.vectors import Model, encode_vectors, normalize_rows
 from tests.store_backends import BACKENDS
@@ -293,7 +293,7 @@ def test_a_changed_index_measures_the_same_as_a_new_one() -> None:
 
 
 def test_sample_sizes_grow_in_steps() -> None:
-    sizes = [sample_size(rows) for rows in range(3 * MAX_ROWS)]
+    sizes = [compute_sample_size(rows) for rows in range(3 * MAX_ROWS)]
     assert sizes[:16] == [0] * 16
     assert sizes == sorted(sizes)
     assert max(sizes) == MAX_ROWS
@@ -315,9 +315,9 @@ def test_pairs_share_a_word_that_is_rare() -> None:
     """Here the word 1 is in two rows and the word 2 in all; one row has the word 3."""
     words = np.array([1, 1, *[2] * 32, 3])
     rows = np.array([4, 9, *range(32), 7])
-    assert pairs_sharing_words(words, rows, 32).tolist() == [[4, 9]]
+    assert find_pairs_sharing_words(words, rows, 32).tolist() == [[4, 9]]
     none = np.empty(0, np.int64)
-    assert pairs_sharing_words(none, none, 32).shape == (0, 2)
+    assert find_pairs_sharing_words(none, none, 32).shape == (0, 2)
 
 
 def test_rows_without_threads_are_measured_by_their_words() -> None:
