@@ -284,7 +284,7 @@ class CheckpointReader:
 
         Args:
             address: The address.
-            epoch: The present epoch of the database.
+            epoch: The current epoch of the database.
         """
         stored_checkpoint = self._find_cached_head(address)
         if stored_checkpoint is None:

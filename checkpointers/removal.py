@@ -110,12 +110,13 @@ class Remover:
     has_match: bool = False
     removed_messages: dict[str, BaseMessage] = field(default_factory=dict)
     channels: TextSet = field(default_factory=TextSet)
-    _contents: TextSet = field(default_factory=TextSet)  # keys of whole messages
+    _contents: TextSet = field(default_factory=TextSet)  # comparison keys of whole messages
     _call_ids: TextSet = field(default_factory=TextSet)  # ids of tool calls
     _call_keys: TextSet = field(default_factory=TextSet)  # names and arguments of tool calls
     _long_texts: TextSet = field(default_factory=TextSet)  # texts of the content
     _task_texts: TextSet = field(default_factory=TextSet)  # texts that tasks may contain
-    _ancestors: set[int] = field(default_factory=set)  # ids of the objects around a value
+    # `id()` of the objects that contain the current value
+    _ancestors: set[int] = field(default_factory=set)
 
     @classmethod
     def from_texts(
@@ -369,9 +370,11 @@ def _parse_message_like(value: Any) -> tuple[str | None, Any]:
     if not isinstance(value, dict):
         return None, None
     fields = message_form = value
-    if value.get("lc") == 1 and isinstance(value.get("kwargs"), dict):  # langchain's `dumpd`
+    # the form of langchain's `dumpd`
+    if value.get("lc") == 1 and isinstance(value.get("kwargs"), dict):
         fields = value["kwargs"]
-    elif "type" in value and isinstance(value.get("data"), dict):  # its `message_to_dict`
+    elif "type" in value and isinstance(value.get("data"), dict):
+        # the form of langchain's `message_to_dict`
         fields = value["data"]
         message_form = {**fields, "type": value["type"]}
     elif not value.keys() & {"role", "type"}:

@@ -305,7 +305,8 @@ def find_runtime(config: RunnableConfig) -> Any:
     has no `execution_info`. The runtimes in the configs of subgraphs and nodes have an
     `execution_info`.
     """
-    module: Any = sys.modules.get("langgraph.runtime")  # without it no graph runs
+    # if this module is not imported, no graph runs
+    module: Any = sys.modules.get("langgraph.runtime")
     for part in config.get("configurable", {}).values() if module else ():
         if isinstance(part, module.Runtime):
             return part

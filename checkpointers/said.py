@@ -180,9 +180,9 @@ def drop_indexes_of_some_threads(sql: NamedSQL, limit: int) -> Flow[int]:
 def drop_thread_index(sql: NamedSQL, thread_key: int) -> Flow[None]:
     """Remove a thread from the transcript index.
 
-    The caller must have changed the row of the thread in the same transaction. This change locks
-    the row, so a process that adds messages of the thread to the index does so either before or
-    after this transaction.
+    The caller must have changed the row of the thread in the same transaction. Changing the row
+    locks the row, so another process adds messages of the thread to the index either before or
+    after the transaction.
     """
     for (path,) in (yield sql("drop_transcript_progress", thread_key)):
         keys = f"{thread_key:x}.", f"{thread_key:x}/"

@@ -275,8 +275,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         the meantime, the checkpoint becomes a branch. Channels that `new_versions` does not name
         keep the value of the parent. For lists and dicts, only new items are stored.
 
-        The metadata inherits `user_id` and `owner` from the parent. It inherits neither if the
-        config or the context of the run names another user, or sets a name to `""` or None.
+        The metadata inherits `user_id` and `owner` from the parent. Neither value is inherited if
+        the config or the context of the run names another user, or sets one of the two names to
+        `""` or None.
 
         Returns:
             The config that names the new checkpoint.
@@ -336,9 +337,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         langgraph copies the `configurable` of a run into the metadata, but not its `context`, which
         may contain secrets. Memory nodes call this method with the names of the values that they
         have read from the context. The metadata of the next checkpoint of the root graph gets those
-        values of these names that are texts of at most 4,096 characters. These values replace
-        values from `configurable`. Later checkpoints inherit these values, unless the context of
-        their run has other values.
+        values of these names that are texts of at most 4,096 characters. Values from the context
+        replace values from `configurable`. Later checkpoints inherit these values, unless the
+        context of their run has other values.
 
         Args:
             thread_id: The thread.

@@ -10,7 +10,10 @@ from perdure.storage.flow import Flow, LastRequest, Row, Statement, fetch_rows
 
 
 class ServerTable:
-    """Base class of a server table. It reads and writes the table by named SQL statements."""
+    """Base class of a server table.
+
+    The methods read and write the table with named SQL statements.
+    """
 
     def __init__(self, saver: Checkpointer) -> None:
         self._database, self._sql, self._seal = saver.database, saver._sql, saver._seal

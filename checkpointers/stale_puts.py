@@ -1,9 +1,9 @@
 """Filter the puts of runs that loaded their state before an erasure or a deletion of the thread.
 
-Such a run still has the erased messages in memory, so its next checkpoint and the writes of its
-tasks contain them. The erased messages and quotations of them are recognised by the hashes in the
-removal records and are not stored again. The rest is stored. If the thread was deleted, nothing is
-stored, and the put raises `ThreadDeleted`.
+A run that started before an erasure still has the erased messages in memory, so its next checkpoint
+and the writes of its tasks contain them. The erased messages and quotations of them are recognised
+by the hashes in the removal records and are not stored again. The rest is stored. If the thread was
+deleted, nothing is stored, and the put raises `ThreadDeleted`.
 """
 
 from __future__ import annotations
@@ -269,7 +269,8 @@ def find_erased_messages(
 ) -> Flow[list[bool]]:
     """Return for each message whether a removal after number `since_removal` erased it.
 
-    If the thread was deleted after removal number `since_removal`, the result is True for all messages.
+    If the thread was deleted after removal number `since_removal`, the result is True for all
+    messages.
     """
     removals = reader.removals
     number = yield from removals.count_removals(thread_id)

@@ -134,7 +134,7 @@ def is_update_path(path: str) -> bool:
 def _is_nested_task_path(path: str) -> bool:
     """Return whether a path belongs to a called task, an error handler or an update.
 
-    Such a task is not one of the tasks of the superstep.
+    A task with a nested path is not one of the tasks of the superstep.
     """
     return path.endswith(ASIDE_SUFFIX) or path.startswith(f"{_PUSH}~") or path.endswith(_HANDLER)
 

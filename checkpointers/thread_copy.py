@@ -1,8 +1,8 @@
 """Copy threads within a database, and merge the threads of another database into this one.
 
-Items, checkpoints and pending writes are copied in encoded form. Their bytes are decrypted with the
-key of the source and encrypted with the key of the target. Only metadata is decoded, because the
-target's metadata index is built from it.
+Items, checkpoints and pending writes are copied in encoded form. The copied bytes are decrypted
+with the key of the source and encrypted with the key of the target. Only metadata is decoded,
+because the target's metadata index is built from it.
 
 In a merge, a thread that exists in both databases is handled as follows. If both threads are equal,
 or if only the target's thread has continued, nothing is copied. If only the source's thread has

@@ -424,7 +424,7 @@ class ThreadList:
                         yield self._sql("set_status", status, key)
                     if may_wait:
                         yield self._sql("mark_may_wait", key)
-                    if not seq:  # a put would have updated the time
+                    if not seq:  # the thread has no put, which would have set the time
                         yield self._sql("touch_thread", time.time(), key)
 
         self._database.write(flow, exclusive_names=(thread_id,), watch=self._saver._watch)

@@ -176,7 +176,7 @@ class ThreadReader:
         is_delta, ref = isinstance(ref, list) and ref[0] == SNAPSHOT, find_value_reference(ref)
         if not isinstance(ref, bytes):
             return ref is not None and ref[0] == DICT, not is_delta or ref[0] != ITEM
-        value = self.reader.codec.decode(ref)  # an empty value is stored as bytes
+        value = self.reader.codec.decode(ref)  # an empty list or dict is stored as plain bytes
         if type(value) is DeltaSnapshot:
             return type(value.value) is dict, type(value.value) in (list, dict)
         return type(value) is dict, True

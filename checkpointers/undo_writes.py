@@ -1,8 +1,8 @@
 """Undo pending writes that a run has added to checkpoints of other runs.
 
 A run that answers a question stores the answer, and the results of the nodes that then run, as
-pending writes of the checkpoint at which the thread waited. This checkpoint belongs to an earlier
-run, so these writes are not removed with the checkpoints of the run.
+pending writes of the checkpoint at which the thread waited. The checkpoint belongs to an earlier
+run, so the pending writes are not removed with the checkpoints of the run.
 """
 
 from __future__ import annotations

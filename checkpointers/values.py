@@ -153,7 +153,8 @@ class Allowlist:
         self.types = types
 
         def allows_name(name: Name) -> bool:
-            return serde.with_msgpack_allowlist([name]) is serde  # adding it changes nothing
+            # if the name is already allowed, the same serializer is returned
+            return serde.with_msgpack_allowlist([name]) is serde
 
         everything = allows_name(("", ""))
         self.is_strict = not everything and not allows_name(self.LOADED)
@@ -294,7 +295,7 @@ class Converter:
         if (registered := self._types.by_class.get(cls)) is not None:
             return self._encode_registered(value, registered)
         if self.replacing and isinstance(value, BaseMessage):
-            ormsgpack.packb(value.id)  # raises if it has a lone surrogate
+            ormsgpack.packb(value.id)  # raises an error if the id contains a lone surrogate
         if name in KNOWN:
             return self._encode_known_class(value, name)
         if name == _DELTA_SNAPSHOT:

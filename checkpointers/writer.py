@@ -124,7 +124,8 @@ class CheckpointWriter:
                     if isinstance(request, CheckpointPut):
                         self.cache.invalidate_heads(thread_id)
                         if commit.statements[0].sql == self.sql["new_thread"]:
-                            self.cache.keys.discard_keys()  # another thread may have its key
+                            # another thread may already use the planned key
+                            self.cache.keys.discard_keys()
                 else:
                     return commit
             if isinstance(request, TaskWrites):
@@ -416,8 +417,8 @@ class CheckpointWriter:
         """Build the statements that update a thread's list entry, which is its title and metadata.
 
         The list entry contains the metadata of the root namespace's head. A put that becomes a
-        branch does not change this metadata. Such a put marks the thread as one that may wait for
-        an answer, because the head may still wait.
+        branch does not change this metadata. A put that becomes a branch marks the thread as one
+        that may wait for an answer, because the head may still wait.
         """
         if put.address.checkpoint_ns:
             return []
@@ -426,13 +427,15 @@ class CheckpointWriter:
         if title is None or put.title not in (None, title):
             title = choose_title(put, thread, nodes)
         if is_head:
-            new_listed, is_new = dict[str, Any](), False  # inlined, because every put runs this
+            # inlined for speed, because every put runs this code
+            new_listed, is_new = dict[str, Any](), False
             for name, value in metadata.items():
                 if name not in UNLISTED_NAMES and not (
                     type(name) is str and name.startswith(UNLISTED_PREFIXES)
                 ):
                     new_listed[name] = value
-                    is_new = is_new or type(value) is not str  # True == 1, so compare the encodings
+                    # True == 1, so values of other types are compared by their encodings
+                    is_new = is_new or type(value) is not str
             try:
                 is_new = is_new or listed is None or new_listed != listed[0]
             except Exception:  # some values, such as arrays, cannot be compared with ==
@@ -765,7 +768,7 @@ class CheckpointWriter:
             self._find_cached_thread(thread_id, key, generation) if is_cache_valid else None
         )
         thread = cached_thread or Thread(key, generation, newest_removal)
-        thread.updated_at = updated_at  # a failed plan may have changed it
+        thread.updated_at = updated_at  # a failed plan may have changed the cached time
         writes = request.build_writes_for_state(
             *self._find_reference_state(request, (key, generation), is_cache_valid)
         )
