@@ -1,7 +1,8 @@
 """The server of `perdure serve`, with pages, langgraph's REST API and MCP for one database.
 
-`create_app` builds its ASGI application. The function is imported when it is first used, because
-`perdure mcp` does not need it. The server calls only functions that any user of perdure can call.
+`create_app` builds its ASGI application. `create_app` is imported only when it is first used,
+because `perdure mcp` does not need it. The server calls only functions that any user of perdure can
+call.
 """
 
 from typing import TYPE_CHECKING, Any

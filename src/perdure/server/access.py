@@ -49,8 +49,9 @@ Filter = Mapping[str, Any]
 """The conditions that the metadata of a thread, cron or assistant must meet. Each key has a plain
 value, which must be equal, or a dict with the operator `$eq` or `$contains`."""
 _SCALAR_TYPES: Final = (str, int, float, NoneType)
-# maximum number of lists and dicts inside the lists of a metadata filter; each of them is compared
-# with every element of the list in the metadata, so a larger number would be slow
+# Maximum number of lists and dicts that may be nested in the lists of a metadata filter. Each of
+# them is compared with every element of the list in the metadata, so a higher limit would make
+# filters slow.
 _MAX_NESTED_IN_LISTS: Final = 10
 
 
@@ -126,7 +127,7 @@ class Access(Protocol):
 
     - `owners_are_people`: False if the `owner` of a thread may be something else than the user of
       an API key, such as an organisation.
-    - `identities_list_teams`: False if identities list no teams. The config of a run then names
+    - `identities_list_teams`: False if identities list no teams. The config of a run must then name
       the teams whose memory the run uses.
     - `tenants`: All tenants. The server opens their databases when it starts.
     - `check_person(identity, person)`: Raise `Forbidden` if the identity may not act for a person.
@@ -177,7 +178,7 @@ class LocalAccess:
         return self._identity
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
-        """Allow everything, or only the data of the person for whom the user acts."""
+        """Allow everything. If the user acts for a person, allow only the data of the person."""
         person = identity.acting_for
         return {} if person is None else permit_own_data(person, action, value)
 
@@ -185,8 +186,8 @@ class LocalAccess:
 def permit_own_data(user: str, action: Action, value: dict[str, Any]) -> Filter:
     """Allow an action on data of a user, and return the filter that selects this data.
 
-    Threads, crons and assistants of a user have the user as `owner` in their metadata. Namespaces
-    of a user have the user as their second label. See `Access.permit` for the arguments.
+    A user's threads, crons and assistants have the user's id as `owner` in their metadata. A user's
+    namespaces have the user's id as their second label. See `Access.permit` for the arguments.
 
     Args:
         user: The owner of the data.
@@ -253,7 +254,7 @@ def build_containment_check(expected: Any) -> Callable[[Any], bool]:
 
 
 def _build_containment_check(expected: Any) -> Callable[[Any], bool]:
-    """Return the check of `build_containment_check`, for a value of any nesting."""
+    """Build the check for `build_containment_check`. The value may be nested to any depth."""
     if isinstance(expected, Mapping):
         field_checks = {name: _build_containment_check(value) for name, value in expected.items()}
         return lambda value: (
@@ -290,7 +291,8 @@ def _build_scalar_key(value: str | float | None) -> Any:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int) or value.is_integer():
-        return (hex(int(value)),)  # linear time for large numbers, unlike `str`
+        # Use `hex`, because it converts a large number in linear time, and `str` does not.
+        return (hex(int(value)),)
     return (repr(value),)
 
 

@@ -18,7 +18,7 @@ from perdure.settings import is_name
 
 PERSON_HEADER: Final = "X-Perdure-User"
 """The header that names the person for whom a request is sent, in UTF-8."""
-# maximum characters of a person's name, the same as for a label of a namespace
+# Maximum number of characters in a person's name. The label of a namespace has the same limit.
 _MAX_NAME_CHARS: Final = 4096
 
 

@@ -43,14 +43,19 @@ from perdure.server.threads import validate_metadata
 
 routes = APIRouter(tags=["crons"])
 _SCHEDULE_FIELDS: Final = {"schedule", "timezone", "end_time", "enabled"}
-_THREADS_PER_QUERY: Final = 500  # the maximum number of thread ids in one query
+_THREADS_PER_QUERY: Final = 500  # Maximum number of thread ids in one query
 _PRIVATE_FIELDS: Final = {"config", "context", "webhook"}
 """Fields of a cron's payload that the person of its thread does not see if the cron is somebody
 else's."""
 
 
 class FoundCron(NamedTuple):
-    """A cron, and whether the caller reaches it by its metadata."""
+    """A cron that a search has found.
+
+    Attributes:
+        cron: The row of the cron.
+        is_reachable: Whether the metadata of the cron gives the caller access to it.
+    """
 
     cron: CronRow
     is_reachable: bool
@@ -98,7 +103,10 @@ async def create_cron(
 async def update_cron(
     call: CurrentCall, runs: ServerRuns, cron_id: PathId, body: dict[str, Any]
 ) -> Response:
-    """Change fields of a cron, and add metadata. Its runs then have the rights of the caller."""
+    """Change fields of a cron, and add metadata.
+
+    Later runs of the cron have the rights of the caller.
+    """
     metadata = body.get("metadata") or {}
     permitted = await call.permit(
         {
@@ -162,7 +170,7 @@ async def count_crons(call: CurrentCall, runs: ServerRuns, body: CronFilters) ->
 async def _validate_cron(
     call: Call, runs: Runs, body: CronRequest, cron: CronRow, metadata: dict[str, Any]
 ) -> CronRow:
-    """Return a cron with new fields, after checking that the caller may start its run now.
+    """Return a cron with changed fields, after checking that the caller may start its run now.
 
     Args:
         call: The call of the client.
@@ -235,7 +243,7 @@ async def _is_on_own_thread(call: Call, cron: CronRow, thread_action: Action) ->
 
 
 async def _find_own_threads(call: Call, thread_ids: Collection[str | None]) -> set[str]:
-    """Return those threads whose person is the caller and that lists show to the caller."""
+    """Return the ids of threads whose person is the caller and that the caller may see in lists."""
     search_call, own_ids = call.with_action("threads:search"), set[str]()
     ids = [thread_id for thread_id in thread_ids if thread_id is not None]
     try:
@@ -252,9 +260,8 @@ async def _find_own_threads(call: Call, thread_ids: Collection[str | None]) -> s
 async def _find_crons(call: Call, runs: Runs, filters: CronFilters) -> list[FoundCron]:
     """Return the crons that match and that the caller reaches by metadata or by the thread."""
     permitted = await call.permit(filters.model_dump())
-    is_permitted = build_containment_check(
-        permitted["metadata"] or {}
-    )  # handlers add the owner to it
+    # An authorization handler may have added the owner to the metadata.
+    is_permitted = build_containment_check(permitted["metadata"] or {})
     matches_metadata = build_containment_check(filters.metadata)
     default = find_default_assistant(runs.graphs, filters.assistant_id or "")
     assistant_id = default["assistant_id"] if default else filters.assistant_id

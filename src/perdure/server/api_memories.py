@@ -1,4 +1,7 @@
-"""REST endpoints for the memories of a user, or with `?team=` of one of the user's teams."""
+"""REST endpoints for a user's memories.
+
+With `?team=`, the endpoints use the memories of one of the user's teams.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ async def list_memories(
     With `as_of`, list the memories that were valid at that time.
     """
     arguments = {"filter": None, "query": None, "limit": limit, "offset": offset}
-    memories, config = await _open_collection(call, arguments, team)
+    memories, config = await _open_permitted_memories(call, arguments, team)
     options: JSONObject = {"kind": kind, "limit": limit, "offset": offset, "as_of": as_of}
     return await build_json_reply(await memories.alist(**options, config=config))
 
@@ -79,8 +82,8 @@ async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName 
     """Search the memories that answer a question, best first, with the parts of their scores.
 
     An agent with the same options would see the same memories. `text` is the text that its model
-    would read. With `explain`, `below` lists the memories with a score below `min_score`, which is
-    returned as `floor`.
+    would read. With `explain`, the field `below` of the reply lists the memories whose score is
+    below `min_score`. The field `floor` of the reply is this minimum score.
     """
     arguments = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
     selection = await call.permit_memories({**arguments, **build_team_argument(team)})
@@ -99,14 +102,14 @@ async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName 
 async def add_memory(call: CurrentCall, body: NewMemory, team: TeamName = None) -> Response:
     """Add a memory if the gate admits it.
 
-    The outcome says whether the memory was added, and if not, why.
+    The reply says whether the memory was added, and gives the reason if it was not.
     """
     arguments = {
         "key": body.key,
         "value": {"memory": body.memory, "kind": body.kind},
         "index": None,
     }
-    memories, config = await _open_collection(call, arguments, team, kind=body.kind)
+    memories, config = await _open_permitted_memories(call, arguments, team, kind=body.kind)
     provenance = _build_team_provenance(call, team)
     outcome = await memories.ainsert(
         body.memory, key=body.key, provenance=provenance, config=config
@@ -124,7 +127,7 @@ async def change_memory(
 
     With `supersede`, the old text stays as a fact that was true until `at`, or until now.
     """
-    memories, config = await _open_collection(
+    memories, config = await _open_permitted_memories(
         call, {"key": key, "value": {"memory": body.memory}, "index": None}, team
     )
     options: JSONObject = {"if_version": body.if_version, "config": config}
@@ -140,13 +143,13 @@ async def change_memory(
 @action("store:delete")
 async def forget_memory(call: CurrentCall, key: PathId, team: TeamName = None) -> Response:
     """Erase a memory with all its versions, and return the receipt."""
-    memories, config = await _open_collection(call, {"key": key}, team)
+    memories, config = await _open_permitted_memories(call, {"key": key}, team)
     receipt = await memories.aforget(key, config=config)
     call.record_for_audit(hashes=receipt.hashes)
     return await build_json_reply(receipt)
 
 
-async def _open_collection(
+async def _open_permitted_memories(
     call: Call, arguments: JSONObject, team: str | None, *, kind: str = "fact"
 ) -> tuple[Collection, RunnableConfig]:
     """Check the permission, and return the memories that the request may use.

@@ -71,10 +71,11 @@ async def permit_person(
     rows = PersonRows(call.saver, user, owners_are_people=owners_are_people)
     threads = []
     for thread_id in await asyncio.to_thread(rows.list_threads):
-        with suppress(UnknownThread):  # skip threads that the caller may not reach
+        with suppress(UnknownThread):  # Skip threads that the caller may not reach.
             await call.threads.get(thread_id)
             threads.append(thread_id)
-    # users choose thread ids freely, so an id gives only an admin access to a conversation
+    # Any user may choose any thread id, so only an admin may reach a conversation by a thread id
+    # alone.
     conversations = threads if call.identity.is_admin else None
     person_namespaces = await arun(
         find_person_namespaces(StoreAdapter(call.store), user, conversations=conversations)
@@ -102,7 +103,7 @@ async def permit_person(
 
 
 async def _may_reach_namespace(call: Call, store_action: Action, namespace: Namespace) -> bool:
-    """Return whether the caller may reach a namespace, and no handler replaces the namespace."""
+    """Return whether the caller may reach a namespace, and no authorization handler replaces it."""
     store_call = call.with_action(store_action)
     try:
         permitted = await store_call.permit({"namespace": namespace})
@@ -174,7 +175,9 @@ async def export_person(call: CurrentCall, user: PathId) -> Response:
     options = {**person.options}
     options.pop("looks_elsewhere")
     lines = people.aexport(person.user, call.saver, call.store, **options)
-    header = await anext(lines)  # raises the error for an unknown person before the reply begins
+    # Read the first line before the reply begins, so that an unknown person is reported as an
+    # error.
+    header = await anext(lines)
 
     async def iter_lines() -> AsyncIterator[bytes]:
         readable = [[*namespace] for namespace in person.other_namespaces]

@@ -1,6 +1,6 @@
 """Runs over HTTP, at the paths of langgraph's server, for its `RunsClient`.
 
-A run without a thread gets a new thread of its own.
+If a request for a run names no thread, the run gets a new thread of its own.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ SERVER_CLOSING: Final = "the server is shutting down, and the next server contin
 _MESSAGES: Final[set[StreamMode | Literal[""]]] = {
     "messages",
     "messages-tuple",
-}  # a client that selects one of these modes receives the events of both
+}  # A client that selects one of these two modes receives the events of both modes.
 _EVENT_NUMBER: Final = re.compile(r"[0-9]{1,18}")
 
 
@@ -82,14 +82,17 @@ class BatchedRun(RunRequest):
 
 
 class CancelRequest(WithoutNulls):
-    """The body of `POST /runs/cancel`: runs of one thread by id, or all runs with a status."""
+    """The body of `POST /runs/cancel`.
+
+    It selects runs of one thread by their ids, or all runs with a status.
+    """
 
     thread_id: str | None = None
     run_ids: list[str] | None = None
     status: Literal["pending", "running", "all"] | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_selection(self) -> Self:
         """Check that the request names either runs of a thread or a status."""
         is_by_id = self.thread_id is not None and self.run_ids
         if bool(is_by_id) == (self.status is not None) or bool(is_by_id) != bool(
@@ -248,12 +251,12 @@ async def join_run_stream(
     ] = [],  # noqa: B006 - FastAPI copies it
     cancel_on_disconnect: bool = False,
 ) -> Response:
-    """Stream the events of a run: all that are kept, or those after the header Last-Event-ID."""
+    """Stream the retained events of a run, or those after the event that Last-Event-ID names."""
     header = request.headers.get("last-event-id", "")
     last = int(header) if _EVENT_NUMBER.fullmatch(header) else None
-    if last is not None and (
-        run.has_ended or not run.may_have_started
-    ):  # otherwise another process may have emitted more events
+    # Another process may have emitted more events than this log has, unless the run has ended or
+    # has not started.
+    if last is not None and (run.has_ended or not run.may_have_started):
         last = min(last, run.log.last)
     modes = {*stream_mode} - {""}
     modes |= _MESSAGES if modes & _MESSAGES else set()
@@ -373,7 +376,7 @@ async def prepare_run(
     body = body.with_assistant(assistant)
     if runs.teams is not None and runs.teams.identities_list_teams:
         check_requested_teams(call.identity, body.team_names())
-    await _check_input(call, runs, body, assistant["graph_id"], thread_id)
+    await _check_input_messages(call, runs, body, assistant["graph_id"], thread_id)
     threads, may_create = call.threads, temporary or body.if_not_exists == "create"
     permitted_thread: ListedThread | None = None
     if call.identity.acting_for is not None and not temporary:
@@ -403,10 +406,10 @@ async def prepare_run(
     return start
 
 
-async def _check_input(
+async def _check_input_messages(
     call: Call, runs: Runs, body: RunRequest, graph_name: str, thread_id: str
 ) -> None:
-    """Refuse malformed messages. The graph is opened only if the input may have some.
+    """Refuse malformed messages. The graph is opened only if the input may contain messages.
 
     Raises:
         InvalidUpdate: See `check_messages`.
@@ -440,7 +443,7 @@ def act_for_context_user(call: Call, body: RunRequest) -> Call:
 async def _find_thread_of_person(call: Call, arguments: dict[str, Any]) -> ListedThread | None:
     """Return the thread on which a caller acts for a person, or None if it cannot be reached.
 
-    A thread without a checkpoint that the caller has created becomes the person's.
+    A thread that the caller has created and that has no checkpoint is assigned to the person.
 
     Raises:
         Forbidden: The thread is another person's.
@@ -469,7 +472,10 @@ async def _find_thread_of_person(call: Call, arguments: dict[str, Any]) -> Liste
 def _build_sender(
     identity: Identity, body: RunRequest, due: DueCron | None, author: str | None
 ) -> Sender:
-    """Return the sender of a run. A run of a cron has no new message of the author."""
+    """Return the sender of a run.
+
+    A run of a cron does not contain a new message from the author.
+    """
     message_author = author or identity.person if body.has_message and due is None else None
     is_answer = body.command is not None and body.command.resume is not None
     deed = "scheduled" if due else "answered" if is_answer else "continued"
@@ -501,7 +507,7 @@ async def check_identity(connection: HTTPConnection) -> None:
     """
     try:
         identity = await identify_caller(connection)
-    except Exception as exc:  # a handler of an Auth file may raise any exception
+    except Exception as exc:  # A handler of an Auth file may raise any exception.
         raise Unauthenticated(
             f"the key or token is no longer valid ({type(exc).__name__}); log in again"
         ) from exc
@@ -581,7 +587,7 @@ async def _reply_with_output(
             pass
 
     path, content = _run_path(run), b"null"
-    with run.awaiting_output():
+    with run.retain_output_for_request():
         disconnect, run_end = (
             asyncio.create_task(wait_for_disconnect()),
             asyncio.create_task(run.wait_until_ended()),
@@ -613,7 +619,8 @@ class RunEvents:
     def __init__(self, run: Run, runs: Runs) -> None:
         self._run = run
         self._messages: dict[str | None, AIMessageChunk] = {}
-        self._interrupts: dict[str, Any] = {}  # by id; each interrupt comes in a separate part
+        # The interrupts by their ids. Each interrupt arrives in a separate part of the stream.
+        self._interrupts: dict[str, Any] = {}
 
     async def play(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
         """Run the graph, and log its events; see `Player.play`."""
@@ -626,10 +633,11 @@ class RunEvents:
             "version": "v2",
         }
         stream_parts = self._iter_event_parts if "events" in modes else Pregel.astream
-        # a stream that is not closed leaves its last steps to the garbage collector
+        # Close the stream at the end. Otherwise its last steps would run when it is
+        # garbage-collected.
         async with aclosing(stream_parts(graph, graph_input, config, **options)) as parts:  # type: ignore[type-var]
             async for part in parts:
-                self._log_part(run, part)
+                self._log_stream_part(run, part)
 
     async def _iter_event_parts(
         self, graph: Graph, *args: Any, **options: Any
@@ -654,8 +662,8 @@ class RunEvents:
         """Return no events, because readers find the end of the run in its row."""
         return []
 
-    def _log_part(self, run: Run, part: Mapping[str, Any]) -> None:
-        """Log the events of a part of the graph's stream, and note its output and interrupts."""
+    def _log_stream_part(self, run: Run, part: Mapping[str, Any]) -> None:
+        """Log the events of one part of the graph's stream, and keep its output and interrupts."""
         kind, namespace, data, new_interrupts = (
             part["type"],
             part["ns"],
@@ -683,7 +691,7 @@ class RunEvents:
                         run.output_event = run.log.newest
 
     def _iter_mode_events(self, mode: str, data: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the events that a part becomes in a stream mode, as names and data."""
+        """Yield the name and data of each event that is sent for a stream part in a stream mode."""
         match mode:
             case "messages-tuple":
                 yield "messages", data
@@ -709,7 +717,7 @@ class RunEvents:
 
 
 def _remove_configs_for_mode(mode: str, data: Any) -> Any:
-    """Return the data of a stream mode without configs; see `remove_configs`."""
+    """Return the data of a stream mode without full configs; see `remove_configs`."""
     match mode:
         case "checkpoints":
             return remove_configs(data)
@@ -719,22 +727,25 @@ def _remove_configs_for_mode(mode: str, data: Any) -> Any:
 
 
 def remove_configs(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a streamed checkpoint whose configs only name checkpoints.
+    """Return a streamed checkpoint.
+
+    Each of its configs is reduced to the reference of a checkpoint.
 
     The full configs hold the login of the user and all values with which the graph was configured.
     """
     reduced = dict(payload)
     for name in {"config", "parent_config"} & reduced.keys():
-        reduced[name] = _reduce_config(reduced[name])
+        reduced[name] = _reduce_config_to_checkpoint(reduced[name])
     if "tasks" in reduced:
         reduced["tasks"] = [
-            {**task, "state": _reduce_config(task.get("state"))} for task in reduced["tasks"]
+            {**task, "state": _reduce_config_to_checkpoint(task.get("state"))}
+            for task in reduced["tasks"]
         ]
     return reduced
 
 
-def _reduce_config(config: Any) -> Any:
-    """Return a config that only names its checkpoint."""
+def _reduce_config_to_checkpoint(config: Any) -> Any:
+    """Return a config that contains only the reference of its checkpoint."""
     if not isinstance(config, Mapping) or "configurable" not in config:
         return config
     return {"configurable": build_checkpoint_ref(config)}

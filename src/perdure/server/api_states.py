@@ -50,7 +50,7 @@ class StateChange(BaseModel):
 
 
 class NodeUpdate(BaseModel):
-    """An update of a state as if a node had returned it: its values, or a command."""
+    """Values, or a command, that update a state as if a node had returned them."""
 
     values: JSONObject | list[JSONObject] | None = None
     command: CommandFields | None = None
@@ -112,7 +112,7 @@ async def get_state_at(
             state = await graph.aget_state(config, subgraphs=body.subgraphs)
         else:
             state = await _read_unserved_state(call, checkpoint, config)
-    return await build_json_reply(_select_fields(build_state_json(state), body.select))
+    return await build_json_reply(_select_state_fields(build_state_json(state), body.select))
 
 
 @routes.post("/threads/{thread_id}/state")
@@ -175,7 +175,7 @@ async def search_history(
                 async for state in call.saver.alist(config, **options)
             ]
     return await build_json_reply(
-        [_select_fields(build_state_json(state), body.select) for state in states]
+        [_select_state_fields(build_state_json(state), body.select) for state in states]
     )
 
 
@@ -247,13 +247,16 @@ async def update_thread_state(
             [update._replace(values=person.apply_to_input(update.values)) for update in step]
             for step in steps
         ]
-        for step in steps:  # one call for each, because langgraph adds metadata to the first only
+        for step in steps:
+            # Make a separate call for each step, because langgraph adds metadata only to the first
+            # step of a call.
             config = _build_update_config(thread, config, person_metadata)
             try:
                 config = await graph.abulk_update_state(config, [step])
             except PerdureError:
                 raise
-            except Exception as exc:  # a channel of the graph refuses the values
+            except Exception as exc:
+                # A channel of the graph may refuse the values with any exception.
                 message = f"{type(exc).__name__}: {exc!s:.300}"
                 raise InvalidUpdate(f"the update cannot be applied: {message}") from exc
         is_open = (await call.saver.astatus(thread_id)).next
@@ -283,8 +286,8 @@ async def _open_graph(runs: Runs, call: Call, thread: ListedThread) -> AsyncIter
 def _choose_person(runs: Runs, call: Call, thread: ListedThread) -> tuple[Sender, Person]:
     """Return the sender of an update, and the person of the thread.
 
-    Nothing is remembered of messages that another user adds without the right to act for the
-    person.
+    If another user adds messages without the right to act for the person, no memories are made from
+    them.
     """
     identity = call.identity
     acting = identity.acting_for, identity.may_act_for_others
@@ -321,10 +324,10 @@ def _build_update_config(
 ) -> RunnableConfig:
     """Build the config for a new checkpoint, with the metadata and the person of the thread.
 
-    The caller becomes the person only if the thread has none. The user `""` means that the thread
+    The caller becomes the person only if the thread has none. If the user is `""`, the thread
     belongs to nobody.
     """
-    excluded = ("user_id", CALLER, DEED)  # the person and the sender of the head
+    excluded = ("user_id", CALLER, DEED)  # These fields name the head's person and sender.
     metadata = {name: value for name, value in thread.metadata.items() if name not in excluded}
     metadata.setdefault("assistant_id", default_assistant_id(metadata["graph_id"]))
     user = {"user_id": person_metadata["user_id"]}
@@ -338,7 +341,10 @@ def _build_update_config(
 
 
 def build_state_json(state: StateSnapshot) -> dict[str, Any]:
-    """Return a state in the form of langgraph's API. Without a state, the checkpoint is None."""
+    """Return a state in the form of langgraph's API.
+
+    If the thread has no state, the field `checkpoint` is None.
+    """
     checkpoint_id = state.config["configurable"].get("checkpoint_id")
     return {
         "values": state.values,
@@ -364,8 +370,11 @@ def build_checkpoint_ref(config: Mapping[str, Any] | None) -> dict[str, Any] | N
     }
 
 
-def _select_fields(state: dict[str, Any], select: list[str] | None) -> dict[str, Any]:
-    """Return the fields of a state that are named. `values.messages` selects one of its values."""
+def _select_state_fields(state: dict[str, Any], select: list[str] | None) -> dict[str, Any]:
+    """Return only those fields of a state that `select` names.
+
+    For example, `values.messages` selects the channel `messages`.
+    """
     if not select:
         return state
     selected = {name: state[name] for name in select if name in state}
@@ -389,8 +398,8 @@ async def _read_unserved_state(
 ) -> StateSnapshot:
     """Return the state of a checkpoint whose graph is not served.
 
-    As in langgraph, the newest checkpoint has the tasks that are left, and an older one has the
-    tasks that were done.
+    As in langgraph, the state of the newest checkpoint lists the remaining tasks, and the state of
+    an older checkpoint lists the completed tasks.
     """
     if checkpoint is None:
         return StateSnapshot({}, (), config, None, None, None, (), ())

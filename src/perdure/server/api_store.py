@@ -89,8 +89,8 @@ async def get_item(
 ) -> Response:
     """Return an item, or null if it does not exist.
 
-    The labels of the namespace are joined by dots. Labels that contain dots themselves are sent as
-    several parameters `namespace`, one for each label.
+    The labels of the namespace are joined by dots. If a label itself contains a dot, the client
+    sends one parameter `namespace` for each label.
     """
     labels = namespace[0].split(".") if len(namespace) == 1 else namespace
     arguments = await _permit_arguments(call, labels, {"key": key})
@@ -135,7 +135,7 @@ async def list_namespaces(call: CurrentCall, body: NamespaceSearch) -> Response:
 async def _permit_arguments(
     call: Call, namespace: list[str] | None, requested: JSONObject
 ) -> JSONObject:
-    """Check the permission, and return the arguments as the access rules have changed them.
+    """Check the permission, and return the arguments after the changes by the access rules.
 
     Args:
         call: The request.

@@ -35,7 +35,7 @@ from perdure.settings import SEARCH_LIMIT
 from perdure.stores.base import Namespace
 
 routes = APIRouter(tags=["threads"])
-_LONGEST_TTL: Final = 100 * 366 * 24 * 60  # the longest time to live of a thread, in minutes
+_LONGEST_TTL: Final = 100 * 366 * 24 * 60  # Maximum time to live of a thread, in minutes
 Metadata = Annotated[JSONObject, AfterValidator(validate_metadata)]
 NewMetadata = Annotated[Metadata, AfterValidator(validate_owners)]
 """Metadata that is stored. If it names an owner, the name must not be blank."""
@@ -56,7 +56,7 @@ class Lifetime(BaseModel):
     strategy: Literal["delete", "keep_latest"] = "delete"
 
     def time_to_live(self) -> TimeToLive:
-        """Return the time to live as it is stored."""
+        """Return the time to live in the form in which it is stored."""
         return TimeToLive(self.ttl, self.strategy == "keep_latest")
 
 
@@ -148,7 +148,11 @@ async def create_thread(call: CurrentCall, runs: ServerRuns, body: NewThread) ->
 @routes.post("/threads/search")
 @action("threads:search")
 async def search_threads(call: CurrentCall, body: ThreadSearch) -> Response:
-    """List threads that match. The latest activity comes first unless another order is given."""
+    """List threads that match.
+
+    Threads are sorted by their latest activity, newest first, unless the request specifies another
+    order.
+    """
     filters = await _permit_filters(call, body)
     page = filters.pop("limit"), filters.pop("offset")
     fields: set[str] = {*(body.select or ())}
@@ -157,7 +161,7 @@ async def search_threads(call: CurrentCall, body: ThreadSearch) -> Response:
     else:
         threads = await call.threads.search(ThreadQuery(**filters), *page)
         if not fields or "values" in fields or body.extract:
-            threads = [await _add_values(call, thread) for thread in threads]
+            threads = [await _add_state_values(call, thread) for thread in threads]
 
     def select_fields(thread: Thread) -> Thread:
         row = {name: value for name, value in thread.items() if not fields or name in fields}
@@ -202,7 +206,7 @@ async def prune_threads(call: CurrentCall, runs: ServerRuns, body: Prune) -> dic
 async def get_thread(
     call: CurrentCall, thread_id: PathId, include: Literal["ttl"] | None = None
 ) -> Response:
-    """Return a thread. Its time to live is always included if it has one."""
+    """Return a thread. The reply always includes the time to live if the thread has one."""
     return await _reply_with_values(call, await call.permit_thread(thread_id))
 
 
@@ -231,7 +235,7 @@ async def delete_thread(
     thread_id: PathId,
     memories: Literal["keep", "erase"] = "keep",
 ) -> None:
-    """Delete a thread with its checkpoints, and keep or erase the memories that rest on it.
+    """Delete a thread with its checkpoints, and keep or erase the memories derived from it.
 
     The memories of the caller are erased, or those of all users if the caller is an admin.
     """
@@ -239,7 +243,8 @@ async def delete_thread(
     places = await find_memory_places(call) if memories == "erase" else []
     await runs.stop_thread(call.identity.tenant, thread_id)
     if places:
-        # memories first, because after a crash nothing could find them without the thread
+        # Erase the memories before the thread. If the server crashed after deleting the thread,
+        # nothing could find its memories.
         receipt = await aforget_thread_memories(call.store, [thread_id], places=places)
         call.record_for_audit(hashes=receipt.hashes)
     await call.threads.delete(thread_id)
@@ -282,7 +287,9 @@ async def _permit_filters(call: Call, body: ThreadFilters) -> JSONObject:
 async def _search_by_values(
     call: Call, query: ThreadQuery, values: JSONObject, limit: int, offset: int
 ) -> list[Thread]:
-    """Return a page of the threads whose values contain the requested ones, with their values.
+    """Return one page of the threads whose state contains the requested values.
+
+    Each returned thread includes the values of its state.
 
     Raises:
         ConfigurationError: More than `MAX_THREADS_READ` threads match the other conditions.
@@ -290,7 +297,7 @@ async def _search_by_values(
     contains_values, matching = build_containment_check(values), list[Thread]()
     threads = await call.threads.search(query, MAX_THREADS_READ + 1)
     for thread in threads[:MAX_THREADS_READ]:
-        complete = await _add_values(call, thread)
+        complete = await _add_state_values(call, thread)
         if await asyncio.to_thread(
             lambda thread_values: contains_values(orjson.loads(encode_json(thread_values))),
             complete["values"],
@@ -318,10 +325,10 @@ def _get_by_path(value: Any, path: str) -> Any:
 
 async def _reply_with_values(call: Call, thread: Thread) -> Response:
     """Reply with a thread and its values."""
-    return await build_json_reply(await _add_values(call, thread))
+    return await build_json_reply(await _add_state_values(call, thread))
 
 
-async def _add_values(call: Call, thread: Thread) -> Thread:
+async def _add_state_values(call: Call, thread: Thread) -> Thread:
     """Return a thread with the values of its newest state."""
     checkpoint = await call.saver.aget_tuple(build_checkpoint_config(thread["thread_id"]))
     values = (

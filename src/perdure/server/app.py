@@ -174,7 +174,8 @@ def create_app(
         if telemetry is not None:
             options["instrument"] = telemetry.build_measured_class
         owners_are_people = getattr(app.state.access, "owners_are_people", True)
-        # without authentication, a client may set any owner, so an owner proves no organisation
+        # Without authentication, a client may set any owner, so an owner does not show that the
+        # server has organisations.
         options["has_organisations"] = not owners_are_people and not isinstance(
             app.state.access, LocalAccess
         )
@@ -186,7 +187,8 @@ def create_app(
         runs.schedule = Schedule(app.state.access, app.state.databases, runs)
         app.state.runs = runs
         try:
-            # other kinds of access learn their tenants from requests
+            # If the access rules do not list their tenants, the server learns each tenant from a
+            # request.
             await app.state.runs.open_tenants(getattr(app.state.access, "tenants", (None,)))
             custom_lifespan = nullcontext() if custom is None else custom.run_lifespan()
             async with custom_lifespan as state:
@@ -205,7 +207,8 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         default_response_class=JSONReply,
-        # FastAPI's own telemetry is off, because its records would contain paths and queries
+        # FastAPI's own telemetry is turned off, because its records would contain paths and
+        # queries.
         telemetry={"tracing": False, "metrics": False, "logs": False},
         max_body_size=limits.body_bytes,
     )
@@ -221,7 +224,8 @@ def create_app(
     add_error_replies(app)
     app.add_middleware(EncodedSlashes)
     for router in (
-        api_runs.routes,  # routes are matched in order, so the most frequent ones come first
+        # Routes are matched in this order, so the most frequently requested routes come first.
+        api_runs.routes,
         event_streams.routes,
         routes,
         login_routes,
@@ -250,8 +254,10 @@ def create_app(
     if custom is not None:
         app.state.first_segments = _collect_first_segments(app)
         app.router.default = custom
-    app.add_middleware(Guard)  # the middleware that is added last is called first
-    if origins:  # outside the guard, so that scripts of these sites can read refusals, too
+    app.add_middleware(Guard)  # Starlette calls the middleware that was added last first.
+    if origins:
+        # The CORS middleware wraps the guard, so that scripts of these sites can also read the
+        # guard's refusals.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=app.state.origins,

@@ -1,7 +1,7 @@
-"""Assistants over HTTP: a graph with a configuration, in versions, for langgraph's SDK.
+"""Serve assistants over HTTP for langgraph's SDK.
 
-Each served graph has a default assistant, which cannot be changed. Other assistants are rows of the
-database.
+An assistant is a graph with a versioned configuration. Each served graph has a default assistant,
+which cannot be changed. All other assistants are stored in the database.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from perdure.server.threads import already_exists_error, validate_metadata, vali
 
 Assistant = dict[str, Any]
 """An assistant in the form of langgraph's API."""
-# the creation time of default assistants: when the server was installed, which is the same for all
-# of its processes
+# Creation time of all default assistants. It is the time when the server was installed, so that all
+# processes return the same time.
 _INSTALLED_AT: Final = datetime.fromtimestamp(Path(__file__).stat().st_mtime, UTC)
 _DEFAULT_FIELDS: Final[Assistant] = {
     "name": "Untitled",
@@ -76,13 +76,15 @@ class Assistants:
         self._filter, self._user = call.filter, call.identity.person
 
     async def get(self, assistant_id: str) -> Assistant:
-        """Return an assistant by its id. The name of a graph finds its default assistant.
+        """Return an assistant by its id.
+
+        The id may also be the name of a graph, which selects the default assistant of that graph.
 
         Raises:
             UnknownAssistant: The assistant does not exist, or the caller may not reach it.
         """
         assistant = find_default_assistant(self._graphs, assistant_id)
-        if assistant is None and (row := await self._table.get(_canonical_id(assistant_id))):
+        if assistant is None and (row := await self._table.get(_canonicalize_id(assistant_id))):
             assistant = _build_assistant(row)
         if assistant is None or not self._is_reachable(assistant):
             raise unknown_assistant_error(self._graphs, assistant_id)
@@ -114,14 +116,16 @@ class Assistants:
         return await self.get(assistant_id)
 
     async def update(self, assistant_id: str, changes: Mapping[str, Any]) -> Assistant:
-        """Create a new version of an assistant. Fields are replaced, and metadata is added.
+        """Create a new version of an assistant.
+
+        The new fields replace the old ones, and the new metadata is added to the existing metadata.
 
         Raises:
             UnknownAssistant: See `get`.
             Forbidden: It is a default assistant, or the caller could no longer reach it.
             UnknownGraph: The graph is not served.
         """
-        key = self._check_changeable(assistant_id)
+        key = self._require_changeable_assistant(assistant_id)
 
         def apply_changes(row: AssistantRow) -> dict[str, Any]:
             if not matches_filter(row.content["metadata"], self._filter):
@@ -146,8 +150,8 @@ class Assistants:
         ]
 
     async def set_latest(self, assistant_id: str, version: int) -> Assistant:
-        """Make another version the latest one; see `update`."""
-        key = self._check_changeable(assistant_id)
+        """Make another version of an assistant the latest one; see `update`."""
+        key = self._require_changeable_assistant(assistant_id)
         if version not in [row["version"] for row in await self.list_versions(assistant_id)]:
             raise UnknownAssistant(f"assistant {assistant_id!r} has no version {version}")
         await self._table.set_latest_version(key, version)
@@ -155,7 +159,7 @@ class Assistants:
 
     async def delete(self, assistant_id: str) -> None:
         """Delete an assistant with all its versions; see `update`."""
-        key = self._check_changeable(assistant_id)
+        key = self._require_changeable_assistant(assistant_id)
         await self.get(assistant_id)
         await self._table.delete(key)
 
@@ -190,8 +194,8 @@ class Assistants:
         is_own = find_default_assistant(self._graphs, assistant["assistant_id"]) is not None
         return {**assistant["metadata"], **({"owner": self._user} if is_own else {})}
 
-    def _check_changeable(self, assistant_id: str) -> str:
-        """Return the id of an assistant as it is stored.
+    def _require_changeable_assistant(self, assistant_id: str) -> str:
+        """Return the stored form of an assistant's id, and refuse default assistants.
 
         Raises:
             Forbidden: It is a default assistant.
@@ -202,7 +206,7 @@ class Assistants:
                 f"{default['graph_id']!r} and cannot be changed or deleted; create another "
                 "assistant of the graph"
             )
-        return _canonical_id(assistant_id)
+        return _canonicalize_id(assistant_id)
 
     def _validate_content(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """Check the fields of an assistant, and return a copy of them."""
@@ -246,8 +250,8 @@ def unknown_assistant_error(
 async def get_run_assistant(call: Call, graphs: Graphs, assistant_id: str) -> Assistant:
     """Return the assistant of a new run, in its latest version; see `RunRequest.with_assistant`.
 
-    A default assistant needs no permission besides that for the run. Its metadata is left out,
-    because the run must not carry the name of the assistant's creator.
+    A default assistant needs no permission besides that for the run. The metadata of a default
+    assistant is left out, because the run must not contain the name of its creator.
 
     Raises:
         UnknownAssistant: The caller may not read the assistant, it does not exist, or its graph is
@@ -271,10 +275,10 @@ async def get_run_assistant(call: Call, graphs: Graphs, assistant_id: str) -> As
 
 
 async def choose_thread_assistant(call: Call, graphs: Graphs, thread: Mapping[str, Any]) -> str:
-    """Return the assistant that continues a thread: that of its last run, or the default assistant.
+    """Return the id of the assistant of the thread's last run, or of the default assistant.
 
-    The default assistant of the thread's graph is chosen if the caller may not read the last
-    assistant, or if that was deleted or belongs to another graph now.
+    If the caller may not read the assistant of the last run, or if that assistant was deleted or
+    now belongs to another graph, the default assistant of the thread's graph is chosen.
     """
     graph_id: str = thread["metadata"].get("graph_id") or ""
     last_assistant_id = thread["metadata"].get("assistant_id")
@@ -285,8 +289,11 @@ async def choose_thread_assistant(call: Call, graphs: Graphs, thread: Mapping[st
     return graph_id
 
 
-def _canonical_id(assistant_id: str) -> str:
-    """Return an id as it is stored. For an invalid id return `""`, which no assistant has."""
+def _canonicalize_id(assistant_id: str) -> str:
+    """Return an id as it is stored.
+
+    If the id is invalid, return `""`, which is not the id of any assistant.
+    """
     try:
         return str(UUID(assistant_id))
     except ValueError:
@@ -369,7 +376,10 @@ class NewAssistant(AssistantChange):
 
 
 class AssistantFilters(WithoutNulls):
-    """The body of `POST /assistants/count`. `name` matches a part of the name, in any case."""
+    """The body of `POST /assistants/count`.
+
+    `name` matches any part of an assistant's name, and ignores case.
+    """
 
     graph_id: str | None = None
     name: str = ""
@@ -437,7 +447,10 @@ async def create_assistant(call: CurrentCall, runs: ServerRuns, body: NewAssista
 @routes.post("/search")
 @action("assistants:search")
 async def search_assistants(call: CurrentCall, runs: ServerRuns, body: AssistantSearch) -> Response:
-    """List assistants that match. The offset of the next page is in `X-Pagination-Next`."""
+    """List assistants that match.
+
+    The header `X-Pagination-Next` of the reply contains the offset of the next page.
+    """
     assistants = await _search_permitted(call, runs, body)
     response = await build_json_reply(body.select_rows(assistants))
     if len(assistants) > (end := body.offset + body.limit):
@@ -535,7 +548,7 @@ async def get_assistant_graph(opened: OpenedGraph, xray: bool | int = False) -> 
 async def get_assistant_schemas(opened: OpenedGraph) -> dict[str, Any]:
     """Return the schemas of the input, the output and the context of the graph.
 
-    A schema is null if the types have none in JSON.
+    A schema is null if its types cannot be described by a JSON schema.
     """
     return _build_schemas(*opened)
 
@@ -546,7 +559,7 @@ async def get_assistant_schemas(opened: OpenedGraph) -> dict[str, Any]:
 async def get_assistant_subgraphs(
     opened: OpenedGraph, namespace: PathId | None = None, recurse: bool = False
 ) -> dict[str, Any]:
-    """Return the schemas of the subgraphs by their namespaces, or those of one namespace."""
+    """Return a dict of the schemas of all subgraphs, or of the subgraphs in one namespace."""
     graph_id, graph = opened
     subgraphs = graph.aget_subgraphs(namespace=namespace, recurse=recurse)
     return {name: _build_schemas(graph_id, subgraph) async for name, subgraph in subgraphs}
@@ -554,19 +567,21 @@ async def get_assistant_subgraphs(
 
 def _build_schemas(graph_id: str, graph: Any) -> dict[str, Any]:
     """Return the schemas of a graph in the form of langgraph's API."""
-    output = _schema_or_none(graph.get_output_jsonschema)
+    output = _build_schema_or_none(graph.get_output_jsonschema)
     return {
         "graph_id": graph_id,
-        "input_schema": _schema_or_none(graph.get_input_jsonschema),
+        "input_schema": _build_schema_or_none(graph.get_input_jsonschema),
         "output_schema": output,
         "state_schema": output,
         "config_schema": None,
-        "context_schema": _schema_or_none(graph.get_context_jsonschema),
+        "context_schema": _build_schema_or_none(graph.get_context_jsonschema),
     }
 
 
-def _schema_or_none(build_schema: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Return a schema, or None if its types have none in JSON."""
+def _build_schema_or_none(
+    build_schema: Callable[[], dict[str, Any] | None],
+) -> dict[str, Any] | None:
+    """Build a schema, or return None if its types cannot be described by a JSON schema."""
     with suppress(PydanticUserError, PydanticInvalidForJsonSchema):
         return build_schema()
     return None

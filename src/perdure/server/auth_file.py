@@ -58,7 +58,7 @@ class HandlerUser(dict[str, Any]):
 
 
 class _ActingUser:
-    """A user object that is not a dict, extended by the person for whom the user acts."""
+    """Wraps a user object that is not a dict, and adds the person for whom the user acts."""
 
     def __init__(self, user: Any, acting_for: str) -> None:
         self._user, self.acting_for = user, acting_for
@@ -106,11 +106,11 @@ class AuthFileAccess:
         ConfigurationError: The file does not exist, or has no usable `Auth`.
     """
 
-    owners_are_people: Final = False  # a handler may set an organisation as owner
+    owners_are_people: Final = False  # A handler may set an organisation as the owner.
 
     def __init__(self, path: str) -> None:
         if (folder := str(Path(path).resolve().parent)) not in sys.path:
-            sys.path.append(folder)  # the file may import modules of its folder
+            sys.path.append(folder)  # The file may import modules from its own folder.
         self._authenticate, self._handlers = _find_handlers(
             import_object(path, Path(), "the file of authentication handlers"), path
         )
@@ -187,11 +187,12 @@ class AuthFileAccess:
         )
         if (
             "metadata" in value and value["metadata"] is None
-        ):  # handlers may write into the metadata
+        ):  # Replace None by a dict, because handlers may write into the metadata.
             value["metadata"] = {}
         try:
             result = await _await_handler(handler(ctx=context, value=value))
-        except AssertionError as exc:  # handlers in langgraph's guide refuse by `assert`
+        except AssertionError as exc:
+            # Handlers in langgraph's guide refuse a request by a failed `assert`.
             raise Forbidden(str(exc) or f"{action} is not allowed") from exc
         if result is False:
             raise Forbidden(f"{identity.user!r} may not perform {action}; its handler denied it")
@@ -225,7 +226,8 @@ async def _await_handler(result: Awaitable[Any]) -> Any:
 async def _read_json_body(connection: HTTPConnection) -> Any:
     """Return the JSON body of a request, or None if the request has no valid JSON."""
     if isinstance(connection, Request) and "json" in connection.headers.get("content-type", ""):
-        with suppress(ValueError):  # the endpoint reports invalid JSON later
+        with suppress(ValueError):
+            # Ignore invalid JSON here, because the endpoint reports it later.
             return await connection.json()
     return None
 

@@ -1,4 +1,7 @@
-"""A request to the server: its user, and, after a permission check, its access to the database."""
+"""Represent a request to the server.
+
+A request has a user and, after a permission check, access to the database.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +51,12 @@ AUDITED_NAMES: Final = (
 )
 """The names of arguments that identify the object of an action. The audit log keeps them."""
 Row = TypeVar("Row")
-_PAGE_SIZE: Final = 1_000  # rows read at once when hidden namespaces are left out
+# Number of rows that are read at once when hidden namespaces are left out
+_PAGE_SIZE: Final = 1_000
 
 
 class LiveRuns(Protocol):
-    """The runs of this process, as far as threads need to know them."""
+    """The methods that threads need of the runs of this process."""
 
     def is_thread_busy(self, tenant: str | None, thread_id: str) -> bool:
         """Return whether a run of a thread has not ended, even if the thread was deleted."""
@@ -62,7 +66,7 @@ class LiveRuns(Protocol):
 
 
 class Call:
-    """A request for an action. It has no access to the database until `permit` was awaited.
+    """A request for an action. A call has no access to the database until `permit` was awaited.
 
     Args:
         identity: The user.
@@ -94,7 +98,9 @@ class Call:
         self.recorded[-1:] = [{**entry, **ids} for entry in self.recorded[-1:] or [{}]]
 
     async def permit(self, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Check that the action is permitted, and return its arguments as a handler left them.
+        """Check that the action is permitted, and return its arguments.
+
+        An authorization handler may have changed the arguments.
 
         Raises:
             Forbidden: The action is not permitted.
@@ -149,15 +155,15 @@ class Call:
         return self._databases.keep_open(self.identity.tenant)
 
     def with_action(self, action: Action) -> Call:
-        """Return the same request for another action, which must be permitted, too."""
+        """Return this request with another action, which must be permitted separately."""
         return Call(self.identity, action, self._access, self._databases, self._runs)
 
     def with_identity(self, identity: Identity) -> Call:
-        """Return the same request of another identity, such as one that acts for a person."""
+        """Return this request with another identity, such as one that acts for a person."""
         return Call(identity, self.action, self._access, self._databases, self._runs)
 
     def without_acting_for(self) -> Call:
-        """Return the same request of a caller who acts for nobody."""
+        """Return this request with an identity that does not act for another person."""
         return self.with_identity(replace(self.identity, acting_for=None))
 
     @property
@@ -182,7 +188,11 @@ class Call:
 
     @property
     def saver(self) -> Checkpointer:
-        """Return the checkpointer. It does not restrict access; `threads` does."""
+        """Return the checkpointer.
+
+        The checkpointer does not restrict access. Use `threads` for threads that the caller may
+        reach.
+        """
         return self._require_database().saver
 
     @property
@@ -204,7 +214,10 @@ class Call:
     async def search_transcripts(
         self, text: str, query: ThreadQuery, limit: int, wait_s: float
     ) -> ThreadHits:
-        """Search the transcripts of threads. Return nothing if that search is turned off."""
+        """Search the transcripts of threads.
+
+        Return no hits if the search of transcripts is turned off.
+        """
         if not (self._databases.search_threads and text.strip()):
             return ThreadHits()
         return await self.threads.search_transcripts(self.store, text, query, limit, wait_s)
@@ -216,7 +229,7 @@ class Call:
         hides_own: bool = False,
         **options: Any,
     ) -> list[Any]:
-        """Return a list or a search of the store without namespaces that the caller may not see.
+        """List or search the store, and leave out namespaces that the caller may not see.
 
         Namespaces of perdure are shown to admins only. Namespaces of a team are shown to its
         members and to admins.
@@ -237,7 +250,9 @@ class Call:
             return await read(*args, **options)
         visible: list[Any] = []
         offset, read_count = options.pop("offset"), 0
-        if offset > 10 * _PAGE_SIZE:  # all rows before the offset are read, to leave some out
+        if offset > 10 * _PAGE_SIZE:
+            # All rows before the offset must be read, to find out which of them are hidden from the
+            # caller.
             raise ConfigurationError(
                 f"offset is {offset}; expected at most 10,000 in a list without a prefix; add a "
                 "prefix"
@@ -273,14 +288,14 @@ class Call:
 
 
 def is_internal_namespace(namespace: Sequence[str]) -> bool:
-    """Return whether a namespace has internal data of perdure, which users do not write."""
+    """Return whether a namespace contains internal data of perdure, which users may not write."""
     return tuple(namespace[:1]) == (RESERVED_LABEL,)
 
 
 def build_literal_template(namespace: Namespace) -> tuple[Namespace, RunnableConfig]:
     """Return a namespace template that yields exactly this namespace, and the config for it.
 
-    The labels are passed by the config, so that braces in them are not template fields.
+    The config contains the labels, so that braces in a label are not parsed as template fields.
     """
     if is_team_namespace(namespace) and len(namespace) > 1:
         template, config = build_literal_template(namespace[2:])
@@ -299,13 +314,13 @@ async def open_call(connection: HTTPConnection) -> AsyncIterator[Call]:
     endpoint = connection.scope["route"].endpoint
     call = Call(identity, endpoint.action, access, state.databases, state.runs)
     connection.state.call = call
-    await state.audit.check_room(endpoint.action, connection.scope["method"])
+    await state.audit.check_free_space(endpoint.action, connection.scope["method"])
     with state.clients.track_request((identity.tenant, identity.user)), call.keep_database_open():
         yield call
 
 
 class Page(BaseModel):
-    """The limit and the offset of a search, as its body has them."""
+    """The fields `limit` and `offset` in the body of a search."""
 
     limit: int = Field(SEARCH_LIMIT, ge=0, le=1000)
     offset: int = Field(0, ge=0)
@@ -316,7 +331,7 @@ class Page(BaseModel):
 
 
 class SortedPage(Page):
-    """The limit, the offset, the order and the selected fields of a search."""
+    """The fields in the body of a search that set its limit, offset, order and selected fields."""
 
     sort_by: str
     sort_order: Literal["asc", "desc"] = "desc"

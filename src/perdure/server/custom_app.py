@@ -1,7 +1,7 @@
 """Serve the custom application that `http.app` in a `langgraph.json` names.
 
 A request whose path does not belong to perdure is passed to the application, after the user was
-identified. Host name, origin, rate and body size are checked before, as for all requests.
+identified. As for all requests, the server checks the host name, origin, rate and body size first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AppUser(BaseUser):
 
     @property
     def is_authenticated(self) -> bool:
-        """Return True, because requests of unknown users are refused."""
+        """Return True, because the server refuses requests of unknown users before this point."""
         return True
 
     @property

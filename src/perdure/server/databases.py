@@ -1,4 +1,4 @@
-"""The databases of a server: the database of the settings, and a view of it for each tenant."""
+"""Open the database of a server, which the settings name, and a view of it for each tenant."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from perdure.settings import Settings, is_dsn
 from perdure.stores import SQLiteStore
 from perdure.stores.whole_store import WholeStore
 
-_MAX_OPEN_TENANTS: Final = 32  # tenants whose checkpointers and stores are kept open
-# the memory of each tenant's caches and search indexes, in bytes; tenants share connections
+# Maximum number of tenants whose checkpointer and store are kept open
+_MAX_OPEN_TENANTS: Final = 32
+# Maximum bytes of memory for the caches and for the search indexes of each tenant. The tenants
+# share database connections.
 _CACHE_BYTES, _INDEX_BYTES = 16 << 20, 32 << 20
 
 
@@ -71,9 +73,8 @@ class Databases:
         self._settings, self._instrument = settings, instrument
         self._options = options or DatabaseOptions()
         self._saver_options = dict(saver_options or {})
-        self._open_databases: dict[
-            str | None, OpenDatabase
-        ] = {}  # the tenant that was used last is last
+        # The tenants are sorted by their last use. The most recently used tenant comes last.
+        self._open_databases: dict[str | None, OpenDatabase] = {}
         self._uses = Counter[str | None]()
 
     @property
@@ -96,9 +97,8 @@ class Databases:
         database = self._open_databases.pop(tenant, None)
         if database is None:
             new_database = await self._open_database(tenant)
-            database = self._open_databases.pop(
-                tenant, None
-            )  # another request may have opened it meanwhile
+            # Another request may have opened the database in the meantime.
+            database = self._open_databases.pop(tenant, None)
             if database is None:
                 database = new_database
             else:
@@ -113,7 +113,7 @@ class Databases:
         return database
 
     def is_open(self, tenant: str | None, database: OpenDatabase) -> bool:
-        """Return whether this object is the open database of a tenant."""
+        """Return whether the database is the one that is currently open for the tenant."""
         return self._open_databases.get(tenant) is database
 
     @contextmanager
@@ -131,7 +131,7 @@ class Databases:
 
     async def _open_database(self, tenant: str | None) -> OpenDatabase:
         """Open the database of a tenant, and check its embedder."""
-        database = self._create_parts(tenant)
+        database = self._create_saver_and_store(tenant)
         try:
             if "index" in self._options.store:
                 await database.store.acheck_embedder()
@@ -144,7 +144,7 @@ class Databases:
             database.store.start_ttl_sweeper()
         return database
 
-    def _create_parts(self, tenant: str | None) -> OpenDatabase:
+    def _create_saver_and_store(self, tenant: str | None) -> OpenDatabase:
         """Create the checkpointer and the store of a tenant.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Count the erasures of messages from threads whose events are read.
+"""Read how many times messages were erased from the threads that have readers of their events.
 
 Readers of events check twice a second whether messages were erased from the thread. One query reads
 the counts of all threads that have readers, because a query for each reader would take more CPU
@@ -16,14 +16,17 @@ from typing import Protocol
 
 
 class RemovalTable(Protocol):
-    """A table that has the number of erasures from each thread."""
+    """A database table that stores how many erasures of messages each thread has had."""
 
     async def count_removals(self, threads: Sequence[int]) -> dict[int, int]:
-        """Return the number of erasures from each thread. Unknown threads are left out."""
+        """Return a dict from the key of each thread to its number of erasures.
+
+        Unknown threads are left out.
+        """
 
 
 class ErasureCounts:
-    """The numbers of erasures from the threads of one database.
+    """Caches how many erasures of messages the threads of one database have had.
 
     Attributes:
         read_at: When the newest query started, by `time.monotonic`.
@@ -34,14 +37,14 @@ class ErasureCounts:
 
     def __init__(self, table: RemovalTable) -> None:
         self._table = table
-        self._readers = Counter[int]()  # the number of readers, by the key of the thread
+        self._readers = Counter[int]()  # The number of readers of each thread, by the thread's key.
         self._counts = dict[int, int | None]()
         self._querying = asyncio.Lock()
         self.read_at = 0.0
 
     @contextmanager
     def keep_count(self, thread_key: int) -> Iterator[None]:
-        """Let queries include a thread until the block ends."""
+        """Include the thread in the queries for erasures until the block ends."""
         self._readers[thread_key] += 1
         try:
             yield
@@ -52,7 +55,7 @@ class ErasureCounts:
                 self._counts.pop(thread_key, None)
 
     async def read_count(self, thread_key: int, not_before: float) -> int | None:
-        """Return the number of erasures from a thread that has a reader; see `keep_count`.
+        """Return how many erasures a thread with a reader has had; see `keep_count`.
 
         Args:
             thread_key: The key of the thread.
@@ -63,18 +66,18 @@ class ErasureCounts:
         """
         if not self._is_recent(thread_key, not_before):
             async with self._querying:
-                if not self._is_recent(
-                    thread_key, not_before
-                ):  # else another reader has just read it
-                    await self._read_counts()
+                if not self._is_recent(thread_key, not_before):
+                    # Check again with the lock held, because another reader may have just read the
+                    # count.
+                    await self._read_all_counts()
         return self._counts[thread_key]
 
     def _is_recent(self, thread_key: int, not_before: float) -> bool:
-        """Return whether a sufficiently new number for the thread is in memory."""
+        """Return whether the cached number of a thread's erasures was read late enough."""
         return thread_key in self._counts and self.read_at >= not_before
 
-    async def _read_counts(self) -> None:
-        """Read the numbers of all threads that have readers."""
+    async def _read_all_counts(self) -> None:
+        """Read the number of erasures of each thread that has readers."""
         thread_keys, started_at = [*self._readers], time.monotonic()
         counts = await self._table.count_removals(thread_keys)
         self._counts = {

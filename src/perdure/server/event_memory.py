@@ -1,11 +1,11 @@
 """Limit the memory of events of runs, for each user and for the process.
 
-An `EventHolder` keeps events in memory. There are three kinds: a log, which keeps events for
-present and later readers; a batch that a reader has read from the database; and a message that
-waits to be sent to a websocket. If a holder needs more memory than is left, holders first drop
-events that all readers have received or that are stored. Then the holder with the largest and
-oldest backlog drops events. A reader that needs a dropped event receives the error `StreamLost`,
-unless the event is stored.
+An `EventHolder` keeps events in memory. There are three kinds of holders. A log keeps events for
+present and later readers. A batch contains events that a reader has read from the database. A
+sender contains the message that is being sent to a websocket. If a holder needs more memory than is
+left, holders first drop events that all readers have received or that are stored. Then the holder
+with the largest and oldest backlog drops events. A reader that needs a dropped event receives the
+error `StreamLost`, unless the event is stored.
 
 All methods must be called in one event loop, except `EventAccount.forget`, which any thread may
 call.
@@ -23,7 +23,8 @@ from perdure.server.limits import Limits
 MAX_ENDED_BYTES: Final = 16_000_000
 """The maximum size in bytes of the events in logs without readers and writers. They are kept for
 later readers."""
-_LOW_SHARE: Final = 7 / 8  # at a limit, events are dropped until they use this share of it
+# When a memory limit is reached, events are dropped until they use this share of the limit.
+_LOW_SHARE: Final = 7 / 8
 
 
 class EventHolder(Protocol):
@@ -37,11 +38,11 @@ class EventHolder(Protocol):
 
     @property
     def total_when_added(self) -> int:
-        """Return `EventMemory.total_added` at the time when the oldest event was added."""
+        """Return the value that `EventMemory.total_added` had when the oldest event was added."""
 
     @property
     def drop_priority(self) -> int:
-        """Return how little is lost if the oldest event is dropped.
+        """Return how little readers lose if the oldest event is dropped, as a number from 0 to 2.
 
         Returns:
             2 if nothing is lost, because all readers have received the event or can read it from
@@ -49,7 +50,7 @@ class EventHolder(Protocol):
             readers may miss the event.
         """
 
-    def drop_some(self) -> None:
+    def drop_oldest_events(self) -> None:
         """Drop some of the oldest events, at least one."""
 
     def drop_all(self) -> None:
@@ -57,7 +58,7 @@ class EventHolder(Protocol):
 
 
 class EventAccount:
-    """The events that one user keeps in memory.
+    """Counts the bytes of the events that are kept in memory for one user.
 
     Attributes:
         memory: The memory of the process.
@@ -97,7 +98,7 @@ class EventAccount:
 
 
 class EventMemory:
-    """The events that a process keeps in memory.
+    """Counts the bytes of the events that a process keeps in memory, and drops events at a limit.
 
     Attributes:
         size: The size of the events in bytes.
@@ -123,7 +124,7 @@ class EventMemory:
     def make_room(self, account: EventAccount, size: int) -> None:
         """Drop events until a new event is within both limits, or until no events are left.
 
-        An event that is larger than a limit is therefore kept alone.
+        An event that is larger than a limit is kept after all other events were dropped.
         """
         while self.garbage:
             owner, collected = self.garbage.popleft()
@@ -153,9 +154,10 @@ class EventMemory:
         """
         while counted.size + size > limit * _LOW_SHARE and (account := choose()):
             holder = max(account.holders, key=self._sort_key, default=None)
-            if holder is None:  # all counted events belong to garbage-collected holders
+            if holder is None:
+                # All events that are still counted belong to holders that were garbage-collected.
                 return
-            holder.drop_some()
+            holder.drop_oldest_events()
 
     def _find_largest_account(self) -> EventAccount | None:
         """Return the account with the most bytes, or None if no account has events."""
@@ -163,13 +165,16 @@ class EventMemory:
         return account if account is not None and account.size else None
 
     def _sort_key(self, holder: EventHolder) -> tuple[int, int]:
-        """Return a sort key: the holder with the largest key drops events first."""
+        """Return a sort key for a holder.
+
+        The holder with the largest key must drop events first.
+        """
         return holder.drop_priority, holder.size * (self.total_added - holder.total_when_added + 1)
 
     def mark_ended(self, holder: EventHolder) -> None:
-        """Keep the events of a log that has no readers and no writers, as far as there is room.
+        """Keep the events of a log without readers and writers until `MAX_ENDED_BYTES` is exceeded.
 
-        The logs that have been in this state for the longest time are dropped first.
+        The events of the logs that have been unused for the longest time are dropped first.
         """
         self._ended.pop(holder, None)
         self._ended[holder] = None

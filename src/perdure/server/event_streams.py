@@ -1,8 +1,8 @@
-"""The protocol of `client.threads.stream(…)`: commands of clients, and events of a thread.
+"""Implement the protocol of `client.threads.stream(…)` for commands and events of a thread.
 
-Both work over HTTP, with server-sent events, and over a websocket, where each message is a command
-or an event. The events are those of `graph.astream_events(version="v3")`. They are numbered across
-the runs of a thread.
+Clients use HTTP with server-sent events, or a websocket on which each message is a command or an
+event. The events are those of `graph.astream_events(version="v3")`. The numbers of events increase
+across all runs of a thread.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MAX_SUBSCRIPTIONS: Final = 32
 _INPUT_REQUESTED: Final = "input.requested"
 _CANCELLED: Final = {"event": "failed", "error": "the run was cancelled"}
 _TRANSFORMERS: Final = (UpdatesTransformer, CustomTransformer, CheckpointsTransformer)
-_TRY_AGAIN_LATER: Final = 1013  # the close code of a websocket that means "try again later"
+_TRY_AGAIN_LATER: Final = 1013  # WebSocket close code that means "try again later"
 
 
 class CommandRequest(BaseModel):
@@ -67,7 +67,10 @@ class CommandRequest(BaseModel):
 
 
 class Subscription(BaseModel):
-    """The events that a client reads. With `since`, it reads only events after this number."""
+    """The events that a client reads.
+
+    With `since`, the client receives only events whose number is higher than `since`.
+    """
 
     channels: list[str]
     namespaces: list[list[str]] | None = None
@@ -103,12 +106,12 @@ async def _execute_command(
             message = (
                 f"{command.method!r} is not a command; expected 'run.start' or 'input.respond'"
             )
-            return _build_error(command.id, "not_supported", message)
+            return _build_error_reply(command.id, "not_supported", message)
         body = RunRequest.model_validate({**params, "if_not_exists": "create"})
         run = await start_run(call, runs, body, thread_id, "thread")
     except (ValidationError, UnknownAssistant) as exc:
-        return _build_error(command.id, "invalid_argument", str(exc))
-    return _build_success(command, {"run_id": run.run_id}, run.number_before_events)
+        return _build_error_reply(command.id, "invalid_argument", str(exc))
+    return _build_success_reply(command, {"run_id": run.run_id}, run.number_before_events)
 
 
 @routes.post("/stream/events")
@@ -136,7 +139,7 @@ async def serve_websocket(
     await ThreadSocket(websocket, call, runs, thread_id).serve()
 
 
-def _build_success(
+def _build_success_reply(
     command: CommandRequest, result: dict[str, Any], last_number: int
 ) -> dict[str, Any]:
     """Return the reply to a command that succeeded."""
@@ -144,7 +147,7 @@ def _build_success(
     return {"type": "success", "id": command.id, "result": result, "meta": meta}
 
 
-def _build_error(id: int | None, code: str, message: str) -> dict[str, Any]:
+def _build_error_reply(id: int | None, code: str, message: str) -> dict[str, Any]:
     """Return the reply to a command that failed."""
     return {"type": "error", "id": id, "error": code, "message": message}
 
@@ -198,7 +201,8 @@ async def _iter_events(
 ) -> AsyncIterator[list[LoggedEvent]]:
     """Yield the events that a client has subscribed to.
 
-    A client without `since` begins with the newest run that has not been read.
+    A client that does not send `since` receives no events of runs that another client has already
+    read to their end.
     """
     since = (
         subscription.since
@@ -238,7 +242,7 @@ class ThreadSocket:
         self._sender = WebSocketSender(websocket, runs.memory.get_account(*user_ref))
 
     async def serve(self) -> None:
-        """Serve the client until it disconnects, is refused, or does not read."""
+        """Serve the client until it disconnects, loses its access, or stops reading events."""
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
@@ -275,12 +279,12 @@ class ThreadSocket:
             if command.method == "subscription.unsubscribe":
                 if reader := self._readers.pop(str(command.params.get("subscription_id")), None):
                     reader.cancel()
-                reply = _build_success(command, {}, (await self._open_feed()).last)
+                reply = _build_success_reply(command, {}, (await self._open_feed()).last)
             else:
                 call = self._call.with_action("threads:create_run")
                 reply = await _execute_command(call, self._runs, self._thread_id, command)
         except (ValidationError, PerdureError) as exc:
-            reply = _build_failure(command.id if command else None, exc)
+            reply = _build_exception_reply(command.id if command else None, exc)
         await self._send_bytes(encode_json(reply))
 
     async def _open_feed(self) -> Log:
@@ -298,7 +302,9 @@ class ThreadSocket:
             )
         feed = await self._open_feed()
         await self._send_bytes(
-            encode_json(_build_success(command, {"subscription_id": subscription_id}, feed.last))
+            encode_json(
+                _build_success_reply(command, {"subscription_id": subscription_id}, feed.last)
+            )
         )
         self._readers[subscription_id] = group.create_task(self._forward_events(feed, subscription))
 
@@ -317,19 +323,19 @@ class ThreadSocket:
     async def _close_with_error(self, error: BaseException) -> None:
         """Send an error, and close the websocket with 4000 plus the HTTP status.
 
-        Browsers show no other status of a websocket to their scripts.
+        The close code is the only status of a websocket that browsers show to scripts.
         """
         code = 4000 + error.status if isinstance(error, Refused) else _TRY_AGAIN_LATER
         with suppress(WebSocketDisconnect, TimeoutError, RuntimeError):
-            await self._send_bytes(encode_json(_build_failure(None, error)))
+            await self._send_bytes(encode_json(_build_exception_reply(None, error)))
             await self._websocket.close(code)
 
 
-def _build_failure(id: int | None, error: BaseException) -> dict[str, Any]:
+def _build_exception_reply(id: int | None, error: BaseException) -> dict[str, Any]:
     """Return the reply to a command that raised an error."""
     status = http_status(error) if isinstance(error, PerdureError) else 422
     code = "permission_denied" if status in (401, 403) else "invalid_argument"
-    return _build_error(id, code if status < 500 else "unknown_error", str(error))
+    return _build_error_reply(id, code if status < 500 else "unknown_error", str(error))
 
 
 def _is_final_event(event: LoggedEvent) -> bool:
@@ -347,13 +353,16 @@ class ThreadEvents:
         self._feed.set_account(runs.memory.get_account(run.tenant, run.user))
         self._feed.add_writer()
         self._interrupts: dict[str, tuple[list[str], Any]] = {}
-        self._messages: dict[str, str] = {}  # the id of the message of each run of a model
+        self._messages: dict[str, str] = {}  # The id of the message that each model run produces.
         run.feed = self._feed
         assert run.task is not None
         run.task.add_done_callback(lambda _: self._finish_feed())
 
     async def play(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
-        """Run the graph; see `Player.play`. If an interrupt waits, the input is its answer."""
+        """Run the graph; see `Player.play`.
+
+        If the thread waits for an answer to an interrupt, the input is that answer.
+        """
         run = self._run
         self._feed.start_at_end()
         self._append_event("lifecycle", [], {"event": "running"})
@@ -392,7 +401,9 @@ class ThreadEvents:
             case "messages":
                 part, metadata = data
                 if not isinstance(part, Mapping):
-                    return  # a complete message of a node, which `values` contains
+                    # Ignore complete messages of a node, because the events of the mode `values`
+                    # contain them.
+                    return
                 model_run = str(metadata.get("run_id"))
                 if part["event"] == "message-start":
                     self._messages[model_run] = part["id"]
@@ -408,7 +419,7 @@ class ThreadEvents:
         self._append_event(method, namespace, data)
 
     def build_closing_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
-        """Return the questions and the end of the run; see `Player.build_closing_events`."""
+        """Return events for the run's questions and end; see `Player.build_closing_events`."""
         ending = {"event": "completed"}
         questions: list[tuple[list[str], dict[str, Any]]] = []
         if error:
@@ -427,7 +438,7 @@ class ThreadEvents:
     def _finish_feed(self) -> None:
         """Add the end of a run that was cancelled before it started.
 
-        Nothing is added while another run of the thread is under way.
+        No event is added while another run of the thread is in progress.
         """
         newest = self._feed.newest
         is_idle = newest is None or _is_final_event(newest)

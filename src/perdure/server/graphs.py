@@ -1,4 +1,4 @@
-"""The graphs that the server serves: perdure's built-in graphs, or those of a `langgraph.json`."""
+"""Load the graphs that the server serves, which are built in or named by a `langgraph.json`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ Graph: TypeAlias = Pregel[Any, Any, Any, Any]
 GraphSource: TypeAlias = Any
 """A graph, compiled or not; or a function that returns a graph, an awaitable of one, or a context
 manager that yields one."""
-_UNNAMED: Final = "LangGraph"  # the name that langgraph gives to a graph without one
+# Name that langgraph gives to a graph that was compiled without a name
+_UNNAMED: Final = "LangGraph"
 _ASSISTANT_NAMESPACE: Final = UUID("3d1b2f0e-7c52-5d0c-9c0f-8a3f6c1e2b47")
-# the two classes of the union `ServerRuntime`: for runs, and for reads
+# The two classes of the union `ServerRuntime`. The first is for runs, the second for reads.
 _RUN_RUNTIME, _READ_RUNTIME = (get_origin(each) for each in get_args(ServerRuntime.__value__))
 
 
@@ -55,7 +56,8 @@ class Graphs:
         self, sources: Mapping[str, GraphSource], saver_options: Mapping[str, Any] | None = None
     ) -> None:
         self.saver_options = dict(saver_options or {})
-        StoredTypes(**self.saver_options)  # check the options at the start of the server
+        # Check the options now, so that an invalid option stops the start of the server.
+        StoredTypes(**self.saver_options)
         self._sources = {
             name: source.compile() if isinstance(source, StateGraph) else source
             for name, source in sources.items()
@@ -98,7 +100,7 @@ class Graphs:
         user: Any = None,
         context: Any = None,
     ) -> AsyncIterator[Graph]:
-        """Yield a graph with this checkpointer and store.
+        """Yield a graph that uses the given checkpointer and store.
 
         If the graph is made by a function, the remaining arguments are passed to it.
 
@@ -125,7 +127,7 @@ class Graphs:
             shared = {"access_context": access, "user": user, "store": store}
             is_run = access == "threads.create_run"
             runtime = _RUN_RUNTIME(**shared, context=context) if is_run else _READ_RUNTIME(**shared)
-            source = await asyncio.to_thread(_call_factory, source, config or {}, runtime)
+            source = await asyncio.to_thread(_call_graph_factory, source, config or {}, runtime)
             if inspect.isawaitable(source):
                 source = await source
         graph_context: Any = source if hasattr(source, "__aenter__") else nullcontext(source)
@@ -134,7 +136,10 @@ class Graphs:
 
 
 class _BuiltInGraph(NamedTuple):
-    """A graph of perdure. It is built when it is first needed, because its imports take seconds."""
+    """A graph of perdure.
+
+    The graph is built when it is first needed, because its imports take seconds.
+    """
 
     name: str
     settings: Settings
@@ -159,7 +164,7 @@ def default_assistant_id(name: str) -> str:
 def _bind_graph(graph: Any, name: str, saver: Checkpointer, store: WholeStore) -> Graph:
     """Return the graph with a checkpointer, a store and a name.
 
-    A graph without a name of its own gets the name under which it is served.
+    If the graph has no name, it gets the name under which it is served.
     """
     compiled = graph.compile() if isinstance(graph, StateGraph) else graph
     if not isinstance(compiled, Pregel):
@@ -171,7 +176,7 @@ def _bind_graph(graph: Any, name: str, saver: Checkpointer, store: WholeStore) -
     return compiled.copy(changes | ({"name": name} if compiled.name == _UNNAMED else {}))
 
 
-def _call_factory(factory: Any, config: RunnableConfig, runtime: Any) -> Any:
+def _call_graph_factory(factory: Any, config: RunnableConfig, runtime: Any) -> Any:
     """Call a function that takes no argument, a config, a `ServerRuntime`, or both."""
     arguments = []
     for parameter in inspect.signature(factory).parameters.values():

@@ -1,6 +1,6 @@
-"""The checks and limits around each request, its line in the log, and its audit record.
+"""Check and limit each request, and write its line in the log and its audit record.
 
-The line of a request in the log has no content and no ids.
+The log line of a request contains no content and no ids.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ EXPOSED_HEADERS: Final = (
 """The headers of replies that scripts of other sites may read."""
 _ORIGIN: Final = re.compile(r"https?://[a-z0-9.:\[\]-]+")
 _PAGES_PREFIX: Final = "/ui/"
-_MAX_LOGGED_PATH: Final = 200  # characters that the log shows of a path without a route
-_SECRET_PART: Final = re.compile(r"[0-9]{6}|.{25}")  # a part of a path that may be a key or an id
+# Maximum number of characters that are logged of a path that matches no route
+_MAX_LOGGED_PATH: Final = 200
+# Matches a part of a path that may be a key or an id
+_SECRET_PART: Final = re.compile(r"[0-9]{6}|.{25}")
 _DEFAULT_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -85,10 +87,11 @@ class RequestSummary:
 
 
 class Guard:
-    """Refuses requests for other host names, from other sites, and of forms that imitate JSON.
+    """Checks and limits each request before the application receives it.
 
-    It passes messages on as they come, so that streams stay streams. It reads its settings from the
-    state of the application.
+    The guard refuses requests for other host names, requests from other sites, and HTML forms that
+    imitate JSON. It forwards each message of a reply immediately, so that events are streamed
+    without a delay. The guard reads its settings from the state of the application.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -113,23 +116,25 @@ class Guard:
         answered = False
 
         async def send_reply(message: Message) -> None:
-            """Pass a message of the reply on, and note what the log line needs."""
+            """Forward a message of the reply, and record the values for the log line."""
             nonlocal answered
             kind = message["type"].removeprefix("websocket.")
             if kind in ("http.response.start", "accept"):
                 summary.status = message.get("status", 101)
                 reply = MutableHeaders(scope=message)
-                _add_headers(reply, summary.request_id)
+                _add_default_headers(reply, summary.request_id)
                 await _record_request(scope, summary.status)
                 answered = True
                 content = "" if is_socket else reply.get("content-type", "")
                 summary.stream = summary.status == 101 or content.startswith("text/event-stream")
-                if is_head:  # end the reply after its headers, even if it is a stream
+                if is_head:
+                    # End the reply to a HEAD request after its headers, even if the reply to GET is
+                    # a stream.
                     await send(message)
                     message = {"type": "http.response.body"}
             elif is_head:
                 return
-            elif kind == "close" and not answered:  # the application refuses the websocket
+            elif kind == "close" and not answered:  # The application has refused the websocket.
                 summary.status, answered = 403, True
             elif kind in ("http.response.body", "send"):
                 summary.bytes += len(message.get("body") or message.get("text") or b"")
@@ -162,20 +167,23 @@ class Guard:
                     _LOG.info(line, extra={"fields": asdict(summary)})
 
 
-def _add_headers(reply: MutableHeaders, request_id: str) -> None:
+def _add_default_headers(reply: MutableHeaders, request_id: str) -> None:
     """Add the id of the request, and the headers that the reply does not set itself."""
     reply["X-Request-ID"] = request_id
     for name, value in _DEFAULT_HEADERS.items():
         reply.setdefault(name, value)
-    if "etag" not in reply:  # assets have one, and may be cached
+    if "etag" not in reply:  # Static files have an ETag, and may be cached.
         reply.setdefault("Cache-Control", "no-store")
 
 
 def _redact_path(scope: Scope) -> str:
-    """Return the path of a request without its query and without possible keys or ids."""
+    """Return the path of a request without its query.
+
+    Replace parts that may be keys or ids by `…`.
+    """
     path = quote(scope.get("raw_path") or b"", safe="/%:@!$&'()*+,;=~")
     parts = ("…" if _SECRET_PART.search(part) else part for part in path.split("/"))
-    # keys are left out before the path is cut, because a part of a key would not be recognised
+    # Replace keys before truncating the path, because a truncated key might not be recognised.
     return "/".join(parts)[:_MAX_LOGGED_PATH]
 
 
@@ -194,7 +202,7 @@ async def _record_request(scope: Scope, status: int) -> None:
             await audit.record(state.get("call"), action, status, state["request_id"], path)
         except OSError:
             if status < 500:
-                raise  # the reply becomes an error, and the error is recorded in turn
+                raise  # The client receives an error instead, and that error is then recorded.
             _LOG.exception("a change could not be recorded in the audit log")
 
 
@@ -223,15 +231,15 @@ def build_refusal(scope: Scope, error: PerdureError) -> Response:
 
 
 def _as_http_request(scope: Scope) -> Request:
-    """Return a request, also for the scope of a websocket."""
+    """Return a request object for the scope of an HTTP request or a websocket."""
     return Request({**scope, "type": "http"})
 
 
 def _check_host(host: str, hosts: Collection[str] | None) -> None:
     """Refuse other host names.
 
-    A site whose name resolves to this server would have the same origin for a browser (DNS
-    rebinding).
+    An attacker may let a host name resolve to this server. A browser would then treat the server as
+    part of the attacker's site, which is called DNS rebinding.
     """
     if hosts is not None and split_url(f"//{host}").hostname not in hosts:
         raise Refused(
@@ -241,7 +249,7 @@ def _check_host(host: str, hosts: Collection[str] | None) -> None:
 
 
 def _wrap_receive(scope: Scope, receive: Receive, wait_s: float) -> Receive:
-    """Return a `receive` that identifies the user before it reads the body, and limits the wait."""
+    """Return a `receive` function that identifies the user first, and then reads with a timeout."""
     has_started = is_complete = False
 
     async def receive_body() -> Message:
@@ -280,8 +288,8 @@ async def _identify_sender(scope: Scope) -> None:
 def _check_site(headers: Headers, has_session: bool) -> None:
     """Refuse requests that a page of another site makes a browser send.
 
-    A request without both headers does not come from a browser. With a cookie it is refused,
-    because only browsers have cookies.
+    If a request has neither the header Sec-Fetch-Site nor Origin, it does not come from a browser.
+    Such a request is refused if it has a session cookie, because only browsers have this cookie.
 
     Source: CrossOriginProtection of Go's net/http; the OWASP cheat sheet on cross-site request
     forgery, "Fetch Metadata headers".
@@ -315,12 +323,12 @@ def validate_origins(origins: Collection[str]) -> list[str]:
 
 
 def _is_perdure_path(path: str, state: Any) -> bool:
-    """Return whether a path may belong to perdure, and not only to the custom application."""
+    """Return False if a path can only belong to the custom application, and otherwise True."""
     return state.first_segments is None or path.lstrip("/").split("/")[0] in state.first_segments
 
 
 def _check_content_type(path: str, headers: Headers) -> None:
-    """Refuse a body with a content type that a form of another site can send, except for pages."""
+    """Refuse a body whose content type an HTML form of another site can send. Pages are exempt."""
     length = headers.get("content-length", "0")
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     is_empty = length == "0" and "transfer-encoding" not in headers
@@ -334,11 +342,12 @@ def _check_content_type(path: str, headers: Headers) -> None:
 def build_error_reply(request: Request, error: PerdureError) -> Response:
     """Return the reply to a request that failed.
 
-    A browser without a session is sent to the page to log in.
+    A browser without a session is redirected to the login page.
     """
     headers = error.headers if isinstance(error, Refused) else {}
     if isinstance(error, Unauthenticated) and request.url.path.startswith("/ui/"):
-        is_partial = "hx-request" in request.headers  # the request replaces a part of the page
+        # The request of htmx replaces only a part of the page.
+        is_partial = "hx-request" in request.headers
         page_url = split_url(
             request.headers.get("hx-current-url", "") if is_partial else str(request.url)
         )
@@ -390,9 +399,12 @@ def _describe_invalid_field(error: Mapping[str, Any]) -> str:
     if error["type"] == "json_invalid":
         return f"the body is not valid JSON: {error['ctx']['error']}"
     location = ".".join(map(str, error["loc"]))
-    if error["type"] == "missing":  # the input of this error is the object without the field
+    if error["type"] == "missing":
+        # Name only the location, because the input of this error is the whole object that lacks the
+        # field.
         return f"{location} is missing"
-    if error["type"] == "value_error":  # a message of perdure, which names the value
+    if error["type"] == "value_error":
+        # This error has a message of perdure, which already names the value.
         sentence = str(error["ctx"]["error"])
         return sentence if location == "body" else f"{location}: {sentence}"
     return f"{location} is {error.get('input')!r:.80}: {error['msg']}"
@@ -402,7 +414,9 @@ def _describe_invalid_field(error: Mapping[str, Any]) -> str:
 
 
 class EncodedSlashes:
-    """Passes encoded slashes on as NUL, which no id contains. `call.PathId` turns them back.
+    """Replaces encoded slashes in the path of a request by NUL characters, which no id contains.
+
+    `call.PathId` turns them back.
 
     Servers decode `%2F` before routes are matched (the ASGI specification, on `path`).
     """
@@ -417,6 +431,6 @@ class EncodedSlashes:
             parts = (
                 unquote(part).replace("\0", "\ufffd") for part in raw.decode("latin-1").split("/")
             )
-            # `Guard` reads this path, too
+            # `Guard` reads the replaced path, too.
             scope["path"] = "/".join(part.replace("/", "\0") for part in parts)
         await self._app(scope, receive, send)

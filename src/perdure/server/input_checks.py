@@ -26,15 +26,15 @@ _EXAMPLE_MESSAGE: Final = {"role": "user", "content": ""}
 def find_suspect_values(request: RunRequest) -> list[tuple[str, Any]]:
     """Return the channels and values of a request that may be malformed messages.
 
-    If the list is empty, the graph need not be opened to call `check_messages`. In an input, a
-    channel with another name than `messages` is included only if its value resembles messages.
+    If the list is empty, the caller need not open the graph and call `check_messages`. In an input,
+    a channel with another name than `messages` is included only if its value resembles messages.
     """
     has_command = request.command is not None
     return [
         (name, value)
         for name, value in _iter_values(request)
         if (has_command or name == "messages" or _resembles_messages(value))
-        and _find_problem(value) is not None
+        and _find_conversion_error(value) is not None
     ]
 
 
@@ -50,10 +50,15 @@ def check_messages(graph: Graph, suspects: list[tuple[str, Any]]) -> None:
             continue
         try:
             channel.copy().update([deepcopy(value)])
-        except Exception as exc:  # reducers of users may raise any exception
-            # well-formed removals and keeps may fail because the channel is empty here
-            keeps = _apply_to_empty(channel, [dict(_KEEP_JSON)]) is not None
-            problem = exc if isinstance(exc, InvalidUpdate) else _find_problem(value, keeps=keeps)
+        except Exception as exc:  # A reducer that a user wrote may raise any exception.
+            # A well-formed message that removes or keeps other messages may fail here, because the
+            # channel is empty.
+            keeps = _try_update_of_empty_channel(channel, [dict(_KEEP_JSON)]) is not None
+            problem = (
+                exc
+                if isinstance(exc, InvalidUpdate)
+                else _find_conversion_error(value, keeps=keeps)
+            )
             if problem is not None:
                 reason = f"{type(problem).__name__}: {problem!s:.300}"
                 raise InvalidUpdate(
@@ -78,8 +83,8 @@ def _resembles_messages(value: Any) -> bool:
     )
 
 
-def _find_problem(value: Any, *, keeps: bool = False) -> Exception | None:
-    """Return the error with which a value cannot be converted to messages, or None.
+def _find_conversion_error(value: Any, *, keeps: bool = False) -> Exception | None:
+    """Return the error that is raised when a value is converted to messages, or None on success.
 
     Args:
         value: A message or a list of messages, as JSON or as objects.
@@ -95,20 +100,20 @@ def _find_problem(value: Any, *, keeps: bool = False) -> Exception | None:
         ]
     try:
         convert_to_messages(values)
-    except Exception as exc:  # langchain raises errors of many classes
+    except Exception as exc:  # LangChain raises errors of many classes.
         return exc
     return None
 
 
 def _converts_messages(channel: Any) -> bool:
     """Return whether a channel converts JSON to messages, as `add_messages` does."""
-    value = _apply_to_empty(channel, [dict(_EXAMPLE_MESSAGE)])
+    value = _try_update_of_empty_channel(channel, [dict(_EXAMPLE_MESSAGE)])
     return isinstance(value, list) and all(isinstance(message, BaseMessage) for message in value)
 
 
-def _apply_to_empty(channel: Any, update: Any) -> Any:
+def _try_update_of_empty_channel(channel: Any, update: Any) -> Any:
     """Return the value of an empty channel after an update, or None if the update fails."""
-    with suppress(Exception):  # reducers of users may raise any exception
+    with suppress(Exception):  # A reducer that a user wrote may raise any exception.
         trial = channel.copy()
         trial.update([update])
         return trial.get()

@@ -1,4 +1,7 @@
-"""Identify users by API keys. A file has the SHA-256 hash of each key and the key's user."""
+"""Identify users by API keys.
+
+The keys file contains the SHA-256 hash of each key and the key's user.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from perdure.server.keys_file import Key, check_key_user, read_keys
 from perdure.server.teams import check_team_access, is_team_namespace
 
 _LOG: Final = logging.getLogger("perdure.server")
-# seconds after which a request reads the file again, so that a revoked key stops working
+# Seconds after which a request reads the file again. A revoked key stops working after this time.
 _RELOAD_INTERVAL_S: Final = 1.0
 
 
@@ -51,10 +54,10 @@ class KeysFileAccess:
     A key with the permission `perdure:admin` may do everything. A key with `perdure:act` may act
     for other users of its tenant, and then reaches the data of that user.
 
-    All other keys reach the data of their user. These are threads, crons and assistants with the
-    user as `owner` in their metadata, which the server sets when the user creates them, and
-    namespaces with the user as second label, such as `("memories", "ann")`. A key also reaches the
-    namespaces `("teams", NAME)` of the teams that it lists.
+    All other keys reach only the data of their own user. These are threads, crons and assistants
+    with the user as `owner` in their metadata, which the server sets when the user creates them,
+    and namespaces with the user as second label, such as `("memories", "ann")`. A key also reaches
+    the namespaces `("teams", NAME)` of the teams that it lists.
 
     Args:
         file: The path of the file.
@@ -88,7 +91,7 @@ class KeysFileAccess:
         bearer = token.strip() if scheme.lower() == "bearer" else ""
         key = connection.headers.get("x-api-key") or bearer
         digest = hashlib.sha256(key.encode()).hexdigest()
-        # compare with all keys, so that the response time does not depend on which key matches
+        # Compare with all keys, so that the response time does not depend on which key matches.
         matching_keys = [entry for entry in self._keys if hmac.compare_digest(entry.sha256, digest)]
         if not key or not matching_keys:
             raise Unauthenticated(
@@ -104,8 +107,8 @@ class KeysFileAccess:
     async def refresh_identity(self, identity: Identity) -> Identity:
         """Return an identity with its current permissions and teams.
 
-        Only permissions that the identity already has are kept. A cron uses this method, so that it
-        stops when its user's keys are revoked.
+        Only permissions that the identity already has are kept. Crons use this method, so that a
+        cron stops when its user's keys are revoked.
 
         Raises:
             Unauthenticated: The user has no key any more.
@@ -142,7 +145,7 @@ class KeysFileAccess:
         return permit_own_data(identity.person, action, value)
 
     def check_person(self, identity: Identity, person: str) -> None:
-        """Refuse a person who has keys in other tenants only.
+        """Refuse a person all of whose keys belong to other tenants.
 
         A person needs no key. A person without keys may belong to any tenant.
 
@@ -163,10 +166,14 @@ class KeysFileAccess:
             await asyncio.to_thread(self._reload)
 
     def _reload(self) -> None:
-        """Read the file. If it cannot be read, no key is valid until it can."""
+        """Read the file.
+
+        If the file cannot be read, no key is valid until the file can be read again.
+        """
         try:
             self._keys = self._read_file()
-        except ConfigurationError as exc:  # the broken file may have been edited to revoke a key
+        except ConfigurationError as exc:
+            # Accept no key, because the edit that broke the file may have been meant to revoke one.
             self._keys = []
             _LOG.error("no API key is valid until the keys file is repaired: %s", exc)
 

@@ -17,8 +17,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from perdure.errors import ConfigurationError
 from perdure.settings import is_name
 
-_TABLE_HEADER: Final = re.compile(r"\s*\[\[\s*keys\s*\]\]\s*(#.*)?")  # the TOML line [[keys]]
-# number of times that a revocation is tried if another program changes the file at the same time
+# Matches the TOML line `[[keys]]`
+_TABLE_HEADER: Final = re.compile(r"\s*\[\[\s*keys\s*\]\]\s*(#.*)?")
+# Maximum number of attempts to revoke keys while other programs change the file at the same time
 _MAX_ATTEMPTS: Final = 20
 
 
@@ -93,7 +94,8 @@ def _wrap_file_errors(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError) as exc:
         problem = str(exc)
-        if isinstance(exc, ValidationError):  # its text would contain the hashes
+        if isinstance(exc, ValidationError):
+            # The text of this error would contain the hashes of keys.
             first = exc.errors(include_input=False)[0]
             problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise ConfigurationError(
@@ -105,8 +107,9 @@ def _wrap_file_errors(path: Path) -> Iterator[None]:
 def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
     """Remove keys from a keys file.
 
-    The file is replaced atomically by a file with the same permissions and owner. So a server reads
-    either all old keys or only the remaining ones. Other lines and comments are kept.
+    The file is replaced atomically by a file with the same permissions and owner. A server that
+    reads the file during the replacement sees either all old keys or only the remaining keys. Other
+    lines and comments are kept.
 
     Args:
         path: The keys file. The target of a symbolic link is replaced.
@@ -119,7 +122,8 @@ def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
         ConfigurationError: The file cannot be read or written, it is written in a form that cannot
             be edited, or another program kept changing it.
     """
-    path = path.resolve()  # replace the target of a symbolic link, not the link
+    # If the path is a symbolic link, replace its target and not the link itself.
+    path = path.resolve()
     for _ in range(_MAX_ATTEMPTS):
         with _wrap_file_errors(path):
             old_content = path.read_bytes()
@@ -128,7 +132,7 @@ def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
         revoked = [key for key in keys if is_revoked(key)]
         if not revoked:
             return []
-        new_text = _remove_blocks(text, [is_revoked(key) for key in keys])
+        new_text = _remove_key_tables(text, [is_revoked(key) for key in keys])
         if new_text is None or not _has_keys(
             new_text, [key for key in keys if not is_revoked(key)]
         ):
@@ -154,7 +158,7 @@ def _has_keys(text: str, keys: Sequence[Key]) -> bool:
         return False
 
 
-def _remove_blocks(text: str, is_removed: Sequence[bool]) -> str | None:
+def _remove_key_tables(text: str, is_removed: Sequence[bool]) -> str | None:
     """Return the text of a keys file without some of its tables `[[keys]]`.
 
     Comments directly above a table are removed with it, except comments at the start of the file.
@@ -178,7 +182,8 @@ def _remove_blocks(text: str, is_removed: Sequence[bool]) -> str | None:
     for first, end, is_block_removed in zip(block_starts, block_ends, is_removed, strict=True):
         remaining_lines += [] if is_block_removed else lines[first:end]
     if all(is_removed):
-        remaining_lines.append("keys = []\n")  # the field is required, also without keys
+        # The field `keys` is required, even if no key is left.
+        remaining_lines.append("keys = []\n")
     return "".join(remaining_lines)
 
 
@@ -201,7 +206,7 @@ def _replace_file(path: Path, old_content: bytes, new_content: bytes) -> bool:
         try:
             with open(handle, "wb") as file:
                 if hasattr(os, "fchown"):
-                    with suppress(PermissionError):  # only root may change the owner
+                    with suppress(PermissionError):  # Only root may change the owner of a file.
                         os.fchown(file.fileno(), status.st_uid, status.st_gid)
                 os.chmod(name, stat.S_IMODE(status.st_mode))
                 file.write(new_content)
@@ -219,7 +224,7 @@ def _replace_file(path: Path, old_content: bytes, new_content: bytes) -> bool:
 
 @contextmanager
 def _lock_folder(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file's folder, so that no concurrent revocation is lost."""
+    """Lock the folder of a file until the block ends, so that no concurrent revocation is lost."""
     try:
         import fcntl
     except ImportError:  # Windows has no fcntl
@@ -235,7 +240,7 @@ def _lock_folder(path: Path) -> Iterator[None]:
 
 def _sync_folder(folder: Path) -> None:
     """Flush a folder to disk, so that a power failure does not restore the replaced file."""
-    with suppress(OSError):  # some systems do not support it
+    with suppress(OSError):  # Some systems cannot flush a folder.
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Limit the requests of a client: their rate, their number at once, and the size of a body."""
+"""Limit the rate, the number of concurrent requests, and the size of a request body."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Final
 
 from perdure.server.access import Refused
 
-_MAX_CLIENTS: Final = 10_000  # maximum number of clients whose request rate is remembered
-_CONCURRENCY_RETRY_S: Final = 5  # seconds in Retry-After if too many requests are in progress
+_MAX_CLIENTS: Final = 10_000  # Maximum number of clients whose request rate is remembered
+# Seconds in the header Retry-After if too many requests are in progress
+_CONCURRENCY_RETRY_S: Final = 5
 
 
 class TooManyRequests(Refused):
@@ -32,7 +33,9 @@ class TooManyRequests(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a server. The limits of requests apply to each network address and each user.
+    """The limits of a server.
+
+    The limits on requests apply to each network address and to each user.
 
     Attributes:
         body_bytes: Maximum bytes of a request's body.
@@ -72,7 +75,7 @@ class RequestLimiter:
         self._next_due: dict[Hashable, float] = {}
 
     def count_request(self, client: Hashable) -> None:
-        """Count a request against the rate of a client.
+        """Count a request against the rate limit of a client.
 
         Raises:
             TooManyRequests: The client sends requests faster than allowed.
@@ -87,14 +90,14 @@ class RequestLimiter:
             self._next_due = {
                 other: due_time for other, due_time in self._next_due.items() if due_time > now
             }
-            # if all of these clients are active, reset their rates to bound the memory
+            # If all remembered clients are active, reset their rates to limit the use of memory.
             if len(self._next_due) >= _MAX_CLIENTS:
                 self._next_due.clear()
         self._next_due[client] = due + self._interval_s
 
     @contextmanager
     def track_request(self, client: Hashable) -> Iterator[None]:
-        """Count a request against the rate, and as in progress until the block ends.
+        """Count a request against the rate limit, and count it as in progress until the block ends.
 
         Raises:
             TooManyRequests: The client sends requests faster than allowed, or has the maximum

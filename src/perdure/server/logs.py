@@ -1,10 +1,11 @@
 """The audit log, and the formats of the logs on stderr.
 
-The audit log says who changed or erased what, and whether this was permitted. It has a record for
-every request and every tool call whose action changes something, unless the request is refused for
-its host, site, rate or content type. `guard.py` and `mcp.py` write the records, not the endpoints.
-A record names the objects that were passed to `Call.permit`. An endpoint adds the hashes of a
-receipt by `Call.record_for_audit`. Records have no content.
+The audit log records which user changed or erased which objects, and whether this was permitted. It
+has a record for every request and every tool call whose action changes something, unless the
+request is refused for its host, site, rate or content type. The records are written by `guard.py`
+and `mcp.py`, and not by the endpoints. A record names the objects that were passed to
+`Call.permit`. An endpoint adds the hashes of a receipt by `Call.record_for_audit`. Records have no
+content.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ if TYPE_CHECKING:
     from perdure.server.call import Call
 
 _LOG: Final = logging.getLogger("perdure.audit")
-_MIN_FREE_BYTES: Final = 1_000_000  # free space on the disk below which changes are refused
+# Minimum number of free bytes on the disk. With less space, changes are refused.
+_MIN_FREE_BYTES: Final = 1_000_000
 SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 """The HTTP methods that change nothing."""
-# runs are not recorded, because the history of the thread shows them
+# Actions that are not recorded. Runs are among them, because the history of their thread shows
+# them.
 _UNRECORDED_ACTIONS: Final = ("read", "search", "get", "list_namespaces", "create_run")
 
 
 def is_change(action: Action | None, method: str = "POST") -> bool:
-    """Return whether an action changes something, so that it is recorded."""
+    """Return whether an action changes something and must therefore be recorded."""
     return (
         action is not None
         and action.split(":")[-1] not in _UNRECORDED_ACTIONS
@@ -45,9 +48,10 @@ def is_change(action: Action | None, method: str = "POST") -> bool:
 class Audit:
     """Writes records to a file of JSON lines, or to the logger `perdure.audit`.
 
-    A line is on the disk before the reply is sent. On a disk that is almost full, changes are
-    refused. A change whose record cannot be written for another reason is answered with an error.
-    Several processes may write to one file, because lines are only appended.
+    Each line is flushed to the disk before the reply is sent. On a disk that is almost full,
+    changes are refused. If a record cannot be written for another reason, the client receives an
+    error, although the change was made. Several processes may write to one file, because lines are
+    only appended.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -55,7 +59,9 @@ class Audit:
         if path is not None:
             try:
                 self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-                os.fsync(self._file)  # fails for a pipe or a device, which has no disk
+                # This call fails if the path is a pipe or a device, which cannot be flushed to a
+                # disk.
+                os.fsync(self._file)
             except OSError as exc:
                 raise ConfigurationError(
                     f"the audit log {str(path)!r} cannot be written: {exc}; choose another file"
@@ -67,7 +73,7 @@ class Audit:
             os.close(self._file)
             self._file = None
 
-    async def check_room(self, action: Action | None, method: str = "POST") -> None:
+    async def check_free_space(self, action: Action | None, method: str = "POST") -> None:
         """Refuse a change that could not be recorded.
 
         Raises:
@@ -127,10 +133,10 @@ class Audit:
 
 def _encode_line(fields: dict[str, Any]) -> str:
     """Return fields as one line of JSON without unprintable characters."""
-    # a late import, so that `perdure mcp` starts faster
+    # Import the module only here, so that `perdure mcp` starts faster.
     from perdure.server.reply import encode_json, escape_unprintable
 
-    # JSON may contain U+2028, at which some tools end a line
+    # JSON may contain U+2028, which some tools treat as the end of a line.
     return escape_unprintable(encode_json(fields).decode())
 
 

@@ -1,4 +1,4 @@
-"""Serve the MCP tools for a user's memories and threads over stdio and HTTP."""
+"""Serve the MCP tools, which use a user's memories and threads, over stdio and HTTP."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def _run_tool(tool: Tool, arguments: dict[str, Any], request: ToolRequest)
     status, action = 500, tool.action  # type: ignore[attr-defined]
     call = request.call.with_action(action)
     try:
-        await request.audit.check_room(action)
+        await request.audit.check_free_space(action)
         answer, status = await tool(call, **arguments), 200
         return answer
     except PerdureError as exc:
@@ -176,7 +176,7 @@ class _PrefixedInput:
 
 
 class _ReplyStream:
-    """A stream of replies that drops the reply to `initialize`, which was already sent."""
+    """A stream that forwards replies, except the reply to `initialize`, which was already sent."""
 
     def __init__(self, stream: WriteStream[SessionMessage]) -> None:
         self._stream = stream
@@ -212,9 +212,8 @@ async def handle_mcp_request(call: CurrentCall) -> Response:
     There are no MCP sessions, so GET and DELETE are not supported. The user is identified before
     this function runs. Each tool checks the permission for its own action.
     """
-    return _SdkResponse(
-        await asyncio.to_thread(_get_http_server)
-    )  # importing the SDK takes a second
+    # Use another thread, because importing the SDK takes a second.
+    return _SdkResponse(await asyncio.to_thread(_get_http_server))
 
 
 @cache
@@ -225,11 +224,8 @@ def _get_http_server() -> Server[Any]:
         http: Any = context.request
         return ToolRequest(http.state.call, http.app.state.audit, http.state.request_id)
 
-    _ = (
-        memory.arecall,
-        memory.aremember,
-        memory.quote_memories,
-    )  # imports these modules now, off the event loop
+    # Use these names to import their modules now, outside of the event loop.
+    _ = (memory.arecall, memory.aremember, memory.quote_memories)
     return build_server(get_request)
 
 
@@ -244,9 +240,9 @@ class _SdkResponse(Response):
         """Let the SDK handle the request and send the reply."""
         from mcp.server.transport_security import TransportSecuritySettings
 
-        # perdure.server.guard has already checked the headers Host and Origin
+        # The module `perdure.server.guard` has already checked the headers Host and Origin.
         security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-        # this call creates a new session manager, because a manager can run only once
+        # Create a new session manager for each request, because a manager can run only once.
         self._server.streamable_http_app(
             stateless_http=True, json_response=True, transport_security=security
         )

@@ -1,9 +1,10 @@
 """Answer the first messages of an MCP connection over stdio before the MCP SDK is imported.
 
 Importing the SDK and the modules of the tools takes two seconds of CPU. Many MCP clients start all
-their servers and list the tools, and never call one. `StartupResponder` answers these first
-requests with the same JSON as the SDK; tests/server/test_mcp_opening.py compares both. The first
-message that it cannot answer, such as a tool call, goes to the SDK, and so do all later messages.
+their servers and list the tools, but never call a tool. `StartupResponder` answers these first
+requests with the same JSON as the SDK; tests/server/test_mcp_opening.py compares both. The SDK
+answers the first message that `StartupResponder` cannot answer, such as a tool call, and all later
+messages.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class StartupResponder:
         self.replayed_lines = list[str]()
 
     def answer_lines(self, lines: Iterable[str], out: TextIO) -> str | None:
-        """Answer messages until one needs the SDK.
+        """Answer messages until a message needs the SDK.
 
         Args:
             lines: The input, one message per line.
@@ -105,7 +106,7 @@ class StartupResponder:
         if set(params) - {"_meta"} or not isinstance(meta, dict):
             return None
         if _META_PREFIX + "protocolVersion" in meta:
-            return None if self.replayed_lines else self._answer_enveloped(method, meta)
+            return None if self.replayed_lines else self._answer_without_handshake(method, meta)
         if method == "ping":
             return {"result": {}}
         if not self.replayed_lines:
@@ -149,8 +150,10 @@ class StartupResponder:
             }
         }
 
-    def _answer_enveloped(self, method: str, meta: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Answer a request of the protocol version without a handshake; see `_build_result`."""
+    def _answer_without_handshake(
+        self, method: str, meta: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """Answer a request in the protocol version that has no handshake; see `_build_result`."""
         if (
             meta[_META_PREFIX + "protocolVersion"] != ENVELOPE_VERSION
             or not _is_implementation(meta.get(_META_PREFIX + "clientInfo"))

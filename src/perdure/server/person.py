@@ -1,9 +1,9 @@
 """Determine the person of a thread, which is the user whose memories the thread's runs use.
 
 The person may be another user than the sender of a request. The person is the `user_id` of the
-thread's head. If the head has none, it is the `owner` that an API key set. An owner that a handler
-of an Auth file sets may be an organisation, so it is not used. docs/server.md has a table of the
-rules.
+thread's head. If the head has no `user_id`, the person is the `owner` that the server set for an
+API key. An owner that a handler of an Auth file sets may be an organisation, so it is not used.
+docs/server.md has a table of the rules.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ CALLER_DEEDS: Final = ("answered", "said", "sent", "scheduled", "continued", "ch
 """The values of `Sender.deed`, which name the operation of a caller on a thread. In this order:
 answer a question, send a message, send a message for the person, start a run by a cron, continue a
 run, change the state."""
-# roles and types of messages in JSON; the first two are those of a human message
+# Roles and types of messages in JSON. The first two are those of a human message.
 _ROLES: Final = ("user", "human", "assistant", "ai", "system", "developer", "tool", "function")
 
 
 class Sender(NamedTuple):
-    """The sender of a run. The row of the run stores the fields under their names.
+    """The sender of a run. The row of a run stores these fields under the same names.
 
     Attributes:
         caller: The user who sent the request.
@@ -80,7 +80,10 @@ class Person(NamedTuple):
         return {"user_id": "", WITHOUT_MEMORY_KEY: True}
 
     def build_metadata(self, sender: Sender) -> dict[str, Any]:
-        """Return metadata for the run's checkpoints: the person, and the caller if different."""
+        """Return metadata for the run's checkpoints.
+
+        The metadata names the person, and also the caller if this is another user.
+        """
         caller_fields = (
             {} if sender.caller == self.user else {CALLER: sender.caller, DEED: sender.deed}
         )
@@ -97,9 +100,9 @@ class Person(NamedTuple):
         return {**context, **dict.fromkeys(names, self.user if self.uses_memory else "")}
 
     def apply_to_input(self, input: Any) -> Any:
-        """Return the input of a run. Mark its messages if the run uses no memory.
+        """Return the input of a run. If the run uses no memory, its messages are marked.
 
-        Messages with the mark are not made into memories; see `_mark_messages`.
+        No memories are made from messages with the mark; see `_mark_messages`.
         """
         if self.uses_memory:
             return input
@@ -113,7 +116,8 @@ class Person(NamedTuple):
             return replace(input, update=self.apply_to_input(input.update), goto=goto)
         if isinstance(input, Mapping):
             return {name: _mark_messages(name, value) for name, value in input.items()}
-        if isinstance(input, list):  # the update of a command, or messages
+        if isinstance(input, list):
+            # The list contains messages, or the pairs of a command's update.
             return [
                 (element[0], _mark_messages(element[0], element[1]))
                 if isinstance(element, tuple)
@@ -136,7 +140,7 @@ def find_person(thread: ListedThread, *, owners_are_people: bool) -> str | None:
     user = (thread.head_metadata or {}).get("user_id")
     if user is None and owners_are_people:
         user = thread.metadata.get("owner")
-    if type(user) is int:  # the users of a service may have numbers
+    if type(user) is int:  # Some services identify their users by integers.
         return str(user)
     return user if isinstance(user, str) else None
 

@@ -1,4 +1,7 @@
-"""Replies of the server: values as JSON, and errors with their HTTP status and a sentence."""
+"""Build replies of the server.
+
+A reply contains values as JSON, or an error with its HTTP status and a sentence.
+"""
 
 from __future__ import annotations
 
@@ -54,16 +57,17 @@ _ORJSON_OPTIONS: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 def encode_json(value: Any) -> bytes:
     """Encode a value as JSON.
 
-    Messages become objects of their fields. Values without a form in JSON become their text.
+    A message is converted to an object with the message's fields. A value that JSON cannot
+    represent is converted to text.
     """
     try:
         return orjson.dumps(value, _to_json_type, _ORJSON_OPTIONS)
-    except TypeError:  # integers beyond 64 bits, lone surrogates, deep nesting
+    except TypeError:  # orjson refuses integers beyond 64 bits, lone surrogates and deep nesting.
         return json.dumps(value, default=_to_json_type, skipkeys=True).encode()
 
 
 def _to_json_type(value: Any) -> Any:
-    """Return a value of another type as a type that JSON has."""
+    """Convert a value that JSON does not support to a type that JSON supports."""
     if isinstance(value, BaseMessage | BaseModel):
         return value.model_dump()
     if isinstance(value, Mapping):
@@ -109,10 +113,11 @@ class JSONReply(Response):
 
 
 async def build_json_reply(content: Any) -> Response:
-    """Return a reply with stored values, encoded in another thread.
+    """Build a reply with stored values. They are encoded in another thread.
 
-    The values of a long conversation take long to encode. Endpoints do not return such values
-    themselves, because FastAPI would pass them through pydantic, which refuses some of them.
+    Encoding the values of a long conversation would block the event loop. Endpoints do not return
+    such values themselves, because FastAPI would pass them through pydantic, which refuses some of
+    them.
     """
     return await asyncio.to_thread(JSONReply, content)
 
@@ -135,7 +140,8 @@ def split_url(url: str) -> SplitResult:
     """Return the parts of a URL of a client. An invalid URL has empty parts."""
     try:
         return urlsplit(url)
-    except ValueError:  # for example, brackets without an IPv6 address
+    except ValueError:
+        # The URL is invalid, for example because it has brackets without an IPv6 address.
         return urlsplit("")
 
 

@@ -171,7 +171,7 @@ class Run:
         """Return the lowest and the highest `seq` of the runs that the log contains."""
         return (self.row.live.seq,) * 2 if self.feed is None else ALL_RUNS
 
-    def build_batch(
+    def build_event_batch(
         self, closing: Sequence[LoggedEvent] = (), limit: int | None = None
     ) -> EventBatch | None:
         """Return the events that are not stored yet, or None if there are none.
@@ -190,12 +190,12 @@ class Run:
         if not events:  # without new events, only the loss of dropped events is stored
             return EventBatch(last_lost, last_lost, [], last_lost) if last_lost else None
         entries = [(event.kind, event.frame) for event in events]
-        outdated_until = self._find_last_outdated(sum(event.size for event in events))
+        outdated_until = self._find_last_outdated_number(sum(event.size for event in events))
         return EventBatch(
             events[0].number - 1, events[-1].number, entries, max(last_lost, outdated_until)
         )
 
-    def _find_last_outdated(self, size: int) -> int:
+    def _find_last_outdated_number(self, size: int) -> int:
         """Return the number up to which stored events are deleted when new events are stored.
 
         Args:
@@ -208,7 +208,7 @@ class Run:
             total, removable = total - batch_size, last_number
         return removable
 
-    def note_stored(self, batch: EventBatch) -> None:
+    def record_stored_batch(self, batch: EventBatch) -> None:
         """Note that a batch of events is stored."""
         self.last_stored = batch.last_number
         self.events.last_stored = max(self.events.last_stored, batch.last_number)
@@ -291,7 +291,7 @@ class Run:
 
         The traceback is dropped, because its frames keep the state of the graph in memory.
         """
-        self.outcome, self.failure = "error", self.failure or _without_frames(exc)
+        self.outcome, self.failure = "error", self.failure or _remove_tracebacks(exc)
 
     def set_overtaken(self) -> None:
         """End the run as interrupted, because another program has changed the thread meanwhile."""
@@ -326,7 +326,7 @@ class Run:
             self.output = None
 
     @contextlib.contextmanager
-    def awaiting_output(self) -> Iterator[None]:
+    def retain_output_for_request(self) -> Iterator[None]:
         """Keep the output for a request until the block ends, even if the run ends before."""
         self._output_requests += 1
         try:
@@ -341,7 +341,7 @@ class Run:
         return build_run_json(self.row)
 
 
-def _without_frames(exc: Exception) -> Exception:
+def _remove_tracebacks(exc: Exception) -> Exception:
     """Remove the tracebacks of an error, of its causes and of the errors of its groups."""
     visited, pending = set[int](), list[BaseException | None]([exc])
     while pending:

@@ -69,25 +69,25 @@ class StoredEvents:
             await asyncio.sleep(STORE_INTERVAL_S)
             async with self._writing:
                 try:
-                    while await self._store_some():
+                    while await self._store_waiting_events():
                         pass
                 except StorageError as exc:  # the next interval tries again, with newer events too
                     error_type = type(exc).__name__  # the message may contain content of users
                     _LOGGER.warning("events of runs are not stored yet (%s)", error_type)
 
-    async def _store_some(self) -> bool:
+    async def _store_waiting_events(self) -> bool:
         """Store events in one transaction. Return whether more events than fit were waiting."""
         batches, remaining_bytes = dict[Run, EventBatch](), BATCH_BYTES
         for run in self._recorded:
             if remaining_bytes <= 0:
                 break
-            if batch := run.build_batch(limit=remaining_bytes):
+            if batch := run.build_event_batch(limit=remaining_bytes):
                 batches[run] = batch
                 remaining_bytes -= sum(len(frame) for _, frame in batch.events)
         if batches:
             await self._table.add_events([(self._recorded[run], batches[run]) for run in batches])
         for run, batch in batches.items():
-            run.note_stored(batch)
+            run.record_stored_batch(batch)
         return remaining_bytes <= 0
 
     async def store_all_but_last(
@@ -103,11 +103,11 @@ class StoredEvents:
         self._recorded.pop(run, None)
         async with self._writing:
             while (
-                batch := run.build_batch(limit=BATCH_BYTES)
+                batch := run.build_event_batch(limit=BATCH_BYTES)
             ) and batch.last_number < run.events.last:
                 await self._table.add_events([(live, batch)])
-                run.note_stored(batch)
-            return run.build_batch(closing)
+                run.record_stored_batch(batch)
+            return run.build_event_batch(closing)
 
     async def hand_over(self, run: Run, live: LiveRun) -> None:
         """Store the remaining events of a run that another process continues.
@@ -117,7 +117,7 @@ class StoredEvents:
         with suppress(StorageError):
             if batch := await self.store_all_but_last(run, live):
                 await self._table.add_events([(live, batch)])
-                run.note_stored(batch)
+                run.record_stored_batch(batch)
 
     # -- runs of other processes
 
@@ -291,7 +291,7 @@ class StoredBatches:
             position, is_new_reader = last_number, False
             yield position, []
 
-    def drop_some(self) -> None:
+    def drop_oldest_events(self) -> None:
         """Drop all events."""
         self.are_dropped = True
         for *_, events in self.read:
@@ -300,7 +300,7 @@ class StoredBatches:
         if self.size:
             self._account.remove(self, self.size)
 
-    drop_all = drop_some
+    drop_all = drop_oldest_events
 
 
 def _skip_run_events(number: int, seq_range: tuple[int, int]) -> int:

@@ -389,7 +389,7 @@ class RunExecution:
             live, end_state, error, stored_request, last_batch, **options
         )
         if claimed is not None and last_batch is not None:
-            run.note_stored(last_batch)
+            run.record_stored_batch(last_batch)
         if claimed is None and not run.temporary:
             await runs.refresh_run(run)
             if run.status in LIVE_STATES and run.cancelled != run.carried_out:

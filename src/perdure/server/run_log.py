@@ -305,7 +305,7 @@ class Log:
         oldest = self._entries[0].number
         if self.is_recorded and oldest > self.last_stored:  # later readers need the event
             return 0
-        if oldest <= self._last_received():
+        if oldest <= self._find_last_received_number():
             return 2
         if oldest > self.last_stored:
             return 0
@@ -316,7 +316,7 @@ class Log:
             else 2
         )
 
-    def _last_received(self) -> int:
+    def _find_last_received_number(self) -> int:
         """Return the number of the last event that all readers have received."""
         return min(self._received_numbers.values(), default=self.last)
 
@@ -389,7 +389,7 @@ class Log:
     def add_writer(self) -> None:
         """Register a writer of events. `remove_writer` must be called once for each writer."""
         self._writers += 1
-        self._resume()
+        self._mark_in_use()
 
     def remove_writer(self) -> None:
         """Unregister a writer; see `add_writer`."""
@@ -411,7 +411,7 @@ class Log:
         timer = loop.call_later(ACCESS_CHECK_S, reader.set)
         try:
             self._received_numbers[reader] = self._handed_numbers[reader] = number
-            self._resume()
+            self._mark_in_use()
             while True:
                 reader.clear()
                 if loop.time() >= timer.when() - _TIMER_TOLERANCE_S:
@@ -434,14 +434,16 @@ class Log:
             self._drop_beyond_limits()
             self._end_if_unused()
 
-    def drop_some(self) -> None:
+    def drop_oldest_events(self) -> None:
         """Drop the oldest events, about half of all.
 
         If the oldest event is stored, only stored events are dropped. If the events are not
         recorded, the same applies to events that all readers have received.
         """
         expendable = (
-            self.last_stored if self.is_recorded else max(self._last_received(), self.last_stored)
+            self.last_stored
+            if self.is_recorded
+            else max(self._find_last_received_number(), self.last_stored)
         )
         count, size = 0, 0
         has_expendable = self._entries[0].number <= expendable
@@ -461,7 +463,7 @@ class Log:
         size = self.size
         if size <= RETAINED_BYTES and size <= BACKLOG_BYTES:
             return
-        received, count = self._last_received(), 0
+        received, count = self._find_last_received_number(), 0
         for entry in self._entries[:-1]:
             if size <= (RETAINED_BYTES if entry.number <= received else BACKLOG_BYTES):
                 break
@@ -505,7 +507,7 @@ class Log:
         ):
             self._account.memory.mark_ended(self)
 
-    def _resume(self) -> None:
+    def _mark_in_use(self) -> None:
         """Keep the memory of the events, because the log has a reader or a writer again."""
         if self._account is not None:
             self._account.memory.mark_in_use(self)

@@ -83,7 +83,7 @@ async def restore_start(saver: Checkpointer, run: Run) -> None:
     The caller holds the lock of the thread, and has removed the checkpoints of the run.
     """
     config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
-    start = await _find_start(saver, config, run)
+    start = await _find_start_checkpoint(saver, config, run)
     if start is None:
         return
     run_writes = [write for write in start[0].pending_writes or () if write[0] == run.run_id]
@@ -123,7 +123,7 @@ async def find_progress(saver: Checkpointer, run: Run) -> Progress | None:
         return "overtaken"
     if run.request.command is None:
         return None
-    start = await _find_start(saver, config, run)
+    start = await _find_start_checkpoint(saver, config, run)
     if start is None:
         return None
     checkpoint, counts_before = start
@@ -150,7 +150,7 @@ async def is_input_stored(saver: Checkpointer, run: Run) -> bool:
     return any(task == NULL_TASK and channel == RESUME for task, channel, _ in writes)
 
 
-async def _find_start(
+async def _find_start_checkpoint(
     saver: Checkpointer, config: RunnableConfig, run: Run
 ) -> tuple[CheckpointTuple, _Counts] | None:
     """Return the checkpoint from which a run started, and its counts at that time."""

@@ -129,7 +129,7 @@ class DatabaseRuns:
                     self.owner = owner
                     self.ready.set()
                     while True:
-                        await self._sweep()
+                        await self._sweep_run_rows()
                         with contextlib.suppress(TimeoutError):
                             async with asyncio.timeout(self._pause_s):
                                 await self._wake.wait()
@@ -145,10 +145,10 @@ class DatabaseRuns:
                 _LOGGER.warning(
                     "the runs of this process are stopped and loaded again (%s)", error_type
                 )
-                self._lose_lock()
+                self._stop_runs_after_lost_lock()
             await asyncio.sleep(RETRY_PAUSE_S)
 
-    def _lose_lock(self) -> None:
+    def _stop_runs_after_lost_lock(self) -> None:
         """Stop all runs of this process, because other processes may have taken them over."""
         self._former_owners |= {self.owner} - {""}
         self.owner = ""
@@ -160,11 +160,11 @@ class DatabaseRuns:
         try:
             self._lock.check()
         except StorageUnavailable:
-            self._lose_lock()
+            self._stop_runs_after_lost_lock()
             self._wake.set()
         return bool(self.owner)
 
-    async def _sweep(self) -> None:
+    async def _sweep_run_rows(self) -> None:
         """Read the rows of runs; start, take over, cancel and finish runs accordingly."""
         self._start_due_work()
         read_at = time.monotonic()

@@ -205,7 +205,7 @@ class RunRequest(WithoutNulls):
     langsmith_tracer: dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_field_combinations(self) -> Self:
         """Refuse unsupported fields, and combine fields that depend on each other."""
         for field in _UNSUPPORTED_FIELDS:
             if value := getattr(self, field):

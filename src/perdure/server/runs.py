@@ -118,14 +118,14 @@ class Runs:
                 _LOGGER.warning(
                     "runs of earlier servers are continued when the database is available: %s", exc
                 )
-                await self.for_tenant(tenant)
+                await self.get_database_runs(tenant)
             else:
-                runs = await self.for_tenant(tenant)
+                runs = await self.get_database_runs(tenant)
                 await runs.ready.wait()
                 if runs.task.done():
                     runs.task.result()
 
-    async def for_tenant(self, tenant: str | None) -> DatabaseRuns:
+    async def get_database_runs(self, tenant: str | None) -> DatabaseRuns:
         """Return the runs of a tenant. From now on this process takes over runs of the tenant."""
         database = await self._databases.get_or_open(tenant)
         runs = self._by_tenant.get(tenant)
@@ -182,7 +182,7 @@ class Runs:
 
     async def get_thread_key(self, tenant: str | None, thread_id: str) -> int:
         """Return the key of a thread; see `RunTable.get_thread_key`."""
-        return await (await self.for_tenant(tenant)).table.get_thread_key(thread_id)
+        return await (await self.get_database_runs(tenant)).table.get_thread_key(thread_id)
 
     async def open_feed(self, identity: Identity, thread_id: str, thread_key: int) -> Log:
         """Return the log of events of a thread, for a new reader.
@@ -192,7 +192,7 @@ class Runs:
         tenant, user = identity.tenant, identity.user
         feed, runs = (
             self.get_feed(tenant, thread_id, thread_key, user),
-            await self.for_tenant(tenant),
+            await self.get_database_runs(tenant),
         )
         is_executing_here = any(run.feed is feed and run.is_executing for run in self._under_way)
         if not feed.has_readers and not is_executing_here:
@@ -231,23 +231,25 @@ class Runs:
             LookupError: See `StoredEvents.read_after`; or messages were erased after the events
                 were emitted.
         """
-        runs = await self.for_tenant(identity.tenant)
+        runs = await self.get_database_runs(identity.tenant)
         account = self.memory.get_account(identity.tenant, identity.user)
         with runs.erasures.keep_count(thread_key):
             checked_at = time.monotonic()
             if is_new and not log.is_empty:
                 checked_at = log.removals_read_at
             elif log.last_dropped or not log.is_empty:
-                await self._check_erasures(runs, log, thread_key, checked_at)
+                await self._drop_events_after_erasure(runs, log, thread_key, checked_at)
             async for events in runs.events.read_after(
                 log, number, check_access, thread_key, seq_range, account
             ):
                 earliest = time.monotonic() - ERASURE_CHECK_S
                 if checked_at <= earliest:
-                    checked_at = await self._check_erasures(runs, log, thread_key, earliest)
+                    checked_at = await self._drop_events_after_erasure(
+                        runs, log, thread_key, earliest
+                    )
                 yield events
 
-    async def _check_erasures(
+    async def _drop_events_after_erasure(
         self, runs: DatabaseRuns, log: Log, thread_key: int, not_before: float
     ) -> float:
         """Drop the events of a thread from which messages were erased meanwhile.
@@ -293,7 +295,7 @@ class Runs:
 
     async def list_runs(self, tenant: str | None, thread_id: str) -> list[RunRow]:
         """Return the stored runs of a thread, newest first."""
-        return await (await self.for_tenant(tenant)).table.list_runs(thread_id)
+        return await (await self.get_database_runs(tenant)).table.list_runs(thread_id)
 
     async def get(self, tenant: str | None, thread_id: str, run_id: str) -> Run:
         """Return a run of a thread.
@@ -302,7 +304,7 @@ class Runs:
             Refused: The thread has no run with this id, or the run ended so long ago that it was
                 deleted.
         """
-        run = await (await self.for_tenant(tenant)).get_run(thread_id, run_id)
+        run = await (await self.get_database_runs(tenant)).get_run(thread_id, run_id)
         if run is None:
             message = (
                 f"thread {thread_id!r} has no run {run_id!r}; only the last {MAX_ENDED_RUNS} ended "
@@ -313,7 +315,7 @@ class Runs:
 
     async def load_events(self, run: Run) -> None:
         """Make the events of a run available to readers; see `StoredEvents.load_events`."""
-        runs = await self.for_tenant(run.tenant)
+        runs = await self.get_database_runs(run.tenant)
         await runs.events.load_events(run)
         if run.is_elsewhere:
             runs.wake()
@@ -326,7 +328,7 @@ class Runs:
         """
         is_in_memory = run.output is not None or run.output_event is not None
         if is_in_memory and not run.temporary:
-            run_table = (await self.for_tenant(run.tenant)).table
+            run_table = (await self.get_database_runs(run.tenant)).table
             removals = (await run_table.count_removals([run.thread_key])).get(run.thread_key)
             if removals not in (None, run.removals):
                 run.output = run.output_event = None
@@ -334,7 +336,7 @@ class Runs:
             with contextlib.suppress(EventDropped):
                 return run.output_event.data
         if run.output is None and not run.temporary:
-            return encode_json(await (await self.for_tenant(run.tenant)).read_output(run))
+            return encode_json(await (await self.get_database_runs(run.tenant)).read_output(run))
         return encode_json(run.output)
 
     def check_capacity(self, identity: Identity, count: int = 1) -> None:
@@ -412,7 +414,7 @@ class Runs:
         """
         identity = call.identity
         self.check_capacity(identity)
-        runs = await self.for_tenant(identity.tenant)
+        runs = await self.get_database_runs(identity.tenant)
         await runs.ready.wait()
         if not runs.owner:
             raise StorageUnavailable(
@@ -485,7 +487,7 @@ class Runs:
 
     async def delete_run(self, run: Run) -> None:
         """Delete a run that has ended."""
-        runs = await self.for_tenant(run.tenant)
+        runs = await self.get_database_runs(run.tenant)
         await runs.table.delete_ended_run(run.row.live)
         runs.runs_by_id.pop(run.run_id, None)
 
@@ -493,7 +495,7 @@ class Runs:
         self, tenant: str | None, live: LiveRun, action: str = "interrupt"
     ) -> bool:
         """Cancel a run in whichever process it runs. Return False if it has ended meanwhile."""
-        runs = await self.for_tenant(tenant)
+        runs = await self.get_database_runs(tenant)
         stopped = await runs.table.cancel_runs(live.thread_id, live.run_id, action)
         if run := runs.runs_by_id.get(live.run_id):
             await runs.refresh_run(run)
@@ -505,7 +507,7 @@ class Runs:
         Raises:
             Refused: A run does not end, because one of its nodes continues after the cancellation.
         """
-        runs, deadline = await self.for_tenant(tenant), time.monotonic() + END_TIMEOUT_S
+        runs, deadline = await self.get_database_runs(tenant), time.monotonic() + END_TIMEOUT_S
         await runs.table.cancel_runs(thread_id, "", "interrupt")
         for run in [run for run in runs.runs_by_id.values() if run.thread_id == thread_id]:
             await runs.refresh_run(run)
@@ -531,9 +533,9 @@ class Runs:
             if not tasks:
                 break
             await asyncio.wait(tasks, timeout=min(remaining_s, 0.2))
-        await self._stop_all()  # before readers are disconnected, since that may cancel runs
+        await self._stop_all_runs()  # before readers are disconnected, since that may cancel runs
 
-    async def _stop_all(self) -> None:
+    async def _stop_all_runs(self) -> None:
         """Stop all runs, so that other servers can continue them, and close the feeds."""
         if self.is_closed:
             return
@@ -548,7 +550,7 @@ class Runs:
 
     async def aclose(self) -> None:
         """Stop all runs, and leave them to the next process."""
-        await self._stop_all()
+        await self._stop_all_runs()
         await self.webhooks.aclose()
         for runs in self._by_tenant.values():
             # without the release, other servers take over when the lock of this process is free

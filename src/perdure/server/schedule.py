@@ -123,7 +123,7 @@ class Schedule:
         """Start the runs of a tenant's crons that are due."""
         table = CronTable(runs.saver)
         if time.monotonic() - self._checked_at.get(runs, -DUE_CHECK_S) >= DUE_CHECK_S:
-            await self._reset_late(table)
+            await self._reset_late_crons(table)
             self._checked_at[runs] = time.monotonic()
         for cron_id in await table.list_due_ids():
             try:
@@ -139,7 +139,7 @@ class Schedule:
                     "cron %s is due, but could not be started yet (%s)", cron_id, error_type
                 )
 
-    async def _reset_late(self, table: CronTable) -> None:
+    async def _reset_late_crons(self, table: CronTable) -> None:
         """Recompute due times that were computed while the clock of a server was ahead.
 
         Such a time is later than the next time from now on, or missing because the clock was past

@@ -1,4 +1,7 @@
-"""Log in browsers. A session cookie stands for the API key or token with which a user logged in."""
+"""Let users log in to the pages with a browser.
+
+After the login, a session cookie replaces the API key or token.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,18 @@ from perdure.server.pages import render_page
 
 routes = APIRouter(include_in_schema=False)
 _COOKIE: Final = "perdure_session"
-_SESSION_S: Final = 12 * 3600  # seconds until a session ends
-_MAX_SESSIONS: Final = 10_000  # maximum number of sessions; a new session ends the oldest ones
+_SESSION_S: Final = 12 * 3600  # Seconds after which a session ends
+# Maximum number of sessions. If it is exceeded, the oldest sessions end.
+_MAX_SESSIONS: Final = 10_000
 _FIRST_PAGE: Final = "/ui/threads"
-_MAX_KEY_CHARS: Final = 16_000  # maximum characters of a key or token
+_MAX_KEY_CHARS: Final = 16_000  # Maximum number of characters in a key or token
 
 
 class Sessions:
     """The browser sessions of a server.
 
-    A session stores only the key or token of its user. Each request is authenticated with it again,
-    so a session ends when its key is revoked.
+    A session stores only the key or token of its user. Each request is authenticated again with
+    this key or token, so a session ends when its key is revoked.
 
     Args:
         keys: The mapping from session ids to the key and the expiry time of each session. It may be
@@ -46,7 +50,7 @@ class Sessions:
         now = monotonic()
         sessions = [*self._logins.items()]
         live_ids = [name for name, (_, expires_at) in sessions if expires_at > now]
-        retained_ids = {*live_ids[1 - _MAX_SESSIONS :]}  # leaves room for the new session
+        retained_ids = {*live_ids[1 - _MAX_SESSIONS :]}  # One place is left for the new session.
         for ended_id in {name for name, _ in sessions} - retained_ids:
             self._logins.pop(ended_id, None)
         session_id = secrets.token_urlsafe(32)
@@ -66,7 +70,8 @@ class Sessions:
         if "authorization" in connection.headers or "x-api-key" in connection.headers:
             return False
         session_id = connection.cookies.get(_COOKIE)
-        if session_id is None:  # skip the lookup, which may be a call to another process
+        if session_id is None:
+            # Skip the lookup of the session, which may be a call to another process.
             return False
         key, expires_at = self._logins.get(session_id, ("", 0.0))
         if expires_at <= monotonic():
@@ -136,14 +141,14 @@ def _render_login_page(request: Request, next: str, error: str = "") -> Response
 
 
 def _restrict_to_pages(path: str) -> str:
-    """Return a path if it is a page of this server. Otherwise return the first page's path."""
+    """Return a path if it is a page of this server, or else the path of the first page."""
     return path if path.startswith("/ui/") and path.isprintable() else _FIRST_PAGE
 
 
 def _build_key_headers(key: str) -> list[tuple[bytes, bytes]]:
     """Return a key or token as both headers in which clients may send it.
 
-    An authentication handler reads only one of them.
+    Both headers are needed, because an authentication handler may read either of them.
     """
     authorization = key if " " in key else f"Bearer {key}"
     return [(b"authorization", authorization.encode()), (b"x-api-key", key.encode())]

@@ -1,7 +1,7 @@
 """Find the teams of a user, and decide who may reach a team's memory and which runs use it.
 
-The memory of a team is in the namespaces under `("teams", NAME)`. Only an API key or an
-authentication handler lists the teams of a user. docs/people.md has the rules.
+The memory of a team is in the namespaces under `("teams", NAME)`. The teams of a user are listed
+only by an API key or an authentication handler. docs/people.md has the rules.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOG: Final = logging.getLogger("perdure.server")
 def read_teams(user: Any) -> frozenset[str]:
     """Return the field `teams` of a user that an authentication handler returned.
 
-    If the field is not a list of names, an error is logged and no team is returned.
+    If the field is not a list of names, log an error and return an empty set.
     """
     teams = getattr(user, "teams", None) or ()
     is_list = not isinstance(teams, str) and isinstance(teams, Iterable)

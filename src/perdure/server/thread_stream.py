@@ -68,8 +68,8 @@ class ThreadFrames:
                 the reader begins with the runs that are under way.
         """
         try:
-            seq, number = await self._find_start(last_event_id)
-            head = await self._read_head() if "state_update" in modes else None
+            seq, number = await self._find_resume_point(last_event_id)
+            head = await self._read_newest_checkpoint_ref() if "state_update" in modes else None
             while True:
                 for run_seq, run_id, _ in await self._list_runs_after(seq):
                     async with aclosing(
@@ -78,7 +78,9 @@ class ThreadFrames:
                         async for part in frames:
                             yield part
                     seq, number = run_seq, None
-                if "state_update" in modes and head != (head := await self._read_head()):
+                if "state_update" in modes and head != (
+                    head := await self._read_newest_checkpoint_ref()
+                ):
                     yield b"id: %d\n%b" % (seq, build_frame("state_update", {"checkpoint": head}))
                 await asyncio.sleep(SWEEP_S)
                 await self._check_access()
@@ -86,7 +88,7 @@ class ThreadFrames:
             name = "StreamLost" if isinstance(exc, LookupError) else type(exc).__name__
             yield build_frame("error", {"error": name, "message": str(exc)})
 
-    async def _find_start(self, last_event_id: str) -> tuple[int, int | None]:
+    async def _find_resume_point(self, last_event_id: str) -> tuple[int, int | None]:
         """Return the `seq` before the first run to read, and the last event of that run."""
         if match := _EVENT_ID.fullmatch(last_event_id):
             seq, number = match.groups()
@@ -97,11 +99,11 @@ class ThreadFrames:
 
     async def _list_runs_after(self, seq: int) -> list[tuple[int, str, RunState]]:
         """Return the `seq`, the id and the status of the runs after a `seq`."""
-        return await (await self._runs.for_tenant(self._tenant)).table.list_runs_after(
+        return await (await self._runs.get_database_runs(self._tenant)).table.list_runs_after(
             self._thread_id, seq
         )
 
-    async def _read_head(self) -> Any:
+    async def _read_newest_checkpoint_ref(self) -> Any:
         """Return the reference of the newest checkpoint, or None if there is no checkpoint."""
         head = await self._call.saver.ahead(self._thread_id)
         if head is None:

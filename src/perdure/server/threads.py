@@ -179,9 +179,11 @@ class Threads:
             Forbidden: The caller could not reach a thread with this metadata.
         """
         thread_id = str(uuid4()) if thread_id is None else thread_id
-        client = ClientMetadata(_copy_storable(metadata or {}), source_user, is_reserved=True)
+        client = ClientMetadata(
+            _copy_storable_metadata(metadata or {}), source_user, is_reserved=True
+        )
         is_new = await self._find_or_check_new(thread_id, client.metadata) is None
-        if is_new and await self._insert(thread_id, client, ttl):
+        if is_new and await self._insert_thread_row(thread_id, client, ttl):
             return await self.get(thread_id)
         raise already_exists_error(f"a thread {thread_id!r}")
 
@@ -193,10 +195,10 @@ class Threads:
             VersionConflict: The thread with this id was deleted meanwhile.
             Forbidden: The caller could not reach a new thread with this metadata.
         """
-        client = ClientMetadata(_copy_storable(metadata), None, is_reserved=True)
+        client = ClientMetadata(_copy_storable_metadata(metadata), None, is_reserved=True)
         existing = await self._find_or_check_new(thread_id, client.metadata)
         if existing is None:
-            if await self._insert(thread_id, client):
+            if await self._insert_thread_row(thread_id, client):
                 return await self.get_permitted_row(thread_id)
             existing = await self._list.aget(thread_id)
         if existing is None:
@@ -205,7 +207,7 @@ class Threads:
             raise _unknown_thread_error(thread_id)  # the same error as for every other request
         return existing
 
-    async def _insert(
+    async def _insert_thread_row(
         self, thread_id: str, client: ClientMetadata, ttl: TimeToLive | None = None
     ) -> bool:
         """Insert the row of a new thread. Return False if another request has inserted one."""
@@ -236,7 +238,7 @@ class Threads:
         def merge_metadata(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
             client, last_status = _choose_stored_fields(thread)
             merged = validate_metadata({**client.metadata, **metadata})
-            return client._replace(metadata=_copy_storable(merged)), last_status
+            return client._replace(metadata=_copy_storable_metadata(merged)), last_status
 
         await self._list.aupdate(thread_id, merge_metadata)
         if ttl is not None:
@@ -353,7 +355,7 @@ class Threads:
         source = _build_thread(await self.get_row(thread_id))
         target = str(uuid4()) if target is None else target
         user = source["metadata"].get("user_id")
-        client = ClientMetadata(_copy_storable({**source["metadata"], **metadata}), user)
+        client = ClientMetadata(_copy_storable_metadata({**source["metadata"], **metadata}), user)
         if await self._find_or_check_new(target, client.metadata) is not None:
             raise already_exists_error(f"a thread {target!r}")
         is_continued = source["status"] == "busy" or checkpoint_id is not None
@@ -458,12 +460,12 @@ class Threads:
         if query.sort_by == "status":
             return await self._search_by_status(query, limit, offset)
         return await self._list.asearch(
-            self._narrow_query(query), self._build_match(query), limit, offset
+            self._narrow_query(query), self._build_thread_matcher(query), limit, offset
         )
 
     async def find_ids_of_person(self, query: ThreadQuery) -> set[str]:
         """Return the ids of the threads that `search` finds and whose person the query names."""
-        match = self._build_match(query)
+        match = self._build_thread_matcher(query)
 
         def match_person(row: ListedThread) -> str | None:
             is_own = match(row) and self.find_person(row) == query.person
@@ -512,7 +514,7 @@ class Threads:
             wait_s: How long to wait, in seconds, while changed threads are indexed; see
                 `memory.search_threads`.
         """
-        visible = VisibleThreads(self._narrow_query(query), self._build_match(query))
+        visible = VisibleThreads(self._narrow_query(query), self._build_thread_matcher(query))
 
         def search() -> ThreadHits:
             return TranscriptSearch.for_checkpointer(self._saver, store).search(
@@ -521,7 +523,7 @@ class Threads:
 
         return await asyncio.to_thread(search)
 
-    def _build_match(self, query: ThreadQuery) -> Callable[[ListedThread], Thread | None]:
+    def _build_thread_matcher(self, query: ThreadQuery) -> Callable[[ListedThread], Thread | None]:
         """Return a function that returns a thread if it matches the query, or else None."""
         has_metadata = build_containment_check(dict(query.metadata or {}))
 
@@ -564,13 +566,13 @@ class Threads:
         """Return the query for SQL, which finds at least all matching and permitted threads."""
         metadata = {
             **(query.metadata or {}),
-            **dict(map(_condition_as_metadata, self._filter.items())),
+            **dict(map(_convert_condition_to_metadata, self._filter.items())),
         }
         is_exact = not (metadata or query.text or query.status or query.person)
         return replace(query, metadata=metadata, is_exact=is_exact)
 
 
-def _copy_storable(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_storable_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of metadata, after checking that it can be stored as JSON.
 
     Raises:
@@ -591,7 +593,7 @@ def already_exists_error(subject: str) -> VersionConflict:
     return VersionConflict(message)
 
 
-def _condition_as_metadata(condition: tuple[str, Any]) -> tuple[str, Any]:
+def _convert_condition_to_metadata(condition: tuple[str, Any]) -> tuple[str, Any]:
     """Return a condition of a filter as metadata that every matching thread contains."""
     match condition:
         case name, {"$eq": value, **others} if not others:

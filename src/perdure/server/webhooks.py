@@ -84,7 +84,7 @@ class Webhooks:
             return
         table = WebhookTable(runs.saver)
         for run_id in await table.list_due_run_ids(free_slots):
-            task = asyncio.create_task(self._deliver(table, run_id))
+            task = asyncio.create_task(self._deliver_webhook(table, run_id))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -95,7 +95,7 @@ class Webhooks:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _deliver(self, table: WebhookTable, run_id: str) -> None:
+    async def _deliver_webhook(self, table: WebhookTable, run_id: str) -> None:
         """Send the webhook of a run, and delete it if it was delivered or has failed too often."""
         try:
             attempt = await table.claim_attempt(run_id, RETRY_DELAYS_S)
@@ -145,7 +145,7 @@ class Webhooks:
                 target.copy_with(host=address),
                 content=body,
                 headers=headers,
-                extensions={"sni_hostname": _ascii_host(target)},
+                extensions={"sni_hostname": _encode_host_as_ascii(target)},
             ) as reply,
         ):
             if not reply.is_success:  # redirects are not followed
@@ -169,10 +169,10 @@ def _parse_origin(url: str) -> tuple[str, str]:
         raise ConfigurationError(
             f"the webhook URL {url!r:.200} has no host or has a user name; expected https://HOST/…"
         )
-    return parsed.scheme, f"{_ascii_host(parsed)}:{port}"
+    return parsed.scheme, f"{_encode_host_as_ascii(parsed)}:{port}"
 
 
-def _ascii_host(url: httpx.URL) -> str:
+def _encode_host_as_ascii(url: httpx.URL) -> str:
     """Return the host of a URL for DNS and TLS, encoded by IDNA 2008.
 
     `socket.getaddrinfo` and `ssl` encode other text by IDNA 2003, which may be another domain.
@@ -187,13 +187,17 @@ async def _resolve_address(url: httpx.URL) -> str:
         ConfigurationError: The name has an address that is not public.
     """
     try:
-        return str(ip_address(_ascii_host(url)))  # the server was started with this address
+        return str(
+            ip_address(_encode_host_as_ascii(url))
+        )  # the server was started with this address
     except ValueError:
-        resolve = partial(socket.getaddrinfo, _ascii_host(url), None, type=socket.SOCK_STREAM)
+        resolve = partial(
+            socket.getaddrinfo, _encode_host_as_ascii(url), None, type=socket.SOCK_STREAM
+        )
         records = await asyncio.get_running_loop().run_in_executor(_RESOLVERS, resolve)
     addresses = [str(candidate[4][0]) for candidate in records]
     for candidate in addresses:
-        if not _is_public(ip_address(candidate.partition("%")[0])):
+        if not _is_public_address(ip_address(candidate.partition("%")[0])):
             raise ConfigurationError(
                 f"webhook host {url.host!r} has the address {candidate}, which is not public; "
                 "if it may be called, start the server with --webhook-host for this address"
@@ -201,7 +205,7 @@ async def _resolve_address(url: httpx.URL) -> str:
     return addresses[0]
 
 
-def _is_public(address: IPv4Address | IPv6Address) -> bool:
+def _is_public_address(address: IPv4Address | IPv6Address) -> bool:
     """Return whether an address can be reached from the public internet.
 
     IPv6 addresses that contain an IPv4 address count as that address.

@@ -82,10 +82,10 @@ class WebSocketSender:
                 self._timeout = None
                 self._account.remove(self, self.size)
 
-    def drop_some(self) -> None:
+    def drop_oldest_events(self) -> None:
         """Stop sending the message."""
         self._account.remove(self, self.size)
         if self._timeout is not None:
             self._timeout.reschedule(asyncio.get_running_loop().time())
 
-    drop_all = drop_some
+    drop_all = drop_oldest_events
