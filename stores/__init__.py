@@ -54,7 +54,7 @@ __all__ = [
     "embedder_from",
     "open_store",
 ]
-if find_spec("psycopg") is None:  # `import *` takes what can be imported
+if find_spec("psycopg") is None:  # `import *` must not fail if psycopg is missing.
     __all__[:] = [name for name in __all__ if not name.startswith("Postgres")]
 
 

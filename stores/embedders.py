@@ -165,7 +165,7 @@ def _find_model_name(spec: Any) -> str:
 class _EmbedFunction(NamedTuple):
     """A function of a model that embeds a list of texts or a single text."""
 
-    call: Callable[[Any], Any]  # an awaitable that it returns is awaited
+    call: Callable[[Any], Any]  # function that returns vectors, or an awaitable of vectors
     acall: Callable[[Any], Any] | None  # the async function; if None, `call` is run in a thread
     takes_one_text: bool = False
 
@@ -430,7 +430,7 @@ class StoreEmbedder:
     """The embedder of a store, if it has one."""
 
     embedder: CheckedEmbedder | None = None
-    model: Model | None = None  # the model as it is recorded
+    model: Model | None = None  # the model as it is recorded in the file
     in_process: bool = False  # whether the model runs in this process
     # embedding function of a fast model; its vectors are not stored, but computed when a search
     # reads the items

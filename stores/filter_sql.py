@@ -33,7 +33,7 @@ from perdure.stores.filters import (
 _MAX_SQL_LENGTH = 10_000
 _MAX_PATHS = 8  # maximum JSON paths for one field; with more, the condition is TRUE
 _MAX_EXACT_INTEGER = 2**53  # largest integer that SQL reads exactly, whether written as 1 or as 1.0
-_MAX_NUMBER = 1e300  # larger numbers are not compared in SQL
+_MAX_NUMBER = 1e300  # largest number that is compared in SQL
 # characters at which SQL cuts a text: NUL and lone surrogates
 TRUNCATING = re.compile(r"[\x00\ud800-\udfff]")
 # characters that labels of SQLite's JSON paths cannot contain

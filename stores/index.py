@@ -70,8 +70,8 @@ _BYTES_PER_NAME: Final = 120  # approximate bytes of a name in a dict
 # number of bits for the row and for the count in a sort key, which consists of word, row and count
 _ROW_BITS, _COUNT_BITS = 30, 8
 _LOG = logging.getLogger("perdure")
-_FORMAT_VERSION: Final = 3  # version of the encoded form
-_ALIGNMENT: Final = 8  # bytes; arrays start at multiples of it
+_FORMAT_VERSION: Final = 3  # version of the encoded form of an index
+_ALIGNMENT: Final = 8  # alignment in bytes; each encoded array starts at a multiple of this number
 _LENGTH_BYTES: Final = 8  # number of bytes that store the length of the header
 # maximum bytes of an encoded index; a larger index is not stored. SQLite's limit for a value is
 # 10^9 bytes.
@@ -84,7 +84,7 @@ class IndexedItem(NamedTuple):
     id: int  # id of the version
     words: Sequence[str]  # tokens of the text
     ends_with_question: bool  # whether the text ends with a question
-    vectors: bytes  # encoded vectors, one after another
+    vectors: bytes  # encoded vectors of the text, concatenated
     thread: str | None
     position: float  # position in the thread
     actor: str | None  # the speaker
@@ -106,7 +106,7 @@ class Coverage(NamedTuple):
     newest: int  # highest id that was read
     items: int  # number of present items, including those that are excluded from search
     embedded: int  # counter of vectors that were added to items later
-    closed: int  # number of the newest closed version that was read
+    closed: int  # sequence number of the newest closed version that was read
 
 
 class NamespaceIndex:
@@ -241,13 +241,13 @@ class NamespaceIndex:
         key = np.concatenate([np.repeat(np.arange(len(starts) - 1), np.diff(starts)), words])
         row_of_word = positions[np.concatenate([sorted_rows, row_of_word])]
         is_present = row_of_word >= 0
-        key <<= _ROW_BITS  # in place, because there may be millions
+        key <<= _ROW_BITS  # The keys are changed in place, because there may be millions of them.
         key |= row_of_word
         key <<= _COUNT_BITS
         key |= np.concatenate([sorted_counts, counts])
         key = key[is_present]
         key[np.count_nonzero(is_present[: len(sorted_rows)]) :].sort()
-        key.sort(kind="stable")  # merges the two sorted parts
+        key.sort(kind="stable")  # A stable sort merges the two sorted parts.
         numbers = np.arange(len(self.vocabulary) + 1) << (_ROW_BITS + _COUNT_BITS)
         starts = np.searchsorted(key, numbers)
         used = np.flatnonzero(np.diff(starts))
@@ -383,7 +383,8 @@ class NamespaceIndex:
         positions = build_positions(first, len(self.rows))
         vectors: Floats | None = None
         for matrix, owner in parts:
-            first_vectors = np.flatnonzero(np.diff(owner, prepend=-1))  # of each row
+            # index of the first vector of each row
+            first_vectors = np.flatnonzero(np.diff(owner, prepend=-1))
             chosen = first_vectors[positions[owner[first_vectors]] >= 0]
             float_rows = matrix.take_rows(chosen).to_float32()
             vectors = (
@@ -443,7 +444,7 @@ class Postings(NamedTuple):
     """The inverted index: for each word, the rows that contain the word."""
 
     starts: Ints  # index of each word's first entry, and finally the index after the last entry
-    rows: Rows  # in order
+    rows: Rows  # rows that contain each word, ascending
     counts: NDArray[np.uint8]  # number of occurrences of the word in each row
 
 
@@ -458,7 +459,7 @@ class Vectors(NamedTuple):
 class Candidates:
     """The rows of a search. The rows of a thread are adjacent, in the order of the thread."""
 
-    rows: NDArray[Any]  # of `ROW`
+    rows: NDArray[Any]  # rows of `ROW_DTYPE`
 
     @cached_property
     def lengths(self) -> Floats:
@@ -481,8 +482,8 @@ class IndexView:
     # rows of the index that the view contains; the rows of a thread are adjacent, in thread order
     order: Ints
     vocabulary: Vocabulary  # words of the index; may have received more words since
-    actors: Sequence[str]  # by number
-    threads: Sequence[str]  # by number
+    actors: Sequence[str]  # names by number
+    threads: Sequence[str]  # names by number
     nbytes: int  # approximate size of the index in memory, in bytes
     rows: NDArray[Any]
     postings: Postings
@@ -538,7 +539,7 @@ class IndexView:
     def compute_cosines(self, query: Floats, approximate_above: int) -> Floats:
         """Return the best similarity of each row's vectors to the query; NaN means no vectors."""
         cosines = np.full(len(self.rows), np.nan, np.float32)
-        # the best of all need not be among them
+        # The sketches select the best rows of the whole index. The view may contain none of them.
         is_small_part = _FEW_DIVISOR * len(self.order) < len(self.rows)
         for matrix, owner in self.vectors:
             if is_small_part:
@@ -549,7 +550,8 @@ class IndexView:
                 scores = matrix.estimate_scores(query, 0, count, rescored_share(count))
             else:
                 scores = matrix.score_rows(query, 0, count)
-            first_vectors = np.flatnonzero(np.diff(owner, prepend=-1))  # of each row
+            # index of the first vector of each row
+            first_vectors = np.flatnonzero(np.diff(owner, prepend=-1))
             if len(first_vectors) < count:
                 scores = np.maximum.reduceat(scores, first_vectors)
             cosines[owner[first_vectors]] = scores

@@ -52,17 +52,18 @@ USER_WORD: Final = "user"  # word by which extracted facts refer to their person
 MIN_NAME_SHARE: Final = 0.3  # minimum share of the rows that contain a word that names their person
 # maximum rows of a namespace in which the name of its person is looked up
 _MAX_PERSONAL_ROWS: Final = 2_000
-_PAGE_ROWS: Final = 1 << 12  # rows that are read at a time
+_PAGE_ROWS: Final = 1 << 12  # number of rows that are read at a time
 # maximum number of words of a query that are corrected; each takes 1 ms
 _MAX_CORRECTED_WORDS: Final = 16
 # maximum number of similar words that are tried for one word, since some occur only in excluded
 # rows
 _MAX_CORRECTIONS: Final = 64
 _UNSEARCHED_ITEM: Final = IndexedItem(0, (), False, b"", None, 0.0, None, math.nan, FOREVER, 0)
-_MIN_UNSAVED, _MAX_UNSAVED_QUARTER, _UNSAVED_DIVISOR = 16, 256, 16  # see `_is_worth_keeping`
+_MIN_UNSAVED, _MAX_UNSAVED_QUARTER, _UNSAVED_DIVISOR = 16, 256, 16  # limits; see `_is_worth_saving`
 # key of the cache: the path of a namespace, and whether the index contains the closed versions
 _Key = tuple[bytes, bool]
-_ViewSource = tuple[bytes, Callable[..., Flow[IndexView]]]  # a path, and what reads its view
+# path of a namespace, and a function that loads a view of its index
+_ViewSource = tuple[bytes, Callable[..., Flow[IndexView]]]
 _ReadView = Callable[[bytes, IndexView], Any]
 
 
@@ -99,11 +100,11 @@ class CandidatePool:
     candidates: Candidates
     actors: Sequence[str]  # name of each actor, by number
     thread_count: int  # number of threads
-    terms: dict[str, WordHits]  # rows of the words that occur
+    terms: dict[str, WordHits]  # rows that contain each word, for the words that occur
     # similarity of each row to the query: NaN for a row without a vector; None if no vectors are
     # comparable
     cosines: Floats | None
-    separation: Separation  # how well vectors separate related rows
+    separation: Separation  # separation of related rows from random ones by vectors
 
     def __len__(self) -> int:
         return len(self.candidates.rows)
@@ -159,7 +160,7 @@ class _State(NamedTuple):
 
     erasures: int  # counter of erasures
     embedded: int  # counter of vectors that were added to items later
-    closed: int  # number of the newest closed version
+    closed: int  # sequence number of the newest closed version
     model: Model | None
 
     @property

@@ -18,7 +18,7 @@ from perdure.stores.puts import Put
 from perdure.stores.values import extract_texts
 from perdure.stores.vectors import Floats, Model, encode_vector_groups
 
-BATCH_SIZE = 256  # items that are embedded at a time
+BATCH_SIZE = 256  # number of items that are embedded at a time
 # maximum number of failed attempts; after these, a put does not retry the item
 _MAX_RETRIED_ATTEMPTS = 3
 
@@ -57,7 +57,7 @@ class MissingEmbeddings:
         return model
 
     async def retry_pending(self, put_count: int) -> None:
-        """Compute vectors for some pending items after a successful put of `puts` items.
+        """Compute vectors for some pending items after a successful put of `put_count` items.
 
         Items whose embedding has failed too often are skipped.
         """

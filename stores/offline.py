@@ -41,7 +41,7 @@ _TOKENS_AT_ONCE = 4096
 
 # str.split() splits at these characters; BERT's tokenizer drops them like other control characters
 _CONTROL_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
-_CJK = re.compile(  # characters that BERT counts as Chinese
+_CJK = re.compile(  # matches the characters that BERT counts as Chinese
     "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
     "\U0002b920-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f]"
 )

@@ -130,7 +130,8 @@ class Options(BaseModel):
     index_bytes: _Natural
     max_value_bytes: Annotated[int, Field(ge=1)]
     read_only: bool
-    timeout_s: Annotated[_Number, Field(ge=0, le=2_000_000)]  # SQLite takes milliseconds in 32 bits
+    # SQLite stores milliseconds in 32 bits
+    timeout_s: Annotated[_Number, Field(ge=0, le=2_000_000)]
 
 
 def check_options(**options: Any) -> Options:

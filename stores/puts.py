@@ -36,7 +36,7 @@ _BRIEF_COST = 20_000
 _CONTAINER_COST = 100  # cost of a list or dict, in addition to a cost of 1 for each element
 _CONTAINERS = (dict, list, tuple)
 _MINUTE = 60_000_000  # microseconds in a minute
-_MIN_TTL = 5e-324  # minutes; the smallest positive float
+_MIN_TTL = 5e-324  # minimum time to live in minutes: the smallest positive float
 # maximum time to live in microseconds (2,283 years), so that the time of expiry is a valid date
 _MAX_TTL = 1 << 56
 
@@ -72,7 +72,7 @@ class Put:
     chunks: Sequence[str] = ()  # the chunks of text to embed
     # encoded vectors of the text, or None if they have not been computed
     vectors: bytes | None = None
-    embedding_error: str | None = None  # why the vectors could not be computed
+    embedding_error: str | None = None  # error message if the vectors could not be computed
     # paths of the value that are searched, or None for the store's default paths
     fields: list[str] | None = None
     limits: Sequence[Limit] = ()  # limits that must be observed after the put
@@ -206,7 +206,7 @@ class PutPreparer:
 def are_quick_to_check(values: Sequence[Any]) -> bool:
     """Return whether values are few and small enough to be checked on an event loop."""
     remaining = _BRIEF_COST
-    parts = [value for value in values if value is not None]  # None stands for a delete
+    parts = [value for value in values if value is not None]  # A value of None stands for a delete.
     if len(values) > _MAX_BRIEF_VALUES or not {dict}.issuperset(map(type, parts)):
         return False
     while parts and remaining >= 0:
@@ -273,10 +273,10 @@ class WriteTotals:
     model: int | None = None  # number of the model of the vectors
     # puts that need a row in `store_index`, each with the id of its version
     index_rows: list[tuple[Put, int]] = field(default_factory=list)
-    # growth of each namespace in items
+    # growth in the number of items, by namespace
     items_by_namespace: Counter[int] = field(default_factory=Counter)
     bytes_by_namespace: Counter[int] = field(default_factory=Counter)
-    item_growth: int = 0  # growth in items that limits count
+    item_growth: int = 0  # growth in the number of items that limits count
     byte_growth: int = 0
 
     def add_growth(self, namespace_id: int, items: int, size: int) -> None:
@@ -394,7 +394,7 @@ class ItemWriter:
                 end = max(now if is_alive else expires, valid_from + 1)
                 closings.append((end, row))
                 totals.add_growth(namespace_id, -1, -size)
-                if not is_alive:  # limits do not count expired items
+                if not is_alive:  # Limits do not count expired items.
                     totals.item_growth += 1
                     totals.byte_growth += size
                 since = max(now, end)

@@ -64,7 +64,8 @@ _RECENCY_HALF_LIFE: Final = 0.2  # recency is halved after this share of the row
 # number of imaginary unrelated rows that are added to the mean cosine of a scope, since a scope may
 # have only one row
 _PRIOR_ROWS: Final = 4
-_BLOCK_COUNTS: Final = 1 << 17  # word counts computed at a time, 512 kB
+# number of word counts that are computed at a time, which take 512 kB
+_BLOCK_COUNTS: Final = 1 << 17
 # constants of vectors, chosen with benchmarks/recall.py; decision 0037
 # share by which the weight of vectors increases if the gain of the calibration is 1
 _GAIN_WEIGHT: Final = 0.6
@@ -74,7 +75,8 @@ _THREAD_VECTOR_WEIGHT: Final = 0.6
 _NEAREST_PER_THREAD: Final = 3
 # number that is subtracted from a score to rank the row behind all others; higher than any score
 _BELOW_ALL: Final = 2.0
-_MIN_PENALTY: Final = np.float32(1e-6)  # avoids a division by zero
+# lower limit of the length penalty, which avoids a division by zero
+_MIN_PENALTY: Final = np.float32(1e-6)
 # constants of evidence, chosen with benchmarks/quiet.py
 # assumed share of messages that contain a word, if no frequency list contains the word
 _UNLISTED_FREQUENCY: Final = 2.4e-6
@@ -83,7 +85,7 @@ _PRIOR_MESSAGES: Final = 30.0
 # exponent of the share of the query's information that a row contains
 _COVERAGE_POWER: Final = 0.35
 _NEARNESS_NATS: Final = 5.0  # maximum evidence of a vector, in nats
-_NATS_PER_LOGIT: Final = 4.0  # nats that multiply the odds by e
+_NATS_PER_LOGIT: Final = 4.0  # number of nats that multiply the odds by e
 _MAX_LOGIT: Final = 80.0  # maximum logit; the odds of larger logits would exceed a 32-bit float
 _RARITY_POWER: Final = 1.5  # exponent of the word's information in the formula of its weight
 # evidence in nats that is added if the query and the rows are about the same person
@@ -135,7 +137,7 @@ DEFAULT: Final = Weights()
 class Term(NamedTuple):
     """One word of a query, and the rows of the scope that contain the word."""
 
-    rows: Ints  # rows that have the word, each once
+    rows: Ints  # rows that contain the word, without duplicates
     tf: Floats  # number of occurrences of the word in each of `rows`
     # rows that contain each synonym, and the similarity of the synonym to the word
     synonyms: Sequence[tuple[Ints, float]] = ()
@@ -337,9 +339,8 @@ def _score_threads_by_vectors(
         highest = np.maximum.reduceat(remaining, starts)
         thread_values += highest
         best_rows = np.flatnonzero((remaining == highest[run_of_row]) & (remaining > 0))
-        remaining[best_rows[np.diff(run_of_row[best_rows], prepend=-1) > 0]] = (
-            0  # the first such row of each thread
-        )
+        # Remove only the first of the best rows of each thread.
+        remaining[best_rows[np.diff(run_of_row[best_rows], prepend=-1) > 0]] = 0
     shares = _divide_by_best(thread_values * arrangement.is_thread) * np.float32(
         _THREAD_VECTOR_WEIGHT * gain * weights.vector
     )

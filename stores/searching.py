@@ -51,7 +51,7 @@ _MAX_FLOAT: Final = sys.float_info.max
 _MAX_QUERY_LENGTH: Final = 20_000
 # maximum number of distinct words of a query that are searched; the rest are ignored
 _MAX_QUERY_WORDS: Final = 512
-_ROWS_PER_STATEMENT: Final = 256  # rows that one statement reads
+_ROWS_PER_STATEMENT: Final = 256  # maximum number of rows that one statement reads
 # for each word of a query, its stem and its synonyms with their similarity
 _QueryWords = dict[str, tuple[str, list[tuple[str, float]]]]
 # maximum share of messages that contain a name; a word that is more frequent is not a name
@@ -274,7 +274,7 @@ class Searcher:
         """Return the words of a query with synonyms, and the terms that the indexes look up."""
         model, vector = self._embeddings.model, query.vector
         by_words = query.mode != "semantic"
-        # keyed hashes have no synonyms
+        # Words that are hashed with a key have no synonyms.
         uses_synonyms = by_words and vector is not None and self._mask is None
         query_words = islice(
             extract_query_words(query.text[:_MAX_QUERY_LENGTH]).items(), _MAX_QUERY_WORDS
@@ -332,7 +332,8 @@ class Searcher:
             and is_by_named_actor is None
             and is_in_period is None
         ):
-            return Ranked.from_cosines(cosines)  # no other part of a score exists
+            # A search by vectors alone has no other part of a score.
+            return Ranked.from_cosines(cosines)
         mentions_subject = any(
             term.names_subject for term in terms
         ) or not _PERSONAL_PRONOUNS.isdisjoint(split_words(query.text[:_MAX_QUERY_LENGTH]))
@@ -391,7 +392,8 @@ class Searcher:
         """Return the query with its vector. A missing vector is computed in the calling thread."""
         if query.is_embedded:
             return query
-        self._parts.database.connect()  # the file determines which vectors exist
+        # The file determines which model's vectors exist, so it is opened first.
+        self._parts.database.connect()
         return replace(query, vector=run(self._embed_query(query, selection)), is_embedded=True)
 
     async def _embed_query(self, query: SearchQuery, selection: Selection) -> Floats | None:
@@ -414,7 +416,8 @@ class Searcher:
             if self._embeddings.in_process:
                 vector = embedder.embed_query(text)
                 return vector if query.mode == "semantic" or vector.any() else None
-            if selection.as_of is None:  # avoid a call that may cost money
+            # If there is nothing to search, avoid a call of the model, which may cost money.
+            if selection.as_of is None:
                 sql, bounds = self._parts.sql["namespaces_under"], prefix_range(selection.prefix)
                 if not await runner.read(lambda: fetch_rows(sql, *bounds)):
                     return None

@@ -40,7 +40,7 @@ MAX_ROWS: Final = 512
 # maximum number of rows that are searched for pairs with a common rare word
 MAX_WORDED: Final = 256
 _MIN_ROWS: Final = 16  # minimum number of rows with vectors; with fewer rows, nothing is measured
-_MAX_PAIRS: Final = 512  # maximum pairs in each sample
+_MAX_PAIRS: Final = 512  # maximum number of pairs in each sample
 _MAX_PAIRS_PER_WORD: Final = 4  # maximum number of pairs that are taken from the rows of one word
 _RARE_DIVISOR: Final = 8  # a word is rare if at most one in this many rows has it
 # distances between the two rows of random pairs, as shares of all measured rows

@@ -70,7 +70,7 @@ class SQLiteStore(WholeStore):
         ConfigurationError: An argument is wrong.
     """
 
-    _connection_class = sqlite3.Connection  # tests replace it
+    _connection_class = sqlite3.Connection  # class of the connections; tests replace it
 
     def __init__(
         self,

@@ -69,8 +69,10 @@ _SIGNED_WORDS = re.compile(
     r"(?<![\w#+])[a-z0-9]+(?:#|\+{1,2})(?![\w#+])|(?<![\w.])\.[a-z][a-z0-9]*"
     r"|(?<![\w@#])[@#][a-z]\w*|(?<![\w*])[a-z0-9]\*(?![\w*])|[$%]"
 )
-_SIGN_HINTS = ("#", "+", "@", "$", "%", "*", " .", "(.")  # every text with such words contains one
-_SYMBOLS = re.compile("[\U0001f1e6-\U0001f1ff]{2}|[^\\w\\s\x00-\x7f]")  # a flag is two characters
+# every text that contains signed words contains one of these strings
+_SIGN_HINTS = ("#", "+", "@", "$", "%", "*", " .", "(.")
+# matches symbols; a flag consists of two characters
+_SYMBOLS = re.compile("[\U0001f1e6-\U0001f1ff]{2}|[^\\w\\s\x00-\x7f]")
 # Unicode categories of other, currency and mathematical symbols
 _SYMBOL_CATEGORIES = (
     "So",
@@ -84,7 +86,8 @@ _UNSPACED_CHAR = re.compile(f"[{_UNSPACED_RANGES}]")
 _ACCENTS = re.compile("(?!(?<=\u0438)\u0306)[\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670]")
 _ELISION = re.compile(r"(?:[cdjlmnst]|qu)'(?=[^\W\d_]{2})")
 _CONTRACTED_ENDING = re.compile(r"(?:n't|'(?:s|d|m|t|ll|re|ve))$")
-_NEGATED_VERBS = {"wo": "will", "ca": "can", "sha": "shall"}  # of won't, can't, shan't
+# verbs by what remains of them in won't, can't and shan't
+_NEGATED_VERBS = {"wo": "will", "ca": "can", "sha": "shall"}
 _LETTER_VARIANTS = str.maketrans(
     dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4", "'")
     | {"ø": "o", "ł": "l", "đ": "d", "\u0131": "i", "æ": "ae", "œ": "oe", "ð": "d", "þ": "th"}
@@ -434,7 +437,7 @@ def _load_synonyms() -> tuple[
 FREQUENCY_FILE: Final = "common.npz"
 # number of steps of the stored frequencies per unit of the natural logarithm
 STEPS_PER_NAT: Final = 16
-_WORDS_PER_MESSAGE: Final = 15  # words of an average message
+_WORDS_PER_MESSAGE: Final = 15  # assumed number of words of an average message
 
 
 @lru_cache(_MEMO_SIZE >> 2)
@@ -450,7 +453,9 @@ def message_frequency(token: str, language: str = ENGLISH) -> float:
     """
     words, rarity = _load_frequencies(language)
     word = ("0" * len(token) if token.isdigit() and len(token) > 1 else token).encode()
-    if len(word) > words.itemsize:  # numpy would widen the whole array
+    # The token is longer than all tokens of the list, and numpy would widen the whole array for a
+    # comparison.
+    if len(word) > words.itemsize:
         return 0.0
     position = int(np.searchsorted(words, word))
     if position == len(words) or words[position] != word:
@@ -615,7 +620,7 @@ def split_into_chunks(
             f"chunks of {limit_words!r} words with {overlap_words!r} shared: expected at least 1 "
             "and at least 0"
         )
-    if len(text) <= limit_words:  # cannot have more words than characters
+    if len(text) <= limit_words:  # A text cannot have more words than characters.
         return [text] if text.strip() else []
     words = text.split() if text.isascii() else ()
     if words and len(words) <= limit_words and max(map(len, words)) <= _MAX_UNIT_LENGTH:

@@ -75,7 +75,7 @@ class _ImportState:
     differing: set[_RowKey] | None
     # keys that are refused because of a tombstone in this store
     refused: set[_RowKey] = field(default_factory=set)
-    # tombstones that the import has brought
+    # keys of the tombstones that this import has written
     imported_tombstones: set[_RowKey] = field(default_factory=set)
 
 
@@ -269,7 +269,7 @@ class Transfer:
         self, item_name: str, line: Mapping[str, Any] | ItemVersion | ImportFailed
     ) -> ItemVersion:
         """Check one item of a source, and return it as a version."""
-        if isinstance(line, ImportFailed):  # the source could not read the item
+        if isinstance(line, ImportFailed):  # The source could not read the item.
             raise line
         preparer = self._parts.preparer
         try:

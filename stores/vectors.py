@@ -30,7 +30,7 @@ _SKETCH_BLOCK_ROWS: Final = 1 << 14
 # share of the rows that is scored exactly, beginning with the best sketches
 _RESCORED_SHARE: Final = 0.01
 _MIN_RESCORED_ROWS: Final = 4_000  # minimum number of rows that are scored exactly
-_WORD_BITS: Final = 64  # bits of one word of a sketch
+_WORD_BITS: Final = 64  # number of bits in one word of a sketch
 
 
 @dataclass(frozen=True, slots=True)
