@@ -104,7 +104,7 @@ class ChannelLog:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every item of the log is cached, or planned and not committed yet."""
+        """Whether every item of the log is either cached or planned."""
         return len(self.items) + self.planned_count == self.next_position
 
     def has_cached_range(self, start: int, stop: int) -> bool:
@@ -457,7 +457,7 @@ class Cache:
             self._mark_used_while_locked(thread_id)
 
     def record_overlap(self, thread_id: str) -> bool:
-        """Record that runs of a thread overlap, and return whether this is its first record."""
+        """Record that runs of a thread overlap, and return whether this is the first record."""
         with self._lock:
             is_first = thread_id not in self._overlapped
             self._overlapped[thread_id] = None

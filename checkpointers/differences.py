@@ -218,7 +218,7 @@ def _has_unknown_value(ref: Any) -> bool:
 
 
 def _find_nodes_with_new_versions(old: Snapshot | None, new: Snapshot) -> list[str]:
-    """Return the nodes for which two checkpoints differ in the channel versions they have seen."""
+    """Return the nodes that have seen different channel versions at two checkpoints."""
     old_versions = old.versions_seen if old else {}
     nodes = (
         node for node, versions in new.versions_seen.items() if versions != old_versions.get(node)

@@ -769,7 +769,7 @@ class _Eraser:
 def _find_positions_in_range(
     positions_by_log: dict[int, list[int]], log_key: int, start: int, stop: int
 ) -> list[int]:
-    """Return those positions of a log that are within a range."""
+    """Return the positions of a log that are in a range, from sorted positions by log."""
     sorted_positions = positions_by_log.get(log_key, [])
     return sorted_positions[
         bisect_left(sorted_positions, start) : bisect_left(sorted_positions, stop)

@@ -4,9 +4,9 @@ Two kinds of values are inherited. The names of the user, `user_id` and `owner`,
 every checkpoint. Values that `CheckpointSaver.label` took from the context of a run are inherited
 if the metadata lists their names under `LABELS`.
 
-Inherited values are stored in the metadata of the new checkpoint. They are not read from ancestors,
-because heads, lists of threads and tags read the metadata of one checkpoint only, and the ancestors
-of a checkpoint may have been pruned.
+Inherited values are stored in the metadata of the new checkpoint. The values are not looked up in
+ancestors, because heads, lists of threads and tags read the metadata of one checkpoint only, and
+the ancestors of a checkpoint may have been pruned.
 """
 
 from __future__ import annotations

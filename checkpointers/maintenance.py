@@ -266,7 +266,7 @@ class Maintenance:
         return PruneReport(checkpoints, items, 1, size, len(run_rows), len(events), len(crons))
 
     def _load_checkpoint_ids(self, thread_key: int) -> Flow[set[str]]:
-        """Return the ids of a thread's checkpoints, including those with stored writes only."""
+        """Return the ids of a thread's checkpoints, including ids that only have stored writes."""
         packed_ids = set[Any]()
         for namespace, *_ in (yield self.sql("thread_namespaces", thread_key)):
             packed_ids |= {
@@ -312,7 +312,7 @@ class Maintenance:
         spares_runs: bool = False,
         dry_run: bool = False,
     ) -> Flow[PruneReport]:
-        """Delete a batch of checkpoints that a rule does not keep, and items no longer in use.
+        """Delete a batch of checkpoints that a rule does not keep, and all unreferenced items.
 
         Args:
             thread_id: The thread.
@@ -372,7 +372,7 @@ class Maintenance:
 
         The checkpoints are sorted by the order of their puts. Checkpoints that show the progress of
         live runs are left out, and so are ancestors that a `DeltaChannel` needs. Unless `dry_run`
-        is True, heads are updated as `_store_updated_checkpoint_ids` says.
+        is True, `_store_updated_checkpoint_ids` is called.
         """
         to_delete: list[tuple[int, RetentionCandidate]] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread_key)):
@@ -424,7 +424,7 @@ class Maintenance:
     ) -> Flow[None]:
         """Store in each head the id of the checkpoint that it has updated.
 
-        This is done only if the updates between the two checkpoints are deleted.
+        The id is stored only if the updates between the two checkpoints are deleted.
         """
         for head in candidates:
             updated = _find_first_updated_id(candidates, head) if head.is_head else None

@@ -1,16 +1,16 @@
 """Merge an update of the state with a run that is in progress at the time of the update.
 
 LangGraph's `update_state` reads a checkpoint and puts a child of it. If a run continues from the
-same checkpoint, the run and the update would become two branches. They are merged instead, unless
-both have written the same channel. The second of the two puts takes over the channels that the
-first put has written. Channels that route the run, its tasks, and `versions_seen` are always taken
-from the run.
+same checkpoint, the run and the update would become two branches. Instead, the update and the run
+are merged, unless both have written the same channel. The second of the two puts takes over the
+channels that the first put has written. The channels that route the run, the tasks of the run and
+`versions_seen` are always taken from the run.
 
 The run does not notice the merge. The run continues with the state in its memory, which lacks the
 values that the update has written. The next puts of the run are recognised by the versions of their
-channels. A merge gives each channel that is taken over a version that a run can reach only by
-reading the channel. Until a put has read these channels, their names are stored in the metadata of
-the checkpoint, under `MERGED`.
+channels. A merge gives a new version to each channel that is taken over. A run can reach this
+version only by reading the channel. Until a put has read these channels, their names are stored in
+the metadata of the checkpoint, under `MERGED`.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ class MergePlanner:
     def fold_updates_into_checkpoint(self, checkpoint_id: str, *, needs_stop: bool) -> Flow[bool]:
         """Fold the updates at the head into the checkpoint of a run, which becomes the head.
 
-        This is done if a task of the run has stopped at the checkpoint, with a question or an
+        Updates are folded if a task of the run has stopped at the checkpoint, with a question or an
         error. In this case, the run puts no further checkpoint that could take over the channels of
         the updates.
 
