@@ -41,7 +41,7 @@ from perdure.memory.chat_history import (
     MessagesChange,
     ThreadMessageHistory,
     check_stored_messages,
-    select_for_provider,
+    select_messages_for_provider,
 )
 from perdure.memory.conversation import Messages, has_visible_content, iter_turn_ranges, role
 from perdure.memory.exchanges import iter_turns
@@ -220,7 +220,7 @@ class WindowChatMemory(ABC):
 
         Evicted messages are also removed from the store.
         """
-        change = partial(self.apply_window, new=_to_message_list(messages))
+        change = partial(self.apply_window, new_messages=_to_message_list(messages))
         if (atomic := getattr(self.store, "change_messages", None)) is not None:
             atomic(self.id, change)
             return
@@ -233,7 +233,7 @@ class WindowChatMemory(ABC):
 
         Messages that model providers would reject are left out or repaired.
         """
-        return select_for_provider(
+        return select_messages_for_provider(
             self.apply_window(check_stored_messages(self.store.get_messages(self.id)))
         )
 
@@ -241,7 +241,7 @@ class WindowChatMemory(ABC):
         """Delete all messages from the store."""
         self.store.delete_messages(self.id)
 
-    def apply_window(self, messages: Messages, new: Messages = ()) -> list[BaseMessage]:
+    def apply_window(self, messages: Messages, new_messages: Messages = ()) -> list[BaseMessage]:
         """Append new messages to `messages`, and return those that fit into the window.
 
         A new system message replaces the previous one, and is never evicted. A new system message
@@ -250,7 +250,7 @@ class WindowChatMemory(ABC):
         than the window, it is evicted together with all messages before it.
         """
         window = list(messages)
-        for message in new:
+        for message in new_messages:
             at_front = False
             if isinstance(message, SystemMessage):
                 system_contents = [
@@ -371,7 +371,9 @@ class MessageChatMemory:
         else:
             atomic(
                 conversation_id,
-                partial(MessageWindowChatMemory(self.max_size).apply_window, new=new_messages),
+                partial(
+                    MessageWindowChatMemory(self.max_size).apply_window, new_messages=new_messages
+                ),
             )
 
     def get(self, conversation_id: str, last_n: int = ALL) -> list[BaseMessage]:
@@ -380,8 +382,10 @@ class MessageChatMemory:
         The system message is included.
         """
         size = min(check_whole_number("last_n", last_n, 1), self.max_size)
-        stored = self._load_oldest_first(conversation_id)
-        window = select_for_provider(MessageWindowChatMemory(size).apply_window((), stored))
+        stored = self._load_messages_oldest_first(conversation_id)
+        window = select_messages_for_provider(
+            MessageWindowChatMemory(size).apply_window((), stored)
+        )
         if size == ALL:
             return window
         first = next((index for index, m in enumerate(window) if role(m) == "human"), ALL)
@@ -391,7 +395,7 @@ class MessageChatMemory:
         """Delete a conversation."""
         self.repository.delete(conversation_id)
 
-    def _load_oldest_first(self, conversation_id: str) -> list[BaseMessage]:
+    def _load_messages_oldest_first(self, conversation_id: str) -> list[BaseMessage]:
         """Load all messages, oldest first.
 
         Some repositories, such as the example in Spring AI's documentation, return the newest
@@ -440,7 +444,7 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
     """
 
     def __init__(self, model: Runnable[Any, Any]) -> None:
-        super().__init__(self._wrap_model, name=type(self).__name__)
+        super().__init__(self._build_chain, name=type(self).__name__)
         self.model: Runnable[Any, Any] = check_instance("model", model, Runnable, "a chat model")
 
     def bind_tools(self, tools: Sequence[Any], **options: Any) -> Self:
@@ -472,16 +476,16 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
         `author` is the user of the run.
         """
 
-    def _wrap_model(self, input: Any, config: RunnableConfig, **kwargs: Any) -> Runnable[Any, Any]:
+    def _build_chain(self, input: Any, config: RunnableConfig, **kwargs: Any) -> Runnable[Any, Any]:
         """Return a chain that builds the messages, calls the model, and stores the new messages."""
-        [id], request = _CONVERSATION.fill(config), _convert_input(input)
+        [id], request = _CONVERSATION.fill(config), _convert_input_to_messages(input)
         model_messages, others = self.build_messages(id, request), _remove_system_messages(request)
         new_messages = others[next(iter_turn_ranges(others), range(len(others))).start :]
 
         author = read_run_user(config)
 
         def remember_answer(answer: Any) -> None:
-            self.remember(id, [*new_messages, _convert_answer(answer)], author)
+            self.remember(id, [*new_messages, _convert_answer_to_message(answer)], author)
 
         async def aremember_answer(answer: Any) -> None:
             await asyncio.to_thread(remember_answer, answer)
@@ -493,12 +497,17 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
             | RunnablePassthrough(remember_answer, aremember_answer)
         )
 
-    def _order_for_provider(self, text: str, messages: list[BaseMessage]) -> list[BaseMessage]:
-        """Return a system message with `text`, and the other messages in an order providers accept.
+    def _order_for_provider(
+        self, system_text: str, messages: list[BaseMessage]
+    ) -> list[BaseMessage]:
+        """Return a system message and other messages, in an order that model providers accept.
 
         System messages in `messages` are left out.
         """
-        system, others = SystemMessage(text) if text else None, _remove_system_messages(messages)
+        system, others = (
+            SystemMessage(system_text) if system_text else None,
+            _remove_system_messages(messages),
+        )
         # The inner advisor may add tool calls, so only that advisor can order the messages.
         if isinstance(self.model, ChatMemoryAdvisor):
             return [*filter(None, [system]), *others]
@@ -609,7 +618,7 @@ def _to_message_list(messages: BaseMessage | Sequence[BaseMessage]) -> list[Base
     return check_stored_messages([messages] if isinstance(messages, BaseMessage) else messages)
 
 
-def _convert_input(input: Any) -> list[BaseMessage]:
+def _convert_input_to_messages(input: Any) -> list[BaseMessage]:
     """Convert the input of a chat model to a list of messages, and check them."""
     messages = [input] if isinstance(input, str | BaseMessage) else input
     if isinstance(messages, Sequence | PromptValue):
@@ -617,7 +626,7 @@ def _convert_input(input: Any) -> list[BaseMessage]:
     return check_stored_messages(messages, "the input")
 
 
-def _convert_answer(answer: Any) -> BaseMessage:
+def _convert_answer_to_message(answer: Any) -> BaseMessage:
     """Convert the answer of a model to a message."""
     if isinstance(answer, str):  # the model is followed by an output parser
         return AIMessage(answer)

@@ -142,8 +142,8 @@ class Background:
             if not self.work or self._is_working:
                 return self
             try:
-                works = self._get_queue().work_in_context(
-                    self.workers, self._run_job, self._put_all
+                works = self._get_queue().run_jobs_in_context(
+                    self.workers, self._run_job, self._queue_all_threads
                 )
                 for job in self._stack.enter_context(works):
                     self._record_failure(job, _WORKER_LOST_ERROR)
@@ -151,7 +151,9 @@ class Background:
                 self.stop()
                 raise
             self._is_working = True
-            ticks = threading.Thread(target=self._run_ticks, name="perdure-background", daemon=True)
+            ticks = threading.Thread(
+                target=self._run_queueing_loop, name="perdure-background", daemon=True
+            )
             ticks.start()
             self._stack.callback(ticks.join)
         return self
@@ -220,8 +222,8 @@ class Background:
             The jobs that have not been done.
         """
         end = time.monotonic() + check_seconds("timeout_s", timeout_s)
-        keys = self._put_all(dead=False) | self._get_queue().read_live_jobs().keys()
-        while keys & self._get_queue().read_live_jobs().keys() and time.monotonic() < end:
+        keys = self._queue_all_threads(dead=False) | self._get_queue().read_unfinished_jobs().keys()
+        while keys & self._get_queue().read_unfinished_jobs().keys() and time.monotonic() < end:
             time.sleep(_TICK_BOUNDS_S[0])
         return self._due.list_jobs()
 
@@ -234,7 +236,7 @@ class Background:
         if state is not None:
             check_choice("state", state, get_args(State))
         queue = self._get_queue()
-        running_by_key = queue.read_live_jobs()
+        running_by_key = queue.read_unfinished_jobs()
         due = {
             job.key: replace(job, state="running") if running_by_key.get(job.key) else job
             for job in self._due.list_jobs(exclude_read=True)
@@ -265,23 +267,23 @@ class Background:
                 self._queue = JobQueue(*self._queue_location)
             return self._queue
 
-    def _put_all(self, *, dead: bool = True) -> set[str]:
+    def _queue_all_threads(self, *, dead: bool = True) -> set[str]:
         """Put all threads with unread messages on the queue, and return the keys of their jobs."""
         jobs = [job for job in self._due.list_jobs() if dead or job.state != "dead"]
         for job in jobs:
             self._get_queue().put(job)
-        self._warn_of_unassigned(self._due.list_unassigned())
+        self._warn_of_unassigned_threads(self._due.list_unassigned())
         return {job.key for job in jobs}
 
-    def _run_ticks(self) -> None:
+    def _run_queueing_loop(self) -> None:
         """Queue due threads at regular intervals until the extraction is stopped."""
         shortest, longest = _TICK_BOUNDS_S
         delay_s = min(self.pace.backoff_s, self.pace.delay_s or longest)
         pause, deleted_at = min(longest, max(shortest, delay_s / 4)), 0.0
         while not self._stop.wait(pause):
             try:
-                self._put_due()
-                self._warn_of_unassigned(self._due.list_unassigned(self.pace.delay_s or 0))
+                self._queue_due_threads()
+                self._warn_of_unassigned_threads(self._due.list_unassigned(self.pace.delay_s or 0))
                 if time.monotonic() - deleted_at > _CLEANUP_INTERVAL_S:
                     self._get_queue().delete_old_jobs()
                     deleted_at = time.monotonic()
@@ -292,22 +294,22 @@ class Background:
                     exc,
                 )
 
-    def _put_due(self) -> None:
+    def _queue_due_threads(self) -> None:
         """Put due threads on the queue, and record a failure for each job whose worker died."""
         queue = self._get_queue()
-        running_by_key = queue.read_live_jobs()
+        running_by_key = queue.read_unfinished_jobs()
         # List the due threads after reading the queue. A thread that another worker has just
         # extracted is then in neither result, and is not queued again.
         due = [job for job in self._due.list_jobs(exclude_deleted=False) if job.state == "due"]
         if any(running_by_key.get(job.key) for job in due):
-            for job in queue.take_lost(self.pace.limit_s + _LOST_AFTER_S):
+            for job in queue.cancel_lost_jobs(self.pace.limit_s + _LOST_AFTER_S):
                 self._record_failure(job, _WORKER_LOST_ERROR)
         for job in [job for job in due if job.key not in running_by_key][
             : max(0, _MAX_QUEUED_JOBS - len(running_by_key))
         ]:
             queue.put(job)
 
-    def _warn_of_unassigned(self, unassigned: list[str]) -> None:
+    def _warn_of_unassigned_threads(self, unassigned: list[str]) -> None:
         """Log a warning if the number of unassigned threads has doubled since the last warning."""
         count = len(unassigned)
         if count and count >= 2 * self._warned_count:
@@ -329,19 +331,19 @@ class Background:
             return result
         self._running.add(job.key)
         try:
-            if (report := self._extract_within_limit(job)) is not None:
+            if (report := self._extract_within_time_limit(job)) is not None:
                 result["report"] = report
                 # If no message was read, another worker extracted the thread first.
                 if report["messages"]:
                     self._log_and_notify(replace(job, state="done", report=report))
         except BaseException as exc:
             error = make_storable(f"{type(exc).__name__}: {exc!s:.500}")
-            self._record_failure(job, error, final=_is_final(exc), exc=exc)
+            self._record_failure(job, error, final=_would_fail_again(exc), exc=exc)
         finally:
             self._running.discard(job.key)
         return result
 
-    def _extract_within_limit(self, job: ExtractionJob) -> dict[str, Any] | None:
+    def _extract_within_time_limit(self, job: ExtractionJob) -> dict[str, Any] | None:
         """Extract a thread in a separate OS thread, with the time limit `Pace.limit_s`.
 
         Returns:
@@ -427,11 +429,15 @@ def run_worker(background: Background) -> None:
             background.stop()
 
 
-def _is_final(exc: BaseException) -> bool:
+def _would_fail_again(exc: BaseException) -> bool:
     """Return whether an extraction that failed with this error would fail again."""
     final = isinstance(exc, errors.ConfigurationError | errors.SerializationError)
     cause = exc.__cause__
-    return final or model_call.is_permanent_failure(exc) or (cause is not None and _is_final(cause))
+    return (
+        final
+        or model_call.is_permanent_failure(exc)
+        or (cause is not None and _would_fail_again(cause))
+    )
 
 
 class JobQueue:
@@ -446,8 +452,8 @@ class JobQueue:
         self._schema = schema
         with ExitStack() as stack:
             self._url, self._locks = _resolve_url_and_lock_path(database, stack)
-            with _translate_errors("opened"):
-                _check_sessions(self._url)
+            with _translate_database_errors("opened"):
+                _refuse_transaction_pooler(self._url)
                 DBOS.migrate(self._url, schema=schema)
                 self._client = DBOSClient(
                     system_database_url=self._url,
@@ -469,10 +475,10 @@ class JobQueue:
         }
         options |= {"deduplication_id": job.key, "duplication_policy": "return-existing"}
         arguments = (job.thread_id, list(job.namespace), dict(job.configurable))
-        with _translate_errors("written"):
+        with _translate_database_errors("written"):
             self._client.enqueue(options, *arguments)
 
-    def read_live_jobs(self) -> dict[str, bool]:
+    def read_unfinished_jobs(self) -> dict[str, bool]:
         """Return, by the key of each unfinished job, whether a worker is running the job."""
         rows = self._list_workflows(["ENQUEUED", "PENDING"], load_input=False)
         return {str(row.deduplication_id): row.status == "PENDING" for row in rows}
@@ -487,7 +493,7 @@ class JobQueue:
                 jobs.append(ExtractionJob(**result, state="done", at=completed_at))
         return jobs[::-1]
 
-    def take_lost(self, limit_s: float) -> list[ExtractionJob]:
+    def cancel_lost_jobs(self, limit_s: float) -> list[ExtractionJob]:
         """Cancel and return the jobs that have been running for more than `limit_s` seconds."""
         oldest_ms = (time.time() - limit_s) * 1e3
         pending = self._list_workflows("PENDING")
@@ -502,7 +508,7 @@ class JobQueue:
         old_workflows = self._list_workflows(
             final_states, completed_before=day_ago, load_input=False, load_output=False
         )
-        with _translate_errors("written"):
+        with _translate_database_errors("written"):
             self._client.delete_workflows([row.workflow_id for row in old_workflows])
 
     def schedule_extract_all(self, cron: str | None, timezone: str | None) -> None:
@@ -520,7 +526,7 @@ class JobQueue:
             "cron_timezone": timezone,
             "application_name": _APPLICATION_NAME,
         }
-        with _translate_errors("written"):
+        with _translate_database_errors("written"):
             if cron is None:
                 self._client.delete_schedule(_EXTRACT_ALL_WORKFLOW_NAME)
                 return
@@ -533,7 +539,7 @@ class JobQueue:
                 ) from exc
 
     @contextmanager
-    def work_in_context(
+    def run_jobs_in_context(
         self,
         workers: int,
         extract: Callable[[ExtractionJob], dict[str, Any]],
@@ -566,7 +572,7 @@ class JobQueue:
             logger = logging.getLogger("dbos")
             # DBOS changes the level of its logger and does not restore it.
             stack.callback(logger.setLevel, logger.level)
-            with _translate_errors("opened"):
+            with _translate_database_errors("opened"):
                 if not _active_worker:
                     DBOS(config=config)
                 if (
@@ -615,14 +621,14 @@ class JobQueue:
             "name": _EXTRACT_WORKFLOW_NAME,
             "application_name": _APPLICATION_NAME,
         }
-        with _translate_errors("read"):
+        with _translate_database_errors("read"):
             return self._client.list_workflows(**options)
 
-    def _cancel_workflows(self, rows: list[WorkflowStatus]) -> list[ExtractionJob]:
+    def _cancel_workflows(self, workflows: list[WorkflowStatus]) -> list[ExtractionJob]:
         """Cancel workflows, and return their extraction jobs."""
-        with _translate_errors("written"):
-            self._client.cancel_workflows([row.workflow_id for row in rows])
-        return [_build_job(*(row.input or {"args": ()})["args"]) for row in rows]
+        with _translate_database_errors("written"):
+            self._client.cancel_workflows([row.workflow_id for row in workflows])
+        return [_build_job(*(row.input or {"args": ()})["args"]) for row in workflows]
 
 
 def _extract_workflow(
@@ -683,7 +689,7 @@ def resolve_queue_location(database: Any, store: Any) -> tuple[str | None, str]:
     return os.path.abspath(path), schema
 
 
-def _check_sessions(url: str) -> None:
+def _refuse_transaction_pooler(url: str) -> None:
     """Raise an error if the URL leads to a connection pooler that shares sessions.
 
     Such a pooler may run each transaction of a connection in another session.
@@ -724,7 +730,7 @@ def _resolve_url_and_lock_path(database: str | None, stack: ExitStack) -> tuple[
 
 
 @contextmanager
-def _translate_errors(action: str) -> Iterator[None]:
+def _translate_database_errors(action: str) -> Iterator[None]:
     """Raise errors of SQLAlchemy and DBOS as `StorageUnavailable`.
 
     `action` names the operation for the error message: `"opened"`, `"read"` or `"written"`.

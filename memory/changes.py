@@ -44,13 +44,13 @@ from perdure.memory.extractors import (
     Scope,
     build_superseded_turn_puts,
     find_dropped_messages,
-    find_end_dates,
+    find_turn_end_dates,
 )
 from perdure.memory.gate import (
     Gate,
     add_former_ids,
+    build_message_tombstone_keys,
     build_tombstones,
-    hash_source_messages,
     plan_admission,
 )
 from perdure.memory.model_call import describe_validation_errors
@@ -218,7 +218,7 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
     ]
     # Stores without versions have no change counter. Their namespaces may contain facts.
     has_facts = not counter_puts or bool(counter_puts[0].if_version)
-    end_dates = (await _find_end_dates(permitted, current, scope)) if has_facts else {}
+    end_dates = (await _find_new_turn_end_dates(permitted, current, scope)) if has_facts else {}
     if deletions.puts:
         deletions = deletions._replace(puts=await add_former_ids(scope.adapter, deletions.puts))
     admitted = await plan_admitted_changes(permitted, current, end_dates, gate, scope)
@@ -248,13 +248,13 @@ async def _separate_known_episodes(
         return additions, ChangePlan()
     by_source: dict[str, str] = {}
     for memory in await scope.adapter.list_memories(scope.namespace, filter={"kind": EPISODE}):
-        by_source |= dict.fromkeys(hash_source_messages(memory.provenance), memory.key)
+        by_source |= dict.fromkeys(build_message_tombstone_keys(memory.provenance), memory.key)
     new: list[Addition] = []
     outcomes: list[Outcome] = []
     for addition in additions:
         keys_known = [
             by_source[source]
-            for source in hash_source_messages(addition.candidate.provenance)
+            for source in build_message_tombstone_keys(addition.candidate.provenance)
             if source in by_source
         ]
         if keys_known and addition.candidate.kind == EPISODE:
@@ -311,7 +311,7 @@ def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> 
     return ChangePlan(puts, outcomes)
 
 
-async def _find_end_dates(
+async def _find_new_turn_end_dates(
     changes: Sequence[Change], current: CurrentMemories, scope: Scope
 ) -> dict[str, str]:
     """Return the end dates of new turns whose facts have already been superseded, by message id."""
@@ -320,7 +320,7 @@ async def _find_end_dates(
         change.provenance for change in new_candidates if change.kind == TURN and change.provenance
     ]
     ids = [id for source in turns for id in source.message_ids]
-    return (await find_end_dates(scope, turns[0].thread_id, ids)) if turns else {}
+    return (await find_turn_end_dates(scope, turns[0].thread_id, ids)) if turns else {}
 
 
 async def plan_admitted_changes(
@@ -608,7 +608,10 @@ class MemoryWriter:
         Raises:
             InvalidValue: The memory has no text or does not fit the schema.
         """
-        previous_fields, fields = get_content_fields(previous or {}), _read_fields(memory)
+        previous_fields, fields = (
+            get_content_fields(previous or {}),
+            _convert_memory_to_fields(memory),
+        )
         value = {
             **previous_fields,
             **(
@@ -713,7 +716,7 @@ def check_schema(schema: Any) -> None:
         )
 
 
-def _read_fields(memory: MemoryInput) -> dict[str, Any]:
+def _convert_memory_to_fields(memory: MemoryInput) -> dict[str, Any]:
     """Convert a memory in any accepted form to a dict of its text and fields.
 
     Raises:

@@ -70,7 +70,9 @@ class ThreadMessageHistory(BaseChatMessageHistory):
 
         Assigning a list to this property replaces all messages of the thread.
         """
-        return select_for_provider(self._read_messages(self.checkpointer.get_tuple(self._config)))
+        return select_messages_for_provider(
+            self._read_messages(self.checkpointer.get_tuple(self._config))
+        )
 
     @messages.setter
     def messages(self, messages: list[BaseMessage]) -> None:
@@ -174,7 +176,7 @@ def check_stored_messages(messages: Messages, subject: str = "the messages") -> 
     return [message for message in messages if REQUEST_ONLY not in message.additional_kwargs]
 
 
-def select_for_provider(messages: Messages) -> list[BaseMessage]:
+def select_messages_for_provider(messages: Messages) -> list[BaseMessage]:
     """Return the messages of a window, such as the newest ten, in a form that providers accept.
 
     Blank messages are removed, and so are tool results without their call. For each tool call

@@ -705,7 +705,7 @@ class Quarantine:
         """Return the entries, oldest first."""
         adapter, _, entries_namespace = self._get_adapter_and_namespaces(config)
         memories = await adapter.list_memories(entries_namespace)
-        return sorted(map(_build_entry, memories), key=lambda entry: entry.at)
+        return sorted(map(_build_quarantine_entry, memories), key=lambda entry: entry.at)
 
     async def _release(self, key: str, config: RunnableConfig | None = None) -> Outcome:
         """Store an entry as a memory, and remove the entry from quarantine.
@@ -719,8 +719,8 @@ class Quarantine:
             VersionConflict: The entry or the memory was changed meanwhile. Nothing was written.
         """
         adapter, namespace, entries_namespace = self._get_adapter_and_namespaces(config)
-        stored = await _get_stored_entry(adapter, entries_namespace, key)
-        entry = _build_entry(stored)
+        stored = await _get_stored_quarantine_entry(adapter, entries_namespace, key)
+        entry = _build_quarantine_entry(stored)
         value: dict[str, Any] = {**entry.fields, "text": entry.text, "kind": entry.kind}
         existing = await adapter.get(namespace, entry.memory_key)
         if existing is not None:
@@ -740,7 +740,7 @@ class Quarantine:
             UnknownMemory: There is no entry with this key.
         """
         adapter, namespace, entries_namespace = self._get_adapter_and_namespaces(config)
-        stored = await _get_stored_entry(adapter, entries_namespace, key)
+        stored = await _get_stored_quarantine_entry(adapter, entries_namespace, key)
         ids = stored.provenance.message_ids if stored.provenance else ()
         tombstone = build_tombstone(namespace, hash_normal_form(stored.text), "forgotten", ids)
         await adapter.write(await add_former_ids(adapter, [tombstone]))
@@ -759,7 +759,9 @@ class Quarantine:
         return get_adapter(self.store), namespace, build_notes_namespace(QUARANTINE, namespace)
 
 
-async def _get_stored_entry(adapter: StoreAdapter, namespace: Namespace, key: str) -> Memory:
+async def _get_stored_quarantine_entry(
+    adapter: StoreAdapter, namespace: Namespace, key: str
+) -> Memory:
     """Return the stored item of an entry.
 
     Raises:
@@ -773,7 +775,7 @@ async def _get_stored_entry(adapter: StoreAdapter, namespace: Namespace, key: st
     return memory
 
 
-def _build_entry(memory: Memory) -> QuarantineEntry:
+def _build_quarantine_entry(memory: Memory) -> QuarantineEntry:
     """Build a quarantine entry from its stored item."""
     value = memory.value
     return QuarantineEntry(

@@ -121,7 +121,7 @@ class Assemble(MessagesNode):
             contents["summary"] = read_channel(state, SUMMARY)
             model_input = SummarizedMessages.from_state(state).remove_from(model_input)
         if not self.counter.is_additive:
-            return self._pack_whole(model_input, contents)
+            return self._pack_by_request_counts(model_input, contents)
         counter = self.counter
         while True:
             system, turns = self._pack_context(model_input, contents, counter)
@@ -132,7 +132,9 @@ class Assemble(MessagesNode):
             # result fits.
             counter, model_input = fitted, replace(model_input, turns=iter(turns))
 
-    def _pack_whole(self, model_input: ModelInput, contents: Mapping[str, Any]) -> ModelInput:
+    def _pack_by_request_counts(
+        self, model_input: ModelInput, contents: Mapping[str, Any]
+    ) -> ModelInput:
         """Return the largest context that fits, with a counter that counts only whole requests."""
         counter, all_turns = self.counter, list(model_input.turns)
         tools = counter.count_tools(self.tools)
@@ -191,14 +193,14 @@ class Assemble(MessagesNode):
             costs.append(("the request itself", fixed - tools))
             raise build_budget_error(self.max_tokens, costs, "shorten the instructions")
         for name, entries in _iter_sections(contents):
-            text = self._with_section(text, name, entries, tokens_left - needed_tokens, counter)
+            text = self._add_section(text, name, entries, tokens_left - needed_tokens, counter)
         tokens_left -= _count_system_tokens(text, counter)
         turns = select_turns(
             ModelInput(None, chain(newest, model_input.turns)), tokens_left, counter.message_counter
         ).turns
         return SystemMessage(text) if text else None, turns
 
-    def _with_section(
+    def _add_section(
         self, text: str, name: str, entries: list[str], tokens_left: float, counter: TokenCounter
     ) -> str:
         """Return a system message's text with an added section of as many entries as fit."""
@@ -296,7 +298,7 @@ class UseMemories(MessagesNode):
     ) -> None:
         super().__init__(messages_key)
         is_question = check_choice("place", place, ("system", "question")) == "question"
-        self._add = _add_to_question if is_question else _add_to_system
+        self._add = _add_to_question if is_question else _add_to_system_message
         options = kinds, limit, max_tokens, min_score, all_below
         self._search = MemorySearch(namespace, *options, namespaces=namespaces)
         self._store = None if store is None else StoreAdapter(store).store
@@ -412,7 +414,7 @@ def _add_to_question(model_input: ModelInput, text: str) -> ModelInput:
     newest = next(model_input.turns, None)
     if newest is None or role(newest.units[0][0]) != "human":
         turns = model_input.turns if newest is None else chain([newest], model_input.turns)
-        return _add_to_system(replace(model_input, turns=turns), text)
+        return _add_to_system_message(replace(model_input, turns=turns), text)
     (question, *others), *units = newest.units
     content = append_text(question.content, text)
     changed = question.model_copy(update={"content": content})
@@ -420,7 +422,7 @@ def _add_to_question(model_input: ModelInput, text: str) -> ModelInput:
     return replace(model_input, turns=chain([turn], model_input.turns))
 
 
-def _add_to_system(model_input: ModelInput, text: str) -> ModelInput:
+def _add_to_system_message(model_input: ModelInput, text: str) -> ModelInput:
     """Return `model_input` with a text appended to the system message."""
     if model_input.system is None:
         return replace(model_input, system=SystemMessage(text))

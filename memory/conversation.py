@@ -109,15 +109,15 @@ def has_visible_content(message: BaseMessage) -> bool:
     if isinstance(content, str):
         if content and not content.isspace():
             return True
-    elif any(map(_has_content, content)):
+    elif any(map(_is_visible_block, content)):
         return True
     kwargs = message.additional_kwargs
     if not kwargs or not isinstance(message, AIMessage):
         return False
-    return any(map(kwargs.get, _ANSWER_KEYS)) or any(map(_has_content, iter_blocks(message)))
+    return any(map(kwargs.get, _ANSWER_KEYS)) or any(map(_is_visible_block, iter_blocks(message)))
 
 
-def has_block(message: BaseMessage, types: frozenset[str]) -> bool:
+def has_block_of_type(message: BaseMessage, types: frozenset[str]) -> bool:
     """Return whether the content of a message has a block of one of these types."""
     content = message.content
     return not isinstance(content, str) and any(
@@ -125,7 +125,7 @@ def has_block(message: BaseMessage, types: frozenset[str]) -> bool:
     )
 
 
-def _has_content(block: object) -> bool:
+def _is_visible_block(block: object) -> bool:
     """Return whether a content block has content that a user can see.
 
     Blank text, reasoning, tool calls and empty blocks do not count.

@@ -53,40 +53,40 @@ class CountingFunction:
     def fixed_tokens(self) -> float:
         """The number of tokens that the function adds to every request."""
         if self._fixed is None:
-            self._fixed = self._measure_fixed_part()
+            self._fixed = self._measure_fixed_tokens()
         return self._fixed
 
     def count_message(self, message: BaseMessage) -> float:
         """Return the number of tokens that a message adds to a request."""
         if self.is_additive:
-            return _to_number(self._function(message))
+            return _convert_count_to_number(self._function(message))
         return max(0, self.count_request([message]) - self.fixed_tokens)
 
     def count_request(self, messages: Sequence[BaseMessage]) -> float:
         """Return the number of tokens of a request with these messages and the fixed part."""
         if self.is_additive:
             return sum(map(self.count_message, messages))
-        return _to_number(self._function(list(messages)))
+        return _convert_count_to_number(self._function(list(messages)))
 
-    def _measure_fixed_part(self) -> float:
+    def _measure_fixed_tokens(self) -> float:
         """Return the number of tokens that the function adds to every request.
 
         This is the number of tokens of an empty request. If the function raises an error for an
         empty list or returns 0, the number is computed from requests with one message and with two
         messages.
         """
-        empty = self._try_count([])
+        empty = self._try_count_request([])
         if empty:
             return empty
         first, second = map(HumanMessage, _PROBES)
-        counts = [self._try_count([first]), self._try_count([second])]
-        counts.append(self._try_count([first, second]))
+        counts = [self._try_count_request([first]), self._try_count_request([second])]
+        counts.append(self._try_count_request([first, second]))
         if None in counts:
             return 0
         one, other, both = counts
         return max(0, one + other - both)  # type: ignore[operator]
 
-    def _try_count(self, messages: list[BaseMessage]) -> float | None:
+    def _try_count_request(self, messages: list[BaseMessage]) -> float | None:
         """Return the number of tokens of a request, or None if the function raises an error."""
         try:
             return self.count_request(messages)
@@ -95,7 +95,10 @@ class CountingFunction:
 
 
 def find_largest_selection(
-    pack: Callable[[float], T], excess: Callable[[T], float], fixed_part: float, size: float
+    pack: Callable[[float], T],
+    count_excess_tokens: Callable[[T], float],
+    fixed_tokens: float,
+    max_tokens: float,
 ) -> T:
     """Find the largest selection of messages that fits into a token budget, by binary search.
 
@@ -105,23 +108,23 @@ def find_largest_selection(
     Args:
         pack: The function that returns a selection which leaves the given number of tokens unused,
             or raises BudgetExceeded.
-        excess: The function that returns by how many tokens a selection is too large.
-        fixed_part: The number of tokens that are added to each request.
-        size: The budget in tokens.
+        count_excess_tokens: The function that returns by how many tokens a selection is too large.
+        fixed_tokens: The number of tokens that are added to each request.
+        max_tokens: The budget in tokens.
 
     Raises:
         BudgetExceeded: No selection fits.
     """
     largest: list[T] = []
     refused: BudgetExceeded | None = None
-    low, reserve, high = -fixed_part, 0.0, size
+    low, reserve, high = -fixed_tokens, 0.0, max_tokens
     for _ in range(_SEARCH_STEPS):
         try:
             selection = pack(reserve)
         except BudgetExceeded as exc:
             refused, high = exc, reserve
         else:
-            if excess(selection) > 0:
+            if count_excess_tokens(selection) > 0:
                 low = reserve
             elif reserve == 0:
                 return selection
@@ -131,8 +134,8 @@ def find_largest_selection(
     if largest:
         return largest[0]
     raise refused or BudgetExceeded(
-        f"the required messages take more tokens than max_tokens={size}, as token_counter= counts "
-        "them; raise max_tokens, or bind fewer tools"
+        f"the required messages take more tokens than max_tokens={max_tokens}, as token_counter= "
+        "counts them; raise max_tokens, or bind fewer tools"
     )
 
 
@@ -174,7 +177,7 @@ def _is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
-def _to_number(value: Any) -> float:
+def _convert_count_to_number(value: Any) -> float:
     """Return a count as an int or a float. NumPy numbers are converted."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()

@@ -107,12 +107,12 @@ def secrets(text: str) -> Iterator[Finding]:
         start, value = match_of_label.start("value"), match_of_label["value"]
         if text[start - 1] not in "\"'`":
             value = value.rstrip(_TRAILING_PUNCTUATION)
-        if match_of_label.start() >= end and _is_secret(match_of_label, value):
+        if match_of_label.start() >= end and _is_labelled_secret(match_of_label, value):
             end = start + len(value)
             yield "secret", start, end
 
 
-def _is_secret(match: re.Match[str], value: str) -> bool:
+def _is_labelled_secret(match: re.Match[str], value: str) -> bool:
     """Return whether the value after a label such as "token" or "password" is a secret."""
     if _PLACEHOLDER.fullmatch(value):
         return False
@@ -122,12 +122,12 @@ def _is_secret(match: re.Match[str], value: str) -> bool:
         return len(value) >= 3
     has_digit = any(map(str.isdigit, value))
     if match["password"] and match["verb"] and (value.isdecimal() or not has_digit):
-        return len(value) >= 4 and _is_password(match, value)
+        return len(value) >= 4 and _is_labelled_password(match, value)
     min_length = 4 if match["password"] else 6 if match["sign"] else 12
     return len(value) >= min_length and has_digit and not value.isdecimal()
 
 
-def _is_password(match: re.Match[str], value: str) -> bool:
+def _is_labelled_password(match: re.Match[str], value: str) -> bool:
     """Return whether a value after a label such as "password" is a password.
 
     The words around the value decide.
@@ -188,7 +188,7 @@ def phone_numbers(region: str) -> Detector:
 
 def service_keys(text: str) -> Iterator[Finding]:
     """Find keys of cloud services. Without the extra `privacy`, nothing is found."""
-    for pattern in _service_patterns() if _KEY_LIKE_RUN.search(text) else ():
+    for pattern in _load_service_key_patterns() if _KEY_LIKE_RUN.search(text) else ():
         # Search in windows, because some patterns take quadratic time.
         for start in range(0, len(text), _WINDOW_SIZE // 2):
             for match in pattern.finditer(text[start : start + _WINDOW_SIZE]):
@@ -196,7 +196,7 @@ def service_keys(text: str) -> Iterator[Finding]:
 
 
 @lru_cache(1)
-def _service_patterns() -> tuple[re.Pattern[str], ...]:
+def _load_service_key_patterns() -> tuple[re.Pattern[str], ...]:
     """Return the patterns of the package detect-secrets, or () if the package is not installed."""
     if find_spec("detect_secrets") is None:
         return ()
@@ -214,7 +214,7 @@ DETECTORS: Final[tuple[Detector, ...]] = (secrets, cards, emails, phones, servic
 """The built-in detectors."""
 
 
-def find_spans(text: str, detectors: Iterable[Detector]) -> list[Finding]:
+def find_sensitive_spans(text: str, detectors: Iterable[Detector]) -> list[Finding]:
     """Find sensitive data in a text.
 
     The detectors get the text in a plain form, in which compatibility characters, such as
@@ -298,50 +298,59 @@ class SensitiveDataRules:
 
     def redact(self, text: str) -> str:
         """Return a text in which all findings are redacted."""
-        return redact_spans(text, find_spans(text, self.detectors))
+        return redact_spans(text, find_sensitive_spans(text, self.detectors))
 
     def _redact_value(
-        self, value: Any, name: str | None, explicit: bool, kinds: dict[str, Treatment]
+        self,
+        value: Any,
+        field_name: str | None,
+        explicit: bool,
+        treatments_by_kind: dict[str, Treatment],
     ) -> Any:
         """Return a redacted copy of a text or field.
 
-        The treatment of each kind of finding is added to `kinds`.
+        The treatment of each kind of finding is added to `treatments_by_kind`.
 
         Args:
             value: A text, or a JSON value of fields.
-            name: The name of the field, or None for the text of the memory.
+            field_name: The name of the field, or None for the text of the memory.
             explicit: Whether the memory was requested explicitly. Contacts are then not redacted.
-            kinds: The treatment of each kind that was found. New findings are added.
+            treatments_by_kind: The treatment of each kind that was found. New findings are added.
         """
         if isinstance(value, Mapping):
             fields = value.items()
             return {
-                key: self._redact_value(item, str(key), explicit, kinds) for key, item in fields
+                key: self._redact_value(item, str(key), explicit, treatments_by_kind)
+                for key, item in fields
             }
         if isinstance(value, list | tuple):
-            return [self._redact_value(item, name, explicit, kinds) for item in value]
+            return [
+                self._redact_value(item, field_name, explicit, treatments_by_kind) for item in value
+            ]
         if not isinstance(value, str):
             return value
         spans = (
-            find_spans(value, self.detectors)
-            if name is None
-            else self._find_field_spans(value, name)
+            find_sensitive_spans(value, self.detectors)
+            if field_name is None
+            else self._find_field_spans(value, field_name)
         )
         for kind, _, _ in spans:
             treatment = self.contacts if kind in _CONTACT_KINDS else self.secrets
             stays = explicit and kind in _CONTACT_KINDS and treatment == "redact"
-            kinds[kind] = "keep" if stays else treatment
-        return redact_spans(value, [span for span in spans if kinds[span[0]] == "redact"])
+            treatments_by_kind[kind] = "keep" if stays else treatment
+        return redact_spans(
+            value, [span for span in spans if treatments_by_kind[span[0]] == "redact"]
+        )
 
-    def _find_field_spans(self, text: str, name: str) -> list[Finding]:
+    def _find_field_spans(self, text: str, field_name: str) -> list[Finding]:
         """Find sensitive data in a field.
 
         The detectors get the field name as a label before the value. A value of one word may be an
         id, so it is not searched for contact data.
         """
         ignored = () if len(text.split()) > 1 else (emails, phones)
-        label = f"{name.replace('_', ' ')}: "
-        findings = find_spans(
+        label = f"{field_name.replace('_', ' ')}: "
+        findings = find_sensitive_spans(
             label + text, [detector for detector in self.detectors if detector not in ignored]
         )
         offset = len(label)

@@ -65,12 +65,12 @@ def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[
     for turn in iter_turn_ranges(messages):
         start = turn.start
         turn_messages = messages[start : turn.stop]
-        units = _group_units(turn_messages, late, purpose, is_newest=turn.stop == stop)
+        units = _build_turn_units(turn_messages, late, purpose, is_newest=turn.stop == stop)
         if units:
             yield Turn(units, turn_messages)
     if 0 < start < stop:
         first_messages = messages[:start]
-        units = _group_units(first_messages, late, purpose, begins_anywhere=True)
+        units = _build_turn_units(first_messages, late, purpose, begins_anywhere=True)
         if units and purpose != "state":
             units.insert(
                 0, (HumanMessage(NO_USER_MESSAGE, additional_kwargs={REQUEST_ONLY: True}),)
@@ -91,15 +91,15 @@ def has_all_results(unit: Unit) -> bool:
     return all(call.id in answered for call in calls if call.kind in ANSWERED_BY_MESSAGE)
 
 
-def find_late_results(old: Messages, rest: Messages) -> list[BaseMessage]:
-    """Return the tool results in `rest` that belong to tool calls in `old`.
+def find_late_results(removed: Messages, remaining: Messages) -> list[BaseMessage]:
+    """Return the tool results in `remaining` that belong to tool calls in `removed`.
 
     If a summary replaces a tool call, it must also replace the call's result.
     """
-    missing = {call_id for m in old if isinstance(m, AIMessage) for call_id in list_call_ids(m)}
-    missing -= {m.tool_call_id for m in old if isinstance(m, ToolMessage)}
+    missing = {call_id for m in removed if isinstance(m, AIMessage) for call_id in list_call_ids(m)}
+    missing -= {m.tool_call_id for m in removed if isinstance(m, ToolMessage)}
     late: list[BaseMessage] = []
-    for message in rest if missing else ():
+    for message in remaining if missing else ():
         if isinstance(message, AIMessage):
             # Results after this message belong to its calls.
             missing.difference_update(list_call_ids(message))
@@ -109,7 +109,7 @@ def find_late_results(old: Messages, rest: Messages) -> list[BaseMessage]:
     return late
 
 
-def _group_units(
+def _build_turn_units(
     turn: Messages,
     late: dict[str, BaseMessage],
     purpose: Purpose,
@@ -123,7 +123,7 @@ def _group_units(
     this turn whose call is in another turn is moved to `late`. `begins_anywhere` states that the
     turn does not begin with a human message.
     """
-    if not late and not begins_anywhere and (regular := _group_regular_turn(turn)) is not None:
+    if not late and not begins_anywhere and (regular := _group_unchanged_turn(turn)) is not None:
         return regular
     reader = _TurnReader()
     for message in turn:
@@ -144,7 +144,7 @@ def _group_units(
     return units
 
 
-def _group_regular_turn(turn: Messages) -> list[Unit] | None:
+def _group_unchanged_turn(turn: Messages) -> list[Unit] | None:
     """Return the units of a turn if none of its messages has to be changed, or None otherwise.
 
     Most turns need no change. For these turns, this function needs a third of the time that
@@ -190,7 +190,7 @@ def _is_regular_message(message: Any, kind: Role) -> bool:
     return bool(content) and not content.isspace()
 
 
-class _Step:
+class _MessageWithResults:
     """A message, together with the results of the tool calls in the message."""
 
     __slots__ = ("calls", "message", "result_messages", "results", "stray_ids")
@@ -297,8 +297,8 @@ class _PendingCall(NamedTuple):
         position: The position of the call in `step.calls`.
     """
 
-    group: list[_Step]
-    step: _Step
+    group: list[_MessageWithResults]
+    step: _MessageWithResults
     position: int
 
 
@@ -306,7 +306,7 @@ class _TurnReader:
     """Reads the messages of one turn, and groups those that must be kept or removed together."""
 
     def __init__(self) -> None:
-        self.groups: list[list[_Step]] = []
+        self.groups: list[list[_MessageWithResults]] = []
         # for each call id of the turn, the calls with this id that have no result yet
         self._pending: dict[str, list[_PendingCall]] = {}
         self._strays: list[ToolMessage] = []  # tool results whose call is not in the turn
@@ -326,7 +326,7 @@ class _TurnReader:
         if group is None:
             group = []
             self.groups.append(group)
-        step = _Step(message, calls, stray_ids)
+        step = _MessageWithResults(message, calls, stray_ids)
         group.append(step)
         pending: dict[str, list[_PendingCall]] = {}
         for position, call in enumerate(calls):
@@ -340,13 +340,13 @@ class _TurnReader:
 
     def _attach_results(
         self, message: BaseMessage, result_ids: list[str]
-    ) -> tuple[list[_Step] | None, list[str]]:
+    ) -> tuple[list[_MessageWithResults] | None, list[str]]:
         """Attach the tool results in a message to their calls.
 
         Return the group of the calls, or None if no call was found; and the ids of results in
         content blocks whose call was not found.
         """
-        group: list[_Step] | None = None
+        group: list[_MessageWithResults] | None = None
         stray_ids: list[str] = []
         for call_id in result_ids:
             if self._pending.get(call_id):

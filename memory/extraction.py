@@ -46,10 +46,10 @@ from perdure.memory.loaded_thread import (
     LoadedThread,
     begin_loading_thread,
     find_run_thread,
-    is_any_erased,
-    remove_erased,
+    has_erased_message,
+    remove_erased_messages,
 )
-from perdure.memory.model_call import format_count
+from perdure.memory.model_call import format_repeat_count
 from perdure.memory.nodes import Learner
 from perdure.memory.options import check_instance, check_seconds, check_text, check_whole_number
 from perdure.memory.records import (
@@ -126,7 +126,7 @@ class ExtractionReport:
             parts.append(f"{sum(self.refused.values())} refused ({reasons})")
         if self.usage.calls:
             tokens = f"{self.usage.input_tokens} + {self.usage.output_tokens} tokens"
-            parts.append(f"model asked {format_count(self.usage.calls)}, {tokens}")
+            parts.append(f"model asked {format_repeat_count(self.usage.calls)}, {tokens}")
         return " ".join(", ".join(parts).split())
 
     @property
@@ -139,11 +139,11 @@ class ExtractionReport:
         """The number of candidates refused because the memory had been deleted or forgotten."""
         return self.refused.get(TOMBSTONE_CHECK, 0)
 
-    def add_batch(self, messages: int, plan: ChangePlan, usage: Usage) -> ExtractionReport:
+    def add_batch(self, message_count: int, plan: ChangePlan, usage: Usage) -> ExtractionReport:
         """Return a copy of the report that includes another batch.
 
         Args:
-            messages: The number of messages of the batch.
+            message_count: The number of messages of the batch.
             plan: The changes that were written.
             usage: Calls of a model for the batch.
         """
@@ -154,7 +154,7 @@ class ExtractionReport:
             if outcome.change == "refused"
         ]
         added: dict[str, Any] = {name: n + counts[name] for name, n in self.changes.items()}
-        added |= {"messages": self.messages + messages, "batches": self.batches + 1}
+        added |= {"messages": self.messages + message_count, "batches": self.batches + 1}
         total = dict(Counter(self.refused) + Counter(refused))
         return replace(self, refused=total, usage=self.usage + usage, **added)
 
@@ -366,7 +366,9 @@ class Pipeline:
                     return ChangePlan()
             scope = self.scope._replace(thread=self.loaded)
             change_plan = await plan_proposal(proposal, self.gate, scope)
-            if await is_any_erased(self.loaded, [message.message for message in source_messages]):
+            if await has_erased_message(
+                self.loaded, [message.message for message in source_messages]
+            ):
                 return ChangePlan()
             return change_plan._replace(puts=[*change_plan.puts, put])
 
@@ -448,7 +450,7 @@ class RememberTurns(Learner):
             unread = _skip_read_messages(watermark, messages)
             # On a repeated read, leave out messages that have been erased since the first read.
             if next(read_count):
-                unread = await remove_erased(loaded, unread)
+                unread = await remove_erased_messages(loaded, unread)
             history = thread_messages.build_history_from_state(thread_id, checkpoint_id, unread)
             # The newest human message and all messages after it are new. The times of earlier
             # messages are unknown.
@@ -606,7 +608,7 @@ class DueThreads:
                 these threads.
         """
         with self._lock:
-            self._refresh_unread()
+            self._refresh_unread_threads()
             for thread_id in [*self._unread] if exclude_deleted else ():
                 try:
                     self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
@@ -626,14 +628,18 @@ class DueThreads:
                 state, due_at = compute_job_state(
                     self._pace, head, watermark, first_seen, datetime.now(UTC)
                 )
-                if exclude_read and state in ("waiting", "due") and self._is_read(head, watermark):
+                if (
+                    exclude_read
+                    and state in ("waiting", "due")
+                    and self._is_fully_read(head, watermark)
+                ):
                     continue
                 failed = watermark.failed_head == head.checkpoint_id
                 failure = (watermark.attempts, watermark.error) if failed else (0, "")
                 jobs.append(ExtractionJob(thread_id, namespace, state, *failure, due_at, labels))
             return jobs
 
-    def _is_read(self, head: ThreadHead, watermark: Watermark) -> bool:
+    def _is_fully_read(self, head: ThreadHead, watermark: Watermark) -> bool:
         """Return whether all messages of a thread were read.
 
         This can be the case even if the head is newer than the watermark.
@@ -685,7 +691,7 @@ class DueThreads:
             self._read_states.pop(thread_id, None)
             self._unassigned.pop(thread_id, None)
 
-    def _refresh_unread(self) -> None:
+    def _refresh_unread_threads(self) -> None:
         """Add to the cache the threads that were active since the previous call."""
         started_at, last_thread_id = datetime.now(UTC), None
         while page := self._saver.heads(limit=500, after=last_thread_id, active_since=self._since):
@@ -695,12 +701,12 @@ class DueThreads:
                 first_seen = previous[1] if previous else min(started_at, head.updated_at)
                 self._unassigned.pop(head.thread_id, None)
                 if head.checkpoint_id is not None and (
-                    namespace_and_labels := self._find_namespace(head)
+                    namespace_and_labels := self._find_memory_namespace(head)
                 ):
                     self._unread[head.thread_id] = head, first_seen, *namespace_and_labels
         self._since = started_at - _ACTIVITY_MARGIN
 
-    def _find_namespace(self, head: ThreadHead) -> tuple[Namespace, dict[str, str]] | None:
+    def _find_memory_namespace(self, head: ThreadHead) -> tuple[Namespace, dict[str, str]] | None:
         """Return the namespace of a thread's memories.
 
         Returns:

@@ -241,13 +241,13 @@ class TurnExtractor:
                 outcomes.append(Outcome("refused", key, reason, "length"))
             if message.id in batch.edited:
                 source = batch.build_provenance([message])
-                stored = await _read_turns(scope.adapter, scope.namespace, source)
+                stored = await _read_stored_turns(scope.adapter, scope.namespace, source)
                 empty = batch.build_candidate([message], "", TURN)
                 revisions += [Revision(turn.key, "deleted", empty) for turn in stored[len(texts) :]]
         return Proposal(list(additions.values()), revisions, outcomes=outcomes)
 
 
-def build_turn_key(thread_id: str, message_id: str, chunk: int) -> str:
+def build_turn_key(thread_id: str, message_id: str, chunk_number: int) -> str:
     """Return the key of the memory of one chunk of a message.
 
     The key of a chunk is always the same.
@@ -255,9 +255,9 @@ def build_turn_key(thread_id: str, message_id: str, chunk: int) -> str:
     Args:
         thread_id: The thread.
         message_id: The message.
-        chunk: The number of the chunk in the message, from 0.
+        chunk_number: The number of the chunk in the message, from 0.
     """
-    parts = "\0".join((thread_id, message_id, str(chunk)))
+    parts = "\0".join((thread_id, message_id, str(chunk_number)))
     digest = blake2b(parts.encode("utf-8", "surrogatepass"), digest_size=10)
     return f"turn-{digest.hexdigest()}"
 
@@ -280,7 +280,7 @@ async def build_superseded_turn_puts(
     source = replace(
         memory.provenance, message_ids=find_dropped_messages(memory.provenance, successor)
     )
-    turns = await _read_turns(adapter, memory.namespace, source)
+    turns = await _read_stored_turns(adapter, memory.namespace, source)
     end_date = {UNTIL_FIELD: until.isoformat()}
     return [
         build_put(
@@ -293,7 +293,7 @@ async def build_superseded_turn_puts(
     ]
 
 
-async def find_end_dates(
+async def find_turn_end_dates(
     scope: Scope, thread_id: str | None, message_ids: Collection[str]
 ) -> dict[str, str]:
     """Return the dates on which facts from messages of a thread were superseded.
@@ -342,7 +342,7 @@ def find_dropped_messages(source: Provenance, successor: Provenance | None) -> t
     return tuple(id for id in source.message_ids if id not in successor.message_ids)
 
 
-async def _read_turns(
+async def _read_stored_turns(
     adapter: StoreAdapter, namespace: Namespace, source: Provenance
 ) -> list[Memory]:
     """Return the stored turns of the messages in a provenance."""

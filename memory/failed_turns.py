@@ -24,7 +24,7 @@ class FailedTurns:
         # time of each failure, by run and by thread and question, with the latest failure last
         self._failed_at: dict[Any, float] = {}
 
-    def note_failure(self, messages: Messages) -> None:
+    def record_failure(self, messages: Messages) -> None:
         """Record that an attempt failed in the current turn, whose state has these messages."""
         for key in _build_turn_keys(messages):
             self._failed_at[key] = time.monotonic()

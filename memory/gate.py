@@ -66,12 +66,12 @@ def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
         hash_normal_form(text)
         for text in (memory.text, *(previous.text for previous in memory.previous))
     ]
-    keys += hash_source_messages(source) if memory.kind == TURN else []
+    keys += build_message_tombstone_keys(source) if memory.kind == TURN else []
     ids = source.message_ids if source else ()
     return [build_tombstone(memory.namespace, key, removal, ids) for key in dict.fromkeys(keys)]
 
 
-def hash_source_messages(provenance: Provenance | None) -> list[str]:
+def build_message_tombstone_keys(provenance: Provenance | None) -> list[str]:
     """Return, for each message in a provenance, the key that a tombstone of the message has."""
     if provenance is None:
         return []
@@ -188,9 +188,9 @@ class Gate:
     ) -> None:
         for name, treatment in (("secrets", secrets), ("contacts", contacts)):
             check_choice(name, treatment, get_args(Treatment))
-        self.checks: Sequence[Check] = _check_functions("checks", checks)
+        self.checks: Sequence[Check] = _check_function_list("checks", checks)
         self.sensitive = SensitiveDataRules(
-            secrets, contacts, _check_functions("detectors", detectors)
+            secrets, contacts, _check_function_list("detectors", detectors)
         )
 
     async def judge(
@@ -219,10 +219,10 @@ class Gate:
         )
         keys = [None] * len(candidates) if keys is None else keys
         judgement = _Judgement(candidates, verdicts, keys)
-        await _refuse_deleted(judgement, adapter, namespace, thread)
-        await _refuse_stored(judgement, adapter, namespace)
+        await _refuse_deleted_candidates(judgement, adapter, namespace, thread)
+        await _refuse_stored_facts(judgement, adapter, namespace)
         judgement.verdicts = await self.apply_checks(candidates, judgement.verdicts)
-        _refuse_repeated(judgement)
+        _refuse_repeated_candidates(judgement)
         return judgement.verdicts
 
     async def apply_checks(
@@ -236,7 +236,7 @@ class Gate:
                 replace(candidates[i], text=_get_admitted_text(candidates[i], verdicts[i]))
                 for i in indices
             ]
-            answers = await _run_check(check, admitted)
+            answers = await _run_added_check(check, admitted)
             name = str(getattr(check, "__name__", type(check).__name__))
             for i, answer in zip(indices, answers, strict=True):
                 if isinstance(answer, Verdict):
@@ -364,7 +364,7 @@ def _build_quarantine_put(
     return build_put(entries_namespace, entry_key, value, provenance=source, is_searched=False)
 
 
-async def _refuse_deleted(
+async def _refuse_deleted_candidates(
     judgement: _Judgement,
     adapter: StoreAdapter,
     namespace: Namespace,
@@ -381,19 +381,21 @@ async def _refuse_deleted(
         if not candidate.explicit:
             hashes[i] = [hash_normal_form(text) for text in {candidate.text, judgement.get_text(i)}]
             hashes[i] += (
-                hash_source_messages(candidate.provenance) if candidate.kind == TURN else []
+                build_message_tombstone_keys(candidate.provenance) if candidate.kind == TURN else []
             )
     stored_tombstones = await find_tombstones(adapter, namespace, set().union(*hashes.values()))
     reason = "the text was deleted or forgotten before, and nobody asked for it again"
     for i in (i for i, keys in hashes.items() if not stored_tombstones.keys().isdisjoint(keys)):
         source = judgement.candidates[i].provenance
         tombstones = [stored_tombstones[key] for key in hashes[i] if key in stored_tombstones]
-        source_tombstones = await find_tombstones(adapter, namespace, hash_source_messages(source))
-        if source_tombstones or not await _is_repeated_later(source, tombstones, thread):
+        source_tombstones = await find_tombstones(
+            adapter, namespace, build_message_tombstone_keys(source)
+        )
+        if source_tombstones or not await _is_added_after_deletions(source, tombstones, thread):
             judgement.refuse(i, TOMBSTONE_CHECK, reason)
 
 
-async def _is_repeated_later(
+async def _is_added_after_deletions(
     source: Provenance | None,
     tombstones: Sequence[Mapping[str, Any]],
     thread: LoadedThread | None,
@@ -418,10 +420,10 @@ async def _is_repeated_later(
         if not set(source.message_ids).isdisjoint(map(str, ids)):
             return False
         removal_times.append(moment)
-    return await thread.are_added_after(source.message_ids, max(removal_times))
+    return await thread.are_all_added_after(source.message_ids, max(removal_times))
 
 
-async def _refuse_stored(
+async def _refuse_stored_facts(
     judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
 ) -> None:
     """Refuse facts that a memory already states, and facts that a memory stated in the past."""
@@ -434,7 +436,7 @@ async def _refuse_stored(
         if memory is not None:
             judgement.refuse(i, "duplicate", "a memory says the same already", memory.key)
         elif not candidate.explicit and (
-            reason := _explain_outdated(similar_facts, text, candidate.provenance)
+            reason := _find_outdated_reason(similar_facts, text, candidate.provenance)
         ):
             judgement.refuse(i, "duplicate", reason)
 
@@ -445,7 +447,7 @@ def _find_equivalent_fact(facts: Sequence[Memory], text: str, key: str | None) -
     return next((memory for memory in others if is_equivalent_text(memory.text, text)), None)
 
 
-def _explain_outdated(facts: Sequence[Memory], text: str, source: Provenance | None) -> str:
+def _find_outdated_reason(facts: Sequence[Memory], text: str, source: Provenance | None) -> str:
     """Return the reason why a text is outdated, or "" if it is current.
 
     A text is outdated if a memory used to have this text, and the text was stated before the memory
@@ -482,7 +484,7 @@ async def _find_similar_facts(
     return [memory for memory in own_memories if memory.kind not in EVENT_KINDS]
 
 
-def _refuse_repeated(judgement: _Judgement) -> None:
+def _refuse_repeated_candidates(judgement: _Judgement) -> None:
     """Refuse facts that an earlier candidate in the same batch already states."""
     distinct: list[int] = []
     for i in judgement.kept_indices(include_events=False):
@@ -525,7 +527,7 @@ def _find_size_fault(candidate: Candidate) -> tuple[str, str] | None:
     chars = len(candidate.text)
     if chars > _MAX_CHARS and candidate.kind not in EVENT_KINDS:
         return "size", f"the text has {chars:,} characters; at most {_MAX_CHARS:,} are allowed"
-    for part, depth in iter_json_parts(candidate.fields):
+    for part, depth in iter_json_values(candidate.fields):
         if depth > _MAX_FIELD_DEPTH:
             return "size", f"the fields are more than {_MAX_FIELD_DEPTH} levels deep"
         chars += len(part) if isinstance(part, str) else 0
@@ -535,7 +537,7 @@ def _find_size_fault(candidate: Candidate) -> tuple[str, str] | None:
     return None
 
 
-def iter_json_parts(value: Any) -> Iterator[tuple[Any, int]]:
+def iter_json_values(value: Any) -> Iterator[tuple[Any, int]]:
     """Yield a JSON value and all values nested in it, each with its depth."""
     stack = [(value, 0)]
     while stack:
@@ -567,7 +569,9 @@ def _combine_verdicts(previous: Verdict, answer: Verdict, name: str) -> Verdict:
     return replace(previous, reason=reason, check=check, text=answer.text)
 
 
-def _run_check(check: Check, candidates: Sequence[Candidate]) -> Effect[list[Verdict | str | None]]:
+def _run_added_check(
+    check: Check, candidates: Sequence[Candidate]
+) -> Effect[list[Verdict | str | None]]:
     """Return an effect that runs a check for each candidate.
 
     For each candidate, the result contains a verdict, or None, or a text that describes how the
@@ -586,8 +590,8 @@ def _run_check(check: Check, candidates: Sequence[Candidate]) -> Effect[list[Ver
     return run_computation(lambda: [judge_candidate(candidate) for candidate in candidates])
 
 
-def _check_functions(name: str, functions: Any) -> tuple[Any, ...]:
+def _check_function_list(option_name: str, functions: Any) -> tuple[Any, ...]:
     """Check that an option is a list of functions, and return the functions as a tuple."""
-    for function in check_instance(name, functions, (list, tuple), "a list of functions"):
-        check_instance(name, function, Callable, "a function")  # type: ignore[arg-type]
+    for function in check_instance(option_name, functions, (list, tuple), "a list of functions"):
+        check_instance(option_name, function, Callable, "a function")  # type: ignore[arg-type]
     return tuple(functions)

@@ -23,7 +23,7 @@ from perdure.effects import Operation, awaiting, blocking
 from perdure.errors import InstructionsRefused, InvalidPatch, ModelFailed, VersionConflict
 from perdure.memory.changes import MAX_TRIES, plan_and_write
 from perdure.memory.conversation import Messages
-from perdure.memory.loaded_thread import find_run_thread, is_any_erased, remove_erased
+from perdure.memory.loaded_thread import find_run_thread, has_erased_message, remove_erased_messages
 from perdure.memory.model_call import (
     RefusedAnswer,
     find_answer_fault,
@@ -102,7 +102,7 @@ class Instructions:
         default: str = "You are a helpful assistant.",
     ) -> None:
         self.namespace, self.key = Template(namespace), Template((key,))
-        self._adapter = None if store is None else _wrap_store(store, self.namespace)
+        self._adapter = None if store is None else _build_versioned_adapter(store, self.namespace)
         self.default = check_text("default", default)
 
     async def _get_current(
@@ -116,7 +116,7 @@ class Instructions:
     ) -> list[InstructionsVersion]:
         """Return all stored versions, oldest first."""
         handle = self.get_handle(config)
-        return [_read_item(item) for item in await handle.list_versions()]
+        return [_build_version_from_item(item) for item in await handle.list_versions()]
 
     async def _set_text(
         self, text: str, config: RunnableConfig | None = None
@@ -148,7 +148,9 @@ class Instructions:
 
     def get_handle(self, config: RunnableConfig | None) -> ItemHandle:
         """Return a handle of the item that contains the instructions for a run."""
-        adapter = self._adapter or _wrap_store(get_graph_store("the instructions"), self.namespace)
+        adapter = self._adapter or _build_versioned_adapter(
+            get_graph_store("the instructions"), self.namespace
+        )
         thread_id, checkpoint_id = read_run_source(config)
         provenance = None if thread_id is None else Provenance(thread_id, checkpoint_id)
         [key] = self.key.fill(config)
@@ -159,7 +161,7 @@ class Instructions:
     ) -> InstructionsVersion:
         """Return the current version of an item, or the version that was current at `as_of`."""
         item = await handle.read(as_of)
-        return InstructionsVersion(self.default) if item is None else _read_item(item)
+        return InstructionsVersion(self.default) if item is None else _build_version_from_item(item)
 
     async def replace_text(
         self,
@@ -216,7 +218,7 @@ def build_replacement(
     return handle.build_put(value, INSTRUCTIONS, previous.version)
 
 
-def _wrap_store(store: Any, *templates: Template) -> StoreAdapter:
+def _build_versioned_adapter(store: Any, *templates: Template) -> StoreAdapter:
     """Return an adapter for a store that keeps versions.
 
     For other stores, raise ConfigurationError.
@@ -226,7 +228,7 @@ def _wrap_store(store: Any, *templates: Template) -> StoreAdapter:
     return StoreAdapter(store, *templates)
 
 
-def _read_item(item: Memory) -> InstructionsVersion:
+def _build_version_from_item(item: Memory) -> InstructionsVersion:
     """Convert a stored item to a version of the instructions."""
     field = f"the field {INSTRUCTIONS!r} of the item {item.key!r} in {item.namespace!r}"
     expected = "text; pass another key or namespace for the instructions"
@@ -387,7 +389,7 @@ class UpdateInstructions(Learner):
         if self._instructions.namespace.lacks_memory(config):
             return InstructionsVersion(self._instructions.default)
         loaded = find_run_thread(config)
-        messages = await remove_erased(loaded, check_messages(messages, "the messages"))
+        messages = await remove_erased_messages(loaded, check_messages(messages, "the messages"))
         units = render_units(messages)
         handle = self._instructions.get_handle(config)
         if not units and not feedback:
@@ -396,7 +398,7 @@ class UpdateInstructions(Learner):
         async def rewrite(previous: str) -> str:
             text = await self._request_rewrite(config, units, feedback, previous)
             # Drop the rewritten text if one of its source messages has been erased in the meantime.
-            return previous if await is_any_erased(loaded, messages) else text
+            return previous if await has_erased_message(loaded, messages) else text
 
         try:
             return await self._instructions.replace_text(handle, rewrite, "update", _MAX_ATTEMPTS)
@@ -427,14 +429,14 @@ class UpdateInstructions(Learner):
         max_chars = min(_MAX_TRANSCRIPT_CHARS, sum(len(unit) + 1 for unit in units))
         call = replace(self._model, config=config)
         return await call.request_usable_answer(
-            build_request, partial(_read_rewrite, previous), max_chars=max_chars
+            build_request, partial(_extract_new_instructions, previous), max_chars=max_chars
         )
 
 
 update_instructions = UpdateInstructions
 
 
-def _read_rewrite(previous: str, answer: Any) -> str:
+def _extract_new_instructions(previous_text: str, answer: Any) -> str:
     """Extract the new instructions from an answer of the model.
 
     Raises:
@@ -451,9 +453,9 @@ def _read_rewrite(previous: str, answer: Any) -> str:
     # A model may mention the tags before it uses them, so the longest text between two tags is
     # used.
     rewritten = max(candidates, key=len, default="").strip()
-    if not fault and rewritten == previous.strip():
-        return previous
-    if fault := fault or _find_length_fault(previous, rewritten):
+    if not fault and rewritten == previous_text.strip():
+        return previous_text
+    if fault := fault or _find_length_fault(previous_text, rewritten):
         raise InstructionsRefused(
             f"the model's new instructions are not usable: {fault}; nothing was written"
         )

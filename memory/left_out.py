@@ -24,9 +24,9 @@ def add_left_out_line(question: BaseMessage | None, count: int) -> BaseMessage:
     earlier_count = question.additional_kwargs.get(_COUNT, 0)
     content: Any = question.content
     if earlier_count:
-        content = _remove_line(content, earlier_count)
+        content = _remove_left_out_line(content, earlier_count)
     total = earlier_count + count
-    line = _format_line(total)
+    line = _format_left_out_line(total)
     if isinstance(content, list):
         content = [*content, {"type": "text", "text": line}]
     else:
@@ -35,7 +35,7 @@ def add_left_out_line(question: BaseMessage | None, count: int) -> BaseMessage:
     return question.model_copy(update={"content": content, "additional_kwargs": kwargs})
 
 
-def _format_line(count: int) -> str:
+def _format_left_out_line(count: int) -> str:
     """Return the line that states that `count` steps were left out."""
     steps, they = ("step", "It was") if count == 1 else ("steps", "They were")
     return (
@@ -44,9 +44,9 @@ def _format_line(count: int) -> str:
     )
 
 
-def _remove_line(content: Any, count: int) -> Any:
+def _remove_left_out_line(content: Any, count: int) -> Any:
     """Return the content of a question without the line about left-out steps at its end."""
-    line = _format_line(count)
+    line = _format_left_out_line(count)
     if isinstance(content, list):
         is_last = bool(content) and content[-1] == {"type": "text", "text": line}
         return content[:-1] if is_last else content

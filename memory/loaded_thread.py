@@ -35,13 +35,13 @@ class LoadedThread(NamedTuple):
     since: int | RunnableConfig
     channel: str = "messages"
 
-    async def check_erased(self, messages: Sequence[BaseMessage]) -> list[bool]:
+    async def are_erased(self, messages: Sequence[BaseMessage]) -> list[bool]:
         """Return, for each message, whether it has been erased since the thread was loaded."""
         arguments = self.thread_id, messages
         erased: list[bool] = await call_method(self.saver, "removed", *arguments, since=self.since)
         return erased
 
-    async def are_added_after(self, message_ids: Sequence[str], moment: datetime) -> bool:
+    async def are_all_added_after(self, message_ids: Sequence[str], moment: datetime) -> bool:
         """Return whether all of the messages were added by runs that began after the time `moment`.
 
         Only runs on this database are taken into account; see `Checkpointer.said_after`.
@@ -55,21 +55,21 @@ class LoadedThread(NamedTuple):
         return bool(are_later) and all(are_later)
 
 
-async def remove_erased(
+async def remove_erased_messages(
     loaded: LoadedThread | None, messages: Sequence[BaseMessage]
 ) -> Sequence[BaseMessage]:
     """Return the messages that have not been erased since they were loaded."""
     if loaded is None or not messages:
         return messages
-    erased = await loaded.check_erased(messages)
+    erased = await loaded.are_erased(messages)
     if not any(erased):
         return messages
     return [message for message, is_erased in zip(messages, erased, strict=True) if not is_erased]
 
 
-async def is_any_erased(loaded: LoadedThread | None, messages: Sequence[BaseMessage]) -> bool:
+async def has_erased_message(loaded: LoadedThread | None, messages: Sequence[BaseMessage]) -> bool:
     """Return whether any of the messages has been erased since it was loaded."""
-    return loaded is not None and bool(messages) and any(await loaded.check_erased(messages))
+    return loaded is not None and bool(messages) and any(await loaded.are_erased(messages))
 
 
 def find_run_thread(

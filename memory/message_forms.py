@@ -89,7 +89,7 @@ def read_message(value: Any, previous: BaseMessage | None, *id_parts: object) ->
         str(value.get("id") or derive_id(*id_parts, value["role"], value.get("content")))
     )
     form |= {"id": key, "content": form.get("content") or ""}
-    _remove_times(form)
+    _remove_message_times(form)
     if isinstance(form.get("function_call"), dict) and not form.get("tool_calls"):
         call = form.pop("function_call")
         form["tool_calls"] = [{"id": f"call-{key}", "type": "function", "function": call}]
@@ -101,17 +101,17 @@ def read_message(value: Any, previous: BaseMessage | None, *id_parts: object) ->
     return _convert_openai_message(form, form.pop(EXACT, None))
 
 
-def _convert_openai_message(form: dict[str, Any], fields: Any) -> BaseMessage:
+def _convert_openai_message(form: dict[str, Any], langchain_fields: Any) -> BaseMessage:
     """Build a LangChain message from OpenAI's format.
 
-    `fields` contains LangChain fields that replace fields of the built message, or is None.
+    `langchain_fields` contains LangChain fields that replace fields of the message, or is None.
     """
     try:
         (message,) = convert_to_messages([form])
-        if fields is not None:
-            kind = fields.get("type", message.type)
+        if langchain_fields is not None:
+            kind = langchain_fields.get("type", message.type)
             defaults = message.model_dump() if kind == message.type else {}
-            data = {**defaults, **fields, "id": form["id"]}
+            data = {**defaults, **langchain_fields, "id": form["id"]}
             (message,) = messages_from_dict([{"type": kind, "data": data}])
             if isinstance(message, RemoveMessage):
                 raise ValueError("a RemoveMessage is not a message of a conversation")
@@ -123,7 +123,7 @@ def _convert_openai_message(form: dict[str, Any], fields: Any) -> BaseMessage:
     return message
 
 
-def _remove_times(form: dict[str, Any]) -> None:
+def _remove_message_times(form: dict[str, Any]) -> None:
     """Remove the times from the fields of a message, and move `CREATED` to its metadata."""
     for name in _TIMES:
         if parse_timestamp(form.get(name)) is not None:
@@ -167,7 +167,7 @@ def _read_langchain_message(kind: str, value: Mapping[str, Any], *id_parts: obje
         )
     key = fields.get("id") or value.get("id") if name == "data" else fields.get("id")
     fields["id"] = replace_surrogates(str(key or derive_id(*id_parts, kind, content)))
-    _remove_times(fields)
+    _remove_message_times(fields)
     for part in ("response_metadata", "additional_kwargs"):
         fields[part] = get_by_path(fields, dict, part)
     try:

@@ -11,7 +11,7 @@ from perdure.errors import InvalidMessages
 from perdure.memory.conversation import Messages
 
 
-def merge_duplicates(messages: Messages) -> Messages:
+def merge_duplicate_messages(messages: Messages) -> Messages:
     """Return the messages with unique ids, in the order of the first occurrence of each id.
 
     If several messages have the same id, the last one is kept, as in an update with `add_messages`.

@@ -36,7 +36,7 @@ except ImportError:  # an older version of langchain
     ExtendedModelResponse = None  # type: ignore[assignment, misc]
 
 # maximum number of agents, and maximum number of models, that a middleware remembers
-_MAX_NOTES: Final = 256
+_MAX_CACHE_ENTRIES: Final = 256
 
 
 class MemoryState(AgentState[Any]):
@@ -129,18 +129,18 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         if adjusted_view is not None:
             config = get_config()
             changed = await self._apply_view(adjusted_view, request, config)
-            is_first = self._note_request(config, adjusted_view, changed.system_message)
+            is_first = self._store_request_size(config, adjusted_view, changed.system_message)
             if is_first and ExtendedModelResponse is not None:
                 update = await self._summarize_if_due(
                     self._get_summaries(config), request.state, config
                 )
             if update and not _replaces_all_messages(update):
-                shortened = _apply_update(request, update)
+                shortened = _apply_summary_update(request, update)
                 changed = await self._apply_view(adjusted_view, shortened, config)
             request = changed
         response = await Effect(lambda: handler(request), lambda: handler(request))
         if name is not None:
-            self._note_name(name, response)
+            self._store_reported_model_name(name, response)
         if update and not _replaces_all_messages(update):
             return ExtendedModelResponse(response, Command(update=update))
         return response
@@ -160,23 +160,25 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def _get_summaries(self, config: RunnableConfig) -> list[Summarize]:
         """Return the summarising parts, adjusted to the last request of the running agent."""
-        agent, name = _find_agent(config)
+        agent, name = _identify_agent(config)
         return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
 
-    def _note_request(self, config: Any, adjusted_view: View, system: SystemMessage | None) -> bool:
+    def _store_request_size(
+        self, config: Any, adjusted_view: View, system: SystemMessage | None
+    ) -> bool:
         """Store the size of a request's tools and system message, for the next trigger check.
 
         Return True if no request of the agent was stored before.
         """
         if not self._summaries:
             return False
-        agent, name = _find_agent(config)
+        agent, name = _identify_agent(config)
         is_first = agent not in self._agents
         summaries = (part for part in adjusted_view.parts if isinstance(part, Summarize))
-        _store_note(self._agents, agent, [part.for_agent(name, system) for part in summaries])
+        _set_cache_entry(self._agents, agent, [part.for_agent(name, system) for part in summaries])
         return is_first
 
-    def _note_name(self, name: str, response: Any) -> None:
+    def _store_reported_model_name(self, name: str, response: Any) -> None:
         """Store the model name that a response reports.
 
         This name may differ from the name in the request.
@@ -184,7 +186,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         answers = getattr(response, "result", None) or ()
         reported = next(filter(None, map(read_model_name, reversed(answers))), None)
         if reported is not None and self._reported_names.get(name) != reported:
-            _store_note(self._reported_names, name, reported)
+            _set_cache_entry(self._reported_names, name, reported)
 
     async def _after_agent(self, state: Any, runtime: Any) -> None:
         """Run the learners, and schedule the summaries that are written after the run."""
@@ -216,7 +218,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return adjusted_view
 
 
-def _find_agent(config: RunnableConfig) -> tuple[Any, str | None]:
+def _identify_agent(config: RunnableConfig) -> tuple[Any, str | None]:
     """Return a key that identifies the running agent, and its name.
 
     The key is needed because several agents may share a middleware.
@@ -237,7 +239,7 @@ def _replaces_all_messages(update: dict[str, Any]) -> bool:
     return any(isinstance(part, RemoveMessage) and part.id == REMOVE_ALL_MESSAGES for part in parts)
 
 
-def _apply_update(request: ModelRequest[Any], update: dict[str, Any]) -> ModelRequest[Any]:
+def _apply_summary_update(request: ModelRequest[Any], update: dict[str, Any]) -> ModelRequest[Any]:
     """Apply a summary's update to the messages and the state of a request."""
     parts = (part for value in update.values() if isinstance(value, list) for part in value)
     removed = {part.id for part in parts if isinstance(part, RemoveMessage)}
@@ -248,9 +250,9 @@ def _apply_update(request: ModelRequest[Any], update: dict[str, Any]) -> ModelRe
     return request.override(messages=messages, state=state)
 
 
-def _store_note(notes: dict[Any, Any], key: Any, value: Any) -> None:
-    """Set an entry of `notes`. If there are more than `_MAX_NOTES` entries, remove the oldest."""
-    notes.pop(key, None)
-    notes[key] = value
-    for oldest in list(notes)[:-_MAX_NOTES]:
-        notes.pop(oldest, None)
+def _set_cache_entry(cache: dict[Any, Any], key: Any, value: Any) -> None:
+    """Set an entry of `cache`. Beyond `_MAX_CACHE_ENTRIES` entries, remove the oldest."""
+    cache.pop(key, None)
+    cache[key] = value
+    for oldest in list(cache)[:-_MAX_CACHE_ENTRIES]:
+        cache.pop(oldest, None)

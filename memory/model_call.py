@@ -289,8 +289,8 @@ class ModelCall:
                 if is_last or failures > self.retries:
                     fault = _describe_without_content(answer, exc)
                     raise ModelFailed(
-                        f"the model was asked {format_count(failures)} and gave no usable answer; "
-                        f"the last error: {fault}; nothing was written"
+                        f"the model was asked {format_repeat_count(failures)} and gave no usable "
+                        f"answer; the last error: {fault}; nothing was written"
                     ) from (answer if isinstance(answer, Exception) else exc)
                 if isinstance(answer, Exception) and not isinstance(answer, ValueError):
                     pause = self.backoff_s * 2 ** (failures - 1)
@@ -362,11 +362,11 @@ def find_answer_fault(answer: Any) -> str | None:
         return f"the call of {model} raised {error}: {answer!s:.300}"
     if not isinstance(answer, str | BaseMessage):
         return f"the model returned a {type(answer).__name__}; expected a message"
-    fault = _find_early_end(answer)
+    fault = _describe_incomplete_answer(answer)
     return fault or (None if read_answer_text(answer) else "the answer has no text")
 
 
-def _find_early_end(answer: Any) -> str | None:
+def _describe_incomplete_answer(answer: Any) -> str | None:
     """Return a description of why an answer is incomplete, or None if it is complete.
 
     An answer is incomplete if it was cut off or if the provider withheld it.
@@ -399,7 +399,7 @@ def is_permanent_failure(answer: Any) -> bool:
     return isinstance(answer, ConfigurationError) or (isinstance(answer, Exception) and is_refused)
 
 
-def format_count(count: int) -> str:
+def format_repeat_count(count: int) -> str:
     """Format a number of times as text, such as "once" or "3 times"."""
     return "once" if count == 1 else f"{count} times"
 
@@ -414,7 +414,7 @@ def read_structured_answer(answer: Any) -> Any:
         expected = "the answer is text; expected the fields of the schema"
         raise InvalidPatch(find_answer_fault(answer) or expected)
     raw, error = answer.get("raw"), answer.get("parsing_error")
-    if fault := _find_early_end(raw):
+    if fault := _describe_incomplete_answer(raw):
         raise InvalidAnswer(fault)
     if error is not None:
         fault, outline = "the answer does not fit the schema", "the answer calls an unknown tool"

@@ -161,7 +161,7 @@ def build_answer_schema(parts: Iterable[str]) -> type[BaseModel]:
     return create_model("Memories", __base__=_Part, __doc__=ModelAnswer.__doc__, **fields)
 
 
-def build_answer(parsed: BaseModel) -> ModelAnswer:
+def build_model_answer(parsed: BaseModel) -> ModelAnswer:
     """Convert a parsed answer to a `ModelAnswer`, and check its parts.
 
     Raises:
@@ -199,13 +199,13 @@ def build_memory_proposal(
         try:
             proposed = _build_change(change, batch, shown_memories)
         except InvalidPatch as exc:
-            outcomes.append(_build_refusal(str(exc)))
+            outcomes.append(_build_refused_outcome(str(exc)))
             continue
         if isinstance(proposed, Addition):
             additions[proposed.key] = proposed
         elif proposed.key in revisions:
             outcomes.append(
-                _build_refusal("changes a memory that was changed already", proposed.key)
+                _build_refused_outcome("changes a memory that was changed already", proposed.key)
             )
         else:
             revisions[proposed.key] = proposed
@@ -267,7 +267,7 @@ def _select_messages(numbers: Iterable[int], batch: Batch, role: str = "") -> li
     return [message for message in selected if role in ("", message.role)]
 
 
-def _build_refusal(reason: str, key: str | None = None) -> Outcome:
+def _build_refused_outcome(reason: str, key: str | None = None) -> Outcome:
     """Build the outcome for an operation that the extractor refuses."""
     return Outcome("refused", key, f"the operation {reason}", "model")
 
@@ -313,7 +313,7 @@ async def plan_profile_patch(
     return ChangePlan(puts, [Outcome("updated" if puts else "unchanged", handle.key)])
 
 
-def build_profile_plan(
+def build_profile_plan_function(
     state: ProfileState[Any], changes: Sequence[ProfileChange], batch: Batch, scope: Scope
 ) -> PlanFunction:
     """Return a function that plans the patch of a profile.
@@ -337,7 +337,7 @@ def build_profile_plan(
     return plan
 
 
-def build_instructions_plan(
+def build_instructions_plan_function(
     instructions: Instructions, wishes: Sequence[Wish], batch: Batch, scope: Scope
 ) -> PlanFunction:
     """Return a function that plans to add users' wishes to the instructions, one line per wish.
@@ -354,10 +354,10 @@ def build_instructions_plan(
         line = " ".join(make_storable(wish.text).split())
         user_messages = _select_messages(wish.messages, batch, "user")
         if not user_messages:
-            refused.append(_build_refusal("adds an instruction that no user asked for"))
+            refused.append(_build_refused_outcome("adds an instruction that no user asked for"))
         elif not 0 < len(line) <= _WISH_CHARS:
             fault = f"{len(line)} characters; expected 1 to {_WISH_CHARS}"
-            refused.append(_build_refusal(f"adds an instruction of {fault}"))
+            refused.append(_build_refused_outcome(f"adds an instruction of {fault}"))
         else:
             # The candidate is marked as explicit, because the model has already decided that it is
             # a lasting wish.
@@ -379,7 +379,7 @@ def build_instructions_plan(
             if verdict.action != "keep" and verdict.same_as is None:
                 outcomes.append(Outcome("refused", None, verdict.reason, verdict.check))
             elif len(text) + len(line) > MAX_LEARNED_CHARS:
-                outcomes.append(_build_refusal("would make the instructions too long"))
+                outcomes.append(_build_refused_outcome("would make the instructions too long"))
             else:
                 text, source = f"{text}\n- {line}", wish.provenance
                 outcomes.append(Outcome("updated", handle.key))
@@ -518,10 +518,12 @@ class ModelExtractor:
         context = await self._read_prompt_context(batch, scope)
         answer, usage = await self._request_answer(batch, context, scope)
         memories = build_memory_proposal(answer, batch, context.memories)
-        patches, arguments = _group_by_profile(answer, context.profiles), (batch, scope)
-        plans = [build_profile_plan(*patch, *arguments) for patch in patches]
+        patches, arguments = _group_changes_by_profile(answer, context.profiles), (batch, scope)
+        plans = [build_profile_plan_function(*patch, *arguments) for patch in patches]
         if self.learn is not None and answer.instructions:
-            plans.append(build_instructions_plan(self.learn, answer.instructions, *arguments))
+            plans.append(
+                build_instructions_plan_function(self.learn, answer.instructions, *arguments)
+            )
         return Proposal(
             (*turns.additions, *memories.additions),
             (*turns.revisions, *memories.revisions),
@@ -582,9 +584,9 @@ class ModelExtractor:
             raw = raw_answer.get("raw") if isinstance(raw_answer, dict) else None
             tokens = getattr(raw, "usage_metadata", None) or {}
             usage += Usage(0, tokens.get("input_tokens", 0), tokens.get("output_tokens", 0))
-            answer = build_answer(read_structured_answer(raw_answer))
+            answer = build_model_answer(read_structured_answer(raw_answer))
             try:
-                for state, changes in _group_by_profile(answer, context.profiles):
+                for state, changes in _group_changes_by_profile(answer, context.profiles):
                     await plan_profile_patch(state, changes, batch, scope)
             except VersionConflict:  # The plan's outcome will report the conflict.
                 pass
@@ -629,7 +631,7 @@ class ModelExtractor:
         ]
 
 
-def _group_by_profile(
+def _group_changes_by_profile(
     answer: ModelAnswer, states: Sequence[ProfileState[Any]]
 ) -> list[tuple[ProfileState[Any], Sequence[ProfileChange]]]:
     """Group the profile changes in an answer by profile.

@@ -23,7 +23,7 @@ from perdure.effects import awaiting, blocking, call_method
 from perdure.errors import ConfigurationError, InvalidMessages
 from perdure.memory.conversation import Messages, Turn
 from perdure.memory.exchanges import Purpose, iter_turns
-from perdure.memory.message_updates import merge_duplicates
+from perdure.memory.message_updates import merge_duplicate_messages
 from perdure.memory.options import check_instance, check_text
 from perdure.memory.system_messages import find_system_messages, join_system_messages
 
@@ -54,7 +54,7 @@ class ModelInput:
 
         Messages with the same id are merged.
         """
-        messages = merge_duplicates(messages)
+        messages = merge_duplicate_messages(messages)
         systems = find_system_messages(messages)
         turns = iter_turns(messages, purpose=purpose)
         return cls(join_system_messages(systems), turns, systems if len(systems) > 1 else ())

@@ -19,7 +19,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 from perdure.effects import awaiting, blocking
 from perdure.errors import ConfigurationError, InvalidPatch, InvalidValue, VersionConflict
 from perdure.memory.changes import plan_and_write
-from perdure.memory.detectors import emails, find_spans, phones
+from perdure.memory.detectors import emails, find_sensitive_spans, phones
 from perdure.memory.gate import Gate
 from perdure.memory.options import check_instance
 from perdure.memory.records import (
@@ -628,7 +628,10 @@ def _build_candidate(leaf: Leaf, handle: ItemHandle) -> Candidate:
     text, explicit = leaf.label + leaf.text, handle.user_texts is None
     if handle.user_texts is not None:
         messages = [_normalize_letters(message) for message in handle.user_texts]
-        contacts = (_normalize_letters(text[a:b]) for _, a, b in find_spans(text, (emails, phones)))
+        contacts = (
+            _normalize_letters(text[a:b])
+            for _, a, b in find_sensitive_spans(text, (emails, phones))
+        )
         explicit = all(any(contact in message for message in messages) for contact in contacts)
     return Candidate(text, _KIND, {}, handle.provenance, "user", explicit)
 

@@ -18,7 +18,7 @@ from langgraph.graph import add_messages
 from typing_extensions import TypedDict
 
 from perdure.errors import InvalidUpdate
-from perdure.memory.message_updates import merge_duplicates
+from perdure.memory.message_updates import merge_duplicate_messages
 from perdure.memory.tool_calls import list_call_ids
 
 Reducer = Callable[[Any, Any], Any]
@@ -73,9 +73,9 @@ def _merge_messages(left: Any, right: Any) -> Any:
     neither merges these messages nor applies removals among them.
     """
     merged: Any = add_messages(left, right)
-    if merge_duplicates(merged) is merged:
+    if merge_duplicate_messages(merged) is merged:
         return merged
-    left = merge_duplicates(add_messages(left, []))  # type: ignore[arg-type]
+    left = merge_duplicate_messages(add_messages(left, []))  # type: ignore[arg-type]
     merged = add_messages(left, right)
     return add_messages([], merged)
 

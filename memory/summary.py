@@ -30,11 +30,11 @@ from perdure.memory.background_summary import (
 from perdure.memory.conversation import Messages, iter_turn_ranges, role
 from perdure.memory.exchanges import find_late_results, has_all_results, iter_turns
 from perdure.memory.failed_turns import FailedTurns
-from perdure.memory.loaded_thread import find_run_thread, is_any_erased
+from perdure.memory.loaded_thread import find_run_thread, has_erased_message
 from perdure.memory.message_updates import (
     build_messages_update,
     check_message_ids,
-    merge_duplicates,
+    merge_duplicate_messages,
 )
 from perdure.memory.model_call import NamedModel, make_model_call
 from perdure.memory.nodes import MessagesNode, ModelInput, read_channel, read_messages
@@ -380,7 +380,7 @@ class Summarize(MessagesNode):
 
         A caller uses this method if a learner or a model failed during the turn.
         """
-        self._failed.note_failure(read_messages(state, self.messages_key))
+        self._failed.record_failure(read_messages(state, self.messages_key))
 
     async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
         """Return the update that stores a new summary and removes the summarised messages.
@@ -408,7 +408,7 @@ class Summarize(MessagesNode):
             gone = [*selection.messages, *self._find_summarized(state)]
         if gone:
             removed = {message.id for message in gone}
-            rest = [m for m in merge_duplicates(messages) if m.id not in removed]
+            rest = [m for m in merge_duplicate_messages(messages) if m.id not in removed]
             update[self.messages_key] = build_messages_update(rest, messages, self.messages_key)
         return update
 
@@ -451,7 +451,7 @@ class Summarize(MessagesNode):
             if self.on_failure == "raise":
                 raise
             _LOG.warning("%s; the next turn tries again", exc)
-            self._failed.note_failure(messages)
+            self._failed.record_failure(messages)
             return None
 
     async def _ask_model(
@@ -477,9 +477,9 @@ class Summarize(MessagesNode):
             units = [*turns, question, *steps]
         loaded = find_run_thread(config)
         text = await request.write_summary(previous["text"] if previous else "", units)
-        if await is_any_erased(loaded, selection.messages):
+        if await has_erased_message(loaded, selection.messages):
             # The next turn summarises the messages that have not been erased.
-            self._failed.note_failure(messages)
+            self._failed.record_failure(messages)
             return None
         return text
 
@@ -525,7 +525,7 @@ class Summarize(MessagesNode):
         if self.trigger[1] == inf and len(messages) < self.trigger[0]:
             # In this usual case, the messages need not be examined.
             return _NOTHING
-        messages = merge_duplicates(messages)
+        messages = merge_duplicate_messages(messages)
         messages = [m for m in messages if REQUEST_ONLY not in m.additional_kwargs]
         if summarized:
             messages = [message for message in messages if message not in summarized]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from perdure.errors import UnknownModel
-from perdure.memory.conversation import CALL_BLOCKS, REASONING_BLOCKS, has_block, role
+from perdure.memory.conversation import CALL_BLOCKS, REASONING_BLOCKS, has_block_of_type, role
 from perdure.memory.counting_functions import CountingFunction, find_counting_method
 from perdure.memory.options import check_instance
 from perdure.memory.token_estimates import (
@@ -202,7 +202,7 @@ class TokenCounter:
 
     def _usage_ratio(self, message: BaseMessage) -> float:
         """Return reported tokens of an answer divided by its estimated tokens, but at least 1."""
-        if has_block(message, REASONING_BLOCKS):
+        if has_block_of_type(message, REASONING_BLOCKS):
             return 1.0
         estimated = self.count_message(message) - _FRAME
         return (

@@ -23,7 +23,7 @@ from perdure.memory.conversation import SHORTENED, Turn, Unit
 from perdure.memory.message_updates import (
     build_messages_update,
     check_message_ids,
-    merge_duplicates,
+    merge_duplicate_messages,
 )
 from perdure.memory.nodes import MessagesNode, ModelInput, read_messages
 from perdure.memory.options import check_instance, check_text, check_whole_number
@@ -113,7 +113,7 @@ class ClearToolOutputs(MessagesNode):
             result = (message for turn in cleared for unit in turn.units for message in unit)
             present = set(map(id, messages))
             lines = [message for message in result if id(message) not in present]
-            merged = merge_duplicates(messages)
+            merged = merge_duplicate_messages(messages)
             if merged is messages:
                 check_message_ids(lines, self.messages_key)
                 return lines

@@ -33,7 +33,7 @@ from perdure.memory.changes import (
 )
 from perdure.memory.collection import Collection
 from perdure.memory.conversation import role
-from perdure.memory.gate import Gate, iter_json_parts
+from perdure.memory.gate import Gate, iter_json_values
 from perdure.memory.loaded_thread import find_run_thread
 from perdure.memory.model_call import describe_validation_errors
 from perdure.memory.nodes import is_message_list, read_channel
@@ -497,7 +497,7 @@ async def _apply_action(
 
 def _list_texts(value: Any) -> list[str]:
     """List the texts in a JSON value."""
-    return [part for part, _ in iter_json_parts(value) if isinstance(part, str)]
+    return [part for part, _ in iter_json_values(value) if isinstance(part, str)]
 
 
 def _render_memory(memory: Memory, date: str | None) -> str:
@@ -578,7 +578,7 @@ class Attribution:
         words = set().union(*map(_extract_stems, texts))
         if loaded is None or not words or not self.messages:
             return
-        erased = await loaded.check_erased(self.messages)
+        erased = await loaded.are_erased(self.messages)
         sources = [m for m, is_erased in zip(self.messages, erased, strict=True) if is_erased]
         repeated_words = words & set().union(*(_extract_stems(message.text) for message in sources))
         if len(repeated_words) >= len(words) / 2:

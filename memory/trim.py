@@ -25,7 +25,7 @@ from perdure.errors import BudgetExceeded, ConfigurationError
 from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit, role
 from perdure.memory.counting_functions import find_largest_selection
 from perdure.memory.left_out import add_left_out_line
-from perdure.memory.message_updates import build_messages_update, merge_duplicates
+from perdure.memory.message_updates import build_messages_update, merge_duplicate_messages
 from perdure.memory.nodes import MessagesNode, ModelInput, read_messages
 from perdure.memory.options import check_choice, check_whole_number
 from perdure.memory.quotation import cut_middle
@@ -334,7 +334,9 @@ def _sort_as_in_state(selected: list[BaseMessage], messages: Messages) -> list[B
     """
     present, selected_ids = set(map(id, messages)), set(map(id, selected))
     copies = {message.id: message for message in selected if id(message) not in present}
-    ordered = (m if id(m) in selected_ids else copies.get(m.id) for m in merge_duplicates(messages))
+    ordered = (
+        m if id(m) in selected_ids else copies.get(m.id) for m in merge_duplicate_messages(messages)
+    )
     return [message for message in ordered if message is not None]
 
 

@@ -20,10 +20,10 @@ from perdure.memory.gate import Gate
 from perdure.memory.loaded_thread import (
     LoadedThread,
     find_run_thread,
-    is_any_erased,
-    remove_erased,
+    has_erased_message,
+    remove_erased_messages,
 )
-from perdure.memory.model_call import format_count
+from perdure.memory.model_call import format_repeat_count
 from perdure.memory.model_extractor import CONFLICT_CHECK, PROMPT, ModelExtractor
 from perdure.memory.nodes import Learner, check_messages
 from perdure.memory.options import check_choice
@@ -135,8 +135,8 @@ class UpdateProfile(Learner):
             usage += proposal.usage
             plan_update = partial(_plan_update, proposal, gate, scope, batch, loaded)
             plan = await plan_and_write(scope.adapter, plan_update)
-            if not plan.puts and await is_any_erased(loaded, _list_messages(batch)):
-                present = {*map(id, await remove_erased(loaded, _list_messages(batch)))}
+            if not plan.puts and await has_erased_message(loaded, _list_messages(batch)):
+                present = {*map(id, await remove_erased_messages(loaded, _list_messages(batch)))}
                 messages = [part for part in batch.messages if id(part.message) in present]
                 batch = replace(batch, messages=messages)
                 if not messages:
@@ -164,13 +164,13 @@ async def _plan_update(
         ModelFailed: A patch cannot be applied.
     """
     plan = await plan_proposal(proposal, gate, scope)
-    if await is_any_erased(loaded, _list_messages(batch)):
+    if await has_erased_message(loaded, _list_messages(batch)):
         return plan._replace(puts=())
     # Nothing is written, because the model must be asked again with the changed profile.
     if _has_conflict(plan):
         return plan._replace(puts=())
     if refused := [outcome for outcome in plan.outcomes if outcome.change == "refused"]:
-        count = format_count(proposal.usage.calls)
+        count = format_repeat_count(proposal.usage.calls)
         raise ModelFailed(
             f"the model was asked {count} and gave no patch that can be applied (see the cause of "
             "this error)"

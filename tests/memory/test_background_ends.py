@@ -98,7 +98,7 @@ def test_cron_extracts_all(alone: Runs) -> None:
         background.every("* * * * * *")
         until(lambda: len(background.jobs("done")) == 2)
         background.every(None)
-        with pytest.raises(ConfigurationError, match="no schedule: Invalid cron"):
+        with pytest.raises(ConfigurationError, match="not a schedule: Invalid cron"):
             background.every("at noon")
         with pytest.raises(ConfigurationError, match="Invalid timezone"):
             background.every("0 3 * * *", "Utopia/Nowhere")
@@ -210,7 +210,7 @@ def test_a_job_that_an_ended_worker_left_has_failed(
 ) -> None:
     """A thread that kills its workers is given up in the end; a deleted one holds up no start."""
     left = [ExtractionJob(thread_id, ("memories", "ann"), "running") for thread_id in ("a", "gone")]
-    monkeypatch.setattr(JobQueue, "work_in_context", lambda *args: nullcontext(left))
+    monkeypatch.setattr(JobQueue, "run_jobs_in_context", lambda *args: nullcontext(left))
     alone.say("a")
     for attempt, state in ((1, "retrying"), (2, "dead")):
         with alone.background(retries=1, backoff_s=NEVER_S) as background:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from perdure.errors import ConfigurationError
 from perdure.memory.detectors import (
     DETECTORS,
-    find_spans,
+    find_sensitive_spans,
     phone_numbers,
     redact_spans,
     secrets,
@@ -22,7 +22,7 @@ MAIL = "the password for the mail at my work"
 
 
 def hidden(text: str) -> str:
-    return redact_spans(text, find_spans(text, DETECTORS))
+    return redact_spans(text, find_sensitive_spans(text, DETECTORS))
 
 
 @pytest.mark.parametrize(
@@ -227,14 +227,14 @@ def test_what_is_written_otherwise_is_found_where_it_stands(text: str, shown: st
 
 def test_findings_are_places_in_the_text_itself() -> None:
     """Not those in the form that detectors see."""
-    assert find_spans("\u00ad\u00adpassword: hunter2", [secrets]) == [("secret", 12, 19)]
+    assert find_sensitive_spans("\u00ad\u00adpassword: hunter2", [secrets]) == [("secret", 12, 19)]
 
 
 @pytest.mark.repeats  # a quarter of a megabyte is enough to be long about
 @pytest.mark.parametrize("part", ["1 ", "a@", "\u200b", "a\u0301\u0316", "\u2026"])
 def test_a_megabyte_of_nearly_something_holds_nothing(part: str) -> None:
     """A detector that starts over at each place would not be done today."""
-    assert find_spans(part * (rounds(MEGABYTE) // len(part)), DETECTORS) == []
+    assert find_sensitive_spans(part * (rounds(MEGABYTE) // len(part)), DETECTORS) == []
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,9 @@ def test_a_hostile_text_is_gone_over_once(part: str) -> None:
     """Whatever begins again and again, there is an end of it."""
     text = part * (MEGABYTE // 16 // len(part))
 
-    assert all(0 <= start < end <= len(text) for _, start, end in find_spans(text, DETECTORS))
+    assert all(
+        0 <= start < end <= len(text) for _, start, end in find_sensitive_spans(text, DETECTORS)
+    )
 
 
 @given(
@@ -275,7 +277,7 @@ def test_a_hostile_text_is_gone_over_once(part: str) -> None:
 def test_spans_are_in_order_and_within_the_text(text: str) -> None:
     """Whatever the text, what is left of it after redacting is its own."""
     end = 0
-    for _, start, stop in find_spans(text, DETECTORS):
+    for _, start, stop in find_sensitive_spans(text, DETECTORS):
         assert end <= start < stop <= len(text)
         end = stop
     assert redact_spans(text, []) == text
@@ -285,7 +287,7 @@ def test_spans_that_overlap_become_one() -> None:
     """Two detectors of one place leave one mark."""
     detectors = [lambda text: [("x", 0, 4)], lambda text: [("y", 2, 6), ("y", 6, 8)]]
 
-    assert find_spans("abcdefgh", detectors) == [("x", 0, 6), ("y", 6, 8)]
+    assert find_sensitive_spans("abcdefgh", detectors) == [("x", 0, 6), ("y", 6, 8)]
 
 
 # -- the extra
@@ -305,10 +307,10 @@ def test_telephone_numbers_of_a_region() -> None:
     """By the plan of the region; other numbers are left alone."""
     numbers = phone_numbers("DE")
 
-    assert redact_spans("Ruf 01701234567 an", find_spans("Ruf 01701234567 an", [numbers])) == (
-        "Ruf [phone] an"
-    )
-    assert find_spans("order 123456, 2024-05-01 10:00", [numbers]) == []
+    assert redact_spans(
+        "Ruf 01701234567 an", find_sensitive_spans("Ruf 01701234567 an", [numbers])
+    ) == ("Ruf [phone] an")
+    assert find_sensitive_spans("order 123456, 2024-05-01 10:00", [numbers]) == []
     with pytest.raises(ConfigurationError, match="region is 'Germany'"):
         phone_numbers("Germany")
 

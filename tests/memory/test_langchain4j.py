@@ -30,7 +30,7 @@ from perdure.memory.adapters import (
     ThreadMessageHistory,
     TokenWindowChatMemory,
 )
-from perdure.memory.chat_history import select_for_provider
+from perdure.memory.chat_history import select_messages_for_provider
 from perdure.memory.tool_calls import NO_RESULT, list_call_ids
 from tests.memory.conversations import conversations
 from tests.memory.providers import refusals
@@ -302,7 +302,7 @@ def test_what_says_nothing_is_not_shown_and_replaces_nothing(store: Any) -> None
 @given(conversations())
 def test_a_window_shows_what_providers_take(talk: list[BaseMessage]) -> None:
     """After a question that it may have evicted; besides, the system messages, in their order."""
-    shown = select_for_provider(talk)
+    shown = select_messages_for_provider(talk)
     said = [m for m in shown if not isinstance(m, SystemMessage)]
     newest = len(said) - len(pending(said))
 
