@@ -177,7 +177,10 @@ def test_an_old_message_is_not_of_today(time: Any, form: Any, tmp_path: Path) ->
         ('{"role": "tool", "content": "x"}', "malformed message (tool)"),
         ('{"role": "function", "name": "f", "content": "x"}', "the result of a function"),
         ('{"role": "assistant", "content": "", "tool_calls": [{}]}', "malformed message (tool_"),
-        ('{"thread_id": "t", "role": "user", "content": "other", "id": "u"}', "the id of another"),
+        (
+            '{"thread_id": "t", "role": "user", "content": "other", "id": "u"}',
+            "has the id of another",
+        ),
         ('{"thread_id": "n", "messages": 5}', "'messages' is not a list"),
         ("[" * 100_000, "nested too deeply"),
     ],
