@@ -202,10 +202,10 @@ def _copy_as_plain_json(value: Any, path: _FilterPath, counter: Iterator[int]) -
         return [
             _copy_as_plain_json(part, (*path, number), counter) for number, part in enumerate(value)
         ]
-    return _copy_scalar(value, path)
+    return _copy_as_plain_scalar(value, path)
 
 
-def _copy_scalar(value: Any, path: _FilterPath) -> str | int | float | None:
+def _copy_as_plain_scalar(value: Any, path: _FilterPath) -> str | int | float | None:
     """Copy a value that is not a container, as an instance of the plain Python type."""
     if value is None or isinstance(value, bool):
         return value

@@ -280,9 +280,9 @@ class NamespaceIndex:
         owner = positions[np.concatenate([part.owner for part in parts])]
         order = np.argsort(owner, kind="stable")
         order = order[np.count_nonzero(owner < 0) :]
-        return self.prepare_vectors(matrix.take_rows(order), owner[order]) if len(order) else None
+        return self.build_vectors(matrix.take_rows(order), owner[order]) if len(order) else None
 
-    def prepare_vectors(self, matrix: VectorMatrix, owner: NDArray[np.int32]) -> Vectors:
+    def build_vectors(self, matrix: VectorMatrix, owner: NDArray[np.int32]) -> Vectors:
         """Return vectors with the row of each, and with sketches if there are many vectors."""
         return Vectors(
             matrix.with_sketches() if len(owner) > self._approximate_above else matrix, owner
@@ -687,5 +687,5 @@ def _decode_index_body(
     )
     if vector_arrays and model is not None and header["model"] == model.number:
         owner, vector_rows, *scale = vector_arrays
-        index.vectors = index.prepare_vectors(VectorMatrix(vector_rows, *scale), owner)
+        index.vectors = index.build_vectors(VectorMatrix(vector_rows, *scale), owner)
     return index, Coverage(*header["covered"])

@@ -134,7 +134,7 @@ class Options(BaseModel):
     timeout_s: Annotated[_Number, Field(ge=0, le=2_000_000)]
 
 
-def check_options(**options: Any) -> Options:
+def check_store_options(**options: Any) -> Options:
     """Check the options of a store.
 
     Raises:

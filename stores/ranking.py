@@ -399,7 +399,7 @@ def inverse_document_frequency(count: int, rows: int) -> float:
     return math.log1p((rows - count + 0.5) / (count + 0.5))
 
 
-def word_information(term: Term, n: int) -> float:
+def compute_word_information(term: Term, n: int) -> float:
     """Return the information of a word, in nats: -ln of the share of messages with the word.
 
     The share is that of all messages in the language. If this share is unknown and the word is not
@@ -429,7 +429,7 @@ def _compute_word_evidence(
     evidence, is_shared_list = list[float](), list[bool]()
     for term in terms:
         rows = term.rows[~is_only_question[term.rows]]
-        nats = word_information(term._replace(rows=rows) if len(rows) else term, n)
+        nats = compute_word_information(term._replace(rows=rows) if len(rows) else term, n)
         if not term.message_frequency and not term.names_actor:
             nats = max(nats, min(2 * nats, -math.log(_UNLISTED_FREQUENCY)))
         evidence.append(nats)
@@ -446,7 +446,7 @@ def is_in_nearly_all(count: int, n: int) -> bool:
     return n >= _MIN_ROWS_NEARLY_ALL and count >= _NEARLY_ALL * n
 
 
-def word_weight(term: Term, n: int) -> float:
+def compute_word_weight(term: Term, n: int) -> float:
     """Return the weight of a word.
 
     The weight is higher if the word is rare in the scope and in the language.
@@ -468,7 +468,7 @@ def iter_count_blocks(
     """Yield blocks of the words that occur, with their counts in all rows as float32[block, n].
 
     A block is small enough for the CPU cache. The Okapi BM25 score of a block is `weights @ (counts
-    / (counts + length_penalty(...)))`.
+    / (counts + compute_length_penalty(...)))`.
 
     Source: Robertson and Zaragoza (2009), eq. 3.15. The constant factor (k1 + 1) is omitted, as in
     Lucene since version 8, because it does not affect the order.
@@ -487,7 +487,7 @@ def iter_count_blocks(
         yield block, counts
 
 
-def length_penalty(
+def compute_length_penalty(
     lengths: Floats, weights: Weights = DEFAULT, mean: float | None = None
 ) -> Scores:
     """Return BM25's length normalisation of each row, k1 * (1 - b + b * length / mean); float32."""
@@ -516,7 +516,7 @@ def _score_words(
     n = len(lengths)
     own_scores, score_sums = np.zeros(n, np.float32), np.zeros((2, n), np.float32)
     shared_scores, evidence_of_rows = score_sums
-    penalty = length_penalty(lengths, weights)
+    penalty = compute_length_penalty(lengths, weights)
     thread_scores = thread_penalty = np.zeros(0, np.float32)
     if arrangement is not None:
         thread_scores = np.zeros(len(arrangement.run_starts), np.float32)
@@ -525,10 +525,10 @@ def _score_words(
         )
         thread_sizes = sizes[arrangement.is_thread]
         mean = thread_sizes.mean() if len(thread_sizes) else 0.0
-        thread_penalty = length_penalty(sizes, weights, mean)
+        thread_penalty = compute_length_penalty(sizes, weights, mean)
     evidence = {id(term): nats for term, nats in zip(terms, evidence_of_terms, strict=True)}
     for block, counts in iter_count_blocks(terms, n, weights):
-        factors_of_terms = [(word_weight(term, n), evidence[id(term)]) for term in block]
+        factors_of_terms = [(compute_word_weight(term, n), evidence[id(term)]) for term in block]
         weights_of_terms, nats = factors = np.ascontiguousarray(
             np.array(factors_of_terms, np.float32).T
         )

@@ -343,7 +343,7 @@ class ItemReader:
         )
         condition = build_condition(selection.filter, self.values, indexed_paths)
         for path in condition.paths:
-            index_hint = f'INDEXED BY "{path_index_name(path)}"'
+            index_hint = f'INDEXED BY "{build_path_index_name(path)}"'
             rows = yield self._build_matching_statement(
                 selection, condition, index_hint, "1", _MAX_INDEX_ROWS
             )
@@ -381,7 +381,7 @@ class ItemReader:
         used_paths = tuple(
             path
             for path in (yield from self.read_path_indexes())
-            if any(f"{path_index_name(path)} " in step for step in steps)
+            if any(f"{build_path_index_name(path)} " in step for step in steps)
         )
         return QueryPlan(used_paths, steps)
 
@@ -446,12 +446,12 @@ class ItemReader:
         return sizes
 
 
-def path_index_name(path: str) -> str:
+def build_path_index_name(path: str) -> str:
     """Return the name of the index on a path.
 
     Capital letters are escaped, because SQLite ignores case in names.
 
-    >>> path_index_name("user.firstName")
+    >>> build_path_index_name("user.firstName")
     'store_path:user.first^Name'
     """
     return _INDEX_PREFIX + re.sub("([A-Z])", r"^\1", path)

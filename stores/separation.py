@@ -175,15 +175,15 @@ def _interpolate(value: float, low: float, high: float) -> float:
     return min(max((value - low) / (high - low), 0.0), 1.0)
 
 
-def compute_sample_size(rows: int) -> int:
+def compute_sample_size(row_count: int) -> int:
     """Return the number of first rows that are measured, or 0 if there are too few rows.
 
     The number grows in steps of an eighth to a quarter, so that a put seldom changes the sample.
     """
-    if rows < _MIN_ROWS:
+    if row_count < _MIN_ROWS:
         return 0
-    step = 1 << (rows.bit_length() - 3)
-    return min(rows // step * step, MAX_ROWS)
+    step = 1 << (row_count.bit_length() - 3)
+    return min(row_count // step * step, MAX_ROWS)
 
 
 def measure_separation(
@@ -240,13 +240,13 @@ def _measure_pairs(vectors: Floats, pairs: Ints) -> Moments:
 
     If an assistant often repeats a text such as "Noted.", many random pairs have equal vectors.
     """
-    chosen = _select_evenly(pairs)
+    chosen = _select_pairs_evenly(pairs)
     first_vectors, second_vectors = vectors[chosen[:, 0]], vectors[chosen[:, 1]]
     differ = (first_vectors != second_vectors).any(axis=1)
     return Moments.from_values(np.einsum("ij,ij->i", first_vectors[differ], second_vectors[differ]))
 
 
-def _select_evenly(pairs: Ints) -> Ints:
+def _select_pairs_evenly(pairs: Ints) -> Ints:
     """Return at most `_MAX_PAIRS` of the pairs, evenly spaced in their order."""
     if len(pairs) <= _MAX_PAIRS:
         return pairs
@@ -270,4 +270,4 @@ def find_pairs_sharing_words(words: Ints, rows: Ints, count: int) -> Ints:
     rare = np.repeat(sizes <= max(count // _RARE_DIVISOR, 2), sizes)
     second = np.flatnonzero(rare & (place > 0) & (place <= _MAX_PAIRS_PER_WORD))
     pairs = np.unique(row[second - 1] * count + row[second])
-    return _select_evenly(np.column_stack(np.divmod(pairs, count)))
+    return _select_pairs_evenly(np.column_stack(np.divmod(pairs, count)))

@@ -528,7 +528,7 @@ def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> 
         and -max_edits <= len(other) - length <= max_edits
     ]
     candidates, is_english = [], message_frequency(word) > 0
-    for other, edits in zip(others, edit_distances(word, others).tolist(), strict=True):
+    for other, edits in zip(others, compute_edit_distances(word, others).tolist(), strict=True):
         shorter, longer = sorted((len(other), length))
         is_close = (
             0 < edits <= (2 if shorter >= _MIN_TWO_EDIT_LENGTH else 1)
@@ -541,7 +541,7 @@ def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> 
     return [other for _, other in sorted(candidates)[:limit]]
 
 
-def edit_distances(word: str, others: list[str]) -> NDArray[np.int64]:
+def compute_edit_distances(word: str, others: list[str]) -> NDArray[np.int64]:
     """Return the edit distance of a word from each of the other words.
 
     An edit inserts, drops or changes a letter, or swaps two neighbouring letters.
@@ -549,7 +549,7 @@ def edit_distances(word: str, others: list[str]) -> NDArray[np.int64]:
     Source: optimal string alignment distance, Boytsov (2011), "Indexing methods for approximate
     dictionary searching", section 2.2; computed for all words at once.
 
-    >>> edit_distances("receive", ["recieve", "receiver"]).tolist()
+    >>> compute_edit_distances("receive", ["recieve", "receiver"]).tolist()
     [1, 1]
     """
     sizes = np.array([len(other) for other in others], np.int64)

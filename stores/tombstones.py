@@ -96,7 +96,7 @@ def _find_root_label(names: Sequence[str], kinds: Collection[str]) -> int | None
     return next((index for index, (root, kind) in pairs if root == ROOT and kind in kinds), None)
 
 
-def tombstone_paths(path: bytes) -> list[bytes]:
+def list_tombstone_paths(path: bytes) -> list[bytes]:
     """Return the paths of all namespaces that may contain tombstones for the items of a namespace.
 
     A scope of the store stores its notes under its own prefix, and no row records which prefixes
@@ -167,7 +167,7 @@ class TombstoneReader:
     def _load_note_paths(self, paths: Iterable[bytes]) -> Flow[None]:
         """Load and cache, for each namespace, the paths of the namespaces with its tombstones."""
         paths_of_namespaces = {
-            path: tombstone_paths(path) for path in paths if path not in self._note_paths
+            path: list_tombstone_paths(path) for path in paths if path not in self._note_paths
         }
         parameters = [
             (note_path,)

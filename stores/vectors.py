@@ -183,9 +183,9 @@ def encode_vector_groups(
     return encoded
 
 
-def rescored_share(rows: int) -> float:
+def rescored_share(row_count: int) -> float:
     """Return the share of rows that are scored exactly after the comparison of sketches."""
-    return max(_RESCORED_SHARE, min(1.0, _MIN_RESCORED_ROWS / max(rows, 1)))
+    return max(_RESCORED_SHARE, min(1.0, _MIN_RESCORED_ROWS / max(row_count, 1)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ from perdure.stores.filter_sql import JSONLocation, build_index_expression, chec
 from perdure.stores.import_sources import iter_langgraph_items, iter_store_items, iter_text_lines
 from perdure.stores.namespaces import decode_path, prefix_range
 from perdure.stores.offline import DIMS, StaticEmbedder
-from perdure.stores.parts import StoreParts, check_options
-from perdure.stores.reading import path_index_name
+from perdure.stores.parts import StoreParts, check_store_options
+from perdure.stores.reading import build_path_index_name
 from perdure.stores.store import Store
 from perdure.stores.transfer import PAGE, Source, Transfer
 from perdure.stores.values import check_number
@@ -68,7 +68,7 @@ class WholeStore(DatabaseOwner, Store):
         clock = self._clock
         parts = StoreParts.build(
             sql,
-            check_options(index=config, **options),
+            check_store_options(index=config, **options),
             lambda: int(clock() * 1_000_000),
             open_database,
             values,
@@ -246,7 +246,7 @@ class WholeStore(DatabaseOwner, Store):
                 f"values in this store {reason}, so no path can have an index; filter without one"
             )
         sql = self._parts.sql["create_path_index"]
-        sql = sql.format(name=path_index_name(path), expression=expression)
+        sql = sql.format(name=build_path_index_name(path), expression=expression)
         self.database.write(lambda: fetch_rows(sql))
 
     acreate_index = make_async_twin(create_index)
@@ -254,7 +254,7 @@ class WholeStore(DatabaseOwner, Store):
     def drop_index(self, path: str) -> None:
         """Remove the index on a path. A missing index is not an error."""
         sql = self._parts.sql["drop_path_index"].format(
-            name=path_index_name(check_index_path(path))
+            name=build_path_index_name(check_index_path(path))
         )
         self.database.write(lambda: fetch_rows(sql))
 

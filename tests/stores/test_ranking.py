@@ -17,13 +17,13 @@ from perdure.stores.ranking import (
     Ranked,
     Term,
     Weights,
+    compute_length_penalty,
+    compute_word_information,
+    compute_word_weight,
     inverse_document_frequency,
     iter_count_blocks,
-    length_penalty,
     rank_rows,
     scale_above_mean,
-    word_information,
-    word_weight,
 )
 from perdure.stores.ranking import build_arrangement as arranged
 
@@ -52,10 +52,10 @@ def arrange(
 
 
 def bm25(terms: list[Term], lengths: np.ndarray, weights: Weights = DEFAULT) -> np.ndarray:
-    penalty = length_penalty(lengths, weights)
+    penalty = compute_length_penalty(lengths, weights)
     scores = np.zeros(len(lengths), np.float32)
     for part, counts in iter_count_blocks(terms, len(scores), weights):
-        worths = np.array([word_weight(term, len(scores)) for term in part], np.float32)
+        worths = np.array([compute_word_weight(term, len(scores)) for term in part], np.float32)
         scores += worths @ (counts / (counts + penalty))
     return scores
 
@@ -256,16 +256,16 @@ def test_what_a_word_tells() -> None:
     """
     scarce, frequent = term([3]), term(list(range(11)))
 
-    assert word_information(scarce._replace(message_frequency=0.01), 71) == pytest.approx(
+    assert compute_word_information(scarce._replace(message_frequency=0.01), 71) == pytest.approx(
         math.log(100)
     )
-    assert word_information(scarce._replace(message_frequency=0), 71) == pytest.approx(
+    assert compute_word_information(scarce._replace(message_frequency=0), 71) == pytest.approx(
         -math.log(30 * 2.4e-6 / 100)
     )
-    assert word_information(frequent._replace(message_frequency=0), 71) == pytest.approx(
+    assert compute_word_information(frequent._replace(message_frequency=0), 71) == pytest.approx(
         -math.log(0.10000072)
     )
-    assert word_information(
+    assert compute_word_information(
         frequent._replace(message_frequency=0, names_actor=True), 71
     ) == -math.log(2.4e-6)
 

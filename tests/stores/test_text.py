@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from perdure.stores.text import (
     STOP_WORDS,
     _iter_words,
+    compute_edit_distances,
     detect_language,
-    edit_distances,
     ends_with_question,
     extract_query_words,
     find_nearest_words,
@@ -277,9 +277,9 @@ def test_nearest_orders_and_limits() -> None:
 @given(st.text("abc", max_size=7), st.lists(st.text("abc", max_size=7), max_size=4))
 def test_slips_is_a_symmetric_distance(one: str, others: list[str]) -> None:
     """Slips are counted alike from both sides, and none means equality."""
-    found = edit_distances(one, others).tolist()
+    found = compute_edit_distances(one, others).tolist()
 
-    assert found == [int(edit_distances(other, [one])[0]) for other in others]
+    assert found == [int(compute_edit_distances(other, [one])[0]) for other in others]
     assert [one == other for other in others] == [count == 0 for count in found]
 
 
