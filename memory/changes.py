@@ -70,7 +70,7 @@ from perdure.memory.records import (
     build_note_put,
     build_notes_namespace,
     build_removal,
-    memory_from_item,
+    convert_item_to_memory,
 )
 from perdure.memory.run_config import read_run_source
 from perdure.storage.database import is_in_event_loop
@@ -269,7 +269,7 @@ async def _read_current_memories(scope: Scope, changes: Sequence[Change]) -> dic
     keys = dict.fromkeys(change.key for change in changes)
     ops = [GetOp(scope.namespace, key, refresh_ttl=False) for key in keys]
     items = await scope.adapter.call("batch", ops)
-    return {item.key: memory_from_item(item) for item in items if item is not None}
+    return {item.key: convert_item_to_memory(item) for item in items if item is not None}
 
 
 def _find_refusal_reason(revision: Revision, memory: Memory | None) -> str:

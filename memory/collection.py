@@ -260,7 +260,7 @@ class Collection:
         adapter, namespace = self._get_adapter_and_namespace(config)
         memory = await adapter.get(namespace, check_key(key), as_of)
         if memory is not None and as_of is None:
-            await adapter.keep_alive([memory])
+            await adapter.refresh_time_to_live([memory])
         return memory
 
     async def _search(
@@ -359,7 +359,7 @@ class Collection:
             memories = [memory for _, memory in ordered]
         memories = memories[offset:end]
         if options.get("as_of") is None:
-            await adapter.keep_alive(memories)
+            await adapter.refresh_time_to_live(memories)
         return memories
 
     def _get_adapter_and_namespace(

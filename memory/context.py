@@ -18,9 +18,9 @@ from perdure.effects import awaiting, blocking, call_method
 from perdure.errors import BudgetExceeded, EmbeddingFailed, PerdureError, StorageError
 from perdure.memory.conversation import Turn, role
 from perdure.memory.counting_functions import find_largest_selection
-from perdure.memory.nodes import MessagesNode, ModelInput, append_text, read_channel
+from perdure.memory.nodes import MessagesNode, ModelInput, append_text_to_content, read_channel
 from perdure.memory.options import check_choice, check_instance, check_whole_number
-from perdure.memory.quotation import fit_section, render_section
+from perdure.memory.quotation import render_section, select_fitting_entries
 from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
 from perdure.memory.records import Memory, StoreAdapter, render_memory_line
 from perdure.memory.run_config import Clock, make_clock, read_run_source
@@ -209,7 +209,7 @@ class Assemble(MessagesNode):
             tokens_left - _count_system_tokens(text, counter),
         )
         section_entries = [
-            entries[number] for number in fit_section(name, entries, share, counter)[0]
+            entries[number] for number in select_fitting_entries(name, entries, share, counter)[0]
         ]
         while section_entries:
             added = render_section(name, section_entries)
@@ -416,7 +416,7 @@ def _add_to_question(model_input: ModelInput, text: str) -> ModelInput:
         turns = model_input.turns if newest is None else chain([newest], model_input.turns)
         return _add_to_system_message(replace(model_input, turns=turns), text)
     (question, *others), *units = newest.units
-    content = append_text(question.content, text)
+    content = append_text_to_content(question.content, text)
     changed = question.model_copy(update={"content": content})
     turn = newest._replace(units=[(changed, *others), *units])
     return replace(model_input, turns=chain([turn], model_input.turns))
@@ -426,5 +426,5 @@ def _add_to_system_message(model_input: ModelInput, text: str) -> ModelInput:
     """Return `model_input` with a text appended to the system message."""
     if model_input.system is None:
         return replace(model_input, system=SystemMessage(text))
-    content = append_text(model_input.system.content, text)
+    content = append_text_to_content(model_input.system.content, text)
     return replace(model_input, system=model_input.system.model_copy(update={"content": content}))

@@ -23,7 +23,7 @@ from langchain_core.messages import (
 )
 
 from perdure.memory.tool_calls import CALL_BLOCKS as CALL_BLOCKS
-from perdure.memory.tool_calls import find_result_ids, iter_blocks, unwrap_block
+from perdure.memory.tool_calls import find_result_ids, iter_content_blocks, unwrap_block
 
 Messages = Sequence[BaseMessage]
 Unit = tuple[BaseMessage, ...]
@@ -114,7 +114,9 @@ def has_visible_content(message: BaseMessage) -> bool:
     kwargs = message.additional_kwargs
     if not kwargs or not isinstance(message, AIMessage):
         return False
-    return any(map(kwargs.get, _ANSWER_KEYS)) or any(map(_is_visible_block, iter_blocks(message)))
+    return any(map(kwargs.get, _ANSWER_KEYS)) or any(
+        map(_is_visible_block, iter_content_blocks(message))
+    )
 
 
 def has_block_of_type(message: BaseMessage, types: frozenset[str]) -> bool:

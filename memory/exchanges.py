@@ -27,9 +27,9 @@ from perdure.memory.tool_calls import (
     REQUEST_ONLY,
     Call,
     build_call_id,
-    build_missing_result,
-    find_calls,
+    build_missing_result_message,
     find_result_ids,
+    find_tool_calls,
     list_call_ids,
     remove_result_blocks,
     rewrite_calls,
@@ -86,7 +86,10 @@ def has_all_results(unit: Unit) -> bool:
     """
     answered = {call_id for message in unit for call_id in find_result_ids(message)}
     calls = [
-        call for message in unit if isinstance(message, AIMessage) for call in find_calls(message)
+        call
+        for message in unit
+        if isinstance(message, AIMessage)
+        for call in find_tool_calls(message)
     ]
     return all(call.id in answered for call in calls if call.kind in ANSWERED_BY_MESSAGE)
 
@@ -262,7 +265,7 @@ class _MessageWithResults:
                 new_ids[n] = call_id = build_call_id(message, call, n)
             seen.add(call_id)
             if n in missing:
-                missing_results.append(build_missing_result(call, call_id or ""))
+                missing_results.append(build_missing_result_message(call, call_id or ""))
         changed = rewrite_calls(
             message, calls, removed=removed, new_ids=new_ids, stray_ids=self.stray_ids
         )
@@ -316,7 +319,7 @@ class _TurnReader:
         kind = role(message)
         if kind == "system":
             return
-        calls = find_calls(message) if isinstance(message, AIMessage) else []
+        calls = find_tool_calls(message) if isinstance(message, AIMessage) else []
         result_ids = [] if kind == "chat" else find_result_ids(message)
         # A provider may put a tool call and its result into the same message.
         own = {call.id for call in calls}.intersection(result_ids)

@@ -30,7 +30,7 @@ from perdure.memory.records import (
     Role,
     StoreAdapter,
     build_put,
-    memory_from_item,
+    convert_item_to_memory,
 )
 from perdure.memory.thread_messages import TURN_EXTRACTOR, ThreadMessage
 from perdure.stores.base import Namespace, Provenance, PutItem
@@ -355,6 +355,6 @@ async def _read_stored_turns(
         stored = {
             id: item for id, item in zip(remaining_ids, items, strict=True) if item is not None
         }
-        turns += map(memory_from_item, stored.values())
+        turns += map(convert_item_to_memory, stored.values())
         remaining_ids, chunk = list(stored), chunk + 1
     return turns

@@ -32,7 +32,7 @@ from perdure.memory.model_call import (
 )
 from perdure.memory.nodes import Learner, MessagesNode, ModelInput, check_messages, read_channel
 from perdure.memory.options import check_choice, check_instance, check_text, check_whole_number
-from perdure.memory.quotation import fence_text, keep_newest_units, render_units
+from perdure.memory.quotation import fence_text, join_newest_units, render_message_units
 from perdure.memory.records import (
     INSTRUCTIONS,
     ChangePlan,
@@ -390,7 +390,7 @@ class UpdateInstructions(Learner):
             return InstructionsVersion(self._instructions.default)
         loaded = find_run_thread(config)
         messages = await remove_erased_messages(loaded, check_messages(messages, "the messages"))
-        units = render_units(messages)
+        units = render_message_units(messages)
         handle = self._instructions.get_handle(config)
         if not units and not feedback:
             return await self._instructions.read_version(handle)
@@ -421,7 +421,7 @@ class UpdateInstructions(Learner):
         def build_request(max_chars: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
             parts = [
                 fence_text("current_instructions", previous),
-                fence_text("conversation", keep_newest_units(units, max_chars)),
+                fence_text("conversation", join_newest_units(units, max_chars)),
                 fence_text("feedback", comment),
             ]
             return [system, HumanMessage("\n\n".join(filter(None, parts)))]

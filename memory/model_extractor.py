@@ -36,7 +36,7 @@ from perdure.memory.model_call import (
 )
 from perdure.memory.options import check_instance, check_text
 from perdure.memory.profile import Document, Profile, ProfileState
-from perdure.memory.quotation import cut_middle, fence_text, keep_newest_units, render_message
+from perdure.memory.quotation import cut_middle, fence_text, join_newest_units, render_message
 from perdure.memory.records import (
     EPISODE,
     FACT,
@@ -692,7 +692,7 @@ def _render_transcript(messages: Sequence[ThreadMessage], max_chars: int) -> str
         max_chars - _MARK_CHARS if sum(map(len, lines)) <= max_chars else max_chars // 2
     )
     numbered = enumerate((_indent_lines(cut_middle(line, max_line_chars)) for line in lines), 1)
-    return keep_newest_units([f"[{number}] {line}" for number, line in numbered if line], max_chars)
+    return join_newest_units([f"[{number}] {line}" for number, line in numbered if line], max_chars)
 
 
 def _render_dated_message(message: ThreadMessage) -> str:

@@ -277,7 +277,7 @@ class View(MessagesNode):
 view = View
 
 
-def append_text(content: Any, text: str) -> Any:
+def append_text_to_content(content: Any, text: str) -> Any:
     """Return the content of a message with `text` appended to it."""
     # The existing content blocks are not changed, so the provider's prompt cache stays valid.
     if isinstance(content, list):

@@ -14,14 +14,14 @@ from perdure.errors import ConfigurationError
 def check_whole_number(name: str, value: Any, minimum: int) -> int:
     """Return the value of the option `name` if it is an int of at least `minimum`."""
     valid = isinstance(value, int) and not isinstance(value, bool) and value >= minimum
-    return _require(valid, name, value, f"a whole number of at least {minimum}")  # type: ignore[no-any-return]
+    return _require_valid_option(valid, name, value, f"a whole number of at least {minimum}")  # type: ignore[no-any-return]
 
 
 def check_number(name: str, value: Any, minimum: float, maximum: float = inf) -> float:
     """Return the value of the option `name` if it is a number from `minimum` to `maximum`."""
     bounds = f"of at least {minimum}" if maximum == inf else f"from {minimum} to {maximum}"
     valid = is_number(value) and minimum <= value <= maximum
-    return _require(valid, name, value, f"a number {bounds}")  # type: ignore[no-any-return]
+    return _require_valid_option(valid, name, value, f"a number {bounds}")  # type: ignore[no-any-return]
 
 
 def check_min_score(value: Any) -> float | None:
@@ -30,7 +30,7 @@ def check_min_score(value: Any) -> float | None:
     None means the default.
     """
     valid = value is None or (is_number(value) and abs(value) <= sys.float_info.max)
-    return _require(valid, "min_score", value, "a number, or None")  # type: ignore[no-any-return]
+    return _require_valid_option(valid, "min_score", value, "a number, or None")  # type: ignore[no-any-return]
 
 
 def check_seconds(name: str, value: Any, *, above_zero: bool = False) -> float:
@@ -40,13 +40,13 @@ def check_seconds(name: str, value: Any, *, above_zero: bool = False) -> float:
     """
     valid = is_number(value) and 0 <= value < inf and not (above_zero and not value)
     expected = f"a number of seconds {'above 0' if above_zero else 'of at least 0'}"
-    return _require(valid, name, value, expected)  # type: ignore[no-any-return]
+    return _require_valid_option(valid, name, value, expected)  # type: ignore[no-any-return]
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str | None]) -> str:
     """Return the value of the option `name` if it is one of the choices."""
     expected = f"one of {', '.join(map(repr, choices))}"
-    return _require(value in choices, name, value, expected)  # type: ignore[no-any-return]
+    return _require_valid_option(value in choices, name, value, expected)  # type: ignore[no-any-return]
 
 
 def is_number(value: Any) -> bool:
@@ -59,7 +59,7 @@ def check_instance(name: str, value: Any, types: type | tuple[type, ...], expect
 
     `expected` describes an allowed value in the error.
     """
-    return _require(isinstance(value, types), name, value, expected)
+    return _require_valid_option(isinstance(value, types), name, value, expected)
 
 
 def check_text(name: str, value: Any, expected: str = "text that is not blank") -> str:
@@ -68,16 +68,16 @@ def check_text(name: str, value: Any, expected: str = "text that is not blank") 
     `expected` describes an allowed value in the error.
     """
     valid = isinstance(value, str) and bool(value.strip())
-    return _require(valid, name, value, expected)  # type: ignore[no-any-return]
+    return _require_valid_option(valid, name, value, expected)  # type: ignore[no-any-return]
 
 
 def check_datetime(name: str, value: Any) -> datetime:
     """Return the value of the option `name` if it is a datetime with a time zone."""
     valid = isinstance(value, datetime) and value.tzinfo is not None
-    return _require(valid, name, value, "a datetime with a time zone")  # type: ignore[no-any-return]
+    return _require_valid_option(valid, name, value, "a datetime with a time zone")  # type: ignore[no-any-return]
 
 
-def _require(valid: bool, name: str, value: Any, expected: str) -> Any:
+def _require_valid_option(valid: bool, name: str, value: Any, expected: str) -> Any:
     """Return the value of the option `name`, or raise ConfigurationError if `valid` is False."""
     if not valid:
         raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")

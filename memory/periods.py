@@ -41,15 +41,15 @@ def parse_period(since: str | None, until: str | None) -> Period | None:
     if not start and not end:
         return None
     period = (
-        _parse_moment("since", start, is_end=False) if start else _START,
-        _parse_moment("until", end, is_end=True) if end else _END,
+        _parse_day_or_time("since", start, is_end=False) if start else _START,
+        _parse_day_or_time("until", end, is_end=True) if end else _END,
     )
     if not period[0] < period[1]:
         raise InvalidValue(f"until is {end!r}, which is not after since, {start!r}")
     return period
 
 
-def _parse_moment(name: str, text: str, *, is_end: bool) -> datetime:
+def _parse_day_or_time(name: str, text: str, *, is_end: bool) -> datetime:
     """Parse a day or a time. With `is_end=True`, a day becomes the start of the next day."""
     try:
         if len(text) == len("2026-11-02"):

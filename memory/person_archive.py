@@ -38,22 +38,22 @@ _SCHEDULE_FIELDS: Final = ("schedule", "timezone", "end_time", "enabled", "on_ru
 _ITEM_FIELDS: Final = frozenset(("namespace", "key", "value"))
 
 
-def is_header(value: Mapping[str, Any]) -> bool:
+def is_archive_header(value: Mapping[str, Any]) -> bool:
     """Return whether a JSON object from an archive is the header."""
     return isinstance(value.get(HEADER_KEY), int) and isinstance(value.get("user"), str)
 
 
-def is_item(value: Mapping[str, Any]) -> bool:
+def is_item_version(value: Mapping[str, Any]) -> bool:
     """Return whether a JSON object from an archive is a version of a store item."""
     return value.keys() >= _ITEM_FIELDS and isinstance(value["namespace"], list)
 
 
-def is_record(value: Mapping[str, Any]) -> bool:
+def is_run_or_cron_record(value: Mapping[str, Any]) -> bool:
     """Return whether a JSON object from an archive is the record of a run or a cron."""
     return len(value) == 1 and isinstance(value.get(RUN_KEY, value.get(CRON_KEY)), dict)
 
 
-def iter_archive(
+def iter_archive_lines(
     rows: PersonRows,
     saver: Checkpointer,
     store: WholeStore,
@@ -83,12 +83,12 @@ def iter_archive(
         ],
     }
     for thread_id in threads:
-        for line in _iter_thread_lines(saver, thread_id):
+        for line in _iter_thread_archive_lines(saver, thread_id):
             if rows.owners_are_people and line.get("owner") != rows.user:
                 # Another person created the thread, and the archive must not name that person.
                 line.pop("owner", None)
             yield line
-    for namespace in _sort_notes_last(namespaces.own):
+    for namespace in _sort_note_namespaces_last(namespaces.own):
         yield from store.export(namespace)
     yield from _iter_authored_versions(store, namespaces.authored_items, rows.user)
     own_threads = frozenset(threads)
@@ -119,7 +119,7 @@ def _iter_authored_versions(
                 yield {**line, "value": value}
 
 
-def _iter_thread_lines(saver: Checkpointer, thread_id: str) -> Iterator[dict[str, Any]]:
+def _iter_thread_archive_lines(saver: Checkpointer, thread_id: str) -> Iterator[dict[str, Any]]:
     """Yield the archive line of a thread.
 
     Yield nothing if the thread has been deleted in the meantime.
@@ -138,7 +138,7 @@ def _iter_thread_lines(saver: Checkpointer, thread_id: str) -> Iterator[dict[str
         yield {"thread_id": thread_id, **description, "messages": [], "problem": str(exc)}
 
 
-def _sort_notes_last(namespaces: Sequence[Namespace]) -> list[Namespace]:
+def _sort_note_namespaces_last(namespaces: Sequence[Namespace]) -> list[Namespace]:
     """Sort namespaces so that the namespaces of perdure's own notes come last.
 
     The notes include tombstones of erased texts. If an import read a tombstone before the items,
@@ -155,11 +155,11 @@ def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
     the request that were stored in the thread, and only the kind of the error.
     """
     live, request = run.live, (run.request or {}).get("request")
-    sender, error = _describe_sender(run.details, user), run.error
+    sender, error = _classify_sender(run.details, user), run.error
     metadata = run.details["metadata"]
     if sender != SELF:
-        request, metadata = _select_keys(request, _THREAD_INPUTS), None
-        error = _select_keys(error, ("error",))
+        request, metadata = _select_entries(request, _THREAD_INPUTS), None
+        error = _select_entries(error, ("error",))
     return {
         "run_id": live.run_id,
         "thread_id": live.thread_id,
@@ -182,10 +182,10 @@ def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
     `build_run_record`.
     """
     content = cron.content
-    sender = _describe_sender(content, user)
+    sender = _classify_sender(content, user)
     metadata, payload = content["metadata"], content["payload"]
     if sender != SELF:
-        metadata, payload = None, _select_keys(payload, (*_THREAD_INPUTS, *_SCHEDULE_FIELDS))
+        metadata, payload = None, _select_entries(payload, (*_THREAD_INPUTS, *_SCHEDULE_FIELDS))
     return {
         "cron_id": cron.cron_id,
         "thread_id": cron.thread_id,
@@ -199,7 +199,7 @@ def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
     }
 
 
-def _describe_sender(details: Mapping[str, Any], user: str) -> str:
+def _classify_sender(details: Mapping[str, Any], user: str) -> str:
     """Return who sent a request.
 
     SELF means the person, BACKEND a backend that acted for the person, and OTHER anybody else.
@@ -209,7 +209,7 @@ def _describe_sender(details: Mapping[str, Any], user: str) -> str:
     return SELF if details.get("user") == user and not details.get("acting_for") else OTHER
 
 
-def _select_keys(value: Any, names: Sequence[str]) -> Any:
+def _select_entries(value: Any, names: Sequence[str]) -> Any:
     """Return the entries of a mapping whose keys are in `names`.
 
     Return None if the value is not a mapping.

@@ -87,26 +87,30 @@ async def find_person_namespaces(
         (*standard_templates, *extra_templates, *await read_templates(adapter.store))
     )
     patterns = [
-        labels for labels in templates_labels if USER_LABEL in labels and _is_specific(labels)
+        labels
+        for labels in templates_labels
+        if USER_LABEL in labels and _is_specific_template(labels)
     ]
     ids = {user}
     if conversations is not None:
-        ids |= {*conversations, *await _list_extracted_threads(adapter, user)}
+        ids |= {*conversations, *await _list_extracted_thread_ids(adapter, user)}
     owned: dict[Namespace, None] = {}
     notes, items, others = list[Namespace](), list[Namespace](), list[Namespace]()
-    for namespace in await adapter.namespaces_under((CHAT_LABEL,)):
+    for namespace in await adapter.list_namespaces_under((CHAT_LABEL,)):
         if namespace[1:2] and namespace[1] in ids:
             # Any user can create a thread whose id is the name of another user.
-            if namespace[1] != user and await _is_person(adapter, namespace[1]):
+            if namespace[1] != user and await _has_personal_namespace(adapter, namespace[1]):
                 others.append(namespace)
             else:
                 owned[namespace[:2]] = None
-    for namespace in await adapter.namespaces_with(user):
+    for namespace in await adapter.list_namespaces_with_label(user):
         label_offset = 2 if namespace[0] == RESERVED_LABEL else 0
-        prefix = _find_prefix(namespace[label_offset:], patterns, user)
+        prefix = _find_personal_prefix(namespace[label_offset:], patterns, user)
         if prefix is not None:
             (notes if label_offset else items).append((*namespace[:label_offset], *prefix))
-        elif namespace[:2] not in owned and user in _list_possible_names(namespace[label_offset:]):
+        elif namespace[:2] not in owned and user in _list_possible_person_names(
+            namespace[label_offset:]
+        ):
             others.append(namespace)
     # Notes are erased before items, so an interrupted erasure cannot leave notes about items that
     # no longer exist.
@@ -146,7 +150,7 @@ async def forget_person(
         if adapter.versioned:
             receipt += await adapter.call("forget", namespace, dry_run=dry_run)
         else:
-            receipt += await _delete_under(adapter, namespace, dry_run=dry_run)
+            receipt += await _delete_items_under_prefix(adapter, namespace, dry_run=dry_run)
     receipt += await forget_author(adapter, user, hand_over=hand_over, dry_run=dry_run)
     chats = [namespace for namespace, _ in namespaces.authored_items if namespace[0] == CHAT_LABEL]
     for namespace in dict.fromkeys(chats):
@@ -172,7 +176,7 @@ async def forget_author(
             options = {"hand_over": hand_over, "dry_run": dry_run}
             receipt += await adapter.call("forget_author", prefix, user, **options)
         return receipt
-    items = await adapter.items_under((TEAMS,))
+    items = await adapter.list_items_under((TEAMS,))
     authored = [item for item in items if (item.value.get(SOURCE) or {}).get(AUTHOR) == user]
     keys = tuple((tuple(item.namespace), item.key) for item in authored)
     if not dry_run:
@@ -204,20 +208,24 @@ def _build_author_removal(item: Item, *, hand_over: bool) -> PutItem:
     return PutItem(*item_key, {**item.value, SOURCE: source})
 
 
-async def _delete_under(adapter: StoreAdapter, prefix: Namespace, *, dry_run: bool) -> Receipt:
+async def _delete_items_under_prefix(
+    adapter: StoreAdapter, prefix: Namespace, *, dry_run: bool
+) -> Receipt:
     """Delete the items under a namespace prefix.
 
     This is for stores without a method for erasure.
     """
-    keys = [(item.namespace, item.key) for item in await adapter.items_under(prefix)]
+    keys = [(item.namespace, item.key) for item in await adapter.list_items_under(prefix)]
     if not dry_run:
         await adapter.write([build_removal(*place) for place in keys])
     return Receipt(len(keys), 0, 0, tuple(keys), (), (), datetime.now(UTC), clean=False)
 
 
-async def _list_extracted_threads(adapter: StoreAdapter, user: str) -> list[str]:
+async def _list_extracted_thread_ids(adapter: StoreAdapter, user: str) -> list[str]:
     """Return the ids of the threads from which memories of a person were extracted."""
-    watermarks = await adapter.items_under(build_notes_namespace(WATERMARKS, ("memories", user)))
+    watermarks = await adapter.list_items_under(
+        build_notes_namespace(WATERMARKS, ("memories", user))
+    )
     return [
         str(watermark.value["thread_id"])
         for watermark in watermarks
@@ -225,15 +233,15 @@ async def _list_extracted_threads(adapter: StoreAdapter, user: str) -> list[str]
     ]
 
 
-async def _is_person(adapter: StoreAdapter, name: str) -> bool:
+async def _has_personal_namespace(adapter: StoreAdapter, name: str) -> bool:
     """Return whether the store contains a personal namespace of a person with this name."""
-    namespaces = await adapter.namespaces_with(name)
+    namespaces = await adapter.list_namespaces_with_label(name)
     return any(
         namespace[0] in PERSONAL_LABELS and namespace[1:2] == (name,) for namespace in namespaces
     )
 
 
-def _list_possible_names(namespace: Namespace) -> Namespace:
+def _list_possible_person_names(namespace: Namespace) -> Namespace:
     """Return the labels of a namespace that can be the names of persons.
 
     A first label such as `memories` is not a name. Labels in a team's namespace are not the names
@@ -256,17 +264,17 @@ def _belongs_to_person_or_chat(namespace: Namespace, patterns: Iterable[Sequence
     return any(
         len(labels) >= len(pattern)
         and pattern[0] != USER_LABEL
-        and all(map(_matches_any_person, pattern, labels))
+        and all(map(_label_matches_any_person, pattern, labels))
         for pattern in patterns
     )
 
 
-def _matches_any_person(template: str, label: str) -> bool:
+def _label_matches_any_person(template: str, label: str) -> bool:
     """Return whether a template's label can become `label` if it is filled in for any person."""
-    return template == USER_LABEL or _matches_label(template, label, "")
+    return template == USER_LABEL or _label_matches_template(template, label, "")
 
 
-def _is_specific(labels: Sequence[str]) -> bool:
+def _is_specific_template(labels: Sequence[str]) -> bool:
     """Return whether a template is specific enough to find namespaces that belong to a person.
 
     This is the case if it has a fixed label, or if its only placeholder is the person's name.
@@ -279,7 +287,7 @@ def _is_specific(labels: Sequence[str]) -> bool:
     )
 
 
-def _find_prefix(
+def _find_personal_prefix(
     namespace: Namespace, patterns: Iterable[Sequence[str]], user: str
 ) -> Namespace | None:
     """Return the shortest prefix of a namespace that matches a template for the user, or None."""
@@ -287,7 +295,9 @@ def _find_prefix(
         len(labels)
         for labels in patterns
         if len(namespace) >= len(labels)
-        and all(_matches_label(*pair, user) for pair in zip(labels, namespace, strict=False))
+        and all(
+            _label_matches_template(*pair, user) for pair in zip(labels, namespace, strict=False)
+        )
         and (
             labels[0] != USER_LABEL
             or namespace[0] not in (*PERSONAL_LABELS, CHAT_LABEL, RESERVED_LABEL, TEAMS)
@@ -296,7 +306,7 @@ def _find_prefix(
     return namespace[: min(sizes)] if sizes else None
 
 
-def _matches_label(template: str, label: str, user: str) -> bool:
+def _label_matches_template(template: str, label: str, user: str) -> bool:
     """Return whether a template's label can become `label` if it is filled in for a user."""
     if template == USER_LABEL:
         return label == user

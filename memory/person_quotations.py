@@ -79,11 +79,11 @@ def find_quoting_threads(
 
 def iter_messages(saver: Checkpointer, thread_id: str) -> Iterator[BaseMessage]:
     """Yield a thread's messages, including those on branches. Stop if the thread cannot be read."""
-    for item in _iter_items(saver, thread_id):
+    for item in _iter_message_items(saver, thread_id):
         yield item.value
 
 
-def _iter_items(saver: Checkpointer, thread_id: str) -> Iterator[HistoryItem]:
+def _iter_message_items(saver: Checkpointer, thread_id: str) -> Iterator[HistoryItem]:
     """Yield the items of a thread's history whose value is a message."""
     with suppress(PerdureError):
         for item in saver.history(thread_id, missing_ok=True):
@@ -107,15 +107,15 @@ def read_human_texts(saver: Checkpointer, thread_ids: Iterable[str]) -> HumanTex
     """Read the human messages of threads, separated into the person's and other senders'."""
     own, foreign = set[str](), set[str]()
     for thread_id in thread_ids:
-        times = _read_times_of_others(saver, thread_id)
-        for item in _iter_items(saver, thread_id):
+        times = _read_foreign_checkpoint_times(saver, thread_id)
+        for item in _iter_message_items(saver, thread_id):
             if role(item.value) == "human":
                 texts = foreign if item.stored_at in times else own
                 texts.add(item.value.text.strip())
     return HumanTexts(frozenset(own), frozenset(foreign - own))
 
 
-def _read_times_of_others(saver: Checkpointer, thread_id: str) -> set[datetime]:
+def _read_foreign_checkpoint_times(saver: Checkpointer, thread_id: str) -> set[datetime]:
     """Return the times of the checkpoints with a message that another user sent."""
     times = set[datetime]()
     # A thread that has no checkpoints, or has been deleted in the meantime, raises an error.
@@ -131,16 +131,16 @@ def iter_cron_texts(crons: Iterable[CronRow]) -> Iterator[str]:
     for cron in crons:
         payload = cron.content.get("payload") or {}
         for name in ("input", "command"):
-            yield from _iter_texts(payload.get(name))
+            yield from _iter_json_texts(payload.get(name))
 
 
-def _iter_texts(value: Any) -> Iterator[str]:
+def _iter_json_texts(value: Any) -> Iterator[str]:
     """Yield the texts within a JSON value."""
     if isinstance(value, str):
         yield value.strip()
     elif isinstance(value, Mapping | list):
         for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _iter_texts(part)
+            yield from _iter_json_texts(part)
 
 
 def iter_item_texts(store: WholeStore, namespaces: Iterable[Namespace]) -> Iterator[str]:

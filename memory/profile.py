@@ -48,7 +48,7 @@ _QUOTABLE_ERRORS: Final = (jsonpatch.InvalidJsonPatch, jsonpatch.JsonPatchConfli
 _MAX_PATH_PARTS: Final = 200
 
 
-def check_operations(patch: Any) -> list[Document]:
+def check_patch_operations(patch: Any) -> list[Document]:
     """Check the operations of a patch, and return a copy of them.
 
     Raises:
@@ -60,7 +60,7 @@ def check_operations(patch: Any) -> list[Document]:
             f"the patch is a {type(patch).__name__}; expected a list of at most {MAX_OPERATIONS} "
             'operations, like [{"op": "replace", "path": "/home/city", "value": "Ghent"}]'
         )
-    operations: list[Document] = copy_json(list(patch), "the patch")
+    operations: list[Document] = copy_and_check_json(list(patch), "the patch")
     for number, operation in enumerate(operations, 1):
         try:
             jsonpatch.JsonPatch([operation])
@@ -83,20 +83,22 @@ def apply_patch(
 
     Args:
         document: The document.
-        operations: The operations of the patch, from `check_operations`.
+        operations: The operations of the patch, from `check_patch_operations`.
         by_model: Whether a model made the patch. An object that lacks fields of the object that it
             replaces is then refused, because a model seldom means to remove them.
 
     Raises:
         InvalidPatch: The patch does not fit the document, or the result is too large.
     """
-    patched: Document = copy_json(document, "the profile")
+    patched: Document = copy_and_check_json(document, "the profile")
     for number, operation in enumerate(operations, 1):
         unpatched = patched
         try:
             # The size is checked after each operation, because each copy operation may double the
             # document.
-            patched = copy_json(jsonpatch.JsonPatch([operation]).apply(unpatched), "the profile")
+            patched = copy_and_check_json(
+                jsonpatch.JsonPatch([operation]).apply(unpatched), "the profile"
+            )
             if by_model and operation["op"] != "remove":
                 _refuse_lost_fields(unpatched, patched, operation.get("from"))
         except (InvalidPatch, JsonPatchException, JsonPointerException) as exc:
@@ -150,7 +152,9 @@ def iter_missing_values(previous: Any, new: Any, path: str = "") -> Iterator[tup
             yield from iter_missing_values(part, new[number], f"{path}/{number}")
 
 
-def is_unchanged_since(operations: Sequence[Document], seen: Document, now: Document) -> bool:
+def are_patched_fields_unchanged(
+    operations: Sequence[Document], seen: Document, now: Document
+) -> bool:
     """Return whether all top-level fields that a patch touches are equal in both documents.
 
     Args:
@@ -177,7 +181,7 @@ def is_same_json(left: Any, right: Any) -> bool:
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
 
 
-def copy_json(value: Any, description: str) -> Any:
+def copy_and_check_json(value: Any, description: str) -> Any:
     """Return a copy of a JSON value.
 
     Raises:
@@ -244,7 +248,7 @@ def replace_leaves(document: Document, leaves: Sequence[Leaf], values: Sequence[
         leaves: The leaves to change.
         values: The new value of each leaf.
     """
-    changed: Document = copy_json(document, "the profile")
+    changed: Document = copy_and_check_json(document, "the profile")
     for leaf, value in zip(leaves, values, strict=True):
         container: Any = changed
         for part in leaf.path[:-1]:
@@ -281,7 +285,8 @@ def validate_profile(schema: type[M], document: Document) -> M:
         profile = schema.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as exc:
         faults = [
-            _describe_fault(fault) for fault in exc.errors(include_url=False, include_context=False)
+            _describe_validation_error(fault)
+            for fault in exc.errors(include_url=False, include_context=False)
         ]
     # A custom validator of the schema may raise any kind of error.
     except Exception as exc:
@@ -295,7 +300,7 @@ def validate_profile(schema: type[M], document: Document) -> M:
     raise InvalidPatch(f"the document does not fit {schema.__name__}: {'; '.join(faults)[:800]}")
 
 
-def _describe_fault(fault: Any) -> str:
+def _describe_validation_error(fault: Any) -> str:
     """Describe one of pydantic's validation errors, with the field's path and the wrong value."""
     path = "".join(f"/{escape_pointer_part(str(part))}" for part in fault["loc"]) or "the profile"
     received = (
@@ -434,7 +439,7 @@ class Profile(Generic[M]):
         Raises:
             InvalidPatch: The patch is not valid, or the schema or the gate refuses it.
         """
-        change = partial(apply_patch, operations=check_operations(operations))
+        change = partial(apply_patch, operations=check_patch_operations(operations))
         return await self._write_change("patch", change, config)
 
     async def _set(
@@ -451,7 +456,7 @@ class Profile(Generic[M]):
                 f"the document is {document!r:.80}, a {type(document).__name__}; expected a "
                 f"{self.schema.__name__} or a dict of its fields"
             )
-        whole: Document = copy_json(dict(fields), "the document")
+        whole: Document = copy_and_check_json(dict(fields), "the document")
         return await self._write_change("set", lambda _: whole, config)
 
     async def _forget(self, config: RunnableConfig | None = None) -> Receipt | None:
@@ -508,9 +513,9 @@ class Profile(Generic[M]):
             VersionConflict: The stored value of a field that the patch changes differs from the
                 value in `seen`.
         """
-        valid_operations = check_operations(operations)
+        valid_operations = check_patch_operations(operations)
         state = await self.read_state(handle)
-        if not is_unchanged_since(valid_operations, seen, state.document):
+        if not are_patched_fields_unchanged(valid_operations, seen, state.document):
             raise VersionConflict(
                 f"the profile {handle.key!r} was changed where this patch changes it; make a new "
                 "patch of the present profile"
@@ -550,9 +555,9 @@ class Profile(Generic[M]):
             for leaf in iter_leaves(new_document)
             if (leaf.label, repr(leaf.value)) not in stored
         ]
-        values = await _screen_values(self.gate, leaves, handle)
+        values = await _screen_leaf_values(self.gate, leaves, handle)
         profile = validate_profile(self.schema, replace_leaves(new_document, leaves, values))
-        document: Document = copy_json(dump_profile(profile), "the profile")
+        document: Document = copy_and_check_json(dump_profile(profile), "the profile")
         if is_same_json(document, state.document) and (state.item or name != "set"):
             return [], profile
         value = {
@@ -580,9 +585,9 @@ def _copy_document(item: Memory) -> Document:
     return deepcopy(item.value[_DOCUMENT])
 
 
-async def _screen_values(gate: Gate, leaves: Sequence[Leaf], handle: ItemHandle) -> list[Any]:
+async def _screen_leaf_values(gate: Gate, leaves: Sequence[Leaf], handle: ItemHandle) -> list[Any]:
     """Pass leaves through the gate's checks, and return the value to store for each leaf."""
-    candidates = [_build_candidate(leaf, handle) for leaf in leaves]
+    candidates = [_build_leaf_candidate(leaf, handle) for leaf in leaves]
     verdicts = [gate.sensitive.judge(candidate) for candidate in candidates]
     filled_indices = [i for i, leaf in enumerate(leaves) if leaf.text]
     answers = await gate.apply_checks(
@@ -621,7 +626,7 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
     )
 
 
-def _build_candidate(leaf: Leaf, handle: ItemHandle) -> Candidate:
+def _build_leaf_candidate(leaf: Leaf, handle: ItemHandle) -> Candidate:
     """Build the candidate that the gate checks for a leaf of a profile."""
     # Email addresses and phone numbers are kept if the application sets them or if a user's message
     # contains them.

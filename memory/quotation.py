@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, RemoveMessage, ToolMessage
 
 from perdure.memory.conversation import CALL_BLOCKS, REASONING_BLOCKS, role
-from perdure.memory.tool_calls import find_calls, read_arguments
+from perdure.memory.tool_calls import find_tool_calls, read_call_arguments
 
 if TYPE_CHECKING:
     from perdure.memory.tokens import TokenCounter
@@ -75,7 +75,7 @@ def render_section(name: str, entries: Sequence[str]) -> str:
     return "\n".join([f"<{name}>", _SECTION_HEADINGS[name], *entries, f"</{name}>"])
 
 
-def fit_section(
+def select_fitting_entries(
     name: str, entries: Sequence[str], budget: float | None, counter: TokenCounter
 ) -> tuple[list[int], int]:
     """Find the entries of a section that fit into a token budget. Earlier entries have priority.
@@ -162,17 +162,17 @@ def render_message(message: BaseMessage) -> str:
         return ""
     content = message.content
     blocks = [content] if isinstance(content, str) else content
-    block_texts = (_render_block(block, message, is_named=True) for block in blocks)
+    block_texts = (_render_content_block(block, message, is_named=True) for block in blocks)
     text = "\n".join(filter(None, (*block_texts, *_read_audio_transcript(message))))
     if isinstance(message, ToolMessage):
         text = cut_middle(text, _MAX_TOOL_CHARS)
-    parts = "\n".join(part for part in (text, *_render_calls(message)) if part)
+    parts = "\n".join(part for part in (text, *_render_tool_calls(message)) if part)
     # Further lines are indented, so that they cannot look like the start of another message.
     indented = parts.replace("\n", "\n    ")
     return f"{_render_role(message)}: {escape_delimiters(indented)}" if parts else ""
 
 
-def render_units(messages: Sequence[BaseMessage]) -> list[str]:
+def render_message_units(messages: Sequence[BaseMessage]) -> list[str]:
     """Render messages as texts. Tool results are in the same text as the message before them."""
     units: list[str] = []
     for message in messages:
@@ -184,7 +184,7 @@ def render_units(messages: Sequence[BaseMessage]) -> list[str]:
     return units
 
 
-def keep_newest_units(units: Sequence[str], max_chars: int) -> str:
+def join_newest_units(units: Sequence[str], max_chars: int) -> str:
     """Join as many of the newest units as fit into `max_chars` characters.
 
     If the newest unit alone does not fit, its end is kept.
@@ -225,13 +225,13 @@ def read_message_text(message: BaseMessage) -> str:
     other_blocks = [b for b in content if isinstance(b, dict) and b.get("type") != "text"]
     parts = (
         text,
-        *(_render_block(block, message) for block in other_blocks),
+        *(_render_content_block(block, message) for block in other_blocks),
         *_read_audio_transcript(message),
     )
     return "\n".join(filter(None, parts))
 
 
-def _render_block(block: Any, message: BaseMessage, *, is_named: bool = False) -> str:
+def _render_content_block(block: Any, message: BaseMessage, *, is_named: bool = False) -> str:
     """Render a content block as text.
 
     Args:
@@ -307,7 +307,7 @@ def render_block_name(block: Mapping[str, Any]) -> str:
     return f"[{label} {name}]" if name else f"[{label}]"
 
 
-def _render_calls(message: BaseMessage) -> list[str]:
+def _render_tool_calls(message: BaseMessage) -> list[str]:
     """Render each tool call of a message as one line, including calls that could not be parsed."""
     if not isinstance(message, AIMessage):
         return []
@@ -316,8 +316,8 @@ def _render_calls(message: BaseMessage) -> list[str]:
         for call in message.tool_calls
     ]
     calls += [(call["name"] or "?", call["args"] or "") for call in message.invalid_tool_calls]
-    for call in find_calls(message):
+    for call in find_tool_calls(message):
         if call.block is not None:
-            arguments = read_arguments(call.block)
+            arguments = read_call_arguments(call.block)
             calls.append((call.name or "?", json.dumps(arguments, ensure_ascii=False, default=str)))
     return [f"calls {name}({cut_middle(arguments, _MAX_TOOL_CHARS)})" for name, arguments in calls]

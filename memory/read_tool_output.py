@@ -88,19 +88,19 @@ def read_tool_output(
         """Return the result of the tool call `tool_call_id`, or one page of a long result."""
         call_id = values["tool_call_id"].strip()
         config = ensure_config(attribution.config)
-        saver = checkpointer or _find_checkpointer(config)
-        result = await _find_result(saver, config, channel, call_id, attribution.messages)
+        saver = checkpointer or _find_perdure_checkpointer(config)
+        result = await _find_tool_result(saver, config, channel, call_id, attribution.messages)
         if result is None:
             raise ToolException(
                 f"No result of the tool call {to_prompt_json(call_id[:_MAX_SHOWN_ID])} is stored "
                 "in this conversation. Check the id, or do without the result."
             )
-        return _select_page(result, values.get("start") or 0, limit, name)
+        return _get_result_page(result, values.get("start") or 0, limit, name)
 
     return build_tool(read_result, name, description, arguments, channel, tool_class=_ReadTool)
 
 
-def _find_checkpointer(config: RunnableConfig) -> Any:
+def _find_perdure_checkpointer(config: RunnableConfig) -> Any:
     """Return the perdure checkpointer of the graph that runs the tool, or None."""
     # During a run, this module has been imported already, so the import takes no time.
     from perdure.checkpointers.checkpointer import Checkpointer
@@ -108,7 +108,7 @@ def _find_checkpointer(config: RunnableConfig) -> Any:
     return next((v for v in config["configurable"].values() if isinstance(v, Checkpointer)), None)
 
 
-def _select_page(result: ToolMessage, start: int, limit: int, tool: str) -> Any:
+def _get_result_page(result: ToolMessage, start: int, limit: int, tool: str) -> Any:
     """Return the content of a short result, or the page of a long result that begins at `start`."""
     content = result.content
     whole_text = content if isinstance(content, str) else read_message_text(result)
@@ -128,7 +128,7 @@ def _select_page(result: ToolMessage, start: int, limit: int, tool: str) -> Any:
 # -- finding a result
 
 
-async def _find_result(
+async def _find_tool_result(
     saver: Any,
     config: RunnableConfig,
     channel: str,
@@ -146,9 +146,9 @@ async def _find_result(
     thread_id = config["configurable"].get("thread_id")
     if original is None and saver is not None and thread_id is not None:
         history = _ThreadHistory(saver, str(thread_id), channel, call_id)
-        original = await history.find_in_run(config["configurable"])
+        original = await history.find_in_graph_namespaces(config["configurable"])
         if original is None and in_state:
-            original = await history.find_elsewhere({m.id for m in in_state})
+            original = await history.find_in_other_namespaces({m.id for m in in_state})
     if original is not None:
         return original
     return next((m for m in in_state if m.additional_kwargs[SHORTENED] == "cut"), None)
@@ -169,7 +169,7 @@ class _ThreadHistory:
     # Checkpoint namespaces that have been searched already.
     searched: set[str] = field(default_factory=set)
 
-    async def find_in_run(self, configurable: Mapping[str, Any]) -> ToolMessage | None:
+    async def find_in_graph_namespaces(self, configurable: Mapping[str, Any]) -> ToolMessage | None:
         """Search the namespace of the graph that runs the tool, then those of its parent graphs."""
         # The config of a task contains the checkpoint ids of its own graph and of all parent
         # graphs.
@@ -182,7 +182,7 @@ class _ThreadHistory:
                 return result
         return None
 
-    async def find_elsewhere(self, message_ids: Set[str | None]) -> ToolMessage | None:
+    async def find_in_other_namespaces(self, message_ids: Set[str | None]) -> ToolMessage | None:
         """Search the remaining namespaces of the thread for a message with one of these ids."""
         try:
             thread = await call_method(self.saver, "thread", self.thread_id)
@@ -204,14 +204,14 @@ class _ThreadHistory:
         self.searched.add(namespace)
         for end_id in dict.fromkeys((checkpoint_id, None)):
             try:
-                return await self._find_newest(namespace, end_id, message_ids)
+                return await self._find_newest_original(namespace, end_id, message_ids)
             except UnknownCheckpoint:
                 continue
             except UnknownThread:
                 return None
         return None
 
-    async def _find_newest(
+    async def _find_newest_original(
         self, namespace: str, checkpoint_id: str | None, message_ids: Set[str | None] | None
     ) -> ToolMessage | None:
         """Return the newest unshortened result among the ancestors of a checkpoint.

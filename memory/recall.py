@@ -16,7 +16,7 @@ from perdure.effects import awaiting, blocking, run
 from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.memory.options import check_instance, check_min_score, check_whole_number
 from perdure.memory.periods import Period
-from perdure.memory.quotation import fit_section, render_section
+from perdure.memory.quotation import render_section, select_fitting_entries
 from perdure.memory.records import (
     TURN,
     Memory,
@@ -90,7 +90,10 @@ class RecallResult:
         memory has a line with its score, key and text, and a line with the parts of its score.
         """
         limit = f"minimum score {self.min_score:.2f}" if self.min_score else "no minimum score"
-        lines = [f"recalled, best first ({limit}):", *map(_explain_memory, self.memories)]
+        lines = [
+            f"recalled, best first ({limit}):",
+            *map(_render_memory_explanation, self.memories),
+        ]
         if not self.memories:
             lines = [f"nothing was recalled ({limit})"]
         if self.left_out:
@@ -98,7 +101,7 @@ class RecallResult:
         if self.below_min_score:
             lines += [
                 "below the minimum score, best first:",
-                *map(_explain_memory, self.below_min_score),
+                *map(_render_memory_explanation, self.below_min_score),
             ]
         return "\n".join(lines)
 
@@ -111,7 +114,7 @@ class RecallResult:
         return f"the nearest {which} below the minimum score {self.min_score:.2f}"
 
 
-def _explain_memory(memory: Memory) -> str:
+def _render_memory_explanation(memory: Memory) -> str:
     """Render a memory with its score and the parts of the score, for a human reader."""
     score = "   -" if memory.score is None else f"{memory.score:.2f}"
     parts = sorted((memory.parts or {}).items(), key=lambda part: -abs(part[1]))
@@ -123,7 +126,9 @@ def _explain_memory(memory: Memory) -> str:
     return f"  {score}  {memory.key}: {text}" + (f"\n        {why}" if why else "")
 
 
-def choose_labels(namespace: Labels, namespaces: Sequence[Sequence[str]] | None) -> Labels:
+def choose_namespace_option(
+    namespace: Labels, namespaces: Sequence[Sequence[str]] | None
+) -> Labels:
     """Return the value of the option `namespace` or, if it is set, of the option `namespaces`.
 
     Raises:
@@ -143,7 +148,7 @@ def choose_labels(namespace: Labels, namespaces: Sequence[Sequence[str]] | None)
     return namespaces
 
 
-def list_namespace_labels(namespace: Labels) -> Sequence[Any]:
+def list_labels_per_namespace(namespace: Labels) -> Sequence[Any]:
     """Return a list with the labels of each namespace. A single namespace becomes a list of one."""
     is_list_of_lists = isinstance(namespace, list | tuple) and not any(
         isinstance(labels, str) for labels in namespace
@@ -174,8 +179,8 @@ class MemorySearch:
         all_below: int | None = None,
         namespaces: Sequence[Sequence[str]] | None = None,
     ) -> None:
-        namespace = choose_labels(namespace, namespaces)
-        label_lists = list_namespace_labels(namespace)
+        namespace = choose_namespace_option(namespace, namespaces)
+        label_lists = list_labels_per_namespace(namespace)
         self._templates = [Template(labels, shared=True) for labels in label_lists]
         expected = "a list of kinds, like ['fact'], or None"
         self._kinds = (
@@ -243,13 +248,13 @@ class MemorySearch:
         if during is not None:
             options["during"] = during
         options["min_score"] = 0.0 if explain else min_score
-        all_memories = await self._read_all_if_few(adapter, prefixes, as_of, accepts)
+        all_memories = await self._read_all_memories_if_few(adapter, prefixes, as_of, accepts)
         limit = max(self._limit, len(all_memories))
         if all_memories:
             options["min_score"] = min_score = 0.0
         rankings, below_rankings = [], []
         for prefix in prefixes:
-            ranking = await self._rank_namespace(
+            ranking = await self._rank_memories_in_namespace(
                 adapter, prefix, options, accepts, expected_rejections, min_score, limit
             )
             rankings.append(
@@ -258,7 +263,9 @@ class MemorySearch:
             below_rankings.append(
                 [pair for pair in ranking if is_below_min_score(pair[1], min_score)]
             )
-        memories = merge_rankings([*rankings, _rank_remaining(all_memories, rankings)], limit)
+        memories = merge_rankings(
+            [*rankings, _rank_unranked_memories(all_memories, rankings)], limit
+        )
         # A question in one namespace must rank behind an answer in another namespace.
         if len(prefixes) > 1:
             ordered, _ = rank_answers_first([*enumerate(memories, 1)], query)
@@ -270,17 +277,17 @@ class MemorySearch:
             if normalize_text(memory.text) not in texts
         ]
         lines = [render_memory_line(memory) for memory in memories]
-        fitting_numbers, tokens = fit_section(
+        fitting_numbers, tokens = select_fitting_entries(
             "memories", lines, max_tokens or self.max_tokens, self._counter
         )
         fitting_memories = [memories[number] for number in fitting_numbers]
         left_out = len(memories) - len(fitting_numbers)
         fitting_lines = tuple(lines[number] for number in fitting_numbers)
         if as_of is None:
-            await adapter.keep_alive(fitting_memories)
+            await adapter.refresh_time_to_live(fitting_memories)
         return RecallResult(fitting_memories, tokens, left_out, fitting_lines, min_score, below)
 
-    async def _read_all_if_few(
+    async def _read_all_memories_if_few(
         self,
         adapter: StoreAdapter,
         prefixes: Sequence[Namespace],
@@ -296,7 +303,7 @@ class MemorySearch:
         kinds = self._kinds
         return [m for m in few if (kinds is None or m.kind in kinds) and accepts(m)]
 
-    async def _rank_namespace(
+    async def _rank_memories_in_namespace(
         self,
         adapter: StoreAdapter,
         prefix: Namespace,
@@ -342,7 +349,7 @@ class MemorySearch:
                 options = {**options, "filter": {"kind": {"$in": list(self._kinds)}}}
 
 
-def _rank_remaining(
+def _rank_unranked_memories(
     memories: Sequence[Memory], rankings: Sequence[Sequence[tuple[int, Memory]]]
 ) -> list[tuple[int, Memory]]:
     """Return the memories that are in none of the rankings, with ranks after the last rank."""
@@ -615,7 +622,7 @@ def check_recall(
             )
         return False
 
-    for question, expected in _check_questions(questions):
+    for question, expected in _validate_questions(questions):
         memories, ranks = (
             run(search.find_memories(question, store_without_refresh, config)).memories,
             list[int | None](),
@@ -644,7 +651,7 @@ def check_recall(
     )
 
 
-def _check_questions(questions: Any) -> list[tuple[str, Sequence[str]]]:
+def _validate_questions(questions: Any) -> list[tuple[str, Sequence[str]]]:
     """Validate the questions. Return each question with a list of its expected keys or texts."""
     expectation = "expected pairs like ('Who lives in Ghent?', 'Ann'), at least one"
     pairs: list[tuple[str, Sequence[str]]] = []

@@ -38,7 +38,7 @@ record.
 """
 
 
-def needs_record(labels: Sequence[str]) -> bool:
+def template_needs_record(labels: Sequence[str]) -> bool:
     """Return whether a template contains `{user_id}` and would not be found without a record."""
     return USER_LABEL in labels and not (
         labels[0] in PERSONAL_LABELS and tuple(labels[1:2]) == (USER_LABEL,)
@@ -56,15 +56,15 @@ async def record_templates(store: BaseStore, templates: Sequence[Template]) -> N
     """
     for template in templates:
         labels = template.labels
-        if needs_record(labels):
-            recorded, scope_prefix = _get_cache(store)
+        if template_needs_record(labels):
+            recorded, scope_prefix = _get_recorded_templates(store)
             if (scope_prefix, labels) not in recorded:
                 with suppress(PerdureError):
-                    await _write_record(store, labels)
+                    await _write_template_record(store, labels)
                 recorded.add((scope_prefix, labels))
 
 
-async def _write_record(store: BaseStore, labels: Namespace) -> None:
+async def _write_template_record(store: BaseStore, labels: Namespace) -> None:
     """Write the record of a template, unless the store has the record. The record never expires."""
     key = blake2b(json.dumps(labels).encode(), digest_size=16).hexdigest()
     value = {"labels": [*labels]}
@@ -85,7 +85,7 @@ async def read_templates(store: BaseStore) -> list[Namespace]:
     """
     options = {"refresh_ttl": False} if isinstance(store, Versioned) else {}
     items = await call_method(store, "search", _NAMESPACE, limit=_MAX_TEMPLATES, **options)
-    recorded, scope_prefix = _get_cache(store)
+    recorded, scope_prefix = _get_recorded_templates(store)
     stored = [tuple(map(str, item.value.get("labels", ()))) for item in items]
     return [
         *dict.fromkeys(
@@ -94,7 +94,7 @@ async def read_templates(store: BaseStore) -> list[Namespace]:
     ]
 
 
-def _get_cache(store: Any) -> tuple[set[tuple[bytes, Namespace]], bytes]:
+def _get_recorded_templates(store: Any) -> tuple[set[tuple[bytes, Namespace]], bytes]:
     """Return the cached records of a store's database, and the store's scope prefix or b""."""
     parts = getattr(store, "_parts", None)
     database = getattr(store, "database", None) or store

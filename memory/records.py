@@ -192,7 +192,9 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
         value = memory.value
         body = value["text"] if set(value) == {"text"} else value
         team = _get_team(memory.namespace)
-        return _render_line(body, getattr(memory, "provenance", None), memory.created_at, team=team)
+        return _render_memory_json(
+            body, getattr(memory, "provenance", None), memory.created_at, team=team
+        )
     if not isinstance(memory, Memory):
         return to_prompt_json(memory)
     earlier_texts = [
@@ -206,7 +208,7 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
     filled_fields = {key: part for key, part in fields.items() if part is not None}
     body = filled_fields or memory.text if memory.kind == EPISODE else memory.text
     team = _get_team(memory.namespace)
-    return _render_line(body, source, memory.valid_from, until, earlier_texts, date, team)
+    return _render_memory_json(body, source, memory.valid_from, until, earlier_texts, date, team)
 
 
 def format_dates(memories: Sequence[Memory]) -> list[str | None]:
@@ -237,7 +239,7 @@ def find_end_of_validity(memory: Memory) -> datetime | None:
         return None
 
 
-def _render_line(
+def _render_memory_json(
     body: Any,
     provenance: Any,
     default_time: Any,
@@ -305,8 +307,8 @@ class StoreAdapter:
     """Reads and writes memories in any langgraph store. Its async methods are effects.
 
     Reading a perdure store through this adapter does not restart an item's time to live, because
-    many reads only compare memories or find more memories than the model receives. `keep_alive`
-    restarts the time to live of the memories that the model receives.
+    many reads only compare memories or find more memories than the model receives. The method
+    `refresh_time_to_live` restarts the time to live of the memories that the model receives.
 
     Args:
         store: The store.
@@ -337,12 +339,16 @@ class StoreAdapter:
             as_of: A time in the past whose version is returned. Only perdure's stores support it.
         """
         item = await self.call(
-            "get", namespace, key, **self._no_refresh_options(), **self._as_of_options(as_of)
+            "get",
+            namespace,
+            key,
+            **self._build_no_refresh_options(),
+            **self._build_as_of_options(as_of),
         )
         if item is None:
             return None
-        self._note_expiring([item])
-        return memory_from_item(item)
+        self._remember_expiring_items([item])
+        return convert_item_to_memory(item)
 
     def resolve_min_score(self, min_score: float | None) -> float:
         """Return `min_score`, or the default minimum score if `min_score` is None.
@@ -377,16 +383,16 @@ class StoreAdapter:
         options = {
             n: v for n, v in search_options.items() if self.versioned or n in _COMMON_SEARCH_OPTIONS
         }
-        options |= self._no_refresh_options() | self._as_of_options(as_of)
+        options |= self._build_no_refresh_options() | self._build_as_of_options(as_of)
         items = await self.call("search", prefix, **options)
-        self._note_expiring(items)
+        self._remember_expiring_items(items)
         return [
             memory
-            for memory in map(memory_from_item, items)
+            for memory in map(convert_item_to_memory, items)
             if not is_below_min_score(memory, min_score)
         ]
 
-    async def keep_alive(self, memories: Iterable[Memory]) -> None:
+    async def refresh_time_to_live(self, memories: Iterable[Memory]) -> None:
         """Restart the time to live of memories, unless the store is configured not to refresh it.
 
         This adapter must have read the memories, and they must be current versions.
@@ -419,7 +425,7 @@ class StoreAdapter:
             present = await self.get(namespace, key)
             return [] if present is None else [present]
         items = await self.call("history", namespace, key)
-        return [memory_from_item(item) for item in items]
+        return [convert_item_to_memory(item) for item in items]
 
     async def write(self, puts: Sequence[PutItem]) -> None:
         """Write the puts. A store with versions writes all of them or none.
@@ -430,7 +436,7 @@ class StoreAdapter:
         if puts:
             await self.record_templates()
             await self.call(
-                "batch", list(puts) if self.versioned else [_to_plain_put(p) for p in puts]
+                "batch", list(puts) if self.versioned else [_convert_to_plain_put(p) for p in puts]
             )
 
     async def record_templates(self) -> None:
@@ -438,42 +444,49 @@ class StoreAdapter:
         if self._templates:
             await record_templates(self.store, self._templates)
 
-    async def namespaces_with(self, label: str) -> list[Namespace]:
+    async def list_namespaces_with_label(self, label: str) -> list[Namespace]:
         """Return the namespaces that contain a label, even if all items in them are deleted."""
         if self.versioned:
             return await self.call("find_namespaces", label)  # type: ignore[no-any-return]
         namespaces = await self.call("list_namespaces", limit=sys.maxsize)
         return [tuple(namespace) for namespace in namespaces if label in namespace]
 
-    async def namespaces_under(self, prefix: Namespace) -> list[Namespace]:
+    async def list_namespaces_under(self, prefix: Namespace) -> list[Namespace]:
         """Return the namespaces under a prefix, even if all items in them are deleted."""
-        namespaces = await self.namespaces_with(prefix[0])
+        namespaces = await self.list_namespaces_with_label(prefix[0])
         return [namespace for namespace in namespaces if namespace[: len(prefix)] == prefix]
 
-    async def items_under(self, prefix: Namespace) -> list[Item]:
+    async def list_items_under(self, prefix: Namespace) -> list[Item]:
         """Return the current items in all namespaces under a prefix."""
         items: list[Item] = []
         while True:
             page = await self.call(
-                "search", prefix, limit=_PAGE_SIZE, offset=len(items), **self._no_refresh_options()
+                "search",
+                prefix,
+                limit=_PAGE_SIZE,
+                offset=len(items),
+                **self._build_no_refresh_options(),
             )
             items += page
             if len(page) < _PAGE_SIZE:
                 return items
 
-    def _no_refresh_options(self) -> dict[str, Any]:
+    def _build_no_refresh_options(self) -> dict[str, Any]:
         """Return the options of a read that must not restart the time to live of items."""
         return {"refresh_ttl": False} if self.versioned else {}
 
-    def _note_expiring(self, items: Iterable[Item]) -> None:
-        """Remember which of these items have a time to live. `keep_alive` restarts only theirs."""
+    def _remember_expiring_items(self, items: Iterable[Item]) -> None:
+        """Remember which of these items have a time to live.
+
+        The method `refresh_time_to_live` restarts only theirs.
+        """
         self._expiring.update(
             (tuple(item.namespace), item.key)
             for item in items
             if getattr(item, "expires_at", None) is not None
         )
 
-    def _as_of_options(self, as_of: datetime | None) -> dict[str, Any]:
+    def _build_as_of_options(self, as_of: datetime | None) -> dict[str, Any]:
         """Return the search option for a time in the past, or no option if `as_of` is None."""
         if as_of is None:
             return {}
@@ -675,7 +688,7 @@ def build_previous_text_filter(text: str) -> dict[str, Any]:
     return {PREVIOUS: {"$exists": True}, f"{PREVIOUS}[*].digest": hash_normal_form(text)}
 
 
-def memory_from_item(item: Item) -> Memory:
+def convert_item_to_memory(item: Item) -> Memory:
     """Convert an item of any store to a memory."""
     value = dict(item.value)
     provenance: Provenance | None = getattr(item, "provenance", None)
@@ -698,7 +711,7 @@ def memory_from_item(item: Item) -> Memory:
     )
 
 
-def _to_plain_put(put: PutItem) -> PutOp:
+def _convert_to_plain_put(put: PutItem) -> PutOp:
     """Convert a put to langgraph's `PutOp`, with the provenance in a field of the value."""
     value = None if put.value is None else dict(put.value)
     if value is not None and put.provenance is not None:

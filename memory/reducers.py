@@ -36,7 +36,7 @@ class Keep(dict[str, Any]):
 
     def __init__(self, start: int | None = None, end: int | None = None) -> None:
         super().__init__({"type": "keep", "from": start, "to": end})
-        _check_keep(self)
+        _validate_keep_update(self)
 
     def __repr__(self) -> str:
         return f"Keep(start={self['from']!r}, end={self['to']!r})"
@@ -60,7 +60,7 @@ def messages(left: Any, right: Any) -> Any:
     value = _merge_messages(value, [])
     for part in _split_update(right):
         if isinstance(part, Mapping):
-            value = _keep_messages(list(value), part)
+            value = _select_kept_messages(list(value), part)
         else:
             value = _merge_messages(value, part)
     return value
@@ -151,7 +151,7 @@ def _split_update(update: Any) -> list[Any]:
     parts: list[Any] = []
     for element in update if isinstance(update, list) else [update]:
         if _is_keep(element):
-            parts.append(_check_keep(element))
+            parts.append(_validate_keep_update(element))
         elif parts and isinstance(parts[-1], list):
             parts[-1].append(element)
         else:
@@ -159,7 +159,7 @@ def _split_update(update: Any) -> list[Any]:
     return parts
 
 
-def _check_keep(keep: Mapping[str, Any]) -> Mapping[str, Any]:
+def _validate_keep_update(keep: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a `Keep` update. Raise InvalidUpdate if it does not have the JSON form of `Keep`."""
     has_ints = all(keep.get(key) is None or type(keep[key]) is int for key in ("from", "to"))
     if set(keep) - {"type", "from", "to"} or not has_ints:
@@ -174,7 +174,7 @@ def _to_slice(keep: Mapping[str, Any]) -> slice:
     return slice(keep.get("from"), keep.get("to"))
 
 
-def _keep_messages(value: list[BaseMessage], keep: Mapping[str, Any]) -> list[BaseMessage]:
+def _select_kept_messages(value: list[BaseMessage], keep: Mapping[str, Any]) -> list[BaseMessage]:
     """Return the messages that a `Keep` update selects.
 
     Raises:

@@ -49,7 +49,7 @@ class RequestParts:
         tools = max(self.tools, ceil(fixed_tokens))
         return max(tools + self.system + system_messages, self.other)
 
-    def is_answer(self, message: BaseMessage) -> bool:
+    def is_answer_of_agent(self, message: BaseMessage) -> bool:
         """Return whether a message is an answer that this agent gave with this model."""
         if not isinstance(message, AIMessage):
             return False
@@ -104,7 +104,7 @@ class RequestSize:
         in_rest = max(trigger - other - unexplained, minimum)
         return (min(in_messages, in_rest) if unexplained else in_rest) / self.scale
 
-    def with_messages(self, messages: int) -> RequestSize:
+    def with_message_tokens(self, messages: int) -> RequestSize:
         """Return the size of the request if its messages had only `messages` estimated tokens."""
         share = messages / self.messages if self.messages else 0.0
         total = self.other + ceil(share * (self.total - self.other))
@@ -133,24 +133,26 @@ def measure_request(
     scale = counter.scale_to_usage(messages).scale
     total, recent = ceil(scale * (estimated + other)), ceil(scale * estimated)
     start = _find_first_after_summary(messages, summary)
-    newest = _find_report(messages, range(len(messages) - 1, start - 1, -1), parts)
+    newest = _find_reporting_answer(messages, range(len(messages) - 1, start - 1, -1), parts)
     if newest is not None:
         later = islice(zip(costs, is_system, strict=True), newest + 1, None)
         later_tokens = sum(cost for cost, is_ignored in later if not is_ignored)
         reported = read_request_tokens(messages[newest]) + ceil(scale * later_tokens)
         total = max(total, reported)
         if summary:
-            first = _find_report(messages, range(start, newest + 1), parts)
+            first = _find_reporting_answer(messages, range(start, newest + 1), parts)
             first = newest if first is None else first
             recent = max(recent, reported - read_request_tokens(messages[first]))
     return RequestSize(total, estimated, other, summary_tokens, recent, bool(summary), scale)
 
 
-def _find_report(messages: Messages, positions: Iterable[int], parts: RequestParts) -> int | None:
+def _find_reporting_answer(
+    messages: Messages, positions: Iterable[int], parts: RequestParts
+) -> int | None:
     """Return the first position whose message is an answer that reports token usage, or None."""
     for position in positions:
         message = messages[position]
-        if parts.is_answer(message) and read_request_tokens(message):
+        if parts.is_answer_of_agent(message) and read_request_tokens(message):
             return position
     return None
 

@@ -100,13 +100,13 @@ def read_run_teams(config: RunnableConfig | None) -> tuple[str, ...]:
         **find_run_context_values(config, names),
     }
     picked, allowed = configurable.get(CHOSEN_TEAM), get_allowed_teams(config)
-    chosen = parse_teams(values["team"], values["teams"]) if picked is None else (picked,)
+    chosen = parse_run_teams(values["team"], values["teams"]) if picked is None else (picked,)
     if allowed is not None:
         chosen = tuple(team for team in (allowed if chosen is None else chosen) if team in allowed)
     return tuple(dict.fromkeys(chosen or ()))
 
 
-def parse_teams(team: Any, teams: Any) -> tuple[str, ...] | None:
+def parse_run_teams(team: Any, teams: Any) -> tuple[str, ...] | None:
     """Return the teams that the options `team` and `teams` of a run name, or None without both.
 
     Raises:
@@ -213,7 +213,7 @@ class Template:
         self._parsed = [_parse_label(label) for label in self.labels]
         self.is_team = self.labels[0] == TEAMS
         if self.is_team:
-            self._check_team(shared)
+            self._check_team_template(shared)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -270,7 +270,7 @@ class Template:
         if team is not None:
             values["team"] = team
         return tuple(
-            prefix + self._get_value(name, values) + suffix if name else prefix
+            prefix + self._get_placeholder_value(name, values) + suffix if name else prefix
             for prefix, name, suffix in self._parsed
         )
 
@@ -282,7 +282,7 @@ class Template:
         is_personal = self.is_team or "user_id" in self.names
         return is_personal and ensure_config(config)["configurable"].get(WITHOUT_MEMORY_KEY) is True
 
-    def _check_team(self, shared: bool) -> None:
+    def _check_team_template(self, shared: bool) -> None:
         """Raise ConfigurationError unless a template for teams is allowed and names a team."""
         name = self.labels[1] if len(self.labels) > 1 else ""
         if not shared:
@@ -296,7 +296,7 @@ class Template:
                 "name of a team as second label"
             )
 
-    def _get_value(self, name: str, values: dict[str, Any]) -> str:
+    def _get_placeholder_value(self, name: str, values: dict[str, Any]) -> str:
         """Return the value of a placeholder.
 
         Raise InvalidConfig if it cannot be used as a label.

@@ -57,7 +57,8 @@ def _differ_by_similar_words(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
         return False
     # Words with the same stem may differ in tense or number, which can change the fact.
     return bool(differ) and all(
-        tokenize(x) != tokenize(y) and _word_similarity(x, y) >= _MIN_COSINE for x, y in differ
+        tokenize(x) != tokenize(y) and _compute_word_similarity(x, y) >= _MIN_COSINE
+        for x, y in differ
     )
 
 
@@ -78,7 +79,7 @@ def _split_words(text: str) -> tuple[str, ...]:
 
 
 @lru_cache(1 << 12)
-def _word_similarity(a: str, b: str) -> float:
+def _compute_word_similarity(a: str, b: str) -> float:
     """Return the cosine similarity of the vectors of two words."""
     # This module is imported here because it loads numpy, which most comparisons do not need.
     from perdure.stores.offline import StaticEmbedder

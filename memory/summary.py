@@ -45,7 +45,7 @@ from perdure.memory.options import (
     check_text,
     check_whole_number,
 )
-from perdure.memory.quotation import cut_middle, render_message, render_units
+from perdure.memory.quotation import cut_middle, render_message, render_message_units
 from perdure.memory.request_size import RequestParts, RequestSize, measure_request
 from perdure.memory.summary_request import PROMPT as PROMPT
 from perdure.memory.summary_request import SummaryRequest
@@ -240,7 +240,7 @@ class Summarize(MessagesNode):
             if self._failed.has_failed(messages)
             else self._select_for_summary(rest, previous)
         )
-        text = await self._try_to_write(previous, selection, messages, config)
+        text = await self._try_to_write_summary(previous, selection, messages, config)
         if text is not None:
             answers = self._select_answers(rest)
             previous = extend_summary(previous, text, selection.messages, conversation=answers)
@@ -262,7 +262,7 @@ class Summarize(MessagesNode):
         """
         thread = self._find_saved_thread()
         if thread is not None:
-            if self._find_summarized(state):
+            if self._find_summarized_messages(state):
                 return True
             if ends_with_answer(read_messages(state, self.messages_key)):
                 return False
@@ -338,10 +338,10 @@ class Summarize(MessagesNode):
         if not selection.messages:
             return False
         previous = read_summary(read_channel(state, SUMMARY))
-        text = await self._ask_model(previous, selection, messages, None)
+        text = await self._request_summary(previous, selection, messages, None)
         if text is None:
             return False
-        writes = self._build_writes(
+        writes = self._build_summary_update(
             previous, text, selection, read_channel(state, SUMMARIZED), messages
         )
         return await store_summary(thread, head, self.messages_key, writes)
@@ -355,13 +355,13 @@ class Summarize(MessagesNode):
     def _find_saved_thread(self) -> SavedThread | None:
         return None if self._background is None else find_saved_thread()
 
-    def _find_summarized(self, state: Any) -> list[BaseMessage]:
+    def _find_summarized_messages(self, state: Any) -> list[BaseMessage]:
         """Return the messages of a state that its summary already covers."""
         summarized = SummarizedMessages.from_state(state)
         messages = read_messages(state, self.messages_key) if summarized else ()
         return [message for message in messages if message in summarized]
 
-    def _check_channels(self, state: Any) -> None:
+    def _check_summary_channels(self, state: Any) -> None:
         """Raise ConfigurationError if the state has no channel for the summarised ids.
 
         A graph without this channel would lose the summary, although it removes the messages.
@@ -389,9 +389,9 @@ class Summarize(MessagesNode):
         summary already covers.
         """
         if "langgraph_node" in ((config or {}).get("metadata") or {}):
-            self._check_channels(state)
+            self._check_summary_channels(state)
         messages, thread = read_messages(state, self.messages_key), self._find_saved_thread()
-        gone = [] if thread is None else self._find_summarized(state)
+        gone = [] if thread is None else self._find_summarized_messages(state)
         if thread is not None and ends_with_answer(messages):
             self.schedule(state)
             selection, text = _NOTHING, None
@@ -399,20 +399,20 @@ class Summarize(MessagesNode):
             selection = self._select_from_state(state)
             check_message_ids(messages if selection.messages else (), self.messages_key)
             previous = read_summary(read_channel(state, SUMMARY))
-            text = await self._try_to_write(previous, selection, messages, config)
+            text = await self._try_to_write_summary(previous, selection, messages, config)
         update: dict[str, Any] = {}
         if text is not None:
             known_ids = read_channel(state, SUMMARIZED) or ()
-            self._warn_of_repetitions(known_ids)
-            update = self._build_writes(previous, text, selection, known_ids, messages)
-            gone = [*selection.messages, *self._find_summarized(state)]
+            self._warn_of_repeated_ids(known_ids)
+            update = self._build_summary_update(previous, text, selection, known_ids, messages)
+            gone = [*selection.messages, *self._find_summarized_messages(state)]
         if gone:
             removed = {message.id for message in gone}
             rest = [m for m in merge_duplicate_messages(messages) if m.id not in removed]
             update[self.messages_key] = build_messages_update(rest, messages, self.messages_key)
         return update
 
-    def _build_writes(
+    def _build_summary_update(
         self,
         previous: Summary | None,
         text: str,
@@ -431,7 +431,7 @@ class Summarize(MessagesNode):
         """Return `messages` if the trigger depends on reported token usage, else ()."""
         return () if self.trigger[1] == inf or self.counter.counts_messages else messages
 
-    async def _try_to_write(
+    async def _try_to_write_summary(
         self,
         previous: Summary | None,
         selection: Selection,
@@ -446,7 +446,7 @@ class Summarize(MessagesNode):
         the conversation.
         """
         try:
-            return await self._ask_model(previous, selection, messages, config)
+            return await self._request_summary(previous, selection, messages, config)
         except errors.SummaryFailed as exc:
             if self.on_failure == "raise":
                 raise
@@ -454,7 +454,7 @@ class Summarize(MessagesNode):
             self._failed.record_failure(messages)
             return None
 
-    async def _ask_model(
+    async def _request_summary(
         self,
         previous: Summary | None,
         selection: Selection,
@@ -465,7 +465,7 @@ class Summarize(MessagesNode):
 
         Returns None if the messages have no content, or if one of them was erased in the meantime.
         """
-        turns, steps = render_units(selection.turns), render_units(selection.steps)
+        turns, steps = render_message_units(selection.turns), render_message_units(selection.steps)
         units = [*turns, *steps]
         if not units:
             return None
@@ -483,7 +483,7 @@ class Summarize(MessagesNode):
             return None
         return text
 
-    def _warn_of_repetitions(self, ids: Sequence[str]) -> None:
+    def _warn_of_repeated_ids(self, ids: Sequence[str]) -> None:
         """Log a warning once if `summarized` contains many duplicates.
 
         The reducer `operator.add` causes them.
@@ -530,19 +530,19 @@ class Summarize(MessagesNode):
         if summarized:
             messages = [message for message in messages if message not in summarized]
         size = self._measure_request(messages, summary)
-        if not self._is_reached(_exclude_system_messages(messages), size):
+        if not self._is_trigger_reached(_exclude_system_messages(messages), size):
             return _NOTHING
-        limit = self._max_kept_tokens(size)
-        first_kept = self._find_first_kept(messages, limit)
+        limit = self._compute_max_kept_tokens(size)
+        first_kept = self._find_first_kept_position(messages, limit)
         old, rest = _exclude_system_messages(messages[:first_kept]), messages[first_kept:]
         old += find_late_results(old, rest)
         if len(list(iter_turn_ranges(rest))) == 1 and (
             not old or self._newest_turn_reaches_trigger(rest, size)
         ):
-            return Selection(old, *self._select_exchanges(rest, limit))
+            return Selection(old, *self._select_older_exchanges(rest, limit))
         return Selection(old)
 
-    def _select_exchanges(
+    def _select_older_exchanges(
         self, turn: Messages, limit: float
     ) -> tuple[list[BaseMessage], BaseMessage | None]:
         """Select a turn's older exchanges to summarise.
@@ -575,7 +575,9 @@ class Summarize(MessagesNode):
         section = render_section(summary) if summary and summary["text"] else ""
         return measure_request(messages, self.counter, self._parts, summary, section)
 
-    def _is_reached(self, messages: Sequence[BaseMessage], size: RequestSize | None) -> bool:
+    def _is_trigger_reached(
+        self, messages: Sequence[BaseMessage], size: RequestSize | None
+    ) -> bool:
         """Return whether the number of messages, or the size of the request, reaches a trigger."""
         message_limit, token_limit = self.trigger
         return len(messages) >= message_limit or (
@@ -586,17 +588,17 @@ class Summarize(MessagesNode):
         """Return whether the messages of the newest turn alone reach a trigger."""
         messages = _exclude_system_messages(rest)
         if size is not None:
-            size = size.with_messages(sum(map(self.counter.count_message, messages)))
-        return self._is_reached(messages, size)
+            size = size.with_message_tokens(sum(map(self.counter.count_message, messages)))
+        return self._is_trigger_reached(messages, size)
 
-    def _max_kept_tokens(self, size: RequestSize | None) -> float:
+    def _compute_max_kept_tokens(self, size: RequestSize | None) -> float:
         """Return the maximum number of tokens of the messages that are not summarised."""
         if size is None:
             return self.keep[1]
         room = size.max_message_tokens(self.trigger[1])
         return (room + 1) / 2 if self._keeps_half else min(self.keep[1], room)
 
-    def _find_first_kept(self, messages: Messages, limit: float) -> int:
+    def _find_first_kept_position(self, messages: Messages, limit: float) -> int:
         """Return the position of the first message that is not summarised, or 0 to keep all."""
         count = tokens = first_kept = 0
         for turn in iter_turn_ranges(messages):

@@ -70,12 +70,12 @@ class SummaryRequest:
     def __post_init__(self) -> None:
         check_whole_number(
             "the number of tokens that summary_prompt leaves for the conversation",
-            self._room,
+            self._tokens_for_conversation,
             _MIN_ROOM,
         )
 
     @property
-    def _room(self) -> int:
+    def _tokens_for_conversation(self) -> int:
         """The number of tokens that a request has left for the messages and the previous summary.
 
         The rest is taken by the prompt, the note and the delimiters.
@@ -83,7 +83,7 @@ class SummaryRequest:
         return (
             self.max_input
             - self.count_tokens(self.prompt)
-            - self._count_with_break(self.note)
+            - self._count_tokens_with_line_break(self.note)
             - _FRAME
         )
 
@@ -92,13 +92,15 @@ class SummaryRequest:
 
         `previous` is "" if no previous summary exists.
         """
-        room = self._room
+        room = self._tokens_for_conversation
         while texts:
-            if self._count_with_break(previous) > room // 2:
+            if self._count_tokens_with_line_break(previous) > room // 2:
                 texts, previous = [escape_delimiters(previous), *texts], ""
-            part, rest = self._split_texts(texts, room - self._count_with_break(previous))
+            part, rest = self._split_texts(
+                texts, room - self._count_tokens_with_line_break(previous)
+            )
             try:
-                previous = await self._ask_model(previous, part, room if rest else None)
+                previous = await self._request_summary(previous, part, room if rest else None)
                 texts = rest
             except errors.ModelFailed as exc:
                 # If the request was too long, the provider counts more tokens than this counter, or
@@ -106,7 +108,8 @@ class SummaryRequest:
                 room = (
                     min(
                         room,
-                        self._count_with_break(previous) + sum(map(self._count_with_break, part)),
+                        self._count_tokens_with_line_break(previous)
+                        + sum(map(self._count_tokens_with_line_break, part)),
                     )
                     // 2
                 )
@@ -117,7 +120,7 @@ class SummaryRequest:
                     raise errors.SummaryFailed(fault) from exc.__cause__
         return previous
 
-    async def _ask_model(self, previous: str, texts: Sequence[str], room: int | None) -> str:
+    async def _request_summary(self, previous: str, texts: Sequence[str], room: int | None) -> str:
         """Send one request to the model, and return the summary.
 
         `room` is the number of tokens that the next request has for this summary and the
@@ -146,7 +149,7 @@ class SummaryRequest:
 
         return await self.call.request_usable_answer(build_request, check_answer)
 
-    def _count_with_break(self, text: str) -> int:
+    def _count_tokens_with_line_break(self, text: str) -> int:
         """Count the tokens of a text and of the line break after it. Return 0 for an empty text."""
         return self.count_tokens(text) + 1 if text else 0
 
@@ -155,12 +158,12 @@ class SummaryRequest:
 
         If the first text does not fit, it is split, too.
         """
-        costs = list(map(self._count_with_break, texts))
+        costs = list(map(self._count_tokens_with_line_break, texts))
         fitting = sum(1 for total in accumulate(costs) if total <= room)
         if fitting:
             return list(texts[:fitting]), list(texts[fitting:])
         text = texts[0]
         size = max(1, len(text) * room // costs[0])
-        while size > 1 and self._count_with_break(text[:size]) > room:
+        while size > 1 and self._count_tokens_with_line_break(text[:size]) > room:
             size = size * 9 // 10
         return [text[:size]], [text[size:], *texts[1:]]

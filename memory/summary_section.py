@@ -8,7 +8,7 @@ from typing import Any, Final
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from perdure.memory.conversation import Messages
-from perdure.memory.nodes import ModelInput, append_text
+from perdure.memory.nodes import ModelInput, append_text_to_content
 from perdure.memory.quotation import render_record_text
 from perdure.memory.summary_state import Summary, read_summary
 from perdure.memory.system_messages import INSTRUCTIONS, SUMMARY_MARK
@@ -39,7 +39,8 @@ def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:
     # The digests are needed only in a state, where they help to recognise summarised messages.
     mark.pop("digests", None)
     return replace(
-        model_input, system=_replace_content(system, append_text(content, section), mark)
+        model_input,
+        system=_replace_system_content(system, append_text_to_content(content, section), mark),
     )
 
 
@@ -60,11 +61,11 @@ def remove_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage
             continue
         summary = read_summary(mark)
         if isinstance(message, SystemMessage) and mark[INSTRUCTIONS] is not None:
-            rest.append(_replace_content(message, mark[INSTRUCTIONS], None))
+            rest.append(_replace_system_content(message, mark[INSTRUCTIONS], None))
     return summary, rest
 
 
-def _replace_content(system: BaseMessage, content: Any, mark: Any) -> BaseMessage:
+def _replace_system_content(system: BaseMessage, content: Any, mark: Any) -> BaseMessage:
     """Return a copy of a system message with new content and a new summary mark.
 
     `mark=None` means no mark.

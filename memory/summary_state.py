@@ -158,7 +158,7 @@ class SummarizedMessages:
     def __contains__(self, message: object) -> bool:
         if not isinstance(message, BaseMessage):
             return False
-        return message.id in self._ids and not self._is_changed(message)
+        return message.id in self._ids and not self._is_changed_since_summary(message)
 
     def remove_from(self, model_input: ModelInput) -> ModelInput:
         """Return `model_input` without the summarised messages.
@@ -187,7 +187,7 @@ class SummarizedMessages:
         """
         return all(message in self or REQUEST_ONLY in message.additional_kwargs for message in unit)
 
-    def _is_changed(self, message: BaseMessage) -> bool:
+    def _is_changed_since_summary(self, message: BaseMessage) -> bool:
         """Return whether the content of a message has changed since it was summarised."""
         if self._contents is None:
             self._contents = {}

@@ -36,7 +36,7 @@ def find_system_messages(messages: Messages) -> list[BaseMessage]:
     distinct: dict[Hashable, BaseMessage] = {}
     for message in messages:
         if type(message) in kinds and has_visible_content(message):
-            distinct.setdefault(_build_comparison_key(message.content), message)
+            distinct.setdefault(_build_content_key(message.content), message)
     return list(distinct.values())
 
 
@@ -49,18 +49,18 @@ def join_system_messages(messages: Messages) -> BaseMessage | None:
     """
     if len(messages) < 2:
         return messages[0] if messages else None
-    content = join_contents([message.content for message in messages])
+    content = join_message_contents([message.content for message in messages])
     kwargs = dict(messages[0].additional_kwargs)
     marked = [m for m in messages if m.additional_kwargs.get(SUMMARY_MARK) is not None]
     if marked:
         plain = [_get_content_without_summary(message) for message in messages]
-        instructions = join_contents([content for content in plain if content is not None])
+        instructions = join_message_contents([content for content in plain if content is not None])
         mark = marked[-1].additional_kwargs[SUMMARY_MARK]
         kwargs[SUMMARY_MARK] = {**mark, INSTRUCTIONS: instructions}
     return messages[0].model_copy(update={"content": content, "additional_kwargs": kwargs})
 
 
-def join_contents(contents: list[Any]) -> Any:
+def join_message_contents(contents: list[Any]) -> Any:
     """Return the contents of several messages as the content of one message.
 
     If all contents are text, they are joined with blank lines. Otherwise the result is a list of
@@ -94,7 +94,7 @@ def _to_blocks(content: Any) -> list[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _build_comparison_key(content: Any) -> Hashable:
+def _build_content_key(content: Any) -> Hashable:
     """Return a hashable key that is equal for contents with the same text or the same blocks."""
     blocks = _to_blocks(content)
     texts = [block if isinstance(block, str) else block.get("text") for block in blocks]

@@ -57,7 +57,10 @@ SEARCHED: Final = "searched"
 """A key in a message's `response_metadata`. With the value True, the search of threads finds the
 message even if it does not become a memory, such as a document that a model wrote."""
 TURN_EXTRACTOR: Final = "turns"
-"""The name of the extractor whose watermarks have the thread's id as key; see `_build_key`."""
+"""The name of the extractor whose watermarks use the thread's id as key.
+
+See `_build_watermark_key`.
+"""
 # Number of newest messages that are checked first, to decide whether all messages were read.
 _TAIL_MESSAGES: Final = 8
 # Maximum number of read messages, the newest ones, that a watermark lists.
@@ -110,7 +113,7 @@ class ThreadMessage:
     @property
     def digest(self) -> str:
         """A hash of the message, which changes if the text of the message is edited."""
-        return blake2b(_encode_identity(self.message), digest_size=4).hexdigest()
+        return blake2b(_encode_message_identity(self.message), digest_size=4).hexdigest()
 
     @property
     def is_shortened(self) -> bool:
@@ -313,7 +316,7 @@ def _iter_thread_messages(messages: Sequence[BaseMessage]) -> Iterator[ThreadMes
     for message in messages:
         if conversation.role(message) == "human":
             is_remembered = message.response_metadata.get(REMEMBER_TURN) is not False
-        id, identity = message.id, _encode_identity(message)
+        id, identity = message.id, _encode_message_identity(message)
         if not id:
             counts[identity] += 1
             digest = blake2b(identity + str(counts[identity]).encode(), digest_size=10)
@@ -322,7 +325,7 @@ def _iter_thread_messages(messages: Sequence[BaseMessage]) -> Iterator[ThreadMes
         yield ThreadMessage(message, id, at=created_at, turn_is_remembered=is_remembered)
 
 
-def _encode_identity(message: BaseMessage) -> bytes:
+def _encode_message_identity(message: BaseMessage) -> bytes:
     """Encode the parts of a message that identify it, as input of a hash function."""
     parts = (message.type, message.name or "", read_message_text(message))
     return "\0".join(parts).encode("utf-8", "surrogatepass")
@@ -491,7 +494,7 @@ class Watermark:
         )
         namespace_of_note, key = (
             build_notes_namespace(WATERMARKS, namespace),
-            _build_key(self.extractor, thread_id),
+            _build_watermark_key(self.extractor, thread_id),
         )
         return build_note_put(namespace_of_note, key, value, if_version=self.version)
 
@@ -532,7 +535,7 @@ async def read_watermarks(
     if not watermark_keys:
         return []
     ops = [
-        GetOp(build_notes_namespace(WATERMARKS, namespace), _build_key(extractor, thread))
+        GetOp(build_notes_namespace(WATERMARKS, namespace), _build_watermark_key(extractor, thread))
         for namespace, thread in watermark_keys
     ]
     empty = Watermark(extractor, version=0 if adapter.versioned else None)
@@ -556,7 +559,7 @@ def _decode_watermark(note: Item) -> Watermark:
     return _NOTE_ADAPTER.validate_python({**note.value, "version": getattr(note, "version", None)})
 
 
-def _build_key(extractor: str, thread_id: str) -> str:
+def _build_watermark_key(extractor: str, thread_id: str) -> str:
     """Build the key of a watermark's note."""
     if extractor == TURN_EXTRACTOR:
         return thread_id

@@ -357,9 +357,9 @@ class TranscriptSearch:
                     len(steps) >= _THREADS_PER_TRANSACTION
                     or sum(len(p.items) for p in steps) >= _MESSAGES_PER_TRANSACTION
                 ):
-                    self._write_steps(steps)
+                    self._write_index_steps(steps)
                     steps, job.done_count = [], number
-        self._write_steps(steps)
+        self._write_index_steps(steps)
         job.done_count = job.total
 
     def _iter_index_steps(self, thread_id: str, owner: Any) -> Iterator[_IndexStep]:
@@ -389,12 +389,12 @@ class TranscriptSearch:
             )
             before = after if items else None
 
-    def _write_steps(self, steps: Sequence[_IndexStep]) -> None:
+    def _write_index_steps(self, steps: Sequence[_IndexStep]) -> None:
         """Write messages to the index, and the progress of their threads, in one transaction."""
         if not steps:
             return
         advances = [step[:3] for step in steps]
-        puts = [self._parts.prepare_batch(self._iter_puts(step)) for step in steps]
+        puts = [self._parts.prepare_batch(self._iter_index_puts(step)) for step in steps]
 
         def flow() -> Flow[None]:
             are_advanced = yield from save_index_progress(self._sql, advances)
@@ -406,7 +406,7 @@ class TranscriptSearch:
         names = {step.thread_id for step in steps} | {repr(step.after.path) for step in steps}
         self._database.write(flow, exclusive_names=[*names], watch=self._saver._watch)
 
-    def _iter_puts(self, step: _IndexStep) -> Iterator[PutItem]:
+    def _iter_index_puts(self, step: _IndexStep) -> Iterator[PutItem]:
         """Yield the puts that add the messages of a step to the index.
 
         Messages that are not searched are skipped.

@@ -182,12 +182,14 @@ def count_block_tokens(block: Mapping[str, Any], count_text: CountText) -> int:
     kind = kind if isinstance(kind, str) else ""
     texts = [block[key] for key in _TEXT_KEYS if isinstance(block.get(key), str)]
     if kind in _HIDDEN_TYPES:
-        return sum(map(count_text, texts)) + _count_reasoning(block, count_text)
+        return sum(map(count_text, texts)) + _count_reasoning_tokens(block, count_text)
     if texts:
         return count_text(texts[0])
     media = _find_media_kind(block)
     return (
-        _count_value(block, count_text) if media is None else _count_media(media, block, count_text)
+        _count_json_tokens(block, count_text)
+        if media is None
+        else _count_media_tokens(media, block, count_text)
     )
 
 
@@ -211,10 +213,12 @@ def count_voice_tokens(audio: Mapping[str, Any], count_text: CountText) -> int:
     if isinstance(transcript, str) and transcript:
         return _TRANSCRIPT_FACTOR * count_text(transcript)
     data = audio.get("data")
-    return _estimate_media("audio", "wav", len(data) * 3 // 4) if isinstance(data, str) else 0
+    return (
+        _estimate_media_tokens("audio", "wav", len(data) * 3 // 4) if isinstance(data, str) else 0
+    )
 
 
-def _count_reasoning(block: Mapping[str, Any], count_text: CountText) -> int:
+def _count_reasoning_tokens(block: Mapping[str, Any], count_text: CountText) -> int:
     """Return the number of tokens of a reasoning block's summary and encrypted part."""
     total = 0
     summary = block.get("summary")
@@ -230,14 +234,14 @@ def _count_reasoning(block: Mapping[str, Any], count_text: CountText) -> int:
     return total
 
 
-def _count_media(kind: str, block: Mapping[str, Any], count_text: CountText) -> int:
+def _count_media_tokens(kind: str, block: Mapping[str, Any], count_text: CountText) -> int:
     """Return the number of tokens of a block with an image, a file, audio or video."""
     parts: list[Mapping[str, Any]] = [block]
     # The list grows during the loop, because Amazon Bedrock nests the data twice.
     for part in parts:
         nested = (part.get(key) for key in _NESTED_KEYS) if len(parts) < _MAX_NESTED else ()
         parts += [value for value in nested if isinstance(value, Mapping)]
-    mime, data = _find_data(parts)
+    mime, data = _find_media_data(parts)
     prefix = mime.partition("/")[0]
     kind = prefix if prefix in ("image", "audio", "video") else kind
     if kind == "image":
@@ -245,7 +249,7 @@ def _count_media(kind: str, block: Mapping[str, Any], count_text: CountText) -> 
         return LOW_DETAIL_IMAGE_TOKENS if low else IMAGE_TOKENS
     source = block.get("source")
     if isinstance(source, Mapping) and source.get("type") == "content":
-        return _count_value(source.get("content"), count_text)
+        return _count_json_tokens(source.get("content"), count_text)
     if data is None:
         return _UNKNOWN_LENGTH_TOKENS[kind]
     if isinstance(source, Mapping) and source.get("type") == "text" and isinstance(data, str):
@@ -253,10 +257,10 @@ def _count_media(kind: str, block: Mapping[str, Any], count_text: CountText) -> 
     size = len(data) if isinstance(data, bytes) else len(data) * 3 // 4
     if prefix == "text" or mime.endswith("json"):
         return -(-size // BYTES_PER_TOKEN)
-    return _estimate_media(kind, mime, size)
+    return _estimate_media_tokens(kind, mime, size)
 
 
-def _find_data(parts: Sequence[Mapping[str, Any]]) -> tuple[str, str | bytes | None]:
+def _find_media_data(parts: Sequence[Mapping[str, Any]]) -> tuple[str, str | bytes | None]:
     """Return the MIME type and the data of the media in a block.
 
     If the block has no MIME type, a format or a file name is returned instead. The data is None if
@@ -276,7 +280,7 @@ def _find_data(parts: Sequence[Mapping[str, Any]]) -> tuple[str, str | bytes | N
     return mime, data
 
 
-def _estimate_media(kind: str, mime: str, size: int) -> int:
+def _estimate_media_tokens(kind: str, mime: str, size: int) -> int:
     """Estimate the number of tokens of `size` bytes of a file, audio or video."""
     if kind == "audio":
         raw = any(name in mime for name in _RAW_AUDIO_TYPES)
@@ -287,13 +291,13 @@ def _estimate_media(kind: str, mime: str, size: int) -> int:
     return math.ceil(size / _PAGE_BYTES) * _PAGE_TOKENS
 
 
-def _count_value(value: Any, count_text: CountText) -> int:
+def _count_json_tokens(value: Any, count_text: CountText) -> int:
     """Return the number of tokens of a JSON value. Base64 data in it is estimated as a file."""
     if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
         return sum(
             count_block_tokens(part, count_text)
             if isinstance(part, Mapping)
-            else _count_value(part, count_text)
+            else _count_json_tokens(part, count_text)
             for part in value
         )
     files = 0
@@ -309,14 +313,14 @@ def _count_value(value: Any, count_text: CountText) -> int:
         if isinstance(part, list | tuple):
             return [without_files(inner) for inner in part]
         if isinstance(part, bytes):
-            files += _estimate_media("file", "", len(part))
+            files += _estimate_media_tokens("file", "", len(part))
             return ""
         url = _DATA_URL.match(part) if isinstance(part, str) else None
         if url is not None:
-            files += _count_media("file", {"url": part}, count_text)
+            files += _count_media_tokens("file", {"url": part}, count_text)
             return ""
         if isinstance(part, str) and _is_base64(part):
-            files += _estimate_media("file", "", len(part) * 3 // 4)
+            files += _estimate_media_tokens("file", "", len(part) * 3 // 4)
             return ""
         return part
 

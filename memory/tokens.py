@@ -140,7 +140,7 @@ class TokenCounter:
             return ceil(self._function.count_message(message))
         content = message.content
         total = _FRAME + (
-            self.count_text(content) if type(content) is str else self._count_blocks(content)
+            self.count_text(content) if type(content) is str else self._count_block_tokens(content)
         )
         if message.name:
             total += _NAME + self.count_text(message.name)
@@ -148,7 +148,7 @@ class TokenCounter:
             audio = message.additional_kwargs.get("audio")
             if isinstance(audio, Mapping):
                 total += count_voice_tokens(audio, self.count_text)
-            return total + self._count_calls(message)
+            return total + self._count_call_tokens(message)
         return total + _RESULT if kind == "tool" else total
 
     def count_tools(self, tools: Sequence[Any]) -> int:
@@ -195,12 +195,12 @@ class TokenCounter:
         model = self.model or next(filter(None, map(read_model_name, reversed(answers))), None)
         unscaled = TokenCounter()
         of_model = (m for m in answers if is_same_model(read_model_name(m), model))
-        scale = min(_MAX_SCALE, max(map(unscaled._usage_ratio, of_model), default=1.0))
+        scale = min(_MAX_SCALE, max(map(unscaled._compute_usage_ratio, of_model), default=1.0))
         if scale == self.scale:
             return self
         return TokenCounter(tools=self._tools, scale=scale, model=self.model)
 
-    def _usage_ratio(self, message: BaseMessage) -> float:
+    def _compute_usage_ratio(self, message: BaseMessage) -> float:
         """Return reported tokens of an answer divided by its estimated tokens, but at least 1."""
         if has_block_of_type(message, REASONING_BLOCKS):
             return 1.0
@@ -209,7 +209,7 @@ class TokenCounter:
             max(1.0, read_answer_tokens(message) / estimated) if estimated >= _MIN_MEASURED else 1.0
         )
 
-    def _count_calls(self, message: Any) -> int:
+    def _count_call_tokens(self, message: Any) -> int:
         """Return the number of tokens of the tool calls in a message."""
         total = 0
         for call in (*message.tool_calls, *message.invalid_tool_calls):
@@ -217,8 +217,11 @@ class TokenCounter:
             total += _CALL + self.count_text(call["name"] or "") + self.count_text(args)
         return total
 
-    def _count_blocks(self, blocks: Sequence[Any]) -> int:
-        """Return the number of tokens of content blocks, except tool calls (see `_count_calls`)."""
+    def _count_block_tokens(self, blocks: Sequence[Any]) -> int:
+        """Return the number of tokens of content blocks.
+
+        Tool calls are not counted; see `_count_call_tokens`.
+        """
         total = 0
         for block in blocks:
             if isinstance(block, str):

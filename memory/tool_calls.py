@@ -98,7 +98,7 @@ class Call(NamedTuple):
     block: Mapping[str, Any] | None = None
 
 
-def find_calls(message: AIMessage) -> list[Call]:
+def find_tool_calls(message: AIMessage) -> list[Call]:
     """Return the tool calls in a message, in the order in which providers receive them."""
     tool_calls, unparsed, kwargs = (
         message.tool_calls,
@@ -108,7 +108,7 @@ def find_calls(message: AIMessage) -> list[Call]:
     if not (tool_calls or unparsed or kwargs) and isinstance(message.content, str):
         # Most messages have no tool calls.
         return []
-    blocks = list(iter_blocks(message))
+    blocks = list(iter_content_blocks(message))
     custom = {block.get("call_id") for block in blocks if block.get("type") == "custom_tool_call"}
     calls = [
         Call(call["id"], call["name"], "custom" if call["id"] in custom else "tool", index)
@@ -118,7 +118,7 @@ def find_calls(message: AIMessage) -> list[Call]:
         calls.append(Call(entry["id"], entry["name"] or "", "unparsed", index))
     listed_ids = {call.id for call in calls}
     for block in blocks:
-        call = _read_call_block(block)
+        call = _read_call_from_block(block)
         # A block without an id is skipped if other calls are listed, because it probably repeats an
         # entry of `tool_calls`.
         if call is None or call.id in listed_ids or (listed_ids and not call.id):
@@ -133,7 +133,7 @@ def find_calls(message: AIMessage) -> list[Call]:
 
 def list_call_ids(message: AIMessage) -> list[str | None]:
     """Return the ids of all tool calls in a message, including calls that could not be parsed."""
-    return [call.id for call in find_calls(message)]
+    return [call.id for call in find_tool_calls(message)]
 
 
 def find_result_ids(message: BaseMessage) -> list[str]:
@@ -145,7 +145,9 @@ def find_result_ids(message: BaseMessage) -> list[str]:
     if isinstance(message.content, str) and not message.additional_kwargs:
         return []
     return [
-        call_id for block in iter_blocks(message) if (call_id := _find_result_id(block)) is not None
+        call_id
+        for block in iter_content_blocks(message)
+        if (call_id := _find_result_id(block)) is not None
     ]
 
 
@@ -158,10 +160,10 @@ def requires_result_block(message: BaseMessage) -> bool:
         return False
     if message.additional_kwargs.get("type") == "computer_call_output":
         return True
-    return any(block.get("type") in _RESULTS for block in iter_blocks(message))
+    return any(block.get("type") in _RESULTS for block in iter_content_blocks(message))
 
 
-def iter_blocks(message: BaseMessage) -> Iterator[Mapping[str, Any]]:
+def iter_content_blocks(message: BaseMessage) -> Iterator[Mapping[str, Any]]:
     """Yield a message's content blocks, then the blocks in `additional_kwargs["tool_outputs"]`."""
     content = message.content
     for block in () if isinstance(content, str) else content:
@@ -199,7 +201,7 @@ def rewrite_calls(
 
     Args:
         message: The AI message.
-        calls: The calls of the message, from `find_calls`.
+        calls: The calls of the message, from `find_tool_calls`.
         removed: The positions in `calls` of the calls to remove. Each removed call that may have
             run is replaced by a sentence.
         new_ids: New ids of calls, by the position of the call in `calls`.
@@ -215,7 +217,7 @@ def rewrite_calls(
             entries[call.kind == "unparsed"].append(entry)
     if not (removed or new_ids or stray_ids) and len(entries[False]) == len(message.tool_calls):
         return message
-    is_removed = _build_block_test(calls, removed, new_ids, stray_ids)
+    is_removed = _build_removal_test(calls, removed, new_ids, stray_ids)
     sentences = [
         f"[A call of {calls[position].name or 'a tool'} is left out; {NO_RESULT}.]"
         for position in sorted(removed)
@@ -239,7 +241,7 @@ def rewrite_calls(
     return message.model_copy(update=changes)
 
 
-def _build_block_test(
+def _build_removal_test(
     calls: Sequence[Call],
     removed: Collection[int],
     new_ids: Mapping[int, str],
@@ -258,7 +260,7 @@ def _build_block_test(
         inner = unwrap_block(block)
         if id(inner) in removed_blocks or _find_result_id(inner) in stray_ids:
             return True
-        call = _read_call_block(inner)
+        call = _read_call_from_block(inner)
         if call is not None and call.kind in ("tool", "custom") and call.id in ids:
             return True
         # OpenAI refuses a reasoning block if the call that followed the block is missing.
@@ -267,7 +269,7 @@ def _build_block_test(
     return is_removed
 
 
-def build_missing_result(call: Call, call_id: str) -> BaseMessage:
+def build_missing_result_message(call: Call, call_id: str) -> BaseMessage:
     """Build a message that replaces a missing tool result and says that no result is stored.
 
     The message refers to the call by `call_id`.
@@ -316,13 +318,13 @@ def _build_call_entry(message: AIMessage, call: Call) -> Any:
         return None
     return {
         "name": call.name,
-        "args": read_arguments(call.block),
+        "args": read_call_arguments(call.block),
         "id": call.id,
         "type": "tool_call",
     }
 
 
-def _read_call_block(block: Mapping[str, Any]) -> Call | None:
+def _read_call_from_block(block: Mapping[str, Any]) -> Call | None:
     """Return the tool call that a content block contains, or None if it contains no call."""
     kind = str(block.get("type"))
     if kind in _CLIENT_CALLS:
@@ -360,7 +362,7 @@ def _build_function_call_id(name: str | None) -> str:
     return f"function {name or ''}"
 
 
-def read_arguments(block: Mapping[str, Any]) -> dict[str, Any]:
+def read_call_arguments(block: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a tool call in a content block, or `{}` if they are not valid."""
     if block.get("type") == "custom_tool_call":
         # langchain-openai uses this key for the input of a custom tool.

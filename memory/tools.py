@@ -43,8 +43,8 @@ from perdure.memory.quotation import render_section
 from perdure.memory.recall import (
     NAMESPACE,
     Labels,
-    choose_labels,
-    list_namespace_labels,
+    choose_namespace_option,
+    list_labels_per_namespace,
     merge_rankings,
 )
 from perdure.memory.records import (
@@ -178,10 +178,10 @@ def manage_memory(
         if team_collection is not None and (
             team := (arguments.get("team") or "").strip(_STRAY_CHARS)
         ):
-            chosen_collection, config = team_collection, _choose_team(config, team)
+            chosen_collection, config = team_collection, _choose_team_of_run(config, team)
         # An error in this call is a mistake of the developer, so the error is raised.
         writer = chosen_collection.build_writer(config, by_model=True)
-        return await _run_action(writer, arguments, attribution)
+        return await _execute_memory_action(writer, arguments, attribution)
 
     arguments = _build_arguments_model(schema, has_team=team_collection is not None)
     return build_tool(manage, name, description, arguments, channel)
@@ -223,7 +223,7 @@ def search_memory(
         since=(str | None, Field(None, description=SINCE_DESCRIPTION)),
         until=(str | None, Field(None, description=UNTIL_DESCRIPTION)),
     )
-    label_lists = list_namespace_labels(choose_labels(namespace, namespaces))
+    label_lists = list_labels_per_namespace(choose_namespace_option(namespace, namespaces))
     collections = [Collection(store, labels) for labels in label_lists]
     checked_min_score = check_min_score(min_score)
 
@@ -244,7 +244,7 @@ def search_memory(
         options |= {} if period is None else {"during": period}
         config = attribution.config
         rankings = []
-        for collection, team_config in _split_by_team(collections, config):
+        for collection, team_config in _expand_team_collections(collections, config):
             memories_found = await collection.search_namespace(
                 options, result_limit, config=team_config, answers_first=True
             )
@@ -259,7 +259,7 @@ def search_memory(
     return build_tool(search, name, description, arguments)
 
 
-def _choose_team(config: RunnableConfig | None, team: str) -> RunnableConfig:
+def _choose_team_of_run(config: RunnableConfig | None, team: str) -> RunnableConfig:
     """Return a copy of a run's config that selects the memory of one of the run's teams.
 
     Raises:
@@ -275,7 +275,7 @@ def _choose_team(config: RunnableConfig | None, team: str) -> RunnableConfig:
     return choose_team(config, team)
 
 
-def _split_by_team(
+def _expand_team_collections(
     collections: Sequence[Collection], config: RunnableConfig | None
 ) -> Iterator[tuple[Collection, RunnableConfig | None]]:
     """Yield each collection with the config to use. A team collection is yielded once per team."""
@@ -293,7 +293,9 @@ def quote_memories(memories: Sequence[Memory]) -> str:
     Each memory has its date, or its time (UTC) if another memory has the same date.
     """
     dates = format_dates(memories)
-    lines = [_render_memory(memory, date) for memory, date in zip(memories, dates, strict=True)]
+    lines = [
+        _render_memory_with_id(memory, date) for memory, date in zip(memories, dates, strict=True)
+    ]
     return render_section("memories", lines)
 
 
@@ -413,7 +415,7 @@ def _parse_memory_argument(memory: Any) -> Any:
     return parsed if isinstance(parsed, dict) else {TEXT: memory}
 
 
-async def _run_action(
+async def _execute_memory_action(
     writer: MemoryWriter, arguments: Mapping[str, Any], attribution: Attribution
 ) -> str:
     """Execute a call of the tool `manage_memory`, and return the answer to the model.
@@ -431,7 +433,7 @@ async def _run_action(
     if action != "create" and not key:
         raise ToolException(f"'{action}' needs the id of a memory. Search for it, and copy its id.")
     try:
-        outcome = await _apply_action(writer, action, key, memory, attribution)
+        outcome = await _write_memory_action(writer, action, key, memory, attribution)
     # A model's invalid id is treated as an unknown id.
     except (errors.UnknownMemory, errors.InvalidNamespace) as exc:
         raise ToolException(_UNKNOWN_ANSWER.format(id=to_prompt_json(key[:80]))) from exc
@@ -471,14 +473,14 @@ def _describe_outcome(outcome: Outcome) -> str:
     return f"Done: the memory {outcome.key} is {change}.{note}"
 
 
-async def _apply_action(
+async def _write_memory_action(
     writer: MemoryWriter, action: ManageAction, key: str, memory: Any, attribution: Attribution
 ) -> Outcome:
     """Write the change of memories that a model requested, with the provenance of the new text."""
     if action == "delete":
         return await writer.delete(key)
     stated_now = memory.model_dump(mode="json") if isinstance(memory, BaseModel) else memory
-    await attribution.check_sources(_list_texts(stated_now))
+    await attribution.check_texts_not_erased(_list_texts(stated_now))
     # If a memory is created, an id from the model is ignored.
     if action == "create":
         return await writer.insert(
@@ -500,7 +502,7 @@ def _list_texts(value: Any) -> list[str]:
     return [part for part, _ in iter_json_values(value) if isinstance(part, str)]
 
 
-def _render_memory(memory: Memory, date: str | None) -> str:
+def _render_memory_with_id(memory: Memory, date: str | None) -> str:
     """Render a memory with its id, fields and previous texts as JSON."""
     fields = get_content_fields(memory.value) if TEXT in memory.value else {}
     superseded_texts = (previous for previous in memory.previous if previous.change == "superseded")
@@ -543,7 +545,10 @@ class Attribution:
             stated_before: Texts that the user is known to have stated.
         """
         words = set().union(*map(_extract_stems, texts))
-        by_user, by_tool = self._words_by_role("human"), self._words_by_role("tool")
+        by_user, by_tool = (
+            self._extract_stems_by_message("human"),
+            self._extract_stems_by_message("tool"),
+        )
         new_by_tool = {
             i: stems for i, stems in by_tool.items() if self.messages[i].name not in self.own_tools
         }
@@ -556,7 +561,9 @@ class Attribution:
             trust, rests_on = "user", by_user
         elif words and len(tool_words) >= len(words) / 2:
             trust, rests_on = "tool", by_tool
-        messages = [self.messages[i] for i in sorted(_iter_covering_messages(words, rests_on))]
+        messages = [
+            self.messages[i] for i in sorted(_iter_covering_message_indices(words, rests_on))
+        ]
         names = {message.name for message in messages}
         return Provenance(
             *read_run_source(self.config),
@@ -566,7 +573,7 @@ class Attribution:
             at=datetime.now(UTC),
         )
 
-    async def check_sources(self, texts: Iterable[str]) -> None:
+    async def check_texts_not_erased(self, texts: Iterable[str]) -> None:
         """Raise an error if texts repeat messages that were erased during the run.
 
         This is the case if at least half of their words are in erased messages of the thread.
@@ -584,7 +591,7 @@ class Attribution:
         if len(repeated_words) >= len(words) / 2:
             raise ToolException(_ERASED_ANSWER)
 
-    def _words_by_role(self, speaker: str) -> Words:
+    def _extract_stems_by_message(self, speaker: str) -> Words:
         """Return the word stems of each message with this role, by message index.
 
         Summaries are left out.
@@ -604,7 +611,7 @@ def _extract_stems(text: Any) -> set[str]:
     return {word for word in tokenize(str(text)) if word not in _IGNORED_STEMS}
 
 
-def _iter_covering_messages(words: set[str], messages: Words) -> Iterator[int]:
+def _iter_covering_message_indices(words: set[str], messages: Words) -> Iterator[int]:
     """Yield the indices of a small set of messages that together contain the words.
 
     Each step yields the message that contains most of the remaining words, and the newest one if

@@ -93,10 +93,10 @@ class Trim(MessagesNode):
     ) -> None:
         super().__init__(messages_key)
         check_choice("strategy", strategy, ("last", "first"))
-        starts = _read_message_types("start_on", start_on, _EXPECTED_STARTS)
+        starts = _parse_message_types("start_on", start_on, _EXPECTED_STARTS)
         if starts and "human" not in starts:
             raise ConfigurationError(f"start_on is {start_on!r:.80}; expected {_EXPECTED_STARTS}")
-        ends = _read_message_types("end_on", end_on, _EXPECTED_ENDS)
+        ends = _parse_message_types("end_on", end_on, _EXPECTED_ENDS)
         if end_on == "system":
             raise ConfigurationError(f"end_on is 'system'; expected {_EXPECTED_ENDS}")
         size: Any = max_tokens
@@ -283,7 +283,7 @@ def build_budget_error(
     )
 
 
-def _read_message_types(name: str, value: Any, expected: str) -> frozenset[str]:
+def _parse_message_types(name: str, value: Any, expected: str) -> frozenset[str]:
     """Parse the value of an option as a set of message types.
 
     The value is the name of a type, a message class, or a list of them. `BaseMessage` means all
@@ -291,14 +291,14 @@ def _read_message_types(name: str, value: Any, expected: str) -> frozenset[str]:
     """
     is_several = isinstance(value, list | tuple | set | frozenset)
     types = [
-        _read_message_type(item) for item in (value if is_several else [value] if value else [])
+        _parse_message_type(item) for item in (value if is_several else [value] if value else [])
     ]
     if not all(types):
         raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
     return frozenset().union(*types)
 
 
-def _read_message_type(value: Any) -> set[str]:
+def _parse_message_type(value: Any) -> set[str]:
     """Return the message types that a name or class means. The set is empty for an unknown name."""
     if isinstance(value, str):
         return {value.removesuffix("MessageChunk").lower()}.intersection(_CLASSES)

@@ -108,7 +108,9 @@ class UpdateProfile(Learner):
         newest = history[len(history) - self._extractor.count_batch_messages(history[::-1]) :]
         batch = Batch(thread_id or "", checkpoint_id, newest)
         try:
-            return await self._write_update(batch, Scope(handle.adapter, handle.namespace, config))
+            return await self._write_profile_update(
+                batch, Scope(handle.adapter, handle.namespace, config)
+            )
         except (ModelFailed, VersionConflict) as exc:
             if not self._keeps:
                 raise
@@ -123,7 +125,7 @@ class UpdateProfile(Learner):
         """Update the profile from the messages of a run."""
         return await self._learn_from(messages, config)
 
-    async def _write_update(self, batch: Batch, scope: Scope) -> ProfileUpdate:
+    async def _write_profile_update(self, batch: Batch, scope: Scope) -> ProfileUpdate:
         """Ask the model for a patch, and write the patch.
 
         Try again if another run has changed the same fields.

@@ -71,11 +71,15 @@ def is_same_model(first: str | None, second: str | None) -> bool:
     >>> is_same_model("openai:gpt-4o", "gpt-4o-2024-08-06"), is_same_model("gpt-4", "gpt-4o")
     (True, False)
     """
-    return first is None or second is None or _base_name(first) == _base_name(second)
+    return (
+        first is None
+        or second is None
+        or _remove_provider_and_version(first) == _remove_provider_and_version(second)
+    )
 
 
 @lru_cache(maxsize=256)
-def _base_name(model: str) -> str:
+def _remove_provider_and_version(model: str) -> str:
     """Return a model name without the provider's prefix and the version's suffix."""
     name = _REPEATED.sub(r"\1", model.strip().lower())
     name = _PREFIX.sub("", name)

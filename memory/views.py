@@ -115,7 +115,9 @@ class RecordViews(BaseCallbackHandler):
             view_metadata["run_id"] = call_metadata["run_id"]
         checkpoint = empty_checkpoint()
         versions: Any = {self._key: checkpoint["id"]}
-        checkpoint["channel_values"] = {self._key: [_remove_data(message) for message in messages]}
+        checkpoint["channel_values"] = {
+            self._key: [_remove_media_data(message) for message in messages]
+        }
         checkpoint["channel_versions"] = versions
         config = _build_config(thread_id)
         # With these values, the checkpointer detects erasures that happened after the run began.
@@ -179,7 +181,7 @@ class ModelView:
         """
         totals: dict[str, int] = {}
         counter = _create_counter(self.model).scale_to_usage(self.messages)
-        for part, tokens in (*_count_parts(self.messages, counter), ("tools", self.tools)):
+        for part, tokens in (*_iter_part_tokens(self.messages, counter), ("tools", self.tools)):
             totals[part] = totals.get(part, 0) + tokens
         return {part: tokens for part, tokens in totals.items() if tokens}
 
@@ -263,22 +265,22 @@ def _find_run_position() -> tuple[str, str, str, object] | None:
     return info.thread_id, info.checkpoint_ns.rpartition("|")[0], info.checkpoint_id, runtime
 
 
-def _remove_data(message: BaseMessage) -> BaseMessage:
+def _remove_media_data(message: BaseMessage) -> BaseMessage:
     """Return a message without the binary data of its images and files."""
     if isinstance(message.content, str):
         return message
-    content = _shorten_data(message.content)
+    content = _replace_long_data(message.content)
     if content == message.content:
         return message
     return message.model_copy(update={"content": content})
 
 
-def _shorten_data(value: Any, key: Any = None) -> Any:
+def _replace_long_data(value: Any, key: Any = None) -> Any:
     """Replace long binary data in content by a note. `key` is the key of `value` in its block."""
     if isinstance(value, dict):
-        return {name: _shorten_data(part, name) for name, part in value.items()}
+        return {name: _replace_long_data(part, name) for name, part in value.items()}
     if isinstance(value, list):
-        return [_shorten_data(part) for part in value]
+        return [_replace_long_data(part) for part in value]
     is_long = isinstance(value, str) and len(value) > _MAX_DATA_CHARS and key in _DATA_KEYS
     return f"[{len(value):,} characters left out]" if is_long else value
 
@@ -291,7 +293,7 @@ def _create_counter(model: str | None) -> TokenCounter:
         return token_counter().for_model(model)
 
 
-def _count_parts(
+def _iter_part_tokens(
     messages: Sequence[BaseMessage], counter: TokenCounter
 ) -> Iterator[tuple[str, int]]:
     """Yield (name, number of tokens) for each part of each message."""

@@ -22,7 +22,7 @@ from perdure.checkpointers.person_rows import PersonRows
 from perdure.checkpointers.records import CronRow
 from perdure.effects import run
 from perdure.errors import StorageUnavailable, UnknownPerson, UnknownThread
-from perdure.memory.person_archive import iter_archive
+from perdure.memory.person_archive import iter_archive_lines
 from perdure.memory.person_namespaces import (
     PersonNamespaces,
     check_templates,
@@ -143,7 +143,7 @@ def export(
     threads, person_namespaces = _find_threads_and_namespaces(
         rows, store, namespaces, conversations_by_id
     )
-    return iter_archive(rows, saver, store, threads, person_namespaces)
+    return iter_archive_lines(rows, saver, store, threads, person_namespaces)
 
 
 async def aexport(*args: Any, **options: Any) -> AsyncIterator[dict[str, Any]]:

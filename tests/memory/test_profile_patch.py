@@ -14,10 +14,10 @@ from jsonpatch import JsonPointer
 from perdure.errors import InvalidPatch
 from perdure.memory.profile import (
     apply_patch,
-    check_operations,
-    copy_json,
+    are_patched_fields_unchanged,
+    check_patch_operations,
+    copy_and_check_json,
     is_same_json,
-    is_unchanged_since,
 )
 from tests.memory.patch_oracle import NotApplicable, oracle
 
@@ -25,7 +25,7 @@ MAX = 100_000
 
 
 def patch(document: Any, operations: Any, **options: Any) -> Any:
-    return apply_patch(document, check_operations(operations), **options)
+    return apply_patch(document, check_patch_operations(operations), **options)
 
 
 def op(name: str, path: str, **more: Any) -> dict[str, Any]:
@@ -375,21 +375,21 @@ def test_a_field_that_no_operation_names_stays(drawn: tuple[Any, list[dict[str, 
 
 def test_a_patch_is_as_seen_if_its_fields_are() -> None:
     """Other fields may have changed; a pointer to the whole document concerns all of them."""
-    home = check_operations([op("replace", "/home/city", value="Oslo")])
-    whole = check_operations([op("test", "", value={})])
-    moving = check_operations([{"op": "move", "from": "/home", "path": "/a"}])
+    home = check_patch_operations([op("replace", "/home/city", value="Oslo")])
+    whole = check_patch_operations([op("test", "", value={})])
+    moving = check_patch_operations([{"op": "move", "from": "/home", "path": "/a"}])
     renamed = {**ANN, "name": "Bo"}
     moved = {**ANN, "home": {"city": "Bruges"}}
 
-    assert is_unchanged_since(home, ANN, renamed)
-    assert not is_unchanged_since(home, ANN, moved)
-    assert not is_unchanged_since(whole, ANN, renamed)
-    assert not is_unchanged_since(moving, ANN, moved)
-    assert not is_unchanged_since(home, ANN, {"name": "Ann"})
+    assert are_patched_fields_unchanged(home, ANN, renamed)
+    assert not are_patched_fields_unchanged(home, ANN, moved)
+    assert not are_patched_fields_unchanged(whole, ANN, renamed)
+    assert not are_patched_fields_unchanged(moving, ANN, moved)
+    assert not are_patched_fields_unchanged(home, ANN, {"name": "Ann"})
 
 
 def test_the_size_is_that_of_the_json() -> None:
     """Not of its characters: what takes more bytes counts as more."""
-    copy_json({"a": "é" * 49_996}, "it")
+    copy_and_check_json({"a": "é" * 49_996}, "it")
     with pytest.raises(InvalidPatch, match="takes 100,002 bytes"):
-        copy_json({"a": "é" * 49_997}, "it")
+        copy_and_check_json({"a": "é" * 49_997}, "it")

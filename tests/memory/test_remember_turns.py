@@ -26,7 +26,7 @@ from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory import ChatState, Collection, Extraction, recall
 from perdure.memory.extraction import remember_turns
 from perdure.memory.extractors import TurnExtractor, build_superseded_turn_puts, build_turn_key
-from perdure.memory.records import Memory, StoreAdapter, memory_from_item
+from perdure.memory.records import Memory, StoreAdapter, convert_item_to_memory
 from perdure.memory.thread_messages import Watermark, read_watermark
 from perdure.storage.flow import fetch_rows
 from perdure.stores import Provenance, SQLiteStore
@@ -321,7 +321,7 @@ def test_turns_of_a_superseded_memory_are_marked_as_past(
 
     past = {item.key: item.value for item in kept(store) if "until" in item.value}
     assert past == {turn.key: {**turn.value, "until": MAY.isoformat()}}
-    assert run(build_superseded_turn_puts(adapter, memory_from_item(turn), MAY)) == []
+    assert run(build_superseded_turn_puts(adapter, convert_item_to_memory(turn), MAY)) == []
     assert turn.provenance == store.get(ANN, turn.key).provenance  # type: ignore[union-attr]
 
 

@@ -450,13 +450,13 @@ def test_what_goes_while_it_is_read_is_not_kept(
     """Between the read of a thread and the write of what was read."""
     talk(both.saver, "t", said=[f"the {SECRET} horse"])
     talk(both.saver, "u", said=["the horse stays"])
-    write = TranscriptSearch._write_steps
+    write = TranscriptSearch._write_index_steps
 
     def late(search: TranscriptSearch, some: Any) -> None:
         both.saver.delete_thread("t")
         write(search, some)
 
-    monkeypatch.setattr(TranscriptSearch, "_write_steps", late)
+    monkeypatch.setattr(TranscriptSearch, "_write_index_steps", late)
     assert both.search("horse") == ["u"]
     assert len(both.keys()) == 1
 
@@ -466,7 +466,7 @@ def test_a_thread_that_goes_on_while_it_is_read_is_counted_as_unread(
 ) -> None:
     """What was said meanwhile is found by a later search."""
     talk(both.saver, "t", said=["the horse"])
-    said, write = ["the horse"], TranscriptSearch._write_steps
+    said, write = ["the horse"], TranscriptSearch._write_index_steps
 
     def late(search: TranscriptSearch, some: Any) -> None:
         said.append(f"the canoe {len(said)}")
@@ -474,7 +474,7 @@ def test_a_thread_that_goes_on_while_it_is_read_is_counted_as_unread(
         write(search, some)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TranscriptSearch, "_write_steps", late)
+        patch.setattr(TranscriptSearch, "_write_index_steps", late)
         hits = search_threads(both.saver, both.store, "horse")
     assert ([hit.thread_id for hit in hits], hits.unread) == (["t"], 1)
     assert search_threads(both.saver, both.store, "canoe").unread == 0
@@ -488,7 +488,7 @@ def test_readings_that_are_over_are_not_kept(both: Opened, monkeypatch: pytest.M
 
     talk(both.saver, "t", said=["the horse"], user_id="eve")
     with monkeypatch.context() as patch:
-        patch.setattr(TranscriptSearch, "_write_steps", fails)
+        patch.setattr(TranscriptSearch, "_write_index_steps", fails)
         with pytest.raises(OSError, match="the disk is full"):
             both.search("horse", user="eve")
     for user in ("ann", "bob"):

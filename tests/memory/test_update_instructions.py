@@ -28,7 +28,7 @@ from perdure.errors import (
 )
 from perdure.memory.instructions import Instructions, update_instructions, use_instructions
 from perdure.memory.model_call import ModelCall
-from perdure.memory.quotation import keep_newest_units
+from perdure.memory.quotation import join_newest_units
 from perdure.memory.reducers import ChatState
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations
@@ -308,10 +308,10 @@ def test_any_conversation_can_be_learned_from() -> None:
 def test_a_long_conversation_is_shown_from_its_end() -> None:
     talk = [f"user: message {number}" for number in range(100)]
 
-    assert keep_newest_units(talk, 60).startswith(
+    assert join_newest_units(talk, 60).startswith(
         "[earlier messages are left out]\nuser: message 97\n"
     )
-    assert keep_newest_units(talk, 4) == "[earlier messages are left out]\n 99"
+    assert join_newest_units(talk, 4) == "[earlier messages are left out]\n 99"
 
 
 def test_a_conversation_too_long_for_the_model_is_shown_by_halves(

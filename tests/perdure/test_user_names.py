@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableConfig
 from perdure import people, settings
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig
-from perdure.memory.run_config import Template, parse_teams, read_run_user
+from perdure.memory.run_config import Template, parse_run_teams, read_run_user
 from perdure.server.access import ADMIN_PERMISSION, Forbidden, Identity, LocalAccess
 from perdure.server.acting import act_for
 from perdure.server.keys_file import check_key_user
@@ -69,7 +69,7 @@ def test_parts_that_are_called_with_a_user_refuse_it(name: str) -> None:
     with pytest.raises(InvalidConfig, match="not blank"):
         Template(("memories", "{user_id}")).fill(config)
     with pytest.raises(InvalidConfig, match="the run names the team"):
-        parse_teams(name, None)
+        parse_run_teams(name, None)
     with SQLiteStore.open(":memory:") as store, SQLiteCheckpointer.open(":memory:") as saver:
         with pytest.raises(ConfigurationError, match="expected the name of a user"):
             people.plan(name, saver, store)

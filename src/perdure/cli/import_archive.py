@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from perdure.memory.person_archive import is_header, is_item, is_record
+from perdure.memory.person_archive import is_archive_header, is_item_version, is_run_or_cron_record
 from perdure.memory.person_namespaces import CHAT_LABEL
 from perdure.memory.recorded_templates import PERSONAL_LABELS
 from perdure.memory.records import RESERVED_LABEL
@@ -30,16 +30,16 @@ class ArchiveLines:
 
     def add_line(self, value: Mapping[str, Any]) -> bool:
         """Add a line of an archive, except a thread. Return whether the line was added."""
-        if is_header(value):
+        if is_archive_header(value):
             self.is_archive, self._user = True, value["user"]
         elif not self.is_archive:
             return False
-        elif is_item(value):
+        elif is_item_version(value):
             if self._may_belong_to_person(value["namespace"]):
                 self._items.append(value)
             else:
                 self.left_out += 1
-        elif is_record(value):
+        elif is_run_or_cron_record(value):
             self.records += 1
         else:
             return False

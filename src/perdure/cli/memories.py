@@ -82,12 +82,12 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """List memories, the last changed first."""
-    from perdure.memory.records import memory_from_item
+    from perdure.memory.records import convert_item_to_memory
 
     with open_database(db, user, allow_read_only=True) as database:
         options: dict[str, Any] = {"limit": sys.maxsize, "as_of": as_of, "refresh_ttl": False}
         stored = [
-            memory_from_item(item)
+            convert_item_to_memory(item)
             for namespace in (*_user_namespaces(database), _INSTRUCTIONS)
             for item in database.store.search(namespace, **options)
         ]
@@ -193,11 +193,11 @@ def history(
     key: KeyArgument, user: UserOption = None, db: DbOption = None, json: JsonOption = False
 ) -> None:
     """Show the versions of a memory, oldest first."""
-    from perdure.memory.records import memory_from_item
+    from perdure.memory.records import convert_item_to_memory
 
     with open_database(db, user, allow_read_only=True) as database:
         found_key = _find_memory_key(database, key, [*_user_namespaces(database), _INSTRUCTIONS])
-        versions = [memory_from_item(item) for item in database.store.history(*found_key)]
+        versions = [convert_item_to_memory(item) for item in database.store.history(*found_key)]
     rows = [
         (
             memory.version or 0,
@@ -350,7 +350,7 @@ def _print_preview(database: CommandDatabase, receipt: Receipt) -> None:
 
     Texts in quarantine are not printed, because they may contain secrets.
     """
-    from perdure.memory.records import QUARANTINE, memory_from_item
+    from perdure.memory.records import QUARANTINE, convert_item_to_memory
 
     entries = [
         (namespace, key)
@@ -359,7 +359,7 @@ def _print_preview(database: CommandDatabase, receipt: Receipt) -> None:
     ]
     for namespace, key in entries[:_PREVIEWED]:
         *_, last = database.store.history(namespace, key)
-        text = memory_from_item(last).text if namespace[0] in _LABELS else "in quarantine"
+        text = convert_item_to_memory(last).text if namespace[0] in _LABELS else "in quarantine"
         print_note_line(f"{key}: {text}", "dim")
     if len(entries) > _PREVIEWED:
         print_note(f"… and {len(entries) - _PREVIEWED} more", "dim")

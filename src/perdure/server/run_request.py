@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from perdure.checkpointers.labels import CALLER, DEED
 from perdure.errors import ConfigurationError
-from perdure.memory.run_config import parse_teams
+from perdure.memory.run_config import parse_run_teams
 from perdure.server.threads import validate_metadata
 
 StreamMode = Literal[
@@ -321,7 +321,7 @@ class RunRequest(WithoutNulls):
         names = set[str]()
         for values in (self._merged_configurable, self.context or {}):
             for team, teams in ((values.get("team"), None), (None, values.get("teams"))):
-                names |= {*(parse_teams(team, teams) or ())}
+                names |= {*(parse_run_teams(team, teams) or ())}
         return names
 
     @property
