@@ -311,7 +311,8 @@ class Template:
         if not is_valid or (name == "user_id" and not is_name(value)):
             raise InvalidConfig(
                 f"{name!r} of the run is {value!a:.80}, which cannot be a label in "
-                f"{self.labels!r}; expected text with a visible character and without NUL, except '.' and '..'"
+                f"{self.labels!r}; expected text with a visible character and without NUL, "
+                "except '.' and '..'"
             )
         # For a member of a str enum, this returns the value and not the name.
         return str.__str__(value)
