@@ -182,7 +182,7 @@ class CheckpointerChatMemoryStore(_StoredMessages):
     def delete_messages(self, memory_id: Any) -> None:
         """Delete all messages of a memory.
 
-        With `keep_history`, they stay in the history of the thread.
+        With `keep_history`, the deleted messages stay in the history of the thread.
         """
         self._open_thread(memory_id).clear()
 
@@ -245,9 +245,9 @@ class WindowChatMemory(ABC):
         """Append new messages to `messages`, and return those that fit into the window.
 
         A new system message replaces the previous one, and is never evicted. A new system message
-        that is blank, or equal to a stored one, is ignored. Other messages are evicted from the
-        oldest on. A tool call is evicted together with its results. If a single message is larger
-        than the window, it is evicted together with all messages before it.
+        that is blank, or equal to a stored one, is ignored. Other messages are evicted, beginning
+        with the oldest. A tool call is evicted together with its results. If a single message is
+        larger than the window, it is evicted together with all messages before it.
         """
         window = list(messages)
         for message in new_messages:
@@ -434,10 +434,10 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
 
     For example, `advisor.invoke("Hello", config)` returns the model's answer.
 
-    The input is the same as that of a chat model. The config's `configurable["conversation_id"]` is
-    the id of the conversation. After the model has answered, the advisor adds the new messages to
-    the memory. These are the last human message of the request, all messages after it, and the
-    answer.
+    The input is the same as that of a chat model. The id of the conversation is
+    `configurable["conversation_id"]` in the config. After the model has answered, the advisor adds
+    the new messages to the memory. These are the last human message of the request, all messages
+    after it, and the answer.
 
     Args:
         model: A chat model, with tools or without, or another advisor.
@@ -556,7 +556,7 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
     """An advisor that adds similar earlier messages to the system message.
 
     Each message of a conversation is stored as an item in a langgraph store that has an index.
-    Combine it with a `MessageChatMemoryAdvisor` to send the newest messages, too.
+    Combine this advisor with a `MessageChatMemoryAdvisor` to also send the newest messages.
 
     Args:
         model: A chat model, or another advisor.
@@ -639,6 +639,6 @@ def _remove_system_messages(messages: Sequence[BaseMessage]) -> list[BaseMessage
 
 
 def _join_system_texts(*messages: BaseMessage) -> str:
-    """Join the texts of those messages that are system messages."""
+    """Join the texts of all system messages in `messages`."""
     systems = [message for message in messages if isinstance(message, SystemMessage)]
     return "\n\n".join(message.text for message in systems if has_visible_content(message))

@@ -1,4 +1,4 @@
-"""Background extraction: threads are extracted when their conversation pauses.
+"""Extract memories from threads in the background, as soon as their conversations pause.
 
 A worker determines which threads are due, and puts one job for each of them on a queue. The queue
 consists of DBOS workflows, and DBOS gives each job to one worker. If the queue is lost, no
@@ -384,7 +384,7 @@ class Background:
             watermark = run(read_watermark(adapter, job.namespace, job.thread_id, name))
             if (
                 exc is None and watermark.checkpoint_id == head
-            ):  # The worker ended after it had written the result.
+            ):  # The worker ended after it had written the result, so this is not a failure.
                 return
             watermark = watermark.with_failure(error, datetime.now(UTC), head, final=final)
             with suppress(errors.VersionConflict):  # Another extraction changed the watermark.
@@ -441,7 +441,7 @@ def _would_fail_again(exc: BaseException) -> bool:
 
 
 class JobQueue:
-    """The queue of extraction jobs, in a DBOS database.
+    """A queue of extraction jobs that is stored in a DBOS database.
 
     Args:
         database: A file, or `"postgresql://…"`. None means a temporary file.

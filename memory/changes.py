@@ -109,7 +109,7 @@ CurrentMemories = Mapping[str, Memory]
 async def build_change_counter_puts(adapter: StoreAdapter, namespace: Namespace) -> list[PutItem]:
     """Return a list with the put that increments the change counter of a namespace.
 
-    If another change is written after this call, writing the put raises `VersionConflict`. For a
+    If another change is written before this put, writing the put raises `VersionConflict`. For a
     store without versions, the list is empty.
     """
     if not adapter.versioned:
@@ -372,8 +372,8 @@ async def plan_admitted_changes(
                 source = proposed.candidate.provenance
                 turn_puts += await build_superseded_turn_puts(scope.adapter, memory, until, source)
                 if source and memory.provenance and memory.provenance.thread_id == source.thread_id:
-                    # The changes may include new turns of the messages that the new text no longer
-                    # rests on.
+                    # The changes may include new turns from messages that are no longer sources of
+                    # the memory.
                     dropped_ids = find_dropped_messages(memory.provenance, source)
                     end_dates |= dict.fromkeys(dropped_ids, until.isoformat())
         elif (
@@ -438,9 +438,9 @@ def _add_end_date(put: PutItem, current: CurrentMemories, end_dates: Mapping[str
 def _choose_end_date(proposed: Change, memory: Memory) -> datetime:
     """Return the time until which a superseded memory was true.
 
-    If the revision has a date, that date is returned. Otherwise the time of the new text is
-    returned if it is later than the time of the previous text. Otherwise the current time is
-    returned.
+    If the revision has a date, that date is returned. Otherwise, the time of the new text is
+    returned, provided that this time is later than the time of the previous text. Otherwise the
+    current time is returned.
     """
     if isinstance(proposed, Revision) and proposed.until:
         return proposed.until
@@ -569,7 +569,7 @@ class MemoryWriter:
         """Delete a memory, and write tombstones of all its texts.
 
         If the store has no room for tombstones, the memory is deleted without tombstones, and the
-        outcome gives this as its reason.
+        reason in the outcome states this.
 
         Raises:
             UnknownMemory: There is no memory with this key.

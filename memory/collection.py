@@ -4,7 +4,7 @@ A `Collection` does this for one namespace. The functions `remember`, `memories`
 single operation without a `Collection`. `Quarantine` lists the candidates that the gate has put
 into quarantine.
 
-An erasure first writes tombstones, so that it can be repeated if it is interrupted. Other stores
+An erasure first writes tombstones, so that an interrupted erasure can be repeated. Other stores
 than perdure's can only delete items, and the deleted bytes may remain in their files. The receipt
 is then not `clean`.
 """
@@ -241,9 +241,9 @@ class Collection:
     async def _forget_all(self, *, config: RunnableConfig | None = None) -> Receipt:
         """Erase all memories of the namespace, its quarantine, and perdure's notes about them.
 
-        Delete the threads first. The notes record which messages were extracted, so without the
-        notes the threads would be extracted again: `store.forget(threads=…, checkpointer=…)`.
-        Longer namespaces are not changed.
+        The notes record which messages were extracted, so the threads would be extracted again
+        without the notes. Therefore delete the threads first: `store.forget(threads=…,
+        checkpointer=…)`. Longer namespaces are not changed.
         """
         return await forget_namespace(*self._get_adapter_and_namespace(config))
 

@@ -49,7 +49,7 @@ PartFunction = Callable[[Any, RunnableConfig | None], Any]
 _MAX_ELLIPTIC_WORDS: Final = 3
 # maximum number of characters of a query; the middle of a longer query is cut out
 _MAX_QUERY_CHARS: Final = 2_000
-# text that most tokenizers count as one token; repeated to reserve tokens
+# text that most tokenizers count as one token; this text is repeated to reserve tokens
 _ONE_TOKEN: Final = " the"
 _LOG = logging.getLogger("perdure")
 
@@ -91,7 +91,7 @@ class Assemble(MessagesNode):
         parts = {"profile": profile, "summary": summary, "memories": memories, "examples": examples}
         self.parts = {"instructions": instructions, **parts}
         self.counter, self.tools = counter_of(token_counter), cast("Sequence[Any]", ())
-        # the system prompt, if it is sent separately and is not among the messages
+        # system prompt that is sent in addition to the messages, or None if there is none
         self.system_prompt: SystemMessage | str | None = None
         self.max_tokens = check_whole_number("max_tokens", max_tokens, 1)
 

@@ -56,7 +56,10 @@ replaced by a placeholder. The key is not sent to providers.
 
 
 class Turn(NamedTuple):
-    """A turn: a human message and the messages after it, or the messages before the first one.
+    """A turn of a conversation.
+
+    A turn consists of a human message and the messages after it, or of the messages before the
+    first human message.
 
     Attributes:
         units: The units to send to a provider. If the turn has a human message, that message is the
@@ -84,8 +87,8 @@ def iter_turn_ranges(messages: Messages) -> Iterator[range]:
     """Yield the range of positions of each turn, newest turn first.
 
     A human message without content begins a turn only if it is the newest human message. A human
-    message that contains tool results does not begin a turn. Messages before the first human
-    message are in no turn. If there is no human message, all messages are one turn.
+    message that contains tool results does not begin a turn. The messages before the first human
+    message are left out. If there is no human message, the range of all messages is yielded.
     """
     stop, newest = len(messages), True
     for index in range(len(messages) - 1, -1, -1):

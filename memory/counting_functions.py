@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 _METHOD: Final = "get_num_tokens_from_messages"
 _METHODS: Final = (_METHOD, "get_num_tokens", "get_token_ids")  # methods that _METHOD may call
-_SEARCH_STEPS: Final = 20  # maximum steps of the binary search for the largest selection
+_SEARCH_STEPS: Final = 20  # maximum number of steps of the binary search for the largest selection
 # texts of two sample messages that are used to measure the fixed part of a counting function
 _PROBES: Final = (
     "What is the weather like in the city?",

@@ -37,7 +37,8 @@ _Text = Annotated[str, Field(pattern=r"\S")]
 class ExampleFields(BaseModel):
     """The fields of an example.
 
-    The field `text` is the text that searches compare. It consists of the input and the context.
+    The field `text` is the text that searches compare. This text consists of the input and the
+    context.
     """
 
     text: str = ""

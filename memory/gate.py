@@ -259,7 +259,7 @@ class Gate:
 
 @dataclass(slots=True)
 class _Judgement:
-    """The state of a judgement: the candidates, their verdicts so far, and their keys."""
+    """Holds the candidates that a gate is judging, with their verdicts so far and their keys."""
 
     candidates: Sequence[Candidate]
     verdicts: list[Verdict]
