@@ -287,7 +287,7 @@ def test_no_disk_space(tmp_path: Path) -> None:
             while written < 100:
                 put(saver, f"t{written}", messages=[HumanMessage("x" * 9000, id="1")])
                 written += 1
-        with pytest.raises(StorageFull, match="free space"):
+        with pytest.raises(StorageFull, match="free disk space"):
             put(saver, "one more", messages=[HumanMessage("x" * 9000, id="1")])
         found = [info.thread_id for info in saver.threads(limit=100)]
         assert written == len(list(saver.list(None)))

@@ -174,7 +174,7 @@ def test_what_cannot_be_added_is_counted(tmp_path: Path) -> None:
     result = attempt("import", str(whole))
 
     assert result.exit_code == 0
-    assert "2 messages that a former import left out" in result.stderr
+    assert "2 messages that an earlier import skipped" in result.stderr
     assert state("trip") == before
 
 

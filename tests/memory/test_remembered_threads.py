@@ -36,7 +36,7 @@ class Chat:
 
     def waiting(self, **options: Any) -> list[str]:
         due = DueThreads(self.extraction, Pace())
-        jobs = {"confirmed": True, **options}
+        jobs = {"exclude_read": True, **options}
         first = sorted(job.thread_id for job in due.list_jobs(**jobs))
         assert sorted(job.thread_id for job in due.list_jobs(**jobs)) == first
         return first
@@ -61,8 +61,8 @@ def test_remembered_threads_do_not_wait(chat: Chat) -> None:
             chat.say(f"t{number}", f"turn {turn}: I like figs")
 
     assert chat.waiting() == []
-    assert chat.waiting(listed=False) == []
-    assert len(chat.waiting(confirmed=False)) == 14  # as a worker takes them, who notes the head
+    assert chat.waiting(exclude_deleted=False) == []
+    assert len(chat.waiting(exclude_read=False)) == 14  # as a worker takes them, who notes the head
 
 
 def test_lists_of_jobs_leave_remembered_threads_out(chat: Chat, tmp_path: Path) -> None:

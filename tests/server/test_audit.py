@@ -274,5 +274,5 @@ def test_lines_are_added_and_only_its_owner_reads_them(tmp_path: Path) -> None:
     assert file.read_text() == "{}\n{}\n"
     assert file.stat().st_mode & 0o777 == 0o600
     for wrong in (tmp_path, tmp_path / "no" / "audit", Path("/dev/null")):
-        with pytest.raises(ConfigurationError, match="give a file"):
+        with pytest.raises(ConfigurationError, match="choose another file"):
             Audit(wrong)
