@@ -84,7 +84,7 @@ class BatchedRun(RunRequest):
 class CancelRequest(WithoutNulls):
     """The body of `POST /runs/cancel`.
 
-    It selects runs of one thread by their ids, or all runs with a status.
+    The body selects runs of one thread by their ids, or all runs with a status.
     """
 
     thread_id: str | None = None
@@ -276,7 +276,10 @@ async def cancel_run(
     wait: bool = False,
     action: Literal["interrupt", "rollback"] = "interrupt",
 ) -> Response:
-    """Cancel a run. Its stored checkpoints stay, except with the action `rollback`."""
+    """Cancel a run.
+
+    The stored checkpoints of the run are kept, except with the action `rollback`.
+    """
     run = await get_permitted_run(call, runs, thread_id, run_id, action=action)
     if run.status not in LIVE_STATES:
         raise Refused(f"run {run_id!r} has ended already; its status is {run.status!r}", 404)
@@ -487,10 +490,10 @@ def _build_sender(
 
 
 async def get_permitted_run(
-    call: Call, runs: Runs, thread_id: str, run_id: str, **about: Any
+    call: Call, runs: Runs, thread_id: str, run_id: str, **arguments: Any
 ) -> Run:
     """Return a run after checking that the caller may reach its thread."""
-    await call.permit_thread(thread_id, run_id=run_id, **about)
+    await call.permit_thread(thread_id, run_id=run_id, **arguments)
     return await runs.get(call.identity.tenant, thread_id, run_id)
 
 
@@ -614,7 +617,7 @@ async def _reply_with_output(
 
 
 class RunEvents:
-    """Plays a run, and writes its events to the log of the run."""
+    """Runs the graph of a run, and writes the run's events to the run's log."""
 
     def __init__(self, run: Run, runs: Runs) -> None:
         self._run = run

@@ -327,7 +327,8 @@ def _build_update_config(
     The caller becomes the person only if the thread has none. If the user is `""`, the thread
     belongs to nobody.
     """
-    excluded = ("user_id", CALLER, DEED)  # These fields name the head's person and sender.
+    # Exclude the fields that name the head's person and sender.
+    excluded = ("user_id", CALLER, DEED)
     metadata = {name: value for name, value in thread.metadata.items() if name not in excluded}
     metadata.setdefault("assistant_id", default_assistant_id(metadata["graph_id"]))
     user = {"user_id": person_metadata["user_id"]}

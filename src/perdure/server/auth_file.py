@@ -81,8 +81,8 @@ class _ActingUser:
 def _build_context_user(identity: Identity) -> Any:
     """Return the user object for authorization handlers.
 
-    It is the object that the authentication handler returned, with the additional field
-    `acting_for`: the person for whom the user acts, or None.
+    The user object is the object that the authentication handler returned. It has the additional
+    field `acting_for`, which is the person for whom the user acts, or None.
     """
     raw, person = identity.raw_user, identity.acting_for
     if isinstance(raw, Mapping):

@@ -129,14 +129,14 @@ class Call:
         self._database = await self._databases.get_or_open(self.identity.tenant)
         return arguments
 
-    async def permit_thread(self, thread_id: str, **about: Any) -> Thread:
+    async def permit_thread(self, thread_id: str, **arguments: Any) -> Thread:
         """Check that the action on a thread is permitted, and return the thread.
 
         Raises:
             Forbidden: See `permit`.
             UnknownThread: The thread does not exist, or the caller may not reach it.
         """
-        await self.permit({"thread_id": thread_id, **about})
+        await self.permit({"thread_id": thread_id, **arguments})
         return await self.threads.get(thread_id)
 
     async def permit_thread_row(self, thread_id: str) -> ListedThread:
@@ -208,8 +208,8 @@ class Call:
         options: Any = {"default_ttl": self._databases.thread_ttl, "owners_are_people": people}
         if runs is None:
             return Threads(database.saver, self._filter, **options)
-        about = partial(runs.is_thread_busy, tenant), partial(runs.forget_thread, tenant)
-        return Threads(database.saver, self._filter, *about, **options)
+        run_callbacks = partial(runs.is_thread_busy, tenant), partial(runs.forget_thread, tenant)
+        return Threads(database.saver, self._filter, *run_callbacks, **options)
 
     async def search_transcripts(
         self, text: str, query: ThreadQuery, limit: int, wait_s: float

@@ -345,7 +345,7 @@ def _is_final_event(event: LoggedEvent) -> bool:
 
 
 class ThreadEvents:
-    """Plays a run, and writes its events to the feed of its thread."""
+    """Runs the graph of a run, and writes the events of the run to the feed of its thread."""
 
     def __init__(self, run: Run, runs: Runs) -> None:
         self._run = run

@@ -404,7 +404,8 @@ def _describe_invalid_field(error: Mapping[str, Any]) -> str:
         # field.
         return f"{location} is missing"
     if error["type"] == "value_error":
-        # This error has a message of perdure, which already names the value.
+        # An error of the type `value_error` has a message of perdure, which already names the
+        # value.
         sentence = str(error["ctx"]["error"])
         return sentence if location == "body" else f"{location}: {sentence}"
     return f"{location} is {error.get('input')!r:.80}: {error['msg']}"

@@ -54,10 +54,10 @@ class KeysFileAccess:
     A key with the permission `perdure:admin` may do everything. A key with `perdure:act` may act
     for other users of its tenant, and then reaches the data of that user.
 
-    All other keys reach only the data of their own user. These are threads, crons and assistants
-    with the user as `owner` in their metadata, which the server sets when the user creates them,
-    and namespaces with the user as second label, such as `("memories", "ann")`. A key also reaches
-    the namespaces `("teams", NAME)` of the teams that it lists.
+    All other keys reach only the data of their own user. The data of a user are threads, crons and
+    assistants with the user as `owner` in their metadata, which the server sets when the user
+    creates them, and namespaces with the user as second label, such as `("memories", "ann")`. A key
+    also reaches the namespaces `("teams", NAME)` of the teams that it lists.
 
     Args:
         file: The path of the file.

@@ -1,9 +1,9 @@
 """The audit log, and the formats of the logs on stderr.
 
-The audit log records which user changed or erased which objects, and whether this was permitted. It
-has a record for every request and every tool call whose action changes something, unless the
-request is refused for its host, site, rate or content type. The records are written by `guard.py`
-and `mcp.py`, and not by the endpoints. A record names the objects that were passed to
+The audit log records which user changed or erased which objects, and whether this was permitted.
+The audit log has a record for every request and every tool call whose action changes something,
+unless the request is refused for its host, site, rate or content type. The records are written by
+`guard.py` and `mcp.py`, and not by the endpoints. A record names the objects that were passed to
 `Call.permit`. An endpoint adds the hashes of a receipt by `Call.record_for_audit`. Records have no
 content.
 """
@@ -59,7 +59,7 @@ class Audit:
         if path is not None:
             try:
                 self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-                # This call fails if the path is a pipe or a device, which cannot be flushed to a
+                # `fsync` fails if the path is a pipe or a device, which cannot be flushed to a
                 # disk.
                 os.fsync(self._file)
             except OSError as exc:

@@ -92,7 +92,8 @@ class Person(NamedTuple):
     def apply_to_context(self, context: Any) -> Any:
         """Return the context of a run, with `user_id` and `owner` replaced by the person.
 
-        Both become `""` if the run uses no memory. Fields that the context lacks are not added.
+        The two fields become `""` if the run uses no memory. Fields that the context lacks are not
+        added.
         """
         if not isinstance(context, Mapping):
             return context

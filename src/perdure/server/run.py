@@ -26,7 +26,7 @@ CANCEL_ACTIONS: Final = {"interrupt": "interrupt", "rollback": "rollback"}
 
 
 class RunOvertaken(PerdureError):
-    """Another program changed the thread before the run could be continued."""
+    """Raised if another program changed the thread before a run could be continued."""
 
 
 @dataclass(eq=False)
@@ -153,7 +153,7 @@ class Run:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Return whether another process may be executing the run, or may have until now."""
+        """Return whether another process may be executing the run, or may have just executed it."""
         return self.may_have_started and not self._is_executing and not self.has_ended
 
     @property
@@ -163,7 +163,7 @@ class Run:
 
     @property
     def number_before_events(self) -> int:
-        """Return the number before that of the first event of the run."""
+        """Return the number that precedes the number of the run's first event."""
         return 0 if self.feed is None else self.row.live.seq * NUMBERS_PER_RUN
 
     @property
@@ -187,7 +187,8 @@ class Run:
         last_lost = (
             log.last_lost if log.last_lost > max(self.number_before_events, self.last_stored) else 0
         )
-        if not events:  # without new events, only the loss of dropped events is stored
+        if not events:
+            # If there are no new events, store only the fact that dropped events were lost.
             return EventBatch(last_lost, last_lost, [], last_lost) if last_lost else None
         entries = [(event.kind, event.frame) for event in events]
         outdated_until = self._find_last_outdated_number(sum(event.size for event in events))
@@ -196,7 +197,7 @@ class Run:
         )
 
     def _find_last_outdated_number(self, size: int) -> int:
-        """Return the number up to which stored events are deleted when new events are stored.
+        """Return the highest number of the stored events that are deleted for new events.
 
         Args:
             size: The size of the new events, in bytes.
@@ -209,7 +210,7 @@ class Run:
         return removable
 
     def record_stored_batch(self, batch: EventBatch) -> None:
-        """Note that a batch of events is stored."""
+        """Record that a batch of events was stored in the database."""
         self.last_stored = batch.last_number
         self.events.last_stored = max(self.events.last_stored, batch.last_number)
         self._stored_batches.append(
@@ -220,14 +221,14 @@ class Run:
 
     def cancel(self, action: str = "interrupt") -> None:
         """Stop the run. With `rollback`, also remove everything that the run has stored."""
-        # a run that has not started yet checks `cancelled` when it starts
+        # A run that has not started yet checks the attribute `cancelled` when it starts.
         if self.cancelled is None or action == "rollback":
             self.cancelled = action
         self.changed.set()
         self._cancel_task()
 
     def lose_ownership(self) -> None:
-        """Stop executing the run here. The process that owns the run now continues it."""
+        """Stop executing the run here. The run is continued by the process that owns it now."""
         self.ownership_lost = True
         self._cancel_task()
 
@@ -235,7 +236,8 @@ class Run:
         """Cancel the task while it runs the graph."""
         if self._is_playing and self.task is not None:
             self._is_playing = False
-            # the task itself continues, and checks the cancellation later
+            # If this code runs in the task itself, the task continues and checks for the
+            # cancellation later.
             if self.task is not asyncio.current_task():
                 self.task.cancel()
 
@@ -270,7 +272,7 @@ class Run:
 
     @contextlib.contextmanager
     def mark_playing(self) -> Iterator[None]:
-        """Let the run be cancelled until the block ends, and record how the block ended."""
+        """Allow cancelling the run's task until the block ends, and record how the block ended."""
         self._is_playing = True
         try:
             yield
@@ -279,7 +281,7 @@ class Run:
                 self.task.uncancel()
             self.outcome = "interrupted"
         except Exception as exc:
-            # the text of the error may contain content of the user, so only its type is logged
+            # Log only the type of the error, because its text may contain the user's content.
             location = RuntimeError(type(exc).__name__).with_traceback(exc.__traceback__)
             _LOGGER.warning("run %s failed", self.run_id, exc_info=location)
             self.set_failure(exc)
@@ -287,7 +289,9 @@ class Run:
             self._is_playing = False
 
     def set_failure(self, exc: Exception) -> None:
-        """End the run with an error. The first error counts if there are several.
+        """End the run with an error.
+
+        If this method is called several times, only the first error is kept.
 
         The traceback is dropped, because its frames keep the state of the graph in memory.
         """
@@ -307,9 +311,9 @@ class Run:
             raise asyncio.CancelledError
 
     def drop_events(self) -> None:
-        """Drop the events, and the output unless a request waits for it.
+        """Drop the events. Also drop the output, unless a request waits for the output.
 
-        Readers that have started before keep the log.
+        Readers that have already started continue to read the old log.
         """
         self.events_dropped, self.output_event, self.log = True, None, Log()
         self.log.close()
@@ -321,13 +325,13 @@ class Run:
         self.request = self.request.model_copy(update=dropped)
 
     def free_output(self) -> None:
-        """Drop the output after the end of the run, unless a request waits for it."""
+        """Drop the output of the run, unless a request waits for the output."""
         if not self._output_requests:
             self.output = None
 
     @contextlib.contextmanager
     def retain_output_for_request(self) -> Iterator[None]:
-        """Keep the output for a request until the block ends, even if the run ends before."""
+        """Keep the output for a request until the block ends, even if the run ends earlier."""
         self._output_requests += 1
         try:
             yield
@@ -359,7 +363,10 @@ def describe_error(exc: Exception) -> dict[str, str]:
 
 
 def restore_request(row: RunRow) -> RunRequest:
-    """Return the request of a stored run. Its input is missing if the run has ended."""
+    """Return the request of a stored run.
+
+    The restored request has no input if the run has ended.
+    """
     request_fields = (row.request or {}).get("request", {})
     return RunRequest.model_validate({**row.details, **request_fields})
 
@@ -380,7 +387,7 @@ def build_run_json(row: RunRow) -> dict[str, Any]:
 
 
 def add_interrupts(values: Any, interrupts: Sequence[Any]) -> Any:
-    """Return the values of a graph with its pending questions under `__interrupt__`.
+    """Add the pending questions of a graph to its values, under the key `__interrupt__`.
 
     Args:
         values: The output of the graph: a mapping or an object with attributes.

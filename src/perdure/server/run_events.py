@@ -1,4 +1,4 @@
-"""Store the events of runs, for readers on other servers and for readers after a restart."""
+"""Store the events of runs, so that clients can read them on other servers or after a restart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOGGER: Final = logging.getLogger("perdure.server.runs")
 
 
 class StoredEvents:
-    """The stored events of the recorded runs of a database."""
+    """Stores and reads the events of the recorded runs of a database."""
 
     def __init__(self, table: RunTable) -> None:
         self._table = table
@@ -40,13 +40,14 @@ class StoredEvents:
     async def start_recording(self, run: Run, live: LiveRun) -> None:
         """Store the events of a run from now on.
 
-        If the run was started before, its new events follow the events that are stored already.
+        If an earlier process has started the run, its new events follow the events that are already
+        stored.
         """
         if not run.recorded:
             return
         log, number_before = run.events, run.number_before_events
         log.is_recorded = True
-        # earlier runs in other processes may have emitted events that this log lacks
+        # Earlier runs may have emitted events in other processes. This log may lack these events.
         is_behind = log.last // NUMBERS_PER_RUN < number_before // NUMBERS_PER_RUN - 1
         if run.may_have_started or is_behind:
             synchronize = self.fetch_events if log.has_readers else self.leave_to_database
@@ -71,12 +72,17 @@ class StoredEvents:
                 try:
                     while await self._store_waiting_events():
                         pass
-                except StorageError as exc:  # the next interval tries again, with newer events too
-                    error_type = type(exc).__name__  # the message may contain content of users
+                except StorageError as exc:
+                    # The events are stored after the next interval, together with newer events.
+                    # The message of the error may contain users' content, so log only its type.
+                    error_type = type(exc).__name__
                     _LOGGER.warning("events of runs are not stored yet (%s)", error_type)
 
     async def _store_waiting_events(self) -> bool:
-        """Store events in one transaction. Return whether more events than fit were waiting."""
+        """Store events in one transaction.
+
+        Return whether the transaction was full, so that events may remain.
+        """
         batches, remaining_bytes = dict[Run, EventBatch](), BATCH_BYTES
         for run in self._recorded:
             if remaining_bytes <= 0:
@@ -112,7 +118,7 @@ class StoredEvents:
     async def hand_over(self, run: Run, live: LiveRun) -> None:
         """Store the remaining events of a run that another process continues.
 
-        Nothing is stored if the other process has stored events of the run already.
+        Nothing is stored if the other process has already stored events of the run.
         """
         with suppress(StorageError):
             if batch := await self.store_all_but_last(run, live):
@@ -122,7 +128,7 @@ class StoredEvents:
     # -- runs of other processes
 
     async def fetch_events(self, log: Log, thread_key: int, seq_range: tuple[int, int]) -> None:
-        """Add the events to a log that other processes have stored.
+        """Add the events that other processes have stored to a log.
 
         Args:
             log: The log.
@@ -135,7 +141,7 @@ class StoredEvents:
                     log.extend(_to_logged_events(batch, log.last))
                     log.skip_to(batch.last_number)
                     log.last_stored = max(log.last_stored, batch.last_number)
-        except LookupError:  # readers of the log receive the error
+        except LookupError:  # Ignore the error here, because readers of the log receive it.
             await self.leave_to_database(log, thread_key, seq_range)
 
     async def _read_batches(
@@ -170,7 +176,7 @@ class StoredEvents:
         return newest
 
     async def load_events(self, run: Run) -> None:
-        """Let readers of a run read from the database the events that this process lacks."""
+        """Let a run's readers read the events that this process lacks from the database."""
         if run.events_dropped or (run.is_elsewhere and not run.log.has_readers):
             log = Log() if run.events_dropped else run.log
             newest = await self.leave_to_database(log, run.thread_key, run.seq_range)
@@ -187,7 +193,9 @@ class StoredEvents:
         seq_range: tuple[int, int],
         account: EventAccount,
     ) -> AsyncIterator[list[LoggedEvent]]:
-        """Yield the events after a number as they come. If the number is None, yield all events.
+        """Yield the events with a higher number than `number`, and wait for new events.
+
+        If `number` is None, all events are yielded.
 
         Events that the log does not have are read from the database. The account counts their
         memory. See `Log.read_after`.
@@ -219,7 +227,8 @@ class StoredEvents:
                     yield events
                     is_new_reader, position = False, events[-1].number
                 return
-            except LookupError:  # the events may be in the database by now
+            except LookupError:
+                # The missing events may have been stored in the database in the meantime.
                 if not await self._read_batches(thread_key, seq_range, position):
                     raise
 
@@ -232,7 +241,10 @@ class StoredEvents:
         seq_range: tuple[int, int],
         account: EventAccount,
     ) -> AsyncIterator[tuple[int, list[LoggedEvent]]]:
-        """Yield stored events that a log lacks, each list with the number that it reaches."""
+        """Yield stored events that a log lacks.
+
+        Each list comes with the number up to which it is complete.
+        """
         while position < log.last_dropped:
             batches = StoredBatches(
                 await self._read_batches(thread_key, seq_range, position), position, account
@@ -246,7 +258,7 @@ class StoredEvents:
 
 
 class StoredBatches:
-    """Batches of events that a reader has read from the database, as an `EventHolder`.
+    """The `EventHolder` for batches of events that a reader has read from the database.
 
     Attributes:
         read: For each batch, the number of the event before it, the number of its last event, and
@@ -271,7 +283,9 @@ class StoredBatches:
     def events_after(
         self, position: int, is_new_reader: bool
     ) -> Iterator[tuple[int, list[LoggedEvent]]]:
-        """Yield lists of events, each with the number that it reaches, until events are dropped.
+        """Yield lists of events until events are dropped.
+
+        Each list comes with the number of its last event.
 
         Raises:
             EventDropped: Events are missing between the reader's last event and the first event
@@ -304,15 +318,17 @@ class StoredBatches:
 
 
 def _skip_run_events(number: int, seq_range: tuple[int, int]) -> int:
-    """Return a number that skips events of single runs if the events of a whole thread are read.
+    """Return the number after which events are read.
 
-    Only events with numbers from `NUMBERS_PER_RUN` on are for readers of the thread.
+    For readers of a thread, the returned number skips the events of single runs.
+
+    Readers of a thread receive only events whose number is at least `NUMBERS_PER_RUN`.
     """
     return max(number, NUMBERS_PER_RUN - 1) if seq_range == ALL_RUNS else number
 
 
 def _split_events(events: Sequence[LoggedEvent]) -> Iterator[list[LoggedEvent]]:
-    """Split events into lists of at most `CHUNK_BYTES`, but of at least one event."""
+    """Split events into lists of at most `CHUNK_BYTES`. Each list has at least one event."""
     part, size = list[LoggedEvent](), 0
     for event in events:
         if part and size + event.size > CHUNK_BYTES:
@@ -325,7 +341,7 @@ def _split_events(events: Sequence[LoggedEvent]) -> Iterator[list[LoggedEvent]]:
 
 
 def _to_logged_events(batch: EventBatch, number_before: int) -> list[LoggedEvent]:
-    """Return the events of a batch that follow a number."""
+    """Return those events of a batch whose number is higher than `number_before`."""
     first = batch.last_number - len(batch.events) + 1
     events = (
         LoggedEvent(event_number, *event) for event_number, event in enumerate(batch.events, first)

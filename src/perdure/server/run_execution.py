@@ -59,11 +59,11 @@ _LOGGER: Final = logging.getLogger("perdure.server.runs")
 
 
 class RunAbandoned(PerdureError):
-    """A run was given up because the processes that executed it have died several times."""
+    """Raised if a run is given up because processes that executed it have died several times."""
 
 
 class Player(Protocol):
-    """An object that runs a graph to its end, and makes the events and the output of the run."""
+    """An object that runs a graph to its end, and creates the events and the output of the run."""
 
     async def play(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
         """Run the graph with an input, or continue it if `graph_input` is None."""
@@ -73,7 +73,7 @@ class Player(Protocol):
 
 
 class GraphServer(Protocol):
-    """The part of the server that the execution of a run needs.
+    """The attributes and methods of the server that are needed to execute a run.
 
     Attributes:
         graphs: The graphs that the server serves.
@@ -93,7 +93,7 @@ class GraphServer(Protocol):
 
 
 class ServedDatabase(Protocol):
-    """The runs of a database in this process, as far as the execution of a run needs them.
+    """The attributes and methods of a database's runs that are needed to execute one of these runs.
 
     Attributes:
         saver: The checkpointer of the database.
@@ -118,10 +118,10 @@ class ServedDatabase(Protocol):
         """Return the threads of the database."""
 
     def check_lock(self) -> bool:
-        """Return whether this process still has its lock. Without it, stop all runs."""
+        """Return whether this process still holds its lock. Without it, stop all runs."""
 
     def wake(self) -> None:
-        """Read the rows of runs now, before the next regular time."""
+        """Read the rows of runs now instead of after the regular interval."""
 
     async def refresh_run(self, run: Run) -> None:
         """Update a run from its row in the database."""
@@ -172,7 +172,8 @@ class RunExecution:
                             f"the server died {MAX_ATTEMPTS} times while it executed this run, so "
                             "the run is not started again"
                         )
-                    # a run that rejects waits briefly: requests hold the lock only for a moment
+                    # With the strategy `reject`, wait only briefly for the lock, because requests
+                    # hold it only briefly.
                     is_first = (
                         run.request.multitask_strategy == "reject" and not run.may_have_started
                     )
@@ -191,7 +192,7 @@ class RunExecution:
                 await self._runs.events.hand_over(run, live)
 
     async def _take_lock(self, timeout_s: float | None) -> None:
-        """Take the lock of the thread, and hold it until the execution is over."""
+        """Acquire the lock of the thread, which is held until the execution is over."""
         if not self._has_lock:
             lock = self._saver.lock(self._run.thread_id, timeout_s=timeout_s)
             await self._lock.enter_async_context(lock)
@@ -200,7 +201,7 @@ class RunExecution:
     # -- the graph of the run
 
     async def _play_counting_writes(self) -> None:
-        """Run the graph while its writes to the database are counted."""
+        """Run the graph, and count its writes to the database."""
         token = RUN_WRITES.set(self._writes)
         try:
             await self._play_graph()
@@ -208,10 +209,11 @@ class RunExecution:
             RUN_WRITES.reset(token)
 
     async def _play_graph(self) -> None:
-        """Run the graph, and record in the thread how it ended."""
+        """Run the graph, and store in the thread how the run ended."""
         run, saver, threads = self._run, self._saver, self._threads
         read_at = time.monotonic()
-        thread = await threads.get_row(run.thread_id)  # raises if the thread was deleted
+        # `get_row` raises UnknownThread if the thread was deleted.
+        thread = await threads.get_row(run.thread_id)
         run.removals = thread.removals if thread.key == run.thread_key else None
         if run.feed is None or run.events.removals is None:
             run.events.note_removals(run.removals, read_at)
@@ -264,13 +266,14 @@ class RunExecution:
     async def _choose_person(self, thread: ListedThread) -> tuple[Sender, Person]:
         """Return the sender of the run and the person whose memories the run uses.
 
-        The row of the run keeps the person. The lock of the thread is held, so its head does not
-        change.
+        The row of the run keeps the person. The caller holds the lock of the thread, so the
+        thread's head does not change.
         """
         run, owners_are_people = self._run, self._runs.server.owners_are_people
         sender = Sender.from_row(run.row.details)
         has_input = run.protocol == "thread" and run.request.input is not None
-        if has_input and thread.status.state == "waiting":  # then the input answers the question
+        if has_input and thread.status.state == "waiting":
+            # The thread waits for an answer, so the input answers the question.
             sender = sender._replace(author=None, deed="answered")
         person = choose_person(thread, sender, owners_are_people=owners_are_people)
         if run.row.details.get("person") != person.user:
@@ -281,10 +284,12 @@ class RunExecution:
     # -- the end of the run
 
     async def _store_end(self) -> _StoredEnd | None:
-        """Clean up the thread and store the end of the run, or return None if the run is lost.
+        """Clean up the thread and store the end of the run.
 
-        This is repeated until it succeeds, for example while the disk is full. The graph is not run
-        again.
+        Return None if another process owns the run now.
+
+        The attempt is repeated until it succeeds, for example while the disk is full. The graph is
+        not run again.
         """
         run = self._run
         while not run.ownership_lost:
@@ -294,10 +299,11 @@ class RunExecution:
                     run.thread_is_clean = True
                 if (end := await self._try_store_end()) is not None:
                     return end
-                run.thread_is_clean = False  # the run was cancelled meanwhile
+                run.thread_is_clean = False  # The run was cancelled in the meantime.
             except Exception as exc:
                 self._runs.check_lock()
-                error_type = type(exc).__name__  # the message may contain content of users
+                # The message of the error may contain users' content, so log only its type.
+                error_type = type(exc).__name__
                 _LOGGER.warning("the end of run %s is not stored yet (%s)", run.run_id, error_type)
                 if not isinstance(exc, StorageUnavailable | StorageFull | AlreadyLocked):
                     run.set_failure(exc)  # for example, the thread is damaged
@@ -330,7 +336,8 @@ class RunExecution:
         await self._writes.close(END_TIMEOUT_S)
         await self._saver.adelete_for_runs([run.run_id], thread_id=run.thread_id)
         await restore_start(self._saver, run)
-        if run.former_status is not None:  # the graph had ended before the rollback was requested
+        if run.former_status is not None:
+            # The graph had already ended when the rollback was requested.
             await self._threads.set_run_status(run.thread_id, run.former_status)
         if run.request.webhook:
             await WebhookTable(self._saver).delete(run.run_id)
@@ -340,13 +347,14 @@ class RunExecution:
         """End the run as interrupted, even if it was cancelled after its last step."""
         run, is_late = self._run, self._run.outcome != "interrupted"
         run.outcome, run.failure = "interrupted", None
-        if is_late and run.former_status is not None:  # the thread has the status of a success
+        if is_late and run.former_status is not None:
+            # The thread still has the status of a successful run.
             await self._threads.set_run_status(run.thread_id, "interrupted")
 
     async def _prepare_webhook(self, url: str) -> None:
         """Prepare the statement that stores the webhook together with the end of the run.
 
-        The webhook of a temporary run is stored at once, because its thread is deleted.
+        The webhook of a temporary run is stored immediately, because the run's thread is deleted.
         """
         run = self._run
         ended_row = run.row._replace(
@@ -399,7 +407,7 @@ class RunExecution:
     def _publish_end(self, end: _StoredEnd) -> None:
         """Show the end of the run to readers, and start the next run of the thread.
 
-        If another process has the next run, the rows of runs are read again at once.
+        If another process owns the next run, the rows of runs are read again immediately.
         """
         run, live, runs_by_id = self._run, self._live, self._runs.runs_by_id
         if run.rolled_back:

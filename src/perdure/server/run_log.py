@@ -44,10 +44,11 @@ PING_S: Final = 15
 """Seconds between two comments that are sent so that proxies keep a stream without events open."""
 SEND_TIMEOUT_S: Final = 30
 """Seconds for which a reader may leave a stream unread after its buffers are full."""
+# Allocating private pages takes half as long as allocating shared pages.
 _PRIVATE_PAGES: Final[dict[str, Any]] = (
     {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-)  # allocating private pages takes half the time of shared pages
-_TIMER_TOLERANCE_S: Final = 0.001  # the time by which a timer may fire too early
+)
+_TIMER_TOLERANCE_S: Final = 0.001  # Seconds by which a timer may fire too early
 _NUMBER: Final = attrgetter("number")
 
 
@@ -62,25 +63,30 @@ def _encode_event_name(event: str) -> bytes:
 
 
 def encode_event_data(value: Any) -> bytes:
-    """Encode any value of a graph as JSON. If that fails, return an error object as JSON."""
+    """Encode any value of a graph as JSON.
+
+    If the value cannot be encoded, return an error object as JSON.
+    """
     try:
         return encode_json(value)
-    except Exception as exc:  # a cycle, nesting that is too deep, or an error in `__str__`
+    except Exception as exc:
+        # The value has a cycle or is nested too deeply, or its `__str__` raises an error.
         message = f"a {type(value).__name__} cannot be sent as JSON ({type(exc).__name__})"
         return encode_json({"error": "NotSerializable", "message": message})
 
 
 class EventDropped(LookupError):
-    """An event was dropped before a reader had received it, because there were too many events."""
+    """Raised if an event was dropped for lack of memory before a reader had received it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"the events up to {number} are no longer kept")
 
 
 class StreamCut(Exception):
-    """An event was dropped after a reader had received a part of it.
+    """Raised if an event was dropped after a reader had received a part of it.
 
-    The rest cannot be sent, and no other event can follow, so the connection is closed.
+    The rest of the event cannot be sent, and no other event can follow, so the connection is
+    closed.
     """
 
 
@@ -90,8 +96,8 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     async def stream_response(self, send: Send) -> None:
-        """Send the events. Raise `TimeoutError` if the client does not read them."""
-        is_within_event = False  # whether only a part of an event was sent
+        """Send the events. Raise `TimeoutError` if the client does not read the events."""
+        is_within_event = False  # Whether an event was sent only in part
 
         async def send_in_time(message: Message) -> None:
             """Send a message within the time limit."""
@@ -99,7 +105,7 @@ class EventStream(StreamingResponse):
                 await send(message)
 
         async def send_events(message: Message) -> None:
-            """Send a part of the events, and note whether it ends within an event."""
+            """Send a part of the events, and record whether it ends in the middle of an event."""
             nonlocal is_within_event
             ends = message.get("body", b"\n\n").endswith(b"\n\n")
             is_within_event = is_within_event or not ends
@@ -107,7 +113,7 @@ class EventStream(StreamingResponse):
             is_within_event = not ends
 
         async def ping() -> None:
-            """Send a comment at regular intervals, but not within an event."""
+            """Send a comment at regular intervals, except in the middle of an event."""
             while True:
                 await asyncio.sleep(PING_S)
                 if not is_within_event:
@@ -126,7 +132,10 @@ class EventStream(StreamingResponse):
 def build_event_stream(
     frames: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None
 ) -> EventStream:
-    """Return a response that streams events. Its headers keep proxies from buffering it."""
+    """Return a response that streams events.
+
+    The headers of the response tell proxies not to buffer it.
+    """
     return EventStream(frames, headers={"X-Accel-Buffering": "no", **(headers or {})})
 
 
@@ -187,7 +196,8 @@ class LoggedEvent:
         """
         if self._content is None:
             raise EventDropped(self.number)
-        return self._content.find(text, 0)  # without 0, an mmap searches from its file position
+        # Pass 0, because an mmap otherwise searches from its file position.
+        return self._content.find(text, 0)
 
     def drop(self) -> None:
         """Free the memory of the event."""
@@ -201,7 +211,7 @@ def split_frames(
 ) -> Iterator[bytes]:
     """Yield the frames of events in parts of at most `CHUNK_BYTES`. Small frames are joined.
 
-    No other copy of a frame is kept while it is sent, so that `drop` frees its memory.
+    While a frame is sent, no other copy of it exists, so that `drop` frees its memory.
 
     Args:
         events: The events to send.
@@ -226,7 +236,8 @@ def split_frames(
             continue
         while start < event.size:
             stop = start + CHUNK_BYTES - len(prefix)
-            if event.size - stop < 2:  # keep both line feeds at its end in one part
+            if event.size - stop < 2:
+                # Send the two line feeds at the end of an event in the same part.
                 stop = event.size
             try:
                 part = prefix + event.read_range(start, stop)
@@ -271,7 +282,8 @@ class Log:
         self._closed = self.is_recorded = False
         self._account = account
         self._writers = 0
-        # for each reader, the numbers of the last event that it has received, and that it was given
+        # For each reader, the number of the last event that it has received, and the number of the
+        # last event that was passed to it.
         self._received_numbers: dict[asyncio.Event, int] = {}
         self._handed_numbers: dict[asyncio.Event, int] = {}
 
@@ -291,19 +303,20 @@ class Log:
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the newest event, and so every event, was dropped before it was stored."""
+        """Return whether all events were dropped, and the newest one was not stored before."""
         return 0 < self.last == self.last_lost
 
     @property
     def total_when_added(self) -> int:
-        """Return `EventMemory.total_added` when the oldest event was added."""
+        """Return the value that `EventMemory.total_added` had when the oldest event was added."""
         return self._entries[0].total_when_added
 
     @property
     def drop_priority(self) -> int:
-        """Return how little is lost by dropping events; see `EventHolder.drop_priority`."""
+        """Return how little readers lose by dropping events; see `EventHolder.drop_priority`."""
         oldest = self._entries[0].number
-        if self.is_recorded and oldest > self.last_stored:  # later readers need the event
+        if self.is_recorded and oldest > self.last_stored:
+            # The event is not stored yet, and later readers need it.
             return 0
         if oldest <= self._find_last_received_number():
             return 2
@@ -332,7 +345,7 @@ class Log:
             account.add(self, size)
 
     def note_removals(self, number: int | None, read_at: float) -> None:
-        """Note the number of erasures from the thread, and when that number was read."""
+        """Record how many erasures the thread has had, and the time when this number was read."""
         self.removals, self.removals_read_at = number, read_at
 
     def start_at_end(self) -> None:
@@ -340,18 +353,18 @@ class Log:
         self.first = self.last
 
     def skip_to(self, last: int) -> None:
-        """Let the next event have the number that follows a number, if that is higher."""
+        """Skip event numbers, so that the next event has a higher number than `last`."""
         self.last = max(self.last, last)
 
     def clear_until(self, number: int) -> None:
-        """Drop all events. Events up to a number are read from the database from now on."""
+        """Drop all events. Readers read the events up to `number` from the database from now on."""
         lost = self.last_lost
         self._remove_oldest(len(self._entries))
         self.last_lost, self.newest = lost, None
         self.last = self.last_dropped = max(self.last, number)
 
     def make_event(self, number: int, event: str, data: Any, kind: Any = None) -> LoggedEvent:
-        """Return an event in the form in which the log keeps it."""
+        """Build an event in the form in which the log stores it."""
         content = number, _encode_event_name(event), encode_event_data(data)
         return LoggedEvent(number, kind, b"id: %d\nevent: %b\ndata: %b\n\n" % content)
 
@@ -370,7 +383,11 @@ class Log:
         self._wake_readers()
 
     def events_after(self, number: int, limit: int | None = None) -> list[LoggedEvent]:
-        """Return the kept events after a number: at most `limit` bytes, but at least one event."""
+        """Return retained events whose number is higher than `number`.
+
+        The events are returned until their size reaches `limit` bytes. At least one event is
+        returned if there is any.
+        """
         start = stop = bisect_right(self._entries, number, key=_NUMBER)
         if limit is None:
             return self._entries[start:]
@@ -381,13 +398,19 @@ class Log:
         return self._entries[start:stop]
 
     def close(self) -> None:
-        """Declare that no more events follow. Readers end after they have received all events."""
+        """Declare that no more events follow.
+
+        The iteration of each reader ends after it has received all events.
+        """
         self._closed = True
         self._wake_readers()
         self._end_if_unused()
 
     def add_writer(self) -> None:
-        """Register a writer of events. `remove_writer` must be called once for each writer."""
+        """Register a writer of events.
+
+        The caller must call `remove_writer` when the writer ends.
+        """
         self._writers += 1
         self._mark_in_use()
 
@@ -399,15 +422,17 @@ class Log:
     async def read_after(
         self, number: int, check_access: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[list[LoggedEvent]]:
-        """Yield the events after a number as they come, until the log is closed or access ends.
+        """Yield the events with a higher number than `number`, and wait for new events.
 
-        The events count as received when the reader asks for the next ones.
+        The iteration ends when the log is closed or the reader loses its access.
+
+        Events count as received when the reader requests the next events.
 
         Raises:
             LookupError: Events after the number are no longer kept.
         """
         loop, reader = asyncio.get_running_loop(), asyncio.Event()
-        # one timer for many events, because a timer for each event would take longer
+        # Use one timer for many events, because a timer for each event would take more time.
         timer = loop.call_later(ACCESS_CHECK_S, reader.set)
         try:
             self._received_numbers[reader] = self._handed_numbers[reader] = number
@@ -438,7 +463,7 @@ class Log:
         """Drop the oldest events, about half of all.
 
         If the oldest event is stored, only stored events are dropped. If the events are not
-        recorded, the same applies to events that all readers have received.
+        recorded, events that all readers have received count as stored.
         """
         expendable = (
             self.last_stored
@@ -472,7 +497,7 @@ class Log:
         self._remove_oldest(count)
 
     def _count_event(self, event: LoggedEvent) -> None:
-        """Add the size of an event to the account, and note the age of the event."""
+        """Add the size of an event to the account, and record when the event was added."""
         if self._account is None:
             self.size += event.size
         else:
@@ -497,7 +522,7 @@ class Log:
             self._account.remove(self, size)
 
     def _end_if_unused(self) -> None:
-        """Let the memory of the events be freed if the log has no readers and no writers."""
+        """If the log has no readers and no writers, allow its events to be dropped."""
         is_written = self._writers > 0 if self.thread_key else not self._closed
         if (
             self.size
@@ -508,7 +533,7 @@ class Log:
             self._account.memory.mark_ended(self)
 
     def _mark_in_use(self) -> None:
-        """Keep the memory of the events, because the log has a reader or a writer again."""
+        """Keep the events in memory, because the log has a reader or a writer again."""
         if self._account is not None:
             self._account.memory.mark_in_use(self)
 

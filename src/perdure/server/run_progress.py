@@ -1,12 +1,13 @@
-"""Find out how far a run came before its server died.
+"""Find out which steps of a run were completed before its server died.
 
 A checkpoint carries the id of the run that put it in its metadata. An answer to a question is
 stored before the next checkpoint, as a pending write that does not name the run. A run with a
 `Command` therefore first stores how many answers and updates the checkpoint has, and the next
 server counts them again. Values are never compared, because the same answer may be given twice.
 
-A run without an input writes to a checkpoint that another run has put. It therefore first stores
-the earlier writes of the tasks there, and a rollback of the run restores these writes.
+A run without an input writes to a checkpoint that another run has stored. Before it
+writes there, such a run stores a copy of the checkpoint's pending writes. A rollback of the run
+restores these writes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from perdure.server.run import Run
 Progress: TypeAlias = Literal["applied", "asks", "overtaken"]
 """How far a run came: its input was applied and the run can continue, it has asked a question, or
 another run of the thread came after it."""
-_START_CHANNEL: Final = "__run_start"  # the channel of the counts; no graph has this channel
+# Channel under which the counts are stored. No graph has a channel with this name.
+_START_CHANNEL: Final = "__run_start"
 _START_PATH: Final = f"run start{ASIDE_SUFFIX}"
 _SPECIAL_CHANNELS: Final = frozenset(
     {ERROR, INTERRUPT, RESUME, _START_CHANNEL, FORMER_WRITES_CHANNEL}
@@ -34,7 +36,7 @@ _SPECIAL_CHANNELS: Final = frozenset(
 
 
 class _Counts(NamedTuple):
-    """The numbers of pending writes of a checkpoint.
+    """Counts of the answers and updates among the pending writes of a checkpoint.
 
     Attributes:
         answers: The answers that tasks have received.
@@ -59,7 +61,8 @@ class _Counts(NamedTuple):
 async def store_start(saver: Checkpointer, run: Run, config: RunnableConfig) -> None:
     """Store the counts and the former writes of the checkpoint from which a run starts.
 
-    A run with an input puts a checkpoint of its own first, so nothing is stored for it.
+    Nothing is stored for a run with an input, because such a run first stores a checkpoint of its
+    own.
     """
     if run.request.command is None and run.request.input is not None:
         return
@@ -88,7 +91,7 @@ async def restore_start(saver: Checkpointer, run: Run) -> None:
         return
     run_writes = [write for write in start[0].pending_writes or () if write[0] == run.run_id]
     stored = [value for _, channel, value in run_writes if channel == FORMER_WRITES_CHANNEL]
-    # the checkpoint from which the run started is restored last
+    # Restore the checkpoint from which the run started last.
     for ns, checkpoint_id, tasks in reversed(stored[0] if stored else ()):
         position = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
         checkpoint = await saver.aget_tuple(
@@ -111,7 +114,7 @@ async def restore_start(saver: Checkpointer, run: Run) -> None:
 
 
 async def find_progress(saver: Checkpointer, run: Run) -> Progress | None:
-    """Return how far a run came, or None if its input must be given to the graph."""
+    """Return the progress of a run, or None if the graph must still receive the run's input."""
     config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
     head = await saver.aget_tuple(config)
     if head is None:
@@ -133,7 +136,8 @@ async def find_progress(saver: Checkpointer, run: Run) -> Progress | None:
         checkpoint.config != head.config,
     )
     if not is_answered and counts_after.updates == counts_before.updates:
-        # the answer belongs to the question at the checkpoint from which the run started
+        # The answer of the run belongs to the question at the checkpoint from which the run
+        # started.
         return "overtaken" if has_moved and run.request.command.resume is not None else None
     if has_moved:
         return "overtaken"
@@ -166,7 +170,8 @@ async def _read_former_writes(saver: Checkpointer, start: CheckpointTuple) -> li
 
     Each element has the namespace and the id of a checkpoint, and a dict with an entry for each
     task: whether the task has a result, the number of its answers, and its questions and errors by
-    channel. The number of answers is enough, because answers are only appended.
+    channel. The answers themselves need not be stored, because a task's answers are only ever
+    appended.
     """
     thread_id = start.config["configurable"]["thread_id"]
     former, checkpoints = list[list[Any]](), [start]

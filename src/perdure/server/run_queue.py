@@ -1,8 +1,8 @@
-"""The runs of a database in this process, and the rows that several servers share.
+"""Manage the runs of a database in this process, and the rows of runs that several servers share.
 
-A thread has one run at a time, on any server. A process is alive as long as it holds a lock with
-its own name. If that lock is free, another process takes over its runs and continues them from
-their last checkpoints.
+Among all servers, only one run of a thread is executed at a time. A process is alive as long as it
+holds a lock with its own name. If that lock is free, another process takes over its runs and
+continues them from their last checkpoints.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ RETRY_PAUSE_S: Final = 0.05
 """Seconds before an operation is tried again."""
 DUE_PER_SWEEP: Final = 100
 """The maximum number of delayed runs that one sweep starts before it looks at other rows."""
-_LIVENESS_LOCK_PREFIX: Final = "perdure.server/"  # followed by the name of the process
+_LIVENESS_LOCK_PREFIX: Final = "perdure.server/"  # The name of the process follows this prefix.
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
 
 
 class RunServer(GraphServer, Protocol):
-    """The part of the server that the runs of a database need.
+    """The attributes and methods of the server that a database's runs need.
 
     Attributes:
         is_closed: Whether the server is shutting down. Unfinished runs are left to other servers.
@@ -69,19 +69,19 @@ class RunServer(GraphServer, Protocol):
     is_closed: bool
 
     def is_open(self, tenant: str | None, runs: DatabaseRuns) -> bool:
-        """Return whether the database of some runs is open."""
+        """Return whether `runs` are the current runs of the tenant's open database."""
 
     def keep_database_open(self, tenant: str | None) -> AbstractContextManager[None]:
         """Keep the database of a tenant open until the block ends."""
 
     async def start_due_work(self, runs: DatabaseRuns) -> None:
-        """Start the runs of crons and the webhooks that are due."""
+        """Start the crons that are due, and send the webhooks that are due."""
 
     def register_run(self, run: Run) -> None:
-        """Note that a task follows a run."""
+        """Record that a task follows the run."""
 
     def unregister_run(self, run: Run) -> None:
-        """Note that no task follows a run any more."""
+        """Record that no task follows the run any more."""
 
     def feeds_with_readers(self, tenant: str | None) -> Mapping[str, Log]:
         """Return the event logs of threads that have readers, by the ids of the threads."""
@@ -108,7 +108,8 @@ class DatabaseRuns:
         self.saver, self.table = database.saver, RunTable(database.saver)
         self.events, self.erasures = StoredEvents(self.table), ErasureCounts(self.table)
         self.owner, self.runs_by_id = "", dict[str, Run]()
-        self._former_owners = set[str]()  # names of this process under locks that it has lost
+        # Names that this process had when it held locks that it has lost.
+        self._former_owners = set[str]()
         self.ready, self._wake = asyncio.Event(), asyncio.Event()
         self._lock: Any = None
         self._ended_runs: deque[Run] = deque()
@@ -119,7 +120,7 @@ class DatabaseRuns:
     # -- liveness
 
     async def _hold_lock_and_sweep(self) -> None:
-        """Hold the lock that says that this process is alive, and sweep the rows of runs."""
+        """Hold the lock that shows that this process is alive, and sweep the rows of runs."""
         while True:
             owner = str(uuid4())
             try:
@@ -140,8 +141,9 @@ class DatabaseRuns:
                 raise
             except Exception as exc:
                 if not self.server.is_open(self.tenant, self):
-                    return  # the database was closed because nobody used it
-                error_type = type(exc).__name__  # the message may contain content of users
+                    return  # The database was closed because it was not used.
+                # The message of the error may contain users' content, so log only its type.
+                error_type = type(exc).__name__
                 _LOGGER.warning(
                     "the runs of this process are stopped and loaded again (%s)", error_type
                 )
@@ -156,7 +158,7 @@ class DatabaseRuns:
             run.lose_ownership()
 
     def check_lock(self) -> bool:
-        """Return whether this process still has its lock. Without it, stop all runs."""
+        """Return whether this process still holds its lock. Without it, stop all runs."""
         try:
             self._lock.check()
         except StorageUnavailable:
@@ -165,14 +167,14 @@ class DatabaseRuns:
         return bool(self.owner)
 
     async def _sweep_run_rows(self) -> None:
-        """Read the rows of runs; start, take over, cancel and finish runs accordingly."""
+        """Read the rows of runs, and then start, take over, cancel and finish runs."""
         self._start_due_work()
         read_at = time.monotonic()
         live_runs, served = await self.table.list_live_runs(), {*self.server.graphs}
         delayed = [run for run in live_runs if run.status == "delayed" and run.graph in served]
         has_changed = any([await self._start_delayed_run(run) for run in delayed[:DUE_PER_SWEEP]])
         live_runs = [run for run in live_runs if run.status != "delayed"]
-        # any server can end a cancelled run, even without its graph
+        # Any server can end a cancelled run, even if it does not serve the run's graph.
         executable = [run for run in live_runs if run.graph in served or run.cancel_action]
         of_others = [run for run in executable if run.owner != self.owner]
         for owner, runs in groupby(sorted(of_others, key=attrgetter("owner")), attrgetter("owner")):
@@ -206,7 +208,8 @@ class DatabaseRuns:
         )
         if time.monotonic() - self._cleaned_up_at > CLEANUP_INTERVAL_S:
             has_more = False
-            with contextlib.suppress(PerdureError):  # a failed removal must not delay runs
+            with contextlib.suppress(PerdureError):
+                # If the deletion fails, runs must not be delayed.
                 has_more = await self.threads.delete_expired(EXPIRED_PER_SWEEP) == EXPIRED_PER_SWEEP
                 await self.table.delete_old_events()
             self._cleaned_up_at = self._cleaned_up_at if has_more else time.monotonic()
@@ -237,14 +240,16 @@ class DatabaseRuns:
         """Load a run that this process owns and has not loaded yet."""
         try:
             await self.get_run(live.thread_id, live.run_id)
-        except (CorruptRecord, ValidationError) as exc:  # the other runs continue
+        except (CorruptRecord, ValidationError) as exc:
+            # The error concerns only this run. The other runs continue.
             _LOGGER.warning("run %s cannot be read (%s)", live.run_id, type(exc).__name__)
             error = describe_error(exc)
             await self.table.end_run(live, "error", error, known_cancel="rollback")
 
     async def _take_over_runs(self, owner: str, runs: Collection[LiveRun]) -> bool:
-        """Take over the runs of a process if its lock is free, which means that it has died."""
-        if owner in self._former_owners:  # this process itself, before it lost its lock
+        """Take over the runs of a process that has died. Its lock is free if it has died."""
+        if owner in self._former_owners:
+            # The owner is this process itself, under its name before it lost its lock.
             await self.table.release_runs(owner)
             runs, owner = [run._replace(owner="") for run in runs], ""
         if not owner:
@@ -264,7 +269,9 @@ class DatabaseRuns:
     async def refresh_run(
         self, run: Run, stored: LiveRun | None = None, read_at: float | None = None
     ) -> None:
-        """Update a run from its row. A run without a row has ended together with its thread.
+        """Update a run from its row.
+
+        If the row does not exist, the run has ended because its thread was deleted.
 
         Args:
             run: A run that this process has loaded.
@@ -282,9 +289,9 @@ class DatabaseRuns:
                 del self.runs_by_id[run.run_id]
         if run.log.has_readers and run.is_elsewhere:
             await self.events.fetch_events(run.log, run.thread_key, run.seq_range)
-        if run.row.live.status not in LIVE_STATES:  # the run has ended meanwhile
+        if run.row.live.status not in LIVE_STATES:  # The run has ended in the meantime.
             return
-        if run.row_read_at >= read_at:  # the run may have a newer row by now
+        if run.row_read_at >= read_at:  # The stored row may be newer than the row that was read.
             await self.refresh_run(run)
         else:
             run.update_row(row)
@@ -318,7 +325,7 @@ class DatabaseRuns:
         return run
 
     def follow_run(self, run: Run, context: Context | None = None) -> Run:
-        """Start the task that follows a run to its end, in whichever process it runs."""
+        """Start the task that follows a run to its end. The run may be executed by any process."""
         self.runs_by_id[run.run_id] = run
         run.task = asyncio.create_task(self._follow_to_end(run), context=context)
         self.server.register_run(run)
@@ -336,19 +343,21 @@ class DatabaseRuns:
                         await RunExecution(self, run).execute()
                         ended_here = run.status not in LIVE_STATES
                     elif run.cancelled and live.cancel_action is None:
-                        # the process that owns the run finds the cancellation in its row
+                        # The process that owns the run reads the cancellation from the row of the
+                        # run.
                         await self.table.cancel_runs(run.thread_id, run.run_id, run.cancelled)
                         await self.refresh_run(run)
                     else:
                         run.changed.clear()
                         await run.changed.wait()
-            except Exception:  # a later sweep finds the row
+            except Exception:  # A later sweep finds the row of the run.
                 _LOGGER.exception("the end of run %s could not be stored", run.run_id)
                 self.runs_by_id.pop(run.run_id, None)
             finally:
                 run.log.close()
                 run.free_input()
-                if run.may_have_started and not ended_here:  # another process may have newer output
+                if run.may_have_started and not ended_here:
+                    # Another process may have newer output of the run.
                     run.output = None
                     run.drop_events()
                 run.free_output()

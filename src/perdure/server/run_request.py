@@ -1,4 +1,4 @@
-"""The body of a request for a run. Clients cannot set values that are reserved for the server."""
+"""The body of a request for a run. The checks refuse values that only the server may set."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _RESERVED_NAMES: Final = (
 )  # fmt: skip
 _INTERRUPT_ID: Final = re.compile("[0-9a-f]{32}")
 _UNSUPPORTED_FIELDS: Final = ("strict_resume", "feedback_keys", "langsmith_tracer")
-_MAX_DELAY_S: Final = 10 * 365 * 24 * 3600  # the largest `after_seconds` of a run: ten years
+# Maximum value of `after_seconds` of a run, which is ten years
+_MAX_DELAY_S: Final = 10 * 365 * 24 * 3600
 
 
 class Goto(BaseModel):
@@ -49,10 +50,10 @@ def _as_list(value: Any) -> Any:
 
 
 def _choose_modes(modes: list[StreamMode]) -> list[StreamMode]:
-    """Return each mode once. If `messages-tuple` is among them, `messages` is left out.
+    """Return each mode once.
 
-    langgraph's server does the same. Otherwise each token would be sent twice. Without a mode, the
-    result is `values`.
+    If both `messages` and `messages-tuple` are requested, `messages` is left out, as in langgraph's
+    server. Otherwise each token would be sent twice. Without a mode, the result is `values`.
     """
     chosen = [*dict.fromkeys(modes)] or ["values"]
     return [mode for mode in chosen if mode != "messages" or "messages-tuple" not in chosen]
@@ -69,7 +70,7 @@ def expand_arrays(values: Any) -> Any:
 
 
 def _expand_array(value: Any) -> list[Any]:
-    """Return the elements of a text that is a JSON array, or else the value itself."""
+    """Return the elements of a text that is a JSON array, or a list with only the value itself."""
     if isinstance(value, str) and value.startswith("["):
         try:
             array = json.loads(value)
@@ -80,7 +81,7 @@ def _expand_array(value: Any) -> list[Any]:
 
 
 def is_reserved_name(name: str) -> bool:
-    """Return whether only the server or langgraph may set this name in a config."""
+    """Return whether a name in a config is reserved for the server or langgraph."""
     return name in _RESERVED_NAMES or name.startswith(("__", "langgraph_"))
 
 
@@ -133,16 +134,17 @@ class CommandFields(WithoutNulls):
     def answers(self) -> list[Any]:
         """Return the answers to interrupts.
 
-        A dict whose keys are ids of interrupts has one answer for each key.
+        If the value is a dict whose keys are ids of interrupts, it contains one answer for each
+        key.
         """
         by_id = isinstance(self.resume, dict) and all(map(_INTERRUPT_ID.fullmatch, self.resume))
         return [] if self.resume is None else [*self.resume.values()] if by_id else [self.resume]
 
     @property
     def writes(self) -> list[tuple[str, Any]]:
-        """Return what langgraph stores of the command before the graph runs.
+        """Return the writes that langgraph stores for the command before the graph runs.
 
-        langgraph stores no answers that are given by the ids of interrupts.
+        At this time, langgraph does not store answers whose keys are ids of interrupts.
         """
         update = self.update or []
         writes = [*update.items()] if isinstance(update, dict) else [*update]
@@ -212,7 +214,7 @@ class RunRequest(WithoutNulls):
                 raise ValueError(
                     f"{field} is {value!r}, and this server does not support {field}; remove it"
                 )
-        # `checkpoint_during` is the former name of `durability` in langgraph
+        # In langgraph, `checkpoint_during` is the former name of `durability`.
         if self.durability is None and self.checkpoint_during is not None:
             self.durability = "async" if self.checkpoint_during else "exit"
         if self.after_seconds and self.multitask_strategy == "reject":
@@ -225,9 +227,12 @@ class RunRequest(WithoutNulls):
         return self
 
     def _choose_input(self) -> None:
-        """Drop the command if it is empty, and otherwise drop the input beside the command.
+        """Drop the command if it is empty.
 
-        Clients send the transcript, or an empty object, beside the answer to an interrupt.
+        Otherwise, drop the input that was sent together with the command.
+
+        Together with an answer to an interrupt, clients also send the transcript or an empty object
+        as the input.
         """
         if self.command is not None and self.command.is_empty:
             self.command = None
@@ -248,7 +253,7 @@ class RunRequest(WithoutNulls):
         validate_metadata({**labels, **self.config.metadata, **self.metadata})
 
     def graph_input(self) -> Any:
-        """Return the input of the graph: the command, if there is one, or else the input."""
+        """Return the command of the request, or the input if there is no command."""
         return self.command.to_command() if self.command else self.input
 
     @property
@@ -263,7 +268,7 @@ class RunRequest(WithoutNulls):
 
     @property
     def has_message(self) -> bool:
-        """Return whether the request has new content besides an answer to a question."""
+        """Return whether the request has new content in addition to an answer to a question."""
         if self.command is None:
             return self.input is not None
         sends = [target for target in self.command.goto if not isinstance(target, str)]

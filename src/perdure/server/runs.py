@@ -1,4 +1,4 @@
-"""The runs of a server, for all its tenants."""
+"""Start, cancel and read the runs of a server for all of its tenants."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Runs:
         self.memory = EventMemory(limits)
         self._by_tenant: dict[str | None, DatabaseRuns] = {}
         self._feeds: WeakValueDictionary[tuple[str | None, str], Log] = WeakValueDictionary()
-        self._recent: list[Log] = []  # the feed that was requested last comes first
+        self._recent: list[Log] = []  # The feed that was requested most recently comes first.
         self._under_way: dict[Run, Player] = {}
         self.schedule: Scheduler | None = None
         self.webhooks = webhooks or Webhooks()
@@ -112,7 +112,8 @@ class Runs:
         for tenant in tenants:
             try:
                 await (await self._databases.get_or_open(tenant)).saver.setup()
-            except ConfigurationError as exc:  # requests receive the same error
+            except ConfigurationError as exc:
+                # Only log the error, because each request for the tenant raises it again.
                 _LOGGER.warning("runs of earlier servers are not continued: %s", exc)
             except StorageUnavailable as exc:
                 _LOGGER.warning(
@@ -126,7 +127,10 @@ class Runs:
                     runs.task.result()
 
     async def get_database_runs(self, tenant: str | None) -> DatabaseRuns:
-        """Return the runs of a tenant. From now on this process takes over runs of the tenant."""
+        """Return the runs of a tenant.
+
+        After this call, this process also takes over runs of the tenant from dead processes.
+        """
         database = await self._databases.get_or_open(tenant)
         runs = self._by_tenant.get(tenant)
         if runs is None or runs.database is not database or runs.task.done():
@@ -134,17 +138,17 @@ class Runs:
         return runs
 
     def is_open(self, tenant: str | None, runs: DatabaseRuns) -> bool:
-        """Return whether the database of some runs is open."""
+        """Return whether `runs` are the current runs of the tenant's open database."""
         return self._databases.is_open(tenant, runs.database)
 
     async def start_due_work(self, runs: DatabaseRuns) -> None:
-        """Start the runs of crons and the webhooks that are due."""
+        """Start the crons that are due, and send the webhooks that are due."""
         if self.schedule is not None and not self._is_draining:
             await self.schedule.start_due_runs(runs)
         await self.webhooks.start_due_deliveries(runs)
 
     def register_run(self, run: Run) -> None:
-        """Note that a task follows a run, and create its player."""
+        """Record that a task follows the run, and create the player of the run."""
         run.log.set_account(self.memory.get_account(run.tenant, run.user))
         self._under_way[run] = self._players[run.protocol](run, self)
 
@@ -153,16 +157,18 @@ class Runs:
         return self._under_way[run]
 
     def unregister_run(self, run: Run) -> None:
-        """Note that no task follows a run any more."""
+        """Record that no task follows the run any more."""
         self._under_way.pop(run, None)
 
     def get_feed(self, tenant: str | None, thread_id: str, thread_key: int, user: str = "") -> Log:
         """Return the log of events of a thread.
 
-        A log of a deleted thread with the same id is closed. A new log is counted for the user.
+        If there is a log of a deleted thread with the same id, it is closed. A new log is counted
+        for the user.
         """
         feed, account = self._feeds.get((tenant, thread_id)), self.memory.get_account(tenant, user)
-        if feed is not None and feed.thread_key != thread_key:  # a deleted thread had the same id
+        if feed is not None and feed.thread_key != thread_key:
+            # The feed belongs to a deleted thread with the same id.
             feed.close()
             feed = None
         feed = feed or Log(thread_key, account)
@@ -187,7 +193,7 @@ class Runs:
     async def open_feed(self, identity: Identity, thread_id: str, thread_key: int) -> Log:
         """Return the log of events of a thread, for a new reader.
 
-        A reader that has not received any event begins with the run that is under way.
+        A reader that has not received any event begins with the run that is in progress.
         """
         tenant, user = identity.tenant, identity.user
         feed, runs = (
@@ -252,7 +258,7 @@ class Runs:
     async def _drop_events_after_erasure(
         self, runs: DatabaseRuns, log: Log, thread_key: int, not_before: float
     ) -> float:
-        """Drop the events of a thread from which messages were erased meanwhile.
+        """Drop the events of a thread from memory if its messages were erased in the meantime.
 
         Args:
             runs: The runs of the database.
@@ -273,23 +279,24 @@ class Runs:
         )
         if number is None or log.removals is None:
             log.note_removals(number, read_at)
-        if number is None or number <= (log.removals or 0):  # the log may have a newer number
+        if number is None or number <= (log.removals or 0):
+            # The log may already have a newer number.
             return read_at
-        was_empty = log.is_empty  # the erasure has deleted the older events in the database
+        was_empty = log.is_empty  # The erasure has also deleted the older events in the database.
         log.clear_until(log.last)
         stale = [
             run
             for run in self._under_way
             if run.events is log and run.removals is not None and run.removals < number
         ]
-        if log.thread_key and not stale:  # the next runs of the thread do not see erased messages
+        if log.thread_key and not stale:  # Later runs of the thread do not see the erased messages.
             log.note_removals(number, read_at)
             if was_empty:
                 return read_at
         raise LookupError("messages were erased from the thread")
 
     def is_thread_busy(self, tenant: str | None, thread_id: str) -> bool:
-        """Return whether this process has a run of a thread with this id, even of a deleted one."""
+        """Return whether this process has a run of the thread, even if the thread was deleted."""
         thread_ref = tenant, thread_id
         return any((run.tenant, run.thread_id) == thread_ref for run in self._under_way)
 
@@ -323,8 +330,8 @@ class Runs:
     async def encode_output(self, run: Run) -> bytes:
         """Return the values after the last step of a run that has ended, as JSON.
 
-        The values do not contain erased messages. If they are no longer in memory, they are read
-        from the database. For a temporary run the result is then `null`.
+        The values do not contain erased messages. Values that are no longer in memory are read from
+        the database. The result is `null` for a temporary run whose values are no longer in memory.
         """
         is_in_memory = run.output is not None or run.output_event is not None
         if is_in_memory and not run.temporary:
@@ -340,7 +347,7 @@ class Runs:
         return encode_json(run.output)
 
     def check_capacity(self, identity: Identity, count: int = 1) -> None:
-        """Refuse new runs of a user who has too many runs under way.
+        """Refuse new runs of a user who has too many unfinished runs.
 
         Args:
             identity: The user.
@@ -433,13 +440,14 @@ class Runs:
         stored_fields |= {"recorded": recorded, "request": request.to_stored()}
         now = time.time()
         not_before = now + request.after_seconds if request.after_seconds else None
-        owner = "" if not_before else runs.owner  # any process may start a delayed run
+        # A delayed run has no owner, so any process may start it.
+        owner = "" if not_before else runs.owner
         live = LiveRun(thread_id, 0, 0, str(uuid4()), "pending", owner, graph_name, 1, None)
         row = RunRow(live, now, now, details, request=stored_fields, not_before=not_before)
         user_ref = identity.tenant, identity.user
         run_options = temporary, protocol, recorded, identity.raw_user
         run = Run(row._replace(request=None), *user_ref, request, *run_options)
-        runs.runs_by_id[run.run_id] = run  # before a sweep reads the row
+        runs.runs_by_id[run.run_id] = run  # Register the run before a sweep can read its row.
         try:
             cancel_action = None if not_before else CANCEL_ACTIONS.get(strategy)
             is_rejecting = strategy == "reject"
@@ -457,9 +465,10 @@ class Runs:
             raise
         run.row = run.row._replace(live=accepted or run.row.live)
         if not_before:
-            del runs.runs_by_id[run.run_id]  # a request for the run loads it again
+            del runs.runs_by_id[run.run_id]  # The next request for the run loads it again.
             return run
-        # a run of a cron must not inherit the locks that the schedule holds in its context
+        # Use an empty context for a cron, because the run must not inherit the locks that the
+        # schedule holds in its context.
         runs.follow_run(run, Context() if due else None)
         for other in [*runs.runs_by_id.values()] if cancel_action else ():
             if other.thread_id == thread_id and other is not run and not other.has_ended:
@@ -471,7 +480,7 @@ class Runs:
     ) -> None:
         """Raise the error for a run that was not accepted.
 
-        Return if the run was accepted after all, and only the reply of the database was lost.
+        Return without an error if the run was stored, and only the reply of the database was lost.
         """
         stored = await runs.table.list_runs(run.thread_id, run.run_id)
         if stored:
@@ -494,7 +503,10 @@ class Runs:
     async def cancel_run(
         self, tenant: str | None, live: LiveRun, action: str = "interrupt"
     ) -> bool:
-        """Cancel a run in whichever process it runs. Return False if it has ended meanwhile."""
+        """Cancel a run, which may be executed by any process.
+
+        Return False if it has ended meanwhile.
+        """
         runs = await self.get_database_runs(tenant)
         stopped = await runs.table.cancel_runs(live.thread_id, live.run_id, action)
         if run := runs.runs_by_id.get(live.run_id):
@@ -521,7 +533,7 @@ class Runs:
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def drain(self, grace_s: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Accept no new runs, wait for those that are under way, and then stop them.
+        """Refuse new runs, wait for the current runs, and stop those that do not end in time.
 
         Args:
             grace_s: How long to wait, in seconds.
@@ -533,7 +545,8 @@ class Runs:
             if not tasks:
                 break
             await asyncio.wait(tasks, timeout=min(remaining_s, 0.2))
-        await self._stop_all_runs()  # before readers are disconnected, since that may cancel runs
+        # Stop the runs before readers are disconnected, because the disconnection may cancel runs.
+        await self._stop_all_runs()
 
     async def _stop_all_runs(self) -> None:
         """Stop all runs, so that other servers can continue them, and close the feeds."""
@@ -549,11 +562,12 @@ class Runs:
             feed.close()
 
     async def aclose(self) -> None:
-        """Stop all runs, and leave them to the next process."""
+        """Stop all runs, so that the next process can continue them."""
         await self._stop_all_runs()
         await self.webhooks.aclose()
         for runs in self._by_tenant.values():
-            # without the release, other servers take over when the lock of this process is free
+            # If the release fails, other servers take over the runs when this process has released
+            # its lock.
             with contextlib.suppress(PerdureError):
                 if runs.owner and self.is_open(runs.tenant, runs):
                     await runs.table.release_runs(runs.owner)
@@ -565,7 +579,7 @@ class Runs:
 def extract_login_fields(login: Any) -> Any:
     """Return the user of an authentication handler as a mapping that can be stored, or None.
 
-    Another process needs it to continue a run of the user.
+    Another process needs this mapping to continue a run of the user.
     """
     return login if isinstance(login, Mapping) else getattr(login, "__dict__", None)
 

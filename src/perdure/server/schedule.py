@@ -1,4 +1,4 @@
-"""Runs on a schedule: when a cron is due, and how its run is started.
+"""Compute when crons are due, and start their runs.
 
 One of several servers starts the run, because the transaction that stores the run also moves the
 cron to its next time. If no server ran at one or more due times, the cron runs once when a server
@@ -46,8 +46,9 @@ _SCHEDULE_NAMES: Final = (
     "@yearly",
     "@annually",
 )
-_MAX_SCHEDULE_LENGTH: Final = 200  # characters; a schedule is parsed each time it is due
-_RETRY_STATUSES: Final = (429, 503)  # HTTP statuses after which a cron stays due
+# Maximum number of characters in a schedule, which is parsed each time the cron is due
+_MAX_SCHEDULE_LENGTH: Final = 200
+_RETRY_STATUSES: Final = (429, 503)  # HTTP statuses of a refused run after which the cron stays due
 _LOGGER: Final = logging.getLogger(__name__)
 
 
@@ -101,7 +102,10 @@ class CronRequest(RunRequest, CronOptions):
 
 
 def _next_in_zone(times: croniter, zone: ZoneInfo) -> datetime:
-    """Return the next time of a schedule. `fold` is 1 if the clocks repeat its time of day."""
+    """Return the next time of a schedule.
+
+    `fold` is 1 if this is the second occurrence of a repeated time of day.
+    """
     next_at: datetime = times.get_next(datetime)
     return next_at.astimezone(UTC).astimezone(zone)
 
@@ -131,10 +135,11 @@ class Schedule:
                     cron, now = await table.get(cron_id), time.time()
                     if cron is not None and cron.next_at is not None and cron.next_at <= now:
                         await self._start_cron(runs, table, cron, now)
-            except Exception as exc:  # the next sweep tries again, here or on another server
+            except Exception as exc:  # The next sweep on any server tries to start the cron again.
                 if isinstance(exc, StorageUnavailable) and isinstance(exc.__cause__, TimeoutError):
-                    continue  # another server holds the lock, and starts the run
-                error_type = type(exc).__name__  # the message may contain content of users
+                    continue  # Another server holds the lock of the cron and starts the run.
+                # The message of the error may contain users' content, so log only its type.
+                error_type = type(exc).__name__
                 _LOGGER.info(
                     "cron %s is due, but could not be started yet (%s)", cron_id, error_type
                 )
@@ -142,9 +147,10 @@ class Schedule:
     async def _reset_late_crons(self, table: CronTable) -> None:
         """Recompute due times that were computed while the clock of a server was ahead.
 
-        Such a time is later than the next time from now on, or missing because the clock was past
-        the end of the cron. A difference of up to `CLOCK_SKEW_S` is ignored. Otherwise a cron that
-        a server with a fast clock has just started would be due again at its proper time.
+        Such a time is later than the cron's next time according to the present clock. A due time
+        may also be missing, because the clock was past the end time of the cron. A difference of up
+        to `CLOCK_SKEW_S` is ignored. Without this tolerance, a cron that a server with a fast clock
+        started early would be started again at the correct time.
         """
         for cron in await table.list_not_due_before(time.time() + CLOCK_SKEW_S):
             try:
@@ -160,8 +166,10 @@ class Schedule:
                     _LOGGER.warning(
                         "the due time of cron %s was too late, and was computed again", cron.cron_id
                     )
-            except Exception as exc:  # the other crons are still checked
-                error_type = type(exc).__name__  # the message may contain content of users
+            except Exception as exc:
+                # The error concerns only this cron. The other crons are still checked.
+                # The message of the error may contain users' content, so log only its type.
+                error_type = type(exc).__name__
                 _LOGGER.info(
                     "the due time of cron %s cannot be checked (%s)", cron.cron_id, error_type
                 )
@@ -169,10 +177,13 @@ class Schedule:
     async def _start_cron(
         self, runs: DatabaseRuns, table: CronTable, cron: CronRow, now: float
     ) -> None:
-        """Start the run of a cron. If the run is refused, move the cron to its next time."""
+        """Start the run of a cron.
+
+        If the run is refused, postpone the cron to its next due time.
+        """
         content = cron.content
         if content["graph"] not in self._runs.graphs:
-            return  # a server that serves the graph starts the run
+            return  # Leave the cron to a server that serves the graph.
         request_fields = {**content["payload"], "metadata": content["metadata"]}
         request = CronRequest.model_validate(request_fields)
         request.on_completion = request.on_run_completed
@@ -198,9 +209,8 @@ class Schedule:
         permissions, person = frozenset(content["permissions"]), content.get("acting_for")
         teams = read_teams(login)
         creator = Identity(content["user"], tenant, permissions, login, person, teams=teams)
-        refresh_identity = getattr(
-            self._access, "refresh_identity", None
-        )  # keys may be revoked meanwhile
+        # The keys of the cron's creator may have been revoked in the meantime.
+        refresh_identity = getattr(self._access, "refresh_identity", None)
         identity = await refresh_identity(creator) if refresh_identity else creator
         call = Call(identity, "threads:create_run", self._access, self._databases, self._runs)
         with call.keep_database_open():

@@ -138,7 +138,7 @@ class RunTeams:
     def choose_teams(self, tenant: str | None, sender: Sender, person: Person) -> list[str] | None:
         """Return the teams whose memory a run uses, sorted by name.
 
-        These are the teams that both the person and the caller are members of. A caller who may
+        A run uses the teams that both the person and the caller are members of. A caller who may
         act for the person uses all teams of the person.
 
         Args:

@@ -38,7 +38,7 @@ async def join_thread(
     thread_id: PathId,
     stream_mode: Annotated[list[ThreadMode] | None, Query(), BeforeValidator(expand_arrays)] = None,
 ) -> Response:
-    """Stream the events of all runs of a thread, or those after the header Last-Event-ID."""
+    """Stream the events of a thread's runs, or those after the event that Last-Event-ID names."""
     await call.permit_thread(thread_id)
     frames = ThreadFrames(call, runs, request, thread_id)
     last = request.headers.get("last-event-id", "")
@@ -46,10 +46,12 @@ async def join_thread(
 
 
 class ThreadFrames:
-    """The frames of the events of all runs of a thread, one run after the other, for one reader.
+    """Produces the frames of a thread's events for one reader.
 
-    The id of an event has the `seq` of its run and, before the end of the run, the number of the
-    event.
+    The events of one run follow those of the run before it.
+
+    The id of an event consists of the `seq` of its run and the number of the event. The id of a
+    run's last event has no number.
     """
 
     def __init__(self, call: Call, runs: Runs, request: Request, thread_id: str) -> None:
@@ -60,7 +62,7 @@ class ThreadFrames:
     async def iter_frames(
         self, modes: Collection[str], last_event_id: str
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the frames of the events after an event as they come.
+        """Yield the frames of events after `last_event_id`, and wait for new events.
 
         Args:
             modes: The kinds of events that the reader wants.
@@ -89,7 +91,12 @@ class ThreadFrames:
             yield build_frame("error", {"error": name, "message": str(exc)})
 
     async def _find_resume_point(self, last_event_id: str) -> tuple[int, int | None]:
-        """Return the `seq` before the first run to read, and the last event of that run."""
+        """Find out where a reader continues.
+
+        Returns:
+            The `seq` after which runs are read, and the number of the last event of the next run
+            that the reader has received, or None if there is none.
+        """
         if match := _EVENT_ID.fullmatch(last_event_id):
             seq, number = match.groups()
             return (int(seq), None) if number is None else (int(seq) - 1, int(number))
@@ -98,7 +105,7 @@ class ThreadFrames:
         return min(live_seqs, default=runs[-1][0] if runs else 0), None
 
     async def _list_runs_after(self, seq: int) -> list[tuple[int, str, RunState]]:
-        """Return the `seq`, the id and the status of the runs after a `seq`."""
+        """Return the `seq`, the id and the status of each run with a higher `seq`."""
         return await (await self._runs.get_database_runs(self._tenant)).table.list_runs_after(
             self._thread_id, seq
         )
@@ -113,7 +120,7 @@ class ThreadFrames:
         )
 
     async def _check_access(self) -> None:
-        """Check now and then that the reader is still the same user and may reach the thread.
+        """Check at intervals that the reader is still the same user and may still reach the thread.
 
         Raises:
             Refused: The reader may no longer read the thread.

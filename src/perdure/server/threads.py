@@ -1,10 +1,10 @@
-"""Threads as the server shows them: threads of the checkpointer with the metadata of clients.
+"""Provide the threads of the checkpointer, together with the metadata that clients set for them.
 
-The metadata that clients give a thread is stored in the thread's row, because no checkpoint
-contains it. The row also says that a thread without checkpoints exists, and how the last run of the
-server ended. Whether the thread waits for an answer follows from its newest checkpoint, whichever
-program wrote it. A new thread only reserves its id. If another program writes the first checkpoint,
-the metadata of the client is ignored.
+The metadata that clients set is stored in the row of the thread, because no checkpoint contains it.
+The row also shows that a thread exists if it has no checkpoints, and stores how the last run on the
+server ended. The newest checkpoint shows whether the thread waits for an answer, whichever program
+wrote this checkpoint. A new thread only reserves its id. If another program writes the first
+checkpoint, the metadata of the client is ignored.
 """
 
 from __future__ import annotations
@@ -56,19 +56,20 @@ Thread = dict[str, Any]
 MAX_METADATA_BYTES: Final = 64_000
 """The maximum size in bytes of the metadata that a client gives a thread, as JSON."""
 MAX_METADATA_LEVELS: Final = 8
-"""The maximum nesting of that metadata. `{"a": 1}` has one level."""
-_MAX_ID_BYTES: Final = 4096  # the maximum length of the id of a new thread
+"""The maximum nesting of the metadata that a client gives a thread. `{"a": 1}` has one level."""
+_MAX_ID_BYTES: Final = 4096  # Maximum number of bytes in the id of a new thread
 _NO_LIMIT: Final = 1 << 31
-_RUNS_PER_READ: Final = 500  # the number of runs that a search reads at once
+_RUNS_PER_READ: Final = 500  # Number of runs that a search reads at once
 LOCK_RELEASE_S: Final = 0.5
 """Seconds for which a change of a thread without a live run waits for the lock of the thread."""
-_DELETE_WAIT_S: Final = 5  # seconds for which a deletion waits for the turn of another program
+# Seconds for which a deletion waits until another program has released the thread
+_DELETE_WAIT_S: Final = 5
 
 
 def validate_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     """Check the metadata that a client gives a thread, and return it.
 
-    Every list of threads reads this metadata, so it is limited.
+    The size of the metadata is limited, because every list of threads reads it.
 
     Raises:
         ConfigurationError: The metadata has more than 64 kB as JSON, more than 8 levels, or an
@@ -204,13 +205,17 @@ class Threads:
         if existing is None:
             raise already_exists_error(f"a thread {thread_id!r}")
         if not matches_filter(existing.metadata, self._filter):
-            raise _unknown_thread_error(thread_id)  # the same error as for every other request
+            # Raise the same error as every other request for this thread.
+            raise _unknown_thread_error(thread_id)
         return existing
 
     async def _insert_thread_row(
         self, thread_id: str, client: ClientMetadata, ttl: TimeToLive | None = None
     ) -> bool:
-        """Insert the row of a new thread. Return False if another request has inserted one."""
+        """Insert the row of a new thread.
+
+        Return False if another request has inserted the row first.
+        """
         if not await self._list.acreate(thread_id, client):
             return False
         if (ttl := ttl or self._default_ttl) is not None:
@@ -220,7 +225,7 @@ class Threads:
     async def update(
         self, thread_id: str, metadata: Mapping[str, Any], ttl: TimeToLive | None = None
     ) -> Thread:
-        """Add metadata to a thread. Existing entries with the same names are replaced.
+        """Add metadata to a thread. New metadata replaces existing entries with the same names.
 
         Args:
             thread_id: The thread.
@@ -258,7 +263,7 @@ class Threads:
     async def set_run_status(
         self, thread_id: str, status: RunStatus, former_row: ListedThread | None = None
     ) -> None:
-        """Store how the last run of a thread ended, if that has changed.
+        """Store how the last run of a thread ended, if this differs from the stored status.
 
         Args:
             thread_id: The thread.
@@ -323,7 +328,7 @@ class Threads:
     async def prune(self, thread_id: str, keep: Retention) -> None:
         """Delete the checkpoints of a thread that a retention rule does not keep.
 
-        The errors are those of `get` and `lock_for_change`.
+        `prune` raises the same errors as `get` and `lock_for_change`.
         """
         async with self.lock_for_change(thread_id):
             await self.get(thread_id)
@@ -338,8 +343,8 @@ class Threads:
     ) -> Thread:
         """Copy a thread. The caller must be allowed to read it.
 
-        The copy has the checkpoints of the thread, and its metadata combined with the given
-        metadata.
+        The copy contains the thread's checkpoints. The metadata of the copy is that of the thread,
+        updated by `metadata`.
 
         Args:
             thread_id: The thread to copy.
@@ -362,7 +367,7 @@ class Threads:
         status: RunStatus = "idle" if is_continued else source["status"]
         try:
             await self._list.acopy_thread(thread_id, target, checkpoint_id, client, status)
-        except UnknownThread:  # the thread has no checkpoint
+        except UnknownThread:  # The thread has no checkpoint, so create a new thread instead.
             return await self.create(target, client.metadata, source_user=user)
         except InvalidConfig as exc:
             raise already_exists_error(f"a thread {target!r}") from exc
@@ -374,7 +379,7 @@ class Threads:
     async def lock_for_change(
         self, thread_id: str, timeout_s: float | None = None
     ) -> AsyncIterator[None]:
-        """Hold the lock of a thread while the thread is changed.
+        """Hold the lock of a thread until the block ends, so that the block can change the thread.
 
         Args:
             thread_id: The thread.
@@ -396,7 +401,7 @@ class Threads:
                     break
                 except StorageUnavailable as exc:
                     if not isinstance(exc.__cause__, TimeoutError):
-                        raise  # it is unknown whether a run is under way
+                        raise  # The error does not show whether a run is in progress.
                     if attempt == len(timeouts) or await table.list_live_run_ids(thread_id):
                         raise AlreadyLocked(message) from exc
             if await table.list_live_run_ids(thread_id):
@@ -414,7 +419,7 @@ class Threads:
     def _is_readable_by(self, thread: ListedThread, person: str) -> bool:
         """Return whether a thread belongs to the person or to nobody.
 
-        If a thread has no person, or nothing is remembered of it, its owner may read it.
+        If a thread has no person, or no memories are made from it, its owner may read it.
         """
         owner = self.find_person(thread) or thread.metadata.get("owner")
         return owner is None or owner == person
@@ -435,13 +440,15 @@ class Threads:
                 f"most {_MAX_ID_BYTES} bytes and no NUL character"
             )
         thread = await self._list.aget(thread_id)
-        if thread is None and self._is_busy(thread_id):  # a run of a new or of a deleted thread
+        if thread is None and self._is_busy(thread_id):
+            # A new or a deleted thread has a run in progress.
             thread = await self._list.aget(thread_id)
             if thread is None:
                 raise already_exists_error(f"a thread {thread_id!r}")
         if thread is None:
             require_filter_match("a thread", metadata, self._filter)
-            self._forget_thread(thread_id)  # another program may have deleted one
+            # Another program may have deleted a thread with this id.
+            self._forget_thread(thread_id)
         return thread
 
     # -- many threads
@@ -452,10 +459,10 @@ class Threads:
         """Return one page of the threads that match a query.
 
         The search is one SELECT over the rows of threads. SQL evaluates the order, the time, the
-        status, texts and numbers in the metadata and, unless the database is encrypted, the text.
-        For all other conditions, the rows of all threads are decrypted outside of the event loop. A
-        search that is sorted by status is one SELECT for each status, because the status of some
-        threads follows from their heads.
+        status, and the texts and numbers in the metadata. SQL also evaluates the search text,
+        unless the database is encrypted. For all other conditions, the rows of all threads are
+        decrypted outside of the event loop. A search that is sorted by status runs one SELECT for
+        each status, because the status of some threads depends on their heads.
         """
         if query.sort_by == "status":
             return await self._search_by_status(query, limit, offset)
@@ -464,7 +471,7 @@ class Threads:
         )
 
     async def find_ids_of_person(self, query: ThreadQuery) -> set[str]:
-        """Return the ids of the threads that `search` finds and whose person the query names."""
+        """Return the ids of those threads that match the query and whose person the query names."""
         match = self._build_thread_matcher(query)
 
         def match_person(row: ListedThread) -> str | None:
@@ -524,7 +531,7 @@ class Threads:
         return await asyncio.to_thread(search)
 
     def _build_thread_matcher(self, query: ThreadQuery) -> Callable[[ListedThread], Thread | None]:
-        """Return a function that returns a thread if it matches the query, or else None."""
+        """Build a function that converts a row to a thread if it matches the query."""
         has_metadata = build_containment_check(dict(query.metadata or {}))
 
         def match(row: ListedThread) -> Thread | None:
@@ -546,7 +553,8 @@ class Threads:
     async def _search_by_status(self, query: ThreadQuery, limit: int, offset: int) -> list[Thread]:
         """Return one page of the threads that match a query, sorted by their status."""
         statuses = sorted(get_args(RunStatus), reverse=query.sort_order != "asc")
-        # by id, because a thread may change its status during the search and be found twice
+        # Use a dict by id, because a thread whose status changes during the search may be found
+        # twice.
         threads_by_id: dict[str, Thread] = {}
         for status in statuses if query.status is None else (query.status,):
             if len(threads_by_id) < limit + offset:
@@ -563,7 +571,7 @@ class Threads:
         return len(await self.search(query, _NO_LIMIT))
 
     def _narrow_query(self, query: ThreadQuery) -> ThreadQuery:
-        """Return the query for SQL, which finds at least all matching and permitted threads."""
+        """Return an SQL query that finds all matching and permitted threads and perhaps others."""
         metadata = {
             **(query.metadata or {}),
             **dict(map(_convert_condition_to_metadata, self._filter.items())),
@@ -594,7 +602,7 @@ def already_exists_error(subject: str) -> VersionConflict:
 
 
 def _convert_condition_to_metadata(condition: tuple[str, Any]) -> tuple[str, Any]:
-    """Return a condition of a filter as metadata that every matching thread contains."""
+    """Convert a condition of a filter to metadata that every matching thread contains."""
     match condition:
         case name, {"$eq": value, **others} if not others:
             return name, value
@@ -617,7 +625,7 @@ def _choose_stored_fields(thread: ListedThread) -> tuple[ClientMetadata, RunStat
 
 
 def _is_unchanged(thread: ListedThread, status: RunStatus) -> bool:
-    """Return whether the end of a run changes nothing in the stored fields of a thread."""
+    """Return whether the stored fields of a thread need no change after a run has ended."""
     return (_choose_stored_fields(thread)[0], status) == (thread.client, thread.last_run_status)
 
 
@@ -636,7 +644,7 @@ def _build_thread(thread: ListedThread) -> Thread:
         "created_at": thread.created_at,
         "updated_at": thread.updated_at,
         "metadata": thread.metadata,
-        "title": thread.display_title,  # an addition of perdure
+        "title": thread.display_title,  # The field `title` is an addition of perdure.
         "status": "busy" if thread.is_busy else status,
         "interrupts": {
             task.id: [build_interrupt(interrupt) for interrupt in task.interrupts]
@@ -650,7 +658,7 @@ def _build_thread(thread: ListedThread) -> Thread:
 def _choose_status(status: ThreadStatus, last_run_status: RunStatus) -> RunStatus:
     """Return the status of a thread from its head and from the end of its last run on this server.
 
-    Other programs may have run the thread since that run.
+    Other programs may have continued the thread since that run.
     """
     if status.state == "waiting":
         return "interrupted"

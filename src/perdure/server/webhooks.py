@@ -1,8 +1,8 @@
-"""Webhooks: requests that send the result of a run to another server after the run has ended.
+"""Send webhooks, which are requests that send the result of an ended run to another server.
 
-Only hosts that the server was started with are called. A name is resolved once, and the connection
-uses the address that was checked. Otherwise a name could resolve to a public address for the check,
-and to a private one for the connection.
+Webhooks are sent only to hosts that were allowed when the server was started. A host name is
+resolved only once, and the connection uses the address that was checked. Otherwise a name could
+resolve to a public address for the check, and to a private one for the connection.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ RETRY_DELAYS_S: Final = (10, 40, 160, 640, 2560)
 """Seconds after which a failed webhook is sent again, for each attempt."""
 TIMEOUT_S: Final = 10
 """Seconds that a host may take to answer."""
-_MAX_CONCURRENT: Final = 20  # webhooks that are sent at the same time
+_MAX_CONCURRENT: Final = 20  # Maximum number of webhooks that are sent at the same time
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-_NAT64_PREFIX: Final = IPv6Network("64:ff9b::/96")  # the last 32 bits are an IPv4 address: RFC 6052
-_GLOBAL_UNICAST: Final = IPv6Network("2000::/3")  # the part of IPv6 from which hosts get addresses
+# The last 32 bits of an address with this prefix are an IPv4 address (RFC 6052).
+_NAT64_PREFIX: Final = IPv6Network("64:ff9b::/96")
+# Range of the IPv6 addresses that are assigned to public hosts
+_GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
 _RESOLVERS: Final = ThreadPoolExecutor(_MAX_CONCURRENT, "perdure-names")
 """Threads that resolve names. A name server that does not answer must not block the threads that
 requests use."""
@@ -64,7 +66,7 @@ class Webhooks:
         self._tasks = set[asyncio.Task[None]]()
 
     def check_url(self, url: str) -> None:
-        """Refuse a URL whose host the server was not started with.
+        """Refuse a URL whose host was not allowed when the server was started.
 
         Raises:
             ConfigurationError: The host is not allowed, or the URL is invalid.
@@ -89,7 +91,7 @@ class Webhooks:
             task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Stop. The next process sends the remaining webhooks."""
+        """Stop. Remaining webhooks are sent by the next process."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -113,7 +115,7 @@ class Webhooks:
                 if not is_last:
                     return
             await table.delete(run_id)
-        except Exception as exc:  # a later sweep tries again
+        except Exception as exc:  # A later sweep sends the webhook again.
             error_type = type(exc).__name__
             _LOGGER.warning("the webhook of run %s could not be sent yet (%s)", run_id, error_type)
 
@@ -148,7 +150,7 @@ class Webhooks:
                 extensions={"sni_hostname": _encode_host_as_ascii(target)},
             ) as reply,
         ):
-            if not reply.is_success:  # redirects are not followed
+            if not reply.is_success:  # Redirects are not followed, so a redirect is an error, too.
                 raise httpx.HTTPError(f"the host answered with the status {reply.status_code}")
 
 
@@ -175,7 +177,8 @@ def _parse_origin(url: str) -> tuple[str, str]:
 def _encode_host_as_ascii(url: httpx.URL) -> str:
     """Return the host of a URL for DNS and TLS, encoded by IDNA 2008.
 
-    `socket.getaddrinfo` and `ssl` encode other text by IDNA 2003, which may be another domain.
+    `socket.getaddrinfo` and `ssl` encode names with other characters by IDNA 2003, which may yield
+    another domain.
     """
     return url.raw_host.decode("ascii")
 
@@ -187,9 +190,8 @@ async def _resolve_address(url: httpx.URL) -> str:
         ConfigurationError: The name has an address that is not public.
     """
     try:
-        return str(
-            ip_address(_encode_host_as_ascii(url))
-        )  # the server was started with this address
+        # The host is an IP address that was allowed when the server was started.
+        return str(ip_address(_encode_host_as_ascii(url)))
     except ValueError:
         resolve = partial(
             socket.getaddrinfo, _encode_host_as_ascii(url), None, type=socket.SOCK_STREAM

@@ -19,14 +19,15 @@ class WebSocketProtocol(_Protocol):  # type: ignore[misc]
     """The websocket protocol of uvicorn, which holds at most one message for a client.
 
     uvicorn's own `send` returns as soon as a message is in the buffer of the connection. If the
-    application then ends, the buffer stays in memory until the client has read it.
+    application then ends, the buffer stays in memory until the client has read all of it.
     """
 
     async def send(self, message: Any) -> None:
         """Send a message, and wait until the client has read most of it."""
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
-            # uvicorn's SansIO protocol logs an error for a handshake that a reply has refused
+            # Without this flag, uvicorn's SansIO protocol logs an error if an HTTP reply has
+            # refused the handshake.
             self.handshake_complete = True
         if (writable := getattr(self, "writable", None)) is not None:
             await writable.wait()
@@ -60,7 +61,9 @@ class WebSocketSender:
         self._timeout: asyncio.Timeout | None = None
 
     async def send(self, read: Callable[[], bytes]) -> None:
-        """Send a message. It is read after the messages before it were sent.
+        """Send a message.
+
+        The message is read from memory only after all earlier messages were sent.
 
         Args:
             read: Returns the message.
