@@ -173,7 +173,7 @@ class Codec:
             name, data = _split_form_tag(stored)
         except (IndexError, KeyError, UnicodeDecodeError) as exc:
             raise CorruptRecord(
-                f"a stored value of {len(stored)} bytes has no known form and is damaged; "
+                f"a stored value of {len(stored)} bytes has an unknown format and is damaged; "
                 "restore the database from a backup"
             ) from exc
         return self.load_with_serializer(name, data)

@@ -415,8 +415,8 @@ class Importer:
             tasks, stored
         ):
             raise ImportFailed(
-                f"{label} differs from the source when it is read back; the import stopped there. "
-                "Please report this with the types of the values"
+                f"{label} differs from the source when it is read back, so the import stopped at "
+                "this checkpoint. Please report this error with the types of the values"
             )
         self._counts["checkpoints" if is_new else "skipped"] += 1
         self._counts["writes"] += sum(len(task.writes) for task in missing_tasks)

@@ -596,8 +596,8 @@ def _parse_bounds(bounds: Any) -> tuple[int, int]:
         if first >= 0 and last >= 0:
             return first, last
     raise ConfigurationError(
-        f"ends is {bounds!r:.80}; expected two numbers of items, from the start and from the end, "
-        "like (0, 50)"
+        f"ends is {bounds!r:.80}; expected two item counts, one for the start and one for "
+        "the end, such as (0, 50)"
     )
 
 

@@ -457,7 +457,7 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
         if bind is None:
             raise ConfigurationError(
                 f"{self.model!r:.80} has no bind_tools; give the advisor a chat model, or a model "
-                "that has its tools already"
+                "to which tools are already bound"
             )
         bound = copy(self)
         ChatMemoryAdvisor.__init__(bound, bind(tools, **options))

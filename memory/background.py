@@ -712,9 +712,9 @@ def _refuse_transaction_pooler(url: str) -> None:
         engine.dispose()
     if first_pid != last_pid or other_pid == first_pid:
         raise ConfigurationError(
-            f"{engine.url!r} leads to a pooler that gives each transaction another session, but "
-            "the queue needs sessions; pass the DSN of the server itself, as "
-            "Background(database=…) or perdure worker --database"
+            f"{engine.url!r} leads to a pooler that may run each transaction in another session, "
+            "but the queue needs one session for a connection; pass the DSN of the server "
+            "itself, as Background(database=…) or perdure worker --database"
         )
 
 

@@ -450,7 +450,7 @@ async def _forget(
         if namespaces or conversations or dry_run or hand_over:
             raise ConfigurationError(
                 "namespaces, conversations, dry_run and hand_over are options of "
-                "forget(everything=True); leave them out, or leave out the key"
+                "forget(everything=True); remove these options, or remove the key"
             )
         return await collection._forget(key, config=config)
     if collection.namespace.labels != _USER_NAMESPACE:

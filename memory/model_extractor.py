@@ -205,7 +205,9 @@ def build_memory_proposal(
             additions[proposed.key] = proposed
         elif proposed.key in revisions:
             outcomes.append(
-                _build_refused_outcome("changes a memory that was changed already", proposed.key)
+                _build_refused_outcome(
+                    "changes a memory that an earlier operation of the answer changes", proposed.key
+                )
             )
         else:
             revisions[proposed.key] = proposed
@@ -222,15 +224,15 @@ def _build_change(
     """
     messages = _select_messages(change.messages, batch)
     if not messages:
-        raise InvalidPatch("names no message that it rests on")
+        raise InvalidPatch("names no message as its source")
     if isinstance(change, EpisodeFound):
         texts = {name: make_storable(getattr(change, name)) for name in ("input", "outcome", "why")}
         if not texts["input"] or not texts["outcome"]:
-            raise InvalidPatch("is an episode without an input or an outcome")
+            raise InvalidPatch("adds an episode that has no input or no outcome")
         return _build_addition(batch.build_candidate(messages, texts["input"], EPISODE, **texts))
     text = make_storable(change.text or "")
     if not text and change.action != "delete":
-        raise InvalidPatch(f"is to {change.action} a memory and has no text")
+        raise InvalidPatch(f"has the action {change.action!r}, but no text")
     fields = {name: make_storable(getattr(change, name) or "") for name in ("about", "when")}
     details = {name: part for name, part in fields.items() if part}
     candidate = batch.build_candidate(messages, text, FACT, **details)
@@ -238,7 +240,7 @@ def _build_change(
         return _build_addition(candidate)
     memory = shown_memories.get(change.memory or "")
     if memory is None:
-        raise InvalidPatch(f"names the memory {change.memory!r:.40}, which it was not shown")
+        raise InvalidPatch(f"names the memory {change.memory!r:.40}, which the model was not shown")
     kind: Any = f"{change.action}d"
     return Revision(memory.key, kind, candidate)
 
@@ -300,8 +302,8 @@ async def plan_profile_patch(
             )
         if not user_messages:
             raise InvalidPatch(
-                f"{description} names no message of a user that says so; leave out what only the "
-                "assistant or a tool says"
+                f"{description} names no message of a user as its source; leave out information "
+                "that only the assistant or a tool gave"
             )
     cited = list(messages.values())
     handle = state.owner.get_handle(scope.config)

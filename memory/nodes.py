@@ -347,7 +347,8 @@ def check_messages(messages: Any, subject: str) -> Messages:
     for number, message in enumerate(messages) if kinds else ():
         if type(message) in kinds:
             raise InvalidMessages(
-                f"{subject}: number {number} is {message!r:.80}, a {type(message).__name__}; "
+                f"{subject}: the message at index {number} is {message!r:.80}, a "
+                f"{type(message).__name__}; "
                 "expected langchain messages, as langchain_core.messages.convert_to_messages "
                 "returns them"
             )

@@ -125,7 +125,7 @@ def _refuse_lost_fields(before: Document, after: Document, moved: str | None) ->
     if lost := [repr(path) for path in lost_paths if path != moved]:
         raise InvalidPatch(
             f"the new object lacks {', '.join(lost[:5])}, which would be lost; change only the "
-            "fields that change, or remove each by its own path"
+            "fields that change, or remove each field with an operation of its own"
         )
 
 
@@ -621,8 +621,8 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
         label = f"{' '.join(names).replace('_', ' ')}: "
         path = "".join(f"/{name}" for name in names) if redacted(label) == label else ""
     raise InvalidPatch(
-        f"{path or 'the change'!r:.200} cannot be kept: {verdict.reason}; leave it out "
-        f"(the gate's check {verdict.check!r})"
+        f"{path or 'the change'!r:.200} cannot be stored: {verdict.reason}; leave this "
+        f"value out (refused by the check {verdict.check!r})"
     )
 
 

@@ -664,7 +664,7 @@ def _validate_questions(questions: Any) -> list[tuple[str, Sequence[str]]]:
             raise ConfigurationError(f"questions[{len(pairs)}] is {pair!r:.80}; {expectation}")
         pairs.append((question, expected_texts))
     if not pairs:
-        raise ConfigurationError(f"there are no questions; {expectation}")
+        raise ConfigurationError(f"questions is empty; {expectation}")
     return pairs
 
 

@@ -587,8 +587,8 @@ def check_filled_namespace(template: Template, namespace: Namespace) -> Namespac
     """
     if namespace[0] == TEAMS and not template.is_team:
         raise InvalidNamespace(
-            f"the namespace {namespace!r} begins with {TEAMS!r}, where teams keep their memories; "
-            f"expected another value for the first label of {template.labels!r}"
+            f"the namespace {namespace!r} begins with {TEAMS!r}, which is reserved for memories "
+            f"of teams; expected another value for the first label of {template.labels!r}"
         )
     if namespace[0] == RESERVED_LABEL:
         raise InvalidNamespace(

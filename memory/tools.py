@@ -105,12 +105,12 @@ _MAX_REASON_CHARS: Final = 400
 # Characters that models put around a word by mistake, and that are removed.
 _STRAY_CHARS: Final = " \t\r\n\"'`<>[](){}.,;"
 _ERASED_ANSWER: Final = (
-    "Not kept: the message that says this was erased. Do not keep it, and do not say that it is "
-    "remembered."
+    "Nothing was stored, because its message was erased. Do not store the memory again, and "
+    "do not say that it is remembered."
 )
 _WITHOUT_MEMORY_ANSWER: Final = (
-    "Not kept: this message is not from the person whom the conversation belongs to, so nothing is "
-    "remembered of it. Do not say that it is remembered."
+    "Nothing was stored, because the message is not from the person to whom the conversation "
+    "belongs. Do not say that the memory is remembered."
 )
 _UNKNOWN_ANSWER: Final = (
     "There is no memory with the id {id}. Search for it, and copy its id exactly."
@@ -269,7 +269,7 @@ def _choose_team_of_run(config: RunnableConfig | None, team: str) -> RunnableCon
     if team not in teams:
         team_names = ", ".join(to_prompt_json(name) for name in teams)
         raise ToolException(
-            f"Not kept: the user is in no team {to_prompt_json(team[:80])}. "
+            f"Nothing was stored: the user is not in the team {to_prompt_json(team[:80])}. "
             + (f"Teams of the user: {team_names}." if team_names else "Leave the team out.")
         )
     return choose_team(config, team)
@@ -438,16 +438,16 @@ async def _execute_memory_action(
     except (errors.UnknownMemory, errors.InvalidNamespace) as exc:
         raise ToolException(_UNKNOWN_ANSWER.format(id=to_prompt_json(key[:80]))) from exc
     except errors.LimitExceeded as exc:
-        answer = "Not kept: there is no room. Delete what is no longer needed, or tell the user."
+        answer = "Nothing was stored: there is no room. Delete unneeded memories, or tell the user."
         raise ToolException(answer) from exc
     except (errors.InvalidValue, errors.VersionConflict) as exc:
         raise ToolException(
-            f"Not kept: {str(exc)[:_MAX_REASON_CHARS]}. Correct it, and try again."
+            f"Nothing was stored: {str(exc)[:_MAX_REASON_CHARS]}. Correct the call, and try again."
         ) from exc
     if outcome.change == "unchanged" and outcome.key != key and action != "create":
         raise ToolException(
-            f"Nothing is changed: the memory {outcome.key} says this already, and {key} says what "
-            "it said before. Delete that one if it does not hold."
+            f"Nothing was changed: the memory {outcome.key} says this already, and the memory "
+            f"{key} still has its old text. Delete the memory {key} if that text is no longer true."
         )
     return _describe_outcome(outcome)
 
@@ -464,8 +464,8 @@ def _describe_outcome(outcome: Outcome) -> str:
     if change in ("quarantined", "refused"):
         reviewed = "somebody has to review it first: " if change == "quarantined" else ""
         raise ToolException(
-            f"Not kept: {reviewed}{reason}. Leave out what is objected to, or do without; do not "
-            "say that it is remembered."
+            f"Nothing was stored: {reviewed}{reason}. Call the tool again without the rejected "
+            "part, or store nothing. Do not say that the memory is remembered."
         )
     note = f" Note: {reason}." if reason else ""
     if change == "added":

@@ -188,8 +188,8 @@ def resolve_searched_fields(
     )
     if recorded_words is not None and recorded_words["kept"] != word_storage:
         raise ConfigurationError(
-            f"this file keeps words {recorded_words['kept']!r}, not {word_storage!r}: open it with "
-            f"text_index={recorded_words['kept']!r}"
+            f"this file has text_index={recorded_words['kept']!r}, not {word_storage!r}; "
+            f"open the file with text_index={recorded_words['kept']!r}"
         )
     fields = list(chosen or (recorded_words["fields"] if recorded_words else (WHOLE,)))
     wanted_words = {"analyzer": ANALYZER, "fields": fields, "kept": word_storage}

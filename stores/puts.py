@@ -499,7 +499,7 @@ class ItemWriter:
             raise VersionConflict(
                 f"{put.key!r} in {decode_path(put.path[self.records.root :])!r} is {state}, not at "
                 f"{put.if_version}: "
-                "get it again, apply your change to what it holds now, and put that"
+                "read the item again, apply your change to its current value, and put the result"
             )
 
     def _check_scope_limit(self, limit: Limit, now: int) -> Flow[None]:

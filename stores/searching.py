@@ -129,13 +129,13 @@ def _check_period(during: Any) -> tuple[float, float]:
     """Check a period, and return its start and end in seconds since 1970."""
     if not isinstance(during, tuple | list) or len(during) != 2:
         raise ConfigurationError(
-            f"during is {during!r:.80}; expected two datetimes, from when and up to when"
+            f"during is {during!r:.80}; expected two datetimes, the start and the end of the period"
         )
     start, end = map(to_microseconds, during)
     if start >= end:
         raise ConfigurationError(
-            f"during ends at {during[1]}, not after it starts at {during[0]}; expected the earlier "
-            "moment first"
+            f"during ends at {during[1]}, which is not after its start, {during[0]}; expected "
+            "the earlier datetime first"
         )
     return start / 1e6, end / 1e6
 

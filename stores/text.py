@@ -617,8 +617,8 @@ def split_into_chunks(
     """
     if limit_words < 1 or overlap_words < 0:
         raise ConfigurationError(
-            f"chunks of {limit_words!r} words with {overlap_words!r} shared: expected at least 1 "
-            "and at least 0"
+            f"the chunk limit is {limit_words!r} words and the overlap is {overlap_words!r} words; "
+            "expected a limit of at least 1 and an overlap of at least 0"
         )
     if len(text) <= limit_words:  # A text cannot have more words than characters.
         return [text] if text.strip() else []

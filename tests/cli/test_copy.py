@@ -324,7 +324,7 @@ def test_a_killed_command_goes_on(
 
     assert ended.returncode == -signal.SIGKILL
     assert "new.db is an incomplete copy" in later
-    assert "holds a part of" in other
+    assert "contains an incomplete copy of" in other
     assert told.startswith("copied and compared: 5 threads, ")
 
 

@@ -221,7 +221,7 @@ def test_another_namespace_is_the_only_one_that_is_erased(kept: SQLiteStore) -> 
 
 def test_options_of_everything_are_refused_with_a_key(kept: SQLiteStore) -> None:
     fill(kept)
-    with pytest.raises(ConfigurationError, match="leave out the key"):
+    with pytest.raises(ConfigurationError, match="remove the key"):
         memory.forget("home", store=kept, config=BOB, dry_run=True)
 
 

@@ -597,16 +597,16 @@ PASSWORD = "hunter2secret"
 SENSITIVE: dict[str, tuple[dict[str, Any], str]] = {
     "a password": (
         {"note": f"my password is {PASSWORD}"},
-        "'/note' cannot be kept: the text contains a pa",
+        "'/note' cannot be stored: the text contains a pa",
     ),
-    "a card": ({"home": {"note": f"it is {CARD}"}}, "'/home/note' cannot be kept"),
-    "a card's number": ({"card": 4111111111111111}, "'/card' cannot be kept"),
-    "in a list": ({"likes": ["tea", {"a": [CARD]}]}, "'/likes/1/a/0' cannot be kept"),
-    "what its field calls a secret": ({"api_key": "abcd1234"}, "'/api_key' cannot be kept"),
-    "a number that it does": ({"pin": 4711}, "'/pin' cannot be kept"),
-    "deeper": ({"bank": {"my_pin": "4711"}}, "'/bank/my_pin' cannot be kept"),
-    "a name after another": ({"password": {"hunter22": True}}, "'the change' cannot be kept"),
-    "the name of a field": ({"a": [{CARD: 1}]}, "'/a/0/[card]' cannot be kept"),
+    "a card": ({"home": {"note": f"it is {CARD}"}}, "'/home/note' cannot be stored"),
+    "a card's number": ({"card": 4111111111111111}, "'/card' cannot be stored"),
+    "in a list": ({"likes": ["tea", {"a": [CARD]}]}, "'/likes/1/a/0' cannot be stored"),
+    "what its field calls a secret": ({"api_key": "abcd1234"}, "'/api_key' cannot be stored"),
+    "a number that it does": ({"pin": 4711}, "'/pin' cannot be stored"),
+    "deeper": ({"bank": {"my_pin": "4711"}}, "'/bank/my_pin' cannot be stored"),
+    "a name after another": ({"password": {"hunter22": True}}, "'the change' cannot be stored"),
+    "the name of a field": ({"a": [{CARD: 1}]}, "'/a/0/[card]' cannot be stored"),
 }
 SECRETS = (PASSWORD, "hunter22", CARD, "4111111111111111", "abcd1234", "4711")
 
@@ -657,7 +657,7 @@ def test_what_the_gate_blots_out_is_kept_so(profile: Profile[Person], any_store:
     left = written(blotting, {"notes": ["tea", f"my card is {CARD}"], "pin": "4711 now"}, ANN)
 
     assert left.model_dump() == {"notes": ["tea", "my card is [card]"], "pin": "[secret] now"}
-    with pytest.raises(InvalidPatch, match=r"'/card' cannot be kept: redacted "):
+    with pytest.raises(InvalidPatch, match=r"'/card' cannot be stored: redacted "):
         written(blotting, {"card": 4111111111111111}, ANN)
 
 
@@ -666,7 +666,7 @@ def test_contacts_are_kept_by_hand(store: SQLiteStore) -> None:
     ways = {"email": "ann@example.com", "phone": "+32 470 12 34 56"}
     assert written(Profile(Notes, store), ways, ANN).model_dump() == ways
     with pytest.raises(
-        InvalidPatch, match="'/mail' cannot be kept: the text contains an e-mail address"
+        InvalidPatch, match="'/mail' cannot be stored: the text contains an e-mail address"
     ):
         written(
             Profile(Notes, store, gate=Gate(contacts="refuse")), {"mail": "bo@example.com"}, ANN
@@ -697,7 +697,7 @@ def test_the_checks_of_a_gate_are_asked(any_store: Any) -> None:
     profile = Profile(Person, any_store, gate=Gate([sober]))
     assert written(profile, {"likes": ["tea", "wine"]}, ANN).likes == ["tea", "milk"]
     assert seen == [("likes: tea", "profile", True), ("likes: wine", "profile", True)]
-    with pytest.raises(InvalidPatch, match=r"'/name' cannot be kept: it is beer.*sober"):
+    with pytest.raises(InvalidPatch, match=r"'/name' cannot be stored: it is beer.*sober"):
         asyncio.run(profile.apatch([op("add", "/name", value="beer")], ANN))
 
 

@@ -654,7 +654,7 @@ def test_other_arguments_are_checked(file_saver: SQLiteCheckpointer) -> None:
         MessageChatMemoryAdvisor(model, memory).bind_tools([])
     with pytest.raises(InvalidMessages, match="a dict"):
         MessageChatMemoryAdvisor(model, memory).invoke({"input": "hi"}, of("c"))
-    with pytest.raises(InvalidMessages, match="the model's answer: number 0 is 7"):
+    with pytest.raises(InvalidMessages, match="the model's answer: the message at index 0 is 7"):
         MessageChatMemoryAdvisor(model, memory).invoke("hi", of("c"))
     assert memory.get("c") == []
 

@@ -228,7 +228,7 @@ def test_messages_that_cannot_be_removed_are_refused_before_anything_is_asked() 
             summary.invoke({"messages": nameless})
         with pytest.raises(InvalidMessages, match="no channel 'messages'"):
             summary.invoke({})
-        with pytest.raises(InvalidMessages, match="number 0 is 'hello', a str"):
+        with pytest.raises(InvalidMessages, match="the message at index 0 is 'hello', a str"):
             summary.invoke({"messages": ["hello"]})
         with pytest.raises(ConfigurationError, match="channel of the summary is 7"):
             summary.invoke({"messages": turns(4), "summary": 7})

@@ -232,7 +232,7 @@ def test_what_the_gate_does_not_let_in(store: Any, collection: Collection, actio
     answer = manage(store, action=action, id=key if action == "update" else None, text=secret)
 
     assert answer.status == "error"
-    assert answer.text.startswith("Not kept")
+    assert answer.text.startswith("Nothing was stored")
     assert "Zq8dJ2mN4pXv7Lw1RtYbKc3H" not in answer.text
     assert texts(collection) == [GHENT]
 

@@ -460,7 +460,7 @@ def test_options_that_contradict_are_refused(options: dict[str, Any], said: str)
         ({"messages": "hello"}, "is a str"),
         (
             {"messages": [HumanMessage("a"), ("user", "b")]},
-            "number 1 is ('user', 'b'), a tuple",
+            "the message at index 1 is ('user', 'b'), a tuple",
         ),
     ],
 )

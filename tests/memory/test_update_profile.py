@@ -308,7 +308,8 @@ SENT_BACK: dict[str, tuple[Reply, str]] = {
     "too much": (patch(operation("add", "/likes/-", "x" * 100_000)), "at most 100,000"),
     "a card number": (
         patch(operation("add", "/likes/-", "4111 1111 1111 1111")),
-        "'/likes/0' cannot be kept: the text contains the number of a payment card; leave it out",
+        "'/likes/0' cannot be stored: the text contains the number of a payment card; "
+        "leave this value out",
     ),
     "what a check refuses": (patch(operation("add", "/likes/-", "beer")), "it is beer"),
 }
@@ -463,7 +464,9 @@ def test_what_no_user_says_is_not_taken(profile: Profile[Person], number: int) -
     with OpenAIServer([patch({**GHENT, "messages": [number]})] * 2) as server:
         node = node_of(server, profile, retries=1, on_failure="keep")
         assert "asked 2 times" in node.learn(talk, ANN).fault
-        assert "leave out what only the assistant or a tool says" in server.shown()[1][1]
+        assert (
+            "leave out information that only the assistant or a tool gave" in server.shown()[1][1]
+        )
     assert profile.history(ANN) == []
 
 

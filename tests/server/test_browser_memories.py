@@ -216,7 +216,7 @@ def test_a_memory_is_corrected_and_superseded(tab: Page, ann: Collection) -> Non
 
     ann.update("move", "Ann moved to Oslo", config=ANN)
     reply = tab.request.post(path, form={"text": "Ann moved to Paris", "version": 3})
-    assert (reply.status, "version 4 was saved meanwhile" in reply.text()) == (409, True)
+    assert (reply.status, "version 4 was saved while you edited" in reply.text()) == (409, True)
     assert "Ann moved to Paris" in reply.text()
 
 
@@ -309,7 +309,7 @@ def test_an_item_is_edited(tab: Page, store: SQLiteStore) -> None:
         form={"value": '{"title": "Mine"}', "version": 2},
     )
     assert html.status == 409
-    assert "version 3 was saved meanwhile" in html.text()
+    assert "version 3 was saved while you edited" in html.text()
     assert "&#34;Mine&#34;" in html.text()
     wrong = tab.request.post(
         f"/ui/memory?{place('notes', key='plan')}", form={"value": "{", "version": 3}

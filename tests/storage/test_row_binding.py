@@ -163,7 +163,7 @@ def test_the_key_check_is_bound_to_the_tenant(tmp_path: Path) -> None:
         open_component("saver").close()
     tenants.move_key_check()
     for component in ("saver", "store"):
-        with pytest.raises(WrongKey, match="the key does not open"):
+        with pytest.raises(WrongKey, match="the key cannot decrypt"):
             tenants.attacker(component)
 
 

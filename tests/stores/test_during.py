@@ -73,8 +73,8 @@ def test_a_span_counts_where_context_does(store: SQLiteStore) -> None:
 WRONG: list[tuple[Any, str]] = [
     (START, "expected two datetimes"),
     ((START,), "expected two datetimes"),
-    ((START, START), "expected the earlier moment first"),
-    (WEEK[::-1], "expected the earlier moment first"),
+    ((START, START), "expected the earlier datetime first"),
+    (WEEK[::-1], "expected the earlier datetime first"),
     ((START, WEEK[1].replace(tzinfo=None)), "with a time zone"),
     (("2024-05-06", "2024-05-13"), "with a time zone"),
 ]

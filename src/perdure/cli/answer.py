@@ -91,7 +91,7 @@ def answer(
     ],
     action: Annotated[
         str | None,
-        typer.Argument(metavar="[ACTION]", help="approve, edit, reject or respond."),
+        typer.Argument(metavar="[ACTION]", help="The decision: approve, edit, reject or respond."),
     ] = None,
     value: Annotated[
         str | None,
@@ -106,7 +106,7 @@ def answer(
     ] = None,
     question: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="The number of the question, if several wait."),
+        typer.Option(min=1, metavar="N", help="The question's number, if several are open."),
     ] = None,
     graphs: Annotated[
         str | None,

@@ -205,7 +205,8 @@ DryRunOption = Annotated[
 ]
 NoPagerOption = Annotated[bool, typer.Option("--no-pager", help="Do not use a pager.")]
 QueryOption = Annotated[
-    str | None, typer.Option("--query", metavar="TEXT", help="Select all that contain these words.")
+    str | None,
+    typer.Option("--query", metavar="TEXT", help="Select entries that contain these words."),
 ]
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key, or a prefix of it.")]
 

@@ -76,7 +76,7 @@ def chat(
         typer.Option(min=1, metavar="N", help="Show the model only the last N messages."),
     ] = None,
     no_memory: Annotated[
-        bool, typer.Option("--no-memory", help="Neither recall nor add memories.")
+        bool, typer.Option("--no-memory", help="Do not recall or store memories.")
     ] = False,
     user: UserOption = None,
     db: DbOption = None,

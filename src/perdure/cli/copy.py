@@ -18,7 +18,9 @@ KeyFile = Path | None
 
 @app.command()
 def copy(
-    source: Annotated[str, typer.Option("--from", metavar="DB", help="A file, or a Postgres DSN.")],
+    source: Annotated[
+        str, typer.Option("--from", metavar="DB", help="The source, a file or a Postgres DSN.")
+    ],
     target: Annotated[
         str, typer.Option("--to", metavar="DB", help="The target, a new or empty database.")
     ],

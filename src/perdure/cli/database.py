@@ -123,7 +123,7 @@ def retain(
         _build_rule_option("--idle-days", "DAYS", "Delete threads idle for over DAYS days."),
     ] = None,
     memories: Annotated[
-        bool | None, typer.Option(help="Also erase memories of these threads, or not.")
+        bool | None, typer.Option(help="Whether to erase memories of these threads.")
     ] = None,
     checkpoints_last: Annotated[
         int | None,

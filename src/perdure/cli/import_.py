@@ -76,11 +76,11 @@ def import_(
         ),
     ],
     prefix: Annotated[
-        str, typer.Option(metavar="TEXT", help="Put this before each thread id.")
+        str, typer.Option(metavar="TEXT", help="Text to prepend to each thread id.")
     ] = "",
     no_memories: Annotated[bool, typer.Option("--no-memories", help="Make no memories.")] = False,
     later: Annotated[
-        bool, typer.Option("--later", help="Leave the memories to 'perdure worker'.")
+        bool, typer.Option("--later", help="Let 'perdure worker' extract memories later.")
     ] = False,
     renamed: Annotated[
         list[str] | None,
@@ -178,7 +178,9 @@ def export(
     from perdure.memory.thread_export import build_thread_export
 
     if [bool(thread), every, user is not None].count(True) != 1:
-        raise ConfigurationError("expected names of threads, --all or --user; pass one of them")
+        raise ConfigurationError(
+            "no threads are selected, or in several ways; pass either thread ids, --all or --user"
+        )
     if user is not None:
         _export_person(check_user("--user", user, "give the name of the person"), owners, db)
         return

@@ -151,9 +151,7 @@ def search(
 def add(
     text: Annotated[
         list[str],
-        typer.Argument(
-            metavar="TEXT...", help="Facts; - reads facts from stdin, one on each line."
-        ),
+        typer.Argument(metavar="TEXT...", help="Facts to store; - reads one per line from stdin."),
     ],
     key: Annotated[
         str | None,
@@ -221,9 +219,11 @@ def forget(
     ] = None,
     query: QueryOption = None,
     thread: Annotated[
-        str | None, typer.Option(metavar="ID", help="Select all that come from this thread.")
+        str | None, typer.Option(metavar="ID", help="Select memories that come from this thread.")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Select everything about the user.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Select all memories about the user.")
+    ] = False,
     yes: YesOption = False,
     user: UserOption = None,
     db: DbOption = None,

@@ -58,7 +58,7 @@ def forget(
         bool,
         typer.Option(
             "--hand-over",
-            help="Keep items written for teams, without the name.",
+            help="Keep team items, without the person's name.",
         ),
     ] = False,
     owners: OwnersOption = None,

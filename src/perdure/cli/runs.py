@@ -37,13 +37,13 @@ ThreadOption = Annotated[
     typer.Option(
         "--thread",
         metavar="ID",
-        help="List only those of this thread.",
+        help="List only entries of this thread.",
         autocompletion=complete_thread_id,
     ),
 ]
 ThreadUserOption = Annotated[
     str | None,
-    typer.Option("--user", metavar="NAME", help="List only those of this user's threads."),
+    typer.Option("--user", metavar="NAME", help="List only entries of this user's threads."),
 ]
 
 

@@ -109,7 +109,7 @@ def serve(
     ] = False,
     grace: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="Time to end runs after SIGTERM."),
+        typer.Option(min=0, metavar="SECONDS", help="Grace period after SIGTERM."),
     ] = 10,
     workers: Annotated[
         int, typer.Option(min=1, max=64, metavar="N", help="Number of worker processes.")

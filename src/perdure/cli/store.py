@@ -214,7 +214,7 @@ def history(
 @store.command()
 def search(
     prefix: Annotated[
-        str, Argument(metavar="PREFIX", help="The namespace prefix; / is everything.")
+        str, Argument(metavar="PREFIX", help="The namespace prefix; / means everything.")
     ],
     query: Annotated[
         str | None, Argument(metavar="[QUERY]", help="The words to search for.")
@@ -223,7 +223,7 @@ def search(
     limit: LimitOption = SEARCH_LIMIT,
     mode: Annotated[
         Literal["hybrid", "text", "semantic"],
-        Option(metavar="MODE", help="hybrid, text or semantic."),
+        Option(metavar="MODE", help="The mode: hybrid, text or semantic."),
     ] = "hybrid",
     as_of: AsOfOption = None,
     db: DbOption = None,
@@ -262,7 +262,8 @@ def search(
 @store.command()
 def namespaces(
     prefix: Annotated[
-        str, Argument(metavar="[PREFIX]", help="List only namespaces with this prefix; / is all.")
+        str,
+        Argument(metavar="[PREFIX]", help="List only namespaces with this prefix; / means all."),
     ] = _ROOT,
     limit: LimitOption = LIST_LIMIT,
     as_of: AsOfOption = None,
@@ -306,7 +307,7 @@ def delete(ns: NamespaceArgument, key: KeyArgument, db: DbOption = None) -> None
 def forget(
     prefix: Annotated[
         str | None,
-        Argument(metavar="[PREFIX]", help="Erase only under this prefix; / is everything."),
+        Argument(metavar="[PREFIX]", help="Erase only under this prefix; / means everything."),
     ] = None,
     filter: FilterOption = None,
     query: QueryOption = None,

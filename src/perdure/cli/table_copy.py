@@ -610,8 +610,8 @@ class DatabaseCopy:
         copy_mark = self._marked_database.read(lambda: fetch_rows(_SELECT_COPY_MARK))
         if copy_mark and copy_mark[0][0] != self._source_path.encode():
             raise ConfigurationError(
-                f"{self._marked_database.path} holds a part of {copy_mark[0][0].decode()}, not "
-                f"of {self._source_path}: "
+                f"{self._marked_database.path} contains an incomplete copy of "
+                f"{copy_mark[0][0].decode()}, not of {self._source_path}; "
                 "complete that copy, or pass an empty database"
             )
         for source, target in self.table_pairs:

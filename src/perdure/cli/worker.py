@@ -35,14 +35,14 @@ def worker(
     once: Annotated[
         bool, typer.Option("--once", help="Extract what is due now, and exit.")
     ] = False,
-    facts: Annotated[bool | None, typer.Option(help="Let the model extract facts, or not.")] = None,
+    facts: Annotated[bool | None, typer.Option(help="Whether a model extracts facts.")] = None,
     delay: Annotated[
         float | None,
-        typer.Option(min=0, metavar="SECONDS", help="Extract after a pause of this length."),
+        typer.Option(min=0, metavar="SECONDS", help="Idle time of a thread before extraction."),
     ] = None,
     cron: Annotated[
         str | None,
-        typer.Option(metavar="TIMES", help="Extract at these times, like '0 3 * * *', or off."),
+        typer.Option(metavar="TIMES", help="Cron schedule, like '0 3 * * *', or off."),
     ] = None,
     database: Annotated[
         str | None,

@@ -70,8 +70,8 @@ def act_for(access: Access, identity: Identity, person: Any) -> Identity:
         return identity
     if identity.acting_for is not None:
         raise Forbidden(
-            f"{PERSON_HEADER} names {identity.acting_for!r}, and the context names "
-            f"{person!r:.80}; send only one of them"
+            f"{PERSON_HEADER} names {identity.acting_for!r}, but the context of the run "
+            f"names {person!r:.80}; send only one of the two"
         )
     if not identity.may_act_for_others:
         raise Forbidden(

@@ -284,7 +284,9 @@ async def cancel_run(
     if run.status not in LIVE_STATES:
         raise Refused(f"run {run_id!r} has ended already; its status is {run.status!r}", 404)
     if not await runs.cancel_run(run.tenant, run.row.live, action):
-        raise Refused(f"run {run_id!r} has ended meanwhile", 404)
+        raise Refused(
+            f"run {run_id!r} ended before the cancellation, so nothing was cancelled", 404
+        )
     if wait:
         await run.wait_until_ended()
     return Response(status_code=204 if wait else 202)

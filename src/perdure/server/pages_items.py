@@ -390,7 +390,7 @@ async def edit_item(
     try:
         if current_item is not None and current_item.version != version:
             raise VersionConflict(
-                f"version {current_item.version} was saved meanwhile; "
+                f"version {current_item.version} was saved while you edited; "
                 "check your text below and save it again"
             )
         if text:

@@ -308,5 +308,5 @@ def bind_seal(
         seal.bind_to_database(key_check, tenant)
     except CorruptRecord:
         raise WrongKey(
-            f"the key does not open {path!r}; pass the key with which it was created"
+            f"the key cannot decrypt {path!r}; pass the key with which the database was created"
         ) from None

@@ -228,7 +228,8 @@ class Guard:
             self._identity = self._identity or (status.st_dev, status.st_ino)
             if self._identity != (status.st_dev, status.st_ino):
                 raise StorageError(
-                    f"{self._path!r} was replaced by another file during the read; start it again"
+                    f"{self._path!r} was replaced by another file during the read; "
+                    "start the read again"
                 )
 
     def configure(self, conn: UntrustedConnection) -> None:
