@@ -493,9 +493,9 @@ class JobQueue:
                 jobs.append(ExtractionJob(**result, state="done", at=completed_at))
         return jobs[::-1]
 
-    def cancel_lost_jobs(self, limit_s: float) -> list[ExtractionJob]:
-        """Cancel and return the jobs that have been running for more than `limit_s` seconds."""
-        oldest_ms = (time.time() - limit_s) * 1e3
+    def cancel_lost_jobs(self, max_run_s: float) -> list[ExtractionJob]:
+        """Cancel and return the jobs that have been running for more than `max_run_s` seconds."""
+        oldest_ms = (time.time() - max_run_s) * 1e3
         pending = self._list_workflows("PENDING")
         return self._cancel_workflows(
             [row for row in pending if (row.dequeued_at or oldest_ms) < oldest_ms]

@@ -401,7 +401,7 @@ def _build_candidate(proposed: Change, current: CurrentMemories) -> Candidate:
 
 
 def _plan_replacement(
-    proposed: Change, put: PutItem, memory: Memory, until: datetime, admitted: Outcome
+    proposed: Change, put: PutItem, memory: Memory, end_date: datetime, admitted_outcome: Outcome
 ) -> tuple[list[PutItem], Outcome]:
     """Plan the put that replaces a stored memory with an admitted change.
 
@@ -421,10 +421,10 @@ def _plan_replacement(
         for name, part in memory.value.items()
         if name not in (REDACTED_FIELD, UNTIL_FIELD)
     }
-    ended_at = until if change == "superseded" else None
+    ended_at = end_date if change == "superseded" else None
     value = build_next_value(memory, {**remaining_fields, **value}, change, ended_at)
     put = replace(put, value=value, if_version=memory.version)
-    return [put], replace(admitted, change=change)
+    return [put], replace(admitted_outcome, change=change)
 
 
 def _add_end_date(put: PutItem, current: CurrentMemories, end_dates: Mapping[str, str]) -> PutItem:

@@ -114,7 +114,7 @@ def find_late_results(removed: Messages, remaining: Messages) -> list[BaseMessag
 
 def _build_turn_units(
     turn: Messages,
-    late: dict[str, BaseMessage],
+    late_results: dict[str, BaseMessage],
     purpose: Purpose,
     *,
     is_newest: bool = False,
@@ -122,16 +122,20 @@ def _build_turn_units(
 ) -> list[Unit]:
     """Return the units of a turn.
 
-    A result in `late` whose call is in this turn is moved to directly after the call. A result in
-    this turn whose call is in another turn is moved to `late`. `begins_anywhere` states that the
-    turn does not begin with a human message.
+    A result in `late_results` whose call is in this turn is moved to directly after the call. A
+    result in this turn whose call is in another turn is moved to `late_results`. `begins_anywhere`
+    states that the turn does not begin with a human message.
     """
-    if not late and not begins_anywhere and (regular := _group_unchanged_turn(turn)) is not None:
+    if (
+        not late_results
+        and not begins_anywhere
+        and (regular := _group_unchanged_turn(turn)) is not None
+    ):
         return regular
     reader = _TurnReader()
     for message in turn:
         reader.add_message(message)
-    reader.move_late_results(late)
+    reader.move_late_results(late_results)
     units: list[Unit] = []
     for group in reader.groups:
         unit: list[BaseMessage] = []
@@ -361,19 +365,19 @@ class _TurnReader:
                 stray_ids.append(call_id)
         return group, stray_ids
 
-    def move_late_results(self, late: dict[str, BaseMessage]) -> None:
-        """Attach the results in `late` to the calls of this turn that have no result.
+    def move_late_results(self, late_results: dict[str, BaseMessage]) -> None:
+        """Attach the results in `late_results` to the calls of this turn that have no result.
 
-        Then add to `late` the results of this turn whose calls are not in this turn.
+        Then add to `late_results` the results of this turn whose calls are not in this turn.
         """
-        for call_id in self._pending.keys() & late.keys():
-            result = late.pop(call_id)
+        for call_id in self._pending.keys() & late_results.keys():
+            result = late_results.pop(call_id)
             if self._pending[call_id]:
                 _, step, position = self._pending[call_id].pop(0)
                 step.add_result(position, result)
         for stray in reversed(self._strays):
             # If several results have the same id, keep the first result.
-            late[stray.tool_call_id] = stray
+            late_results[stray.tool_call_id] = stray
 
 
 def _are_all_in_tool_calls(calls: list[Call]) -> bool:
