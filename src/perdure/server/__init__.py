@@ -1,4 +1,4 @@
-"""The server of `perdure serve`, with pages, langgraph's REST API and MCP for one database.
+"""Build the server of `perdure serve`, which offers pages, langgraph's REST API and MCP.
 
 `create_app` builds its ASGI application. `create_app` is imported only when it is first used,
 because `perdure mcp` does not need it. The server calls only functions that any user of perdure can

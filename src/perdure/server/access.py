@@ -161,7 +161,9 @@ class Access(Protocol):
 
 
 class LocalAccess:
-    """Access without authentication. Each request is one of the local user, who is an admin.
+    """Access without authentication.
+
+    Treat each request as a request of the local user, who is an admin.
 
     A client may name any `owner` for a thread. No key proves that owner, so the server does not
     treat it as a person.
@@ -280,8 +282,8 @@ def _build_scalar_keys(values: list[Any]) -> set[Any]:
     """Return a hashable key for each text, number and null in a list.
 
     Equal values have equal keys. The keys of numbers are texts, because Python does not randomise
-    the hashes of numbers: a client could send many numbers with the same hash, and a set of them
-    would take quadratic time.
+    the hashes of numbers. Otherwise, a client could send many numbers with the same hash, and
+    building a set of them would take quadratic time.
     """
     return {_build_scalar_key(value) for value in values if isinstance(value, _SCALAR_TYPES)}
 

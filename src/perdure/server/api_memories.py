@@ -81,9 +81,9 @@ async def list_memories(
 async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName = None) -> Response:
     """Search the memories that answer a question, best first, with the parts of their scores.
 
-    An agent with the same options would see the same memories. `text` is the text that its model
-    would read. With `explain`, the field `below` of the reply lists the memories whose score is
-    below `min_score`. The field `floor` of the reply is this minimum score.
+    The results are those that an agent with the same options would receive. `text` is the text that
+    its model would read. With `explain`, the field `below` of the reply lists the memories whose
+    score is below `min_score`. The field `floor` of the reply is this minimum score.
     """
     arguments = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
     selection = await call.permit_memories({**arguments, **build_team_argument(team)})

@@ -136,7 +136,7 @@ async def erase_person(call: Call, runs: Runs, person: PermittedPerson) -> peopl
 
 
 def _remove_hidden_namespaces(report: people.Report, person: PermittedPerson) -> people.Report:
-    """Return a report without the kept namespaces that the caller may not see."""
+    """Return a copy of a report without retained namespaces that the caller may not see."""
     visible = {"/".join(namespace) for namespace in person.other_namespaces}
     return people.limit_to_namespaces(report, visible)
 

@@ -125,7 +125,7 @@ RequestedRun = Annotated[Run, Depends(get_requested_run)]
 
 
 async def get_replayable_run(run: RequestedRun, runs: ServerRuns) -> Run:
-    """Return the run that a request names, if its events are still kept.
+    """Return the run that a request names, if the events of the run are still available.
 
     Raises:
         Refused: The events are no longer kept.
@@ -433,7 +433,7 @@ async def _check_input_messages(
 def act_for_context_user(call: Call, body: RunRequest) -> Call:
     """Return the call for the person whom the context of a run names.
 
-    If the context names nobody, the call itself is returned.
+    If the context names no person, the call itself is returned.
 
     Raises:
         Forbidden: See `act_for`.
@@ -505,7 +505,7 @@ def _run_path(run: Run) -> str:
 
 
 async def check_identity(connection: HTTPConnection) -> None:
-    """Check that the reader of a stream is still the same known user.
+    """Check that the credentials of a stream's reader still identify the same user.
 
     Raises:
         Unauthenticated: The key was revoked, or it belongs to another user now.

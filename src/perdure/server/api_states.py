@@ -64,7 +64,7 @@ class NodeUpdate(BaseModel):
 
 
 class Superstep(BaseModel):
-    """Updates that are applied together, as one step."""
+    """Updates that are applied together in one step of the graph."""
 
     updates: list[NodeUpdate] = Field(min_length=1, max_length=1000)
 

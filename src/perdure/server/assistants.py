@@ -250,8 +250,8 @@ def unknown_assistant_error(
 async def get_run_assistant(call: Call, graphs: Graphs, assistant_id: str) -> Assistant:
     """Return the assistant of a new run, in its latest version; see `RunRequest.with_assistant`.
 
-    A default assistant needs no permission besides that for the run. The metadata of a default
-    assistant is left out, because the run must not contain the name of its creator.
+    A default assistant needs no permission other than the permission for the run. The metadata of a
+    default assistant is left out, because the run must not contain the name of its creator.
 
     Raises:
         UnknownAssistant: The caller may not read the assistant, it does not exist, or its graph is
@@ -406,7 +406,7 @@ class Version(BaseModel):
 
 
 async def permit_assistant(call: CurrentCall, runs: ServerRuns, assistant_id: PathId) -> Assistants:
-    """Return the assistants that the caller may reach, after checking the action on one of them."""
+    """Check the action on an assistant, and return all assistants that the caller may reach."""
     await call.permit({"assistant_id": assistant_id})
     return Assistants(call, runs.graphs)
 

@@ -27,7 +27,7 @@ _CACHE_BYTES, _INDEX_BYTES = 16 << 20, 32 << 20
 
 
 class OpenDatabase(NamedTuple):
-    """The checkpointer and the store of a database, or of one tenant of it."""
+    """The checkpointer and the store of a database, or of one of its tenants."""
 
     saver: Checkpointer
     store: WholeStore

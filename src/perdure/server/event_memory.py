@@ -7,8 +7,8 @@ left, holders first drop events that all readers have received or that are store
 with the largest and oldest backlog drops events. A reader that needs a dropped event receives the
 error `StreamLost`, unless the event is stored.
 
-All methods must be called in one event loop, except `EventAccount.forget`, which any thread may
-call.
+All methods must be called in one event loop, except `EventAccount.uncount_later`, which any thread
+may call.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ async def stream_events(
     thread_id: PathId,
     subscription: Subscription,
 ) -> Response:
-    """Stream the events of a thread, of its current run and of the next ones."""
+    """Stream the events of a thread's current run and of its later runs."""
     feed = await _open_feed(call, runs, thread_id)
     return build_event_stream(_iter_frames(call, runs, feed, request, subscription))
 
@@ -169,8 +169,8 @@ async def _build_answer_request(
 async def _open_feed(call: Call, runs: Runs, thread_id: str) -> Log:
     """Return the log of a thread's events, after checking that the caller may read the thread.
 
-    The log ends if the thread is deleted, so it never has events of a later thread with the same
-    id.
+    The log ends when the thread is deleted. It therefore never contains events of a later thread
+    with the same id.
     """
     await call.permit({"thread_id": thread_id})
     thread_key = await runs.get_thread_key(call.identity.tenant, thread_id)
@@ -339,7 +339,7 @@ def _build_exception_reply(id: int | None, error: BaseException) -> dict[str, An
 
 
 def _is_final_event(event: LoggedEvent) -> bool:
-    """Return whether an event is the last one of a run that asks no question."""
+    """Return whether an event is the last event of a run that has ended without a question."""
     params = event.kind["params"]
     return not params["namespace"] and params["data"].get("event") in ("completed", "failed")
 
@@ -478,7 +478,7 @@ class ThreadEvents:
 def _summarize_checkpoint(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ids, the step and the source of a checkpoint.
 
-    The full checkpoint has the config, with the login of the user.
+    The full checkpoint is not sent, because its config contains the login of the user.
     """
     parent = data.get("parent_config") or {"configurable": {}}
     return {

@@ -107,8 +107,8 @@ class KeysFileAccess:
     async def refresh_identity(self, identity: Identity) -> Identity:
         """Return an identity with its current permissions and teams.
 
-        Only permissions that the identity already has are kept. Crons use this method, so that a
-        cron stops when its user's keys are revoked.
+        The returned identity has only permissions that the given identity already had. Crons use
+        this method, so that a cron stops when its user's keys are revoked.
 
         Raises:
             Unauthenticated: The user has no key any more.

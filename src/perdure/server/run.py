@@ -1,4 +1,4 @@
-"""The state of one run of a graph on a thread, as this process sees it."""
+"""Represent one run of a graph on a thread, with the state that this process knows of."""
 
 from __future__ import annotations
 
@@ -242,7 +242,10 @@ class Run:
                 self.task.cancel()
 
     def update_row(self, row: RunRow) -> None:
-        """Replace the row by one that was read from the database, and obey a cancellation in it."""
+        """Replace the row by a row from the database.
+
+        If the new row contains a cancellation, cancel the run.
+        """
         previous, self.row, self.row_read_at = self.row.live, row, time.monotonic()
         self.may_have_started = self.may_have_started or row.live.owner != previous.owner
         self.changed.set()
@@ -298,7 +301,7 @@ class Run:
         self.outcome, self.failure = "error", self.failure or _remove_tracebacks(exc)
 
     def set_overtaken(self) -> None:
-        """End the run as interrupted, because another program has changed the thread meanwhile."""
+        """End the run as interrupted, because another program has changed its thread."""
         self.outcome = "interrupted"
         self.failure = RunOvertaken(
             f"thread {self.thread_id!r} was changed by another program after the server of this "

@@ -312,7 +312,7 @@ class RunExecution:
         return None
 
     async def _clean_up_thread(self) -> None:
-        """Carry out the cancellation of the run, if there is one, and prepare its end."""
+        """Carry out a cancellation of the run, and prepare the end of the run."""
         run = self._run
         run.carried_out = run.cancelled
         if run.carried_out == "rollback" or run.temporary:
@@ -383,7 +383,7 @@ class RunExecution:
             )
 
     async def _try_store_end(self) -> _StoredEnd | None:
-        """Store the end of the run, or return None if the run was cancelled again meanwhile."""
+        """Store the end of the run, or return None if the run was cancelled again."""
         run, live, runs = self._run, self._live, self._runs
         if run.cancelled != run.carried_out and not run.temporary:
             return None

@@ -252,7 +252,7 @@ def split_frames(
 
 
 class Log:
-    """A log of events in order, for use in one event loop.
+    """A log of events, sorted by their numbers. It must be used in only one event loop.
 
     Args:
         thread: The key of the thread, or 0 if the events are those of one run.

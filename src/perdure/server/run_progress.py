@@ -168,10 +168,10 @@ async def _find_start_checkpoint(
 async def _read_former_writes(saver: Checkpointer, start: CheckpointTuple) -> list[list[Any]]:
     """Return the writes of tasks to a checkpoint and to waiting checkpoints of its subgraphs.
 
-    Each element has the namespace and the id of a checkpoint, and a dict with an entry for each
-    task: whether the task has a result, the number of its answers, and its questions and errors by
-    channel. The answers themselves need not be stored, because a task's answers are only ever
-    appended.
+    Each element consists of a checkpoint's namespace, a checkpoint's id, and a dict. The dict has
+    an entry for each task, which says whether the task has a result, how many answers it has, and
+    which questions and errors it has by channel. The answers themselves need not be stored, because
+    a task's answers are only ever appended.
     """
     thread_id = start.config["configurable"]["thread_id"]
     former, checkpoints = list[list[Any]](), [start]

@@ -91,7 +91,7 @@ class RunServer(GraphServer, Protocol):
 
 
 class DatabaseRuns:
-    """The runs of a database, or of one tenant, that this process executes or reads.
+    """Manages those runs of a database, or of one tenant, that this process executes or reads.
 
     Attributes:
         owner: The name of this process in the rows. It is `""` while the process has no lock and

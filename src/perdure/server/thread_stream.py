@@ -48,7 +48,7 @@ async def join_thread(
 class ThreadFrames:
     """Produces the frames of a thread's events for one reader.
 
-    The events of one run follow those of the run before it.
+    The events of each run follow the events of the previous run.
 
     The id of an event consists of the `seq` of its run and the number of the event. The id of a
     run's last event has no number.

@@ -413,11 +413,11 @@ class Threads:
         return find_person(thread, owners_are_people=self._owners_are_people)
 
     async def is_readable_by(self, thread_id: str, person: str) -> bool:
-        """Return whether a thread belongs to the person or to nobody."""
+        """Return whether a thread belongs to the person, or does not belong to anybody."""
         return self._is_readable_by(await self.get_row(thread_id), person)
 
     def _is_readable_by(self, thread: ListedThread, person: str) -> bool:
-        """Return whether a thread belongs to the person or to nobody.
+        """Return whether a thread belongs to the person, or does not belong to anybody.
 
         If a thread has no person, or no memories are made from it, its owner may read it.
         """

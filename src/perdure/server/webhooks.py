@@ -1,8 +1,9 @@
 """Send webhooks, which are requests that send the result of an ended run to another server.
 
 Webhooks are sent only to hosts that were allowed when the server was started. A host name is
-resolved only once, and the connection uses the address that was checked. Otherwise a name could
-resolve to a public address for the check, and to a private one for the connection.
+resolved only once, and the connection uses the address that was checked. If the name were resolved
+twice, it could resolve to a public address for the check and to a private address for the
+connection.
 """
 
 from __future__ import annotations
