@@ -139,7 +139,10 @@ def test_a_search_says_what_was_below_the_floor() -> None:
         f"nothing was recalled (minimum score {floor})\nbelow the minimum score"
     )
     assert why.stdout.count("red bicycles") == 6
-    assert [len(json.loads(whole.stdout)[name]) for name in ("memories", "below_min_score")] == [0, 6]
+    assert [len(json.loads(whole.stdout)[name]) for name in ("memories", "below_min_score")] == [
+        0,
+        6,
+    ]
     assert run("memories", "search", "bicycles", "--explain").startswith("recalled, best first")
 
 
