@@ -271,7 +271,7 @@ class _MessageWithResults:
             if n in missing:
                 missing_results.append(build_missing_result_message(call, call_id or ""))
         changed = rewrite_calls(
-            message, calls, removed=removed, new_ids=new_ids, stray_ids=self.stray_ids
+            message, calls, removed_positions=removed, new_ids=new_ids, stray_ids=self.stray_ids
         )
         results = self._replace_result_ids(new_ids) + missing_results
         is_empty = not results and not changed.tool_calls and not has_visible_content(changed)

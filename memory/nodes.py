@@ -285,23 +285,23 @@ def append_text_to_content(content: Any, text: str) -> Any:
     return f"{content}\n\n{text}" if content else text
 
 
-def read_messages(input: Any, key: str) -> Messages:
+def read_messages(input: Any, messages_key: str) -> Messages:
     """Return the messages in `input`.
 
-    The input is a list of messages, or a state that has the messages in the channel `key`.
+    The input is a list of messages, or a state that has the messages in the channel `messages_key`.
 
     Raises:
         InvalidMessages: The state has no such channel, or a value is not a message.
     """
     if is_message_list(input):
         return to_messages(input, "the messages")
-    messages = read_channel(input, key)
+    messages = read_channel(input, messages_key)
     if messages is None:
         raise InvalidMessages(
-            f"the state has no channel {key!r}; pass the name of the channel with the messages as "
-            "messages_key="
+            f"the state has no channel {messages_key!r}; pass the name of the channel with the "
+            "messages as messages_key="
         )
-    return check_messages(messages, f"the channel {key!r}")
+    return check_messages(messages, f"the channel {messages_key!r}")
 
 
 def is_message_list(value: Any) -> bool:
@@ -309,18 +309,18 @@ def is_message_list(value: Any) -> bool:
     return isinstance(value, list | tuple)
 
 
-def read_channel(state: Any, name: str) -> Any:
-    """Return the value of the channel `name` of a state, or None if the state has no such channel.
+def read_channel(state: Any, channel: str) -> Any:
+    """Return the value of a channel of a state, or None if the state has no such channel.
 
     The state can be a dict, a dataclass or a pydantic model.
     """
-    return state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
+    return state.get(channel) if isinstance(state, Mapping) else getattr(state, channel, None)
 
 
-def to_messages(values: Any, subject: str) -> Messages:
+def to_messages(values: Any, value_description: str) -> Messages:
     """Return the values as messages. Dicts and pairs of a role and a text are converted.
 
-    `subject` says in the error message what the values are.
+    `value_description` says in the error message what the values are.
 
     Raises:
         InvalidMessages: A value is not a message and cannot be converted to one.
@@ -329,27 +329,28 @@ def to_messages(values: Any, subject: str) -> Messages:
     if has_forms and not any(isinstance(value, str) for value in values):
         with suppress(ValueError, TypeError, KeyError, NotImplementedError):
             values = convert_to_messages(values)
-    return check_messages(values, subject)
+    return check_messages(values, value_description)
 
 
-def check_messages(messages: Any, subject: str) -> Messages:
-    """Check that the value is a list of messages, and return it. `subject` names it in the error.
+def check_messages(messages: Any, value_description: str) -> Messages:
+    """Check that the value is a list of messages, and return the value.
+
+    `value_description` says in the error message what the value is.
 
     Raises:
         InvalidMessages: The value is not a list, or an element is not a message.
     """
     if not is_message_list(messages):
         raise InvalidMessages(
-            f"{subject}: {messages!r:.80} is a {type(messages).__name__}; expected a list of "
-            "langchain messages"
+            f"{value_description}: {messages!r:.80} is a {type(messages).__name__}; expected a "
+            "list of langchain messages"
         )
     kinds = {kind for kind in set(map(type, messages)) if not issubclass(kind, BaseMessage)}
     for number, message in enumerate(messages) if kinds else ():
         if type(message) in kinds:
             raise InvalidMessages(
-                f"{subject}: the message at index {number} is {message!r:.80}, a "
-                f"{type(message).__name__}; "
-                "expected langchain messages, as langchain_core.messages.convert_to_messages "
-                "returns them"
+                f"{value_description}: the message at index {number} is {message!r:.80}, a "
+                f"{type(message).__name__}; expected langchain messages, as "
+                "langchain_core.messages.convert_to_messages returns them"
             )
     return messages  # type: ignore[no-any-return]

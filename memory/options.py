@@ -11,17 +11,17 @@ from typing import Any
 from perdure.errors import ConfigurationError
 
 
-def check_whole_number(name: str, value: Any, minimum: int) -> int:
-    """Return the value of the option `name` if it is an int of at least `minimum`."""
+def check_whole_number(option_name: str, value: Any, minimum: int) -> int:
+    """Return the value of the option `option_name` if it is an int of at least `minimum`."""
     valid = isinstance(value, int) and not isinstance(value, bool) and value >= minimum
-    return _require_valid_option(valid, name, value, f"a whole number of at least {minimum}")  # type: ignore[no-any-return]
+    return _require_valid_option(valid, option_name, value, f"a whole number of at least {minimum}")  # type: ignore[no-any-return]
 
 
-def check_number(name: str, value: Any, minimum: float, maximum: float = inf) -> float:
-    """Return the value of the option `name` if it is a number from `minimum` to `maximum`."""
+def check_number(option_name: str, value: Any, minimum: float, maximum: float = inf) -> float:
+    """Return the value of the option if it is a number from `minimum` to `maximum`."""
     bounds = f"of at least {minimum}" if maximum == inf else f"from {minimum} to {maximum}"
     valid = is_number(value) and minimum <= value <= maximum
-    return _require_valid_option(valid, name, value, f"a number {bounds}")  # type: ignore[no-any-return]
+    return _require_valid_option(valid, option_name, value, f"a number {bounds}")  # type: ignore[no-any-return]
 
 
 def check_min_score(value: Any) -> float | None:
@@ -33,20 +33,20 @@ def check_min_score(value: Any) -> float | None:
     return _require_valid_option(valid, "min_score", value, "a number, or None")  # type: ignore[no-any-return]
 
 
-def check_seconds(name: str, value: Any, *, above_zero: bool = False) -> float:
-    """Return the value of the option `name` if it is a number of seconds.
+def check_seconds(option_name: str, value: Any, *, above_zero: bool = False) -> float:
+    """Return the value of the option `option_name` if it is a number of seconds.
 
     The number must be 0 or more. With `above_zero`, it must be more than 0.
     """
     valid = is_number(value) and 0 <= value < inf and not (above_zero and not value)
     expected = f"a number of seconds {'above 0' if above_zero else 'of at least 0'}"
-    return _require_valid_option(valid, name, value, expected)  # type: ignore[no-any-return]
+    return _require_valid_option(valid, option_name, value, expected)  # type: ignore[no-any-return]
 
 
-def check_choice(name: str, value: Any, choices: Sequence[str | None]) -> str:
-    """Return the value of the option `name` if it is one of the choices."""
+def check_choice(option_name: str, value: Any, choices: Sequence[str | None]) -> str:
+    """Return the value of the option `option_name` if it is one of the choices."""
     expected = f"one of {', '.join(map(repr, choices))}"
-    return _require_valid_option(value in choices, name, value, expected)  # type: ignore[no-any-return]
+    return _require_valid_option(value in choices, option_name, value, expected)  # type: ignore[no-any-return]
 
 
 def is_number(value: Any) -> bool:
@@ -54,31 +54,33 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def check_instance(name: str, value: Any, types: type | tuple[type, ...], expected: str) -> Any:
-    """Return the value of the option `name` if it is an instance of one of the types.
+def check_instance(
+    option_name: str, value: Any, types: type | tuple[type, ...], expected: str
+) -> Any:
+    """Return the value of the option `option_name` if it is an instance of one of the types.
 
     `expected` describes an allowed value in the error.
     """
-    return _require_valid_option(isinstance(value, types), name, value, expected)
+    return _require_valid_option(isinstance(value, types), option_name, value, expected)
 
 
-def check_text(name: str, value: Any, expected: str = "text that is not blank") -> str:
-    """Return the value of the option `name` if it is text that is not blank.
+def check_text(option_name: str, value: Any, expected: str = "text that is not blank") -> str:
+    """Return the value of the option `option_name` if it is text that is not blank.
 
     `expected` describes an allowed value in the error.
     """
     valid = isinstance(value, str) and bool(value.strip())
-    return _require_valid_option(valid, name, value, expected)  # type: ignore[no-any-return]
+    return _require_valid_option(valid, option_name, value, expected)  # type: ignore[no-any-return]
 
 
-def check_datetime(name: str, value: Any) -> datetime:
-    """Return the value of the option `name` if it is a datetime with a time zone."""
+def check_datetime(option_name: str, value: Any) -> datetime:
+    """Return the value of the option `option_name` if it is a datetime with a time zone."""
     valid = isinstance(value, datetime) and value.tzinfo is not None
-    return _require_valid_option(valid, name, value, "a datetime with a time zone")  # type: ignore[no-any-return]
+    return _require_valid_option(valid, option_name, value, "a datetime with a time zone")  # type: ignore[no-any-return]
 
 
-def _require_valid_option(valid: bool, name: str, value: Any, expected: str) -> Any:
-    """Return the value of the option `name`, or raise ConfigurationError if `valid` is False."""
-    if not valid:
-        raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
+def _require_valid_option(is_valid: bool, option_name: str, value: Any, expected: str) -> Any:
+    """Return the value of the option, or raise ConfigurationError if `is_valid` is False."""
+    if not is_valid:
+        raise ConfigurationError(f"{option_name} is {value!r:.80}; expected {expected}")
     return value

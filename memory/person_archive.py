@@ -57,7 +57,7 @@ def iter_archive_lines(
     rows: PersonRows,
     saver: Checkpointer,
     store: WholeStore,
-    threads: Sequence[str],
+    thread_ids: Sequence[str],
     namespaces: PersonNamespaces,
 ) -> Iterator[dict[str, Any]]:
     """Yield the lines of a person's archive.
@@ -66,15 +66,15 @@ def iter_archive_lines(
         rows: The rows of the person in the checkpointer's tables.
         saver: The checkpointer.
         store: The store.
-        threads: The ids of the person's threads.
+        thread_ids: The ids of the person's threads.
         namespaces: The namespaces of the person.
     """
     yield {
         HEADER_KEY: FORMAT_VERSION,
         "user": rows.user,
         "exported_at": datetime.now(UTC).isoformat(),
-        "threads": len(threads),
-        "threads_by_owner": [id for id in rows.list_threads_by_owner() if id in {*threads}],
+        "threads": len(thread_ids),
+        "threads_by_owner": [id for id in rows.list_threads_by_owner() if id in {*thread_ids}],
         "namespaces": [[*namespace] for namespace in namespaces.own],
         # Namespaces that belong to others are left out, because the archive must not name other
         # people.
@@ -82,7 +82,7 @@ def iter_archive_lines(
             [*other] for other in namespaces.others if other not in namespaces.owned_by_others
         ],
     }
-    for thread_id in threads:
+    for thread_id in thread_ids:
         for line in _iter_thread_archive_lines(saver, thread_id):
             if rows.owners_are_people and line.get("owner") != rows.user:
                 # Another person created the thread, and the archive must not name that person.
@@ -91,8 +91,8 @@ def iter_archive_lines(
     for namespace in _sort_note_namespaces_last(namespaces.own):
         yield from store.export(namespace)
     yield from _iter_authored_versions(store, namespaces.authored_items, rows.user)
-    own_threads = frozenset(threads)
-    for thread_id in threads:
+    own_threads = frozenset(thread_ids)
+    for thread_id in thread_ids:
         for run in rows.list_runs(thread_id):
             yield {RUN_KEY: build_run_record(run, rows.user)}
     for cron in rows.list_crons(own_threads)[0]:
@@ -199,24 +199,28 @@ def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
     }
 
 
-def _classify_sender(details: Mapping[str, Any], user: str) -> str:
+def _classify_sender(request_details: Mapping[str, Any], user: str) -> str:
     """Return who sent a request.
 
     SELF means the person, BACKEND a backend that acted for the person, and OTHER anybody else.
     """
-    if details.get("acting_for") == user:
+    if request_details.get("acting_for") == user:
         return BACKEND
-    return SELF if details.get("user") == user and not details.get("acting_for") else OTHER
+    return (
+        SELF
+        if request_details.get("user") == user and not request_details.get("acting_for")
+        else OTHER
+    )
 
 
-def _select_entries(value: Any, names: Sequence[str]) -> Any:
-    """Return the entries of a mapping whose keys are in `names`.
+def _select_entries(value: Any, keys: Sequence[str]) -> Any:
+    """Return the entries of a mapping whose keys are in `keys`.
 
     Return None if the value is not a mapping.
     """
     if not isinstance(value, Mapping):
         return None
-    return {name: value[name] for name in names if name in value}
+    return {name: value[name] for name in keys if name in value}
 
 
 def _format_time(seconds: float | None) -> str | None:

@@ -189,14 +189,14 @@ async def forget_author(
 
 
 async def _find_authored_items(
-    adapter: StoreAdapter, user: str, own: Collection[Namespace]
+    adapter: StoreAdapter, user: str, own_conversations: Collection[Namespace]
 ) -> tuple[tuple[Namespace, str], ...]:
-    """Return (namespace, key) of each item that a user wrote outside the conversations in `own`."""
+    """Return (namespace, key) of each item that a user wrote outside `own_conversations`."""
     teams = (await forget_author(adapter, user, dry_run=True)).keys
     if not adapter.versioned:
         return teams
     chats: Receipt = await adapter.call("forget_author", (CHAT_LABEL,), user, dry_run=True)
-    return (*teams, *(place for place in chats.keys if place[0][:2] not in own))
+    return (*teams, *(place for place in chats.keys if place[0][:2] not in own_conversations))
 
 
 def _build_author_removal(item: Item, *, hand_over: bool) -> PutItem:
@@ -233,11 +233,12 @@ async def _list_extracted_thread_ids(adapter: StoreAdapter, user: str) -> list[s
     ]
 
 
-async def _has_personal_namespace(adapter: StoreAdapter, name: str) -> bool:
+async def _has_personal_namespace(adapter: StoreAdapter, person_name: str) -> bool:
     """Return whether the store contains a personal namespace of a person with this name."""
-    namespaces = await adapter.list_namespaces_with_label(name)
+    namespaces = await adapter.list_namespaces_with_label(person_name)
     return any(
-        namespace[0] in PERSONAL_LABELS and namespace[1:2] == (name,) for namespace in namespaces
+        namespace[0] in PERSONAL_LABELS and namespace[1:2] == (person_name,)
+        for namespace in namespaces
     )
 
 
@@ -256,7 +257,7 @@ def _list_possible_person_names(namespace: Namespace) -> Namespace:
     )
 
 
-def _belongs_to_person_or_chat(namespace: Namespace, patterns: Iterable[Sequence[str]]) -> bool:
+def _belongs_to_person_or_chat(namespace: Namespace, templates: Iterable[Sequence[str]]) -> bool:
     """Return whether a namespace belongs to a conversation, or by a template to a person."""
     labels = namespace[2:] if namespace[0] == RESERVED_LABEL else namespace
     if labels[:1] == (CHAT_LABEL,):
@@ -265,16 +266,16 @@ def _belongs_to_person_or_chat(namespace: Namespace, patterns: Iterable[Sequence
         len(labels) >= len(pattern)
         and pattern[0] != USER_LABEL
         and all(map(_label_matches_any_person, pattern, labels))
-        for pattern in patterns
+        for pattern in templates
     )
 
 
-def _label_matches_any_person(template: str, label: str) -> bool:
+def _label_matches_any_person(template_label: str, label: str) -> bool:
     """Return whether a template's label can become `label` if it is filled in for any person."""
-    return template == USER_LABEL or _label_matches_template(template, label, "")
+    return template_label == USER_LABEL or _label_matches_template(template_label, label, "")
 
 
-def _is_specific_template(labels: Sequence[str]) -> bool:
+def _is_specific_template(template_labels: Sequence[str]) -> bool:
     """Return whether a template is specific enough to find namespaces that belong to a person.
 
     This is the case if it has a fixed label, or if its only placeholder is the person's name.
@@ -282,18 +283,18 @@ def _is_specific_template(labels: Sequence[str]) -> bool:
     A template such as `("{team}", "{user_id}")` is not specific, because it would match any
     namespace with the person's name as second label.
     """
-    return all(label == USER_LABEL for label in labels) or any(
-        not _PLACEHOLDER.search(label) for label in labels
+    return all(label == USER_LABEL for label in template_labels) or any(
+        not _PLACEHOLDER.search(label) for label in template_labels
     )
 
 
 def _find_personal_prefix(
-    namespace: Namespace, patterns: Iterable[Sequence[str]], user: str
+    namespace: Namespace, templates: Iterable[Sequence[str]], user: str
 ) -> Namespace | None:
     """Return the shortest prefix of a namespace that matches a template for the user, or None."""
     sizes = [
         len(labels)
-        for labels in patterns
+        for labels in templates
         if len(namespace) >= len(labels)
         and all(
             _label_matches_template(*pair, user) for pair in zip(labels, namespace, strict=False)
@@ -306,11 +307,11 @@ def _find_personal_prefix(
     return namespace[: min(sizes)] if sizes else None
 
 
-def _label_matches_template(template: str, label: str, user: str) -> bool:
+def _label_matches_template(template_label: str, label: str, user: str) -> bool:
     """Return whether a template's label can become `label` if it is filled in for a user."""
-    if template == USER_LABEL:
+    if template_label == USER_LABEL:
         return label == user
-    parts = _PLACEHOLDER.split(template)
+    parts = _PLACEHOLDER.split(template_label)
     return re.fullmatch(".+".join(map(re.escape, parts)), label, re.DOTALL) is not None
 
 

@@ -111,18 +111,18 @@ def apply_patch(
     return patched
 
 
-def _refuse_lost_fields(before: Document, after: Document, moved: str | None) -> None:
+def _refuse_lost_fields(before: Document, after: Document, moved_path: str | None) -> None:
     """Raise InvalidPatch if fields that had a value are missing after an operation.
 
     Args:
         before: The document before the operation.
         after: The document after it.
-        moved: The path from which the operation moves a value, or None.
+        moved_path: The path from which the operation moves a value, or None.
     """
     lost_paths = (
         path for path, part in iter_missing_values(before, after) if part not in (None, "", [], {})
     )
-    if lost := [repr(path) for path in lost_paths if path != moved]:
+    if lost := [repr(path) for path in lost_paths if path != moved_path]:
         raise InvalidPatch(
             f"the new object lacks {', '.join(lost[:5])}, which would be lost; change only the "
             "fields that change, or remove each field with an operation of its own"
@@ -153,14 +153,14 @@ def iter_missing_values(previous: Any, new: Any, path: str = "") -> Iterator[tup
 
 
 def are_patched_fields_unchanged(
-    operations: Sequence[Document], seen: Document, now: Document
+    operations: Sequence[Document], seen_document: Document, current_document: Document
 ) -> bool:
     """Return whether all top-level fields that a patch touches are equal in both documents.
 
     Args:
         operations: The operations of the patch.
-        seen: The document for which the patch was made.
-        now: The present document.
+        seen_document: The document for which the patch was made.
+        current_document: The present document.
     """
     paths = [
         operation[member]
@@ -169,10 +169,13 @@ def are_patched_fields_unchanged(
         if member in operation
     ]
     if "" in paths:
-        return is_same_json(seen, now)
+        return is_same_json(seen_document, current_document)
     names = {JsonPointer(path).parts[0] for path in paths}
     return is_same_json(
-        *({name: document[name] for name in names & document.keys()} for document in (seen, now))
+        *(
+            {name: document[name] for name in names & document.keys()}
+            for document in (seen_document, current_document)
+        )
     )
 
 
@@ -240,16 +243,18 @@ def iter_leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
         yield Leaf(path, value)
 
 
-def replace_leaves(document: Document, leaves: Sequence[Leaf], values: Sequence[Any]) -> Document:
+def replace_leaves(
+    document: Document, leaves: Sequence[Leaf], new_values: Sequence[Any]
+) -> Document:
     """Return a copy of a document in which some leaves have new values.
 
     Args:
         document: The document.
         leaves: The leaves to change.
-        values: The new value of each leaf.
+        new_values: The new value of each leaf.
     """
     changed: Document = copy_and_check_json(document, "the profile")
-    for leaf, value in zip(leaves, values, strict=True):
+    for leaf, value in zip(leaves, new_values, strict=True):
         container: Any = changed
         for part in leaf.path[:-1]:
             container = container[part]
@@ -300,13 +305,13 @@ def validate_profile(schema: type[M], document: Document) -> M:
     raise InvalidPatch(f"the document does not fit {schema.__name__}: {'; '.join(faults)[:800]}")
 
 
-def _describe_validation_error(fault: Any) -> str:
+def _describe_validation_error(error: Any) -> str:
     """Describe one of pydantic's validation errors, with the field's path and the wrong value."""
-    path = "".join(f"/{escape_pointer_part(str(part))}" for part in fault["loc"]) or "the profile"
+    path = "".join(f"/{escape_pointer_part(str(part))}" for part in error["loc"]) or "the profile"
     received = (
-        "" if fault["type"] == "missing" else f" (it is {to_prompt_json(fault['input'])[:80]})"
+        "" if error["type"] == "missing" else f" (it is {to_prompt_json(error['input'])[:80]})"
     )
-    return f"{path!r}: {fault['msg']}{received}"
+    return f"{path!r}: {error['msg']}{received}"
 
 
 Change = Callable[[Document], Document]

@@ -34,13 +34,13 @@ def escape_delimiters(text: str) -> str:
     return _DELIMITER.sub(_SAFE_ANGLE, text)
 
 
-def fence_text(name: str, text: str) -> str:
+def fence_text(tag_name: str, text: str) -> str:
     """Enclose a text in delimiters that do not occur in the text. Return "" for an empty text."""
     if not text:
         return ""
-    while f"</{name}" in text:
-        name += "_"
-    return f"<{name}>\n{text}\n</{name}>"
+    while f"</{tag_name}" in text:
+        tag_name += "_"
+    return f"<{tag_name}>\n{text}\n</{tag_name}>"
 
 
 def render_record_text(text: str) -> str:
@@ -70,38 +70,40 @@ def cut_middle(text: str, max_chars: int) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def render_section(name: str, entries: Sequence[str]) -> str:
+def render_section(section_name: str, entries: Sequence[str]) -> str:
     """Render a named section: a heading that describes the content, then a line for each entry."""
-    return "\n".join([f"<{name}>", _SECTION_HEADINGS[name], *entries, f"</{name}>"])
+    return "\n".join(
+        [f"<{section_name}>", _SECTION_HEADINGS[section_name], *entries, f"</{section_name}>"]
+    )
 
 
 def select_fitting_entries(
-    name: str, entries: Sequence[str], budget: float | None, counter: TokenCounter
+    section_name: str, entries: Sequence[str], token_budget: float | None, counter: TokenCounter
 ) -> tuple[list[int], int]:
     """Find the entries of a section that fit into a token budget. Earlier entries have priority.
 
     Args:
-        name: The name of the section.
+        section_name: The name of the section.
         entries: The entries.
-        budget: The maximum number of tokens, or None for no limit.
+        token_budget: The maximum number of tokens, or None for no limit.
         counter: Counts the tokens.
 
     Returns:
         The indices of the entries, and the number of tokens of the section with these entries.
     """
-    budget = inf if budget is None else budget
+    token_budget = inf if token_budget is None else token_budget
     fitting: list[int] = []
-    tokens = counter.count_text(render_section(name, []))
+    tokens = counter.count_text(render_section(section_name, []))
     for number, entry in enumerate(entries):
         entry_tokens = counter.count_text("\n" + entry)
-        if tokens + entry_tokens <= budget:
+        if tokens + entry_tokens <= token_budget:
             fitting.append(number)
             tokens += entry_tokens
     while fitting:
         section_tokens = counter.count_text(
-            render_section(name, [entries[number] for number in fitting])
+            render_section(section_name, [entries[number] for number in fitting])
         )
-        if section_tokens <= budget:
+        if section_tokens <= token_budget:
             return fitting, section_tokens
         # A text can have more tokens than the sum of its parts, so entries are removed until it
         # fits.
@@ -162,7 +164,7 @@ def render_message(message: BaseMessage) -> str:
         return ""
     content = message.content
     blocks = [content] if isinstance(content, str) else content
-    block_texts = (_render_content_block(block, message, is_named=True) for block in blocks)
+    block_texts = (_render_content_block(block, message, includes_name=True) for block in blocks)
     text = "\n".join(filter(None, (*block_texts, *_read_audio_transcript(message))))
     if isinstance(message, ToolMessage):
         text = cut_middle(text, _MAX_TOOL_CHARS)
@@ -231,13 +233,13 @@ def read_message_text(message: BaseMessage) -> str:
     return "\n".join(filter(None, parts))
 
 
-def _render_content_block(block: Any, message: BaseMessage, *, is_named: bool = False) -> str:
+def _render_content_block(block: Any, message: BaseMessage, *, includes_name: bool = False) -> str:
     """Render a content block as text.
 
     Args:
         block: The block.
         message: The message that contains it.
-        is_named: Whether a block without text is rendered as its type and name.
+        includes_name: Whether a block without text is rendered as its type and name.
     """
     if isinstance(block, str) or block.get("type") == "text":
         text = block if isinstance(block, str) else str(block.get("text") or "")
@@ -248,7 +250,7 @@ def _render_content_block(block: Any, message: BaseMessage, *, is_named: bool = 
     # A tool's result in a human message was not written by the user, so it is left out.
     is_others = kind.endswith(_RESULT_SUFFIX) and role(message) == "human"
     return ("" if is_others else _render_attachment(block)) or (
-        render_block_name(block) if is_named else ""
+        render_block_name(block) if includes_name else ""
     )
 
 

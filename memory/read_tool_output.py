@@ -108,7 +108,7 @@ def _find_perdure_checkpointer(config: RunnableConfig) -> Any:
     return next((v for v in config["configurable"].values() if isinstance(v, Checkpointer)), None)
 
 
-def _get_result_page(result: ToolMessage, start: int, limit: int, tool: str) -> Any:
+def _get_result_page(result: ToolMessage, start: int, limit: int, tool_name: str) -> Any:
     """Return the content of a short result, or the page of a long result that begins at `start`."""
     content = result.content
     whole_text = content if isinstance(content, str) else read_message_text(result)
@@ -121,7 +121,7 @@ def _get_result_page(result: ToolMessage, start: int, limit: int, tool: str) -> 
     end = min(start + limit, len(whole_text))
     note = f"[Characters {start} to {end} of {len(whole_text)}."
     if end < len(whole_text):
-        note += f" To read on, call {tool} with the same id and start={end}."
+        note += f" To read on, call {tool_name} with the same id and start={end}."
     return f"{whole_text[start:end]}\n\n{note}]"
 
 
@@ -133,7 +133,7 @@ async def _find_tool_result(
     config: RunnableConfig,
     channel: str,
     call_id: str,
-    state: Sequence[BaseMessage],
+    state_messages: Sequence[BaseMessage],
 ) -> ToolMessage | None:
     """Return the newest result of a tool call from the run's state or from the thread's history.
 
@@ -141,7 +141,7 @@ async def _find_tool_result(
     out is returned only if the history does not have the original either. The placeholder of a
     cleared result is never returned.
     """
-    in_state = [m for m in reversed(state) if _is_result(m, call_id)]
+    in_state = [m for m in reversed(state_messages) if _is_result(m, call_id)]
     original = next((m for m in in_state if SHORTENED not in m.additional_kwargs), None)
     thread_id = config["configurable"].get("thread_id")
     if original is None and saver is not None and thread_id is not None:

@@ -159,30 +159,34 @@ def _split_update(update: Any) -> list[Any]:
     return parts
 
 
-def _validate_keep_update(keep: Mapping[str, Any]) -> Mapping[str, Any]:
+def _validate_keep_update(keep_update: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a `Keep` update. Raise InvalidUpdate if it does not have the JSON form of `Keep`."""
-    has_ints = all(keep.get(key) is None or type(keep[key]) is int for key in ("from", "to"))
-    if set(keep) - {"type", "from", "to"} or not has_ints:
+    has_ints = all(
+        keep_update.get(key) is None or type(keep_update[key]) is int for key in ("from", "to")
+    )
+    if set(keep_update) - {"type", "from", "to"} or not has_ints:
         raise InvalidUpdate(
-            f"the update {dict(keep)!r} is not a valid Keep; expected "
+            f"the update {dict(keep_update)!r} is not a valid Keep; expected "
             '{"type": "keep", "from": int or null, "to": int or null}'
         )
-    return keep
+    return keep_update
 
 
 def _to_slice(keep: Mapping[str, Any]) -> slice:
     return slice(keep.get("from"), keep.get("to"))
 
 
-def _select_kept_messages(value: list[BaseMessage], keep: Mapping[str, Any]) -> list[BaseMessage]:
+def _select_kept_messages(
+    messages_in_state: list[BaseMessage], keep_update: Mapping[str, Any]
+) -> list[BaseMessage]:
     """Return the messages that a `Keep` update selects.
 
     Raises:
         InvalidUpdate: A tool call would be separated from its result.
     """
-    start, stop, _ = _to_slice(keep).indices(len(value))
+    start, stop, _ = _to_slice(keep_update).indices(len(messages_in_state))
     call_positions: dict[str | None, int] = {}
-    for index, message in enumerate(value):
+    for index, message in enumerate(messages_in_state):
         if isinstance(message, AIMessage):
             call_positions |= dict.fromkeys(filter(None, list_call_ids(message)), index)
         elif isinstance(message, ToolMessage) and message.tool_call_id in call_positions:
@@ -193,4 +197,4 @@ def _select_kept_messages(value: list[BaseMessage], keep: Mapping[str, Any]) -> 
                     f"{message.tool_call_id!r} (message {call}) from its result (message {index}); "
                     "keep both or neither"
                 )
-    return value[start:stop]
+    return messages_in_state[start:stop]

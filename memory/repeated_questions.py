@@ -112,38 +112,38 @@ def rank_answers_first(
 
 
 def _build_sort_key(
-    number: int, roles: Sequence[_TurnRole], finder: _RoleFinder
+    position: int, roles: Sequence[_TurnRole], finder: _RoleFinder
 ) -> tuple[bool, int, bool, int]:
     """Return the sort key of a memory.
 
     The key keeps the memory at its position, or moves it behind a better memory.
     """
-    role, shared = roles[number]
+    role, shared = roles[position]
     if role == ASKS:
-        return True, number, False, number
+        return True, position, False, position
     if role == ANSWERS:
-        return False, number, False, number
+        return False, position, False, position
     minimum = max(shared * _MIN_SHARED_RATIO[role], _MIN_QUERY_SHARE * finder.query_nats)
     better = [
         other
-        for other in range(number + 1, len(roles))
+        for other in range(position + 1, len(roles))
         if roles[other].role < role and roles[other].shared >= minimum
     ]
     if not better:
-        return False, number, False, number
-    return False, better[0] if role == SAYS else better[-1], True, number
+        return False, position, False, position
+    return False, better[0] if role == SAYS else better[-1], True, position
 
 
-def _is_reply(memory: Memory, unanswered: set[tuple[str | None, int | None]]) -> bool:
+def _is_reply(memory: Memory, unanswered_positions: set[tuple[str | None, int | None]]) -> bool:
     """Return whether a memory's message directly follows an unanswered message in its thread.
 
-    `unanswered` contains (thread id, position of the message in the thread) of the unanswered
-    messages.
+    `unanswered_positions` contains (thread id, position of the message in the thread) of the
+    unanswered messages in all threads.
     """
     source = memory.provenance
     if source is None or source.position is None:
         return False
-    return (source.thread_id, source.position - 1) in unanswered
+    return (source.thread_id, source.position - 1) in unanswered_positions
 
 
 class _RoleFinder:
@@ -217,12 +217,13 @@ class _RoleFinder:
             for word in rest
         )
 
-    def _adds_informative_word(self, part: str) -> bool:
+    def _adds_informative_word(self, clause: str) -> bool:
         """Return whether a clause contains a word of the query and an informative other word."""
-        if not self._measure_shared_words(part):
+        if not self._measure_shared_words(clause):
             return False
         return any(
-            self._measure_word(word) >= _MIN_WORD_NATS for word in self._find_remaining_words(part)
+            self._measure_word(word) >= _MIN_WORD_NATS
+            for word in self._find_remaining_words(clause)
         )
 
 

@@ -40,14 +40,14 @@ class RequestParts:
     model: str | None = None
     agent: Any = _ANY_AGENT
 
-    def count_tokens(self, system_messages: int, fixed_tokens: float) -> int:
+    def count_tokens(self, system_message_tokens: int, fixed_tokens: float) -> int:
         """Return the tokens of these parts and of the system messages in the state.
 
         `fixed_tokens` is the number of tokens that a counting function adds to each request. This
         number is assumed to include the tools, so the larger of the two numbers is used.
         """
         tools = max(self.tools, ceil(fixed_tokens))
-        return max(tools + self.system + system_messages, self.other)
+        return max(tools + self.system + system_message_tokens, self.other)
 
     def is_answer_of_agent(self, message: BaseMessage) -> bool:
         """Return whether a message is an answer that this agent gave with this model."""
@@ -80,16 +80,16 @@ class RequestSize:
     has_summary: bool = False
     scale: float = 1.0
 
-    def reaches_trigger(self, trigger: float) -> bool:
+    def reaches_trigger(self, trigger_tokens: float) -> bool:
         """Return whether the request reaches a trigger, and a summary would make it smaller.
 
         If the tools and the system prompt alone reach the trigger, the next summary is written only
         after the messages have grown again. Without this rule, each call would write a new summary.
         """
-        grown = not self.has_summary or self.recent >= _MIN_SHARE * trigger
-        return self.total >= trigger and grown
+        grown = not self.has_summary or self.recent >= _MIN_SHARE * trigger_tokens
+        return self.total >= trigger_tokens and grown
 
-    def max_message_tokens(self, trigger: float) -> float:
+    def max_message_tokens(self, trigger_tokens: float) -> float:
         """Return the maximum number of message tokens with which the request stays below a trigger.
 
         The result is in estimated tokens. If more tokens were reported than the scaled estimate,
@@ -99,16 +99,18 @@ class RequestSize:
         """
         messages, other = self.scale * self.messages, self.scale * (self.other - self.summary)
         unexplained = max(0.0, self.total - self.scale * (self.messages + self.other))
-        minimum = _MIN_SHARE * trigger
-        in_messages = max(trigger - other, minimum) * messages / (messages + unexplained or 1)
-        in_rest = max(trigger - other - unexplained, minimum)
+        minimum = _MIN_SHARE * trigger_tokens
+        in_messages = (
+            max(trigger_tokens - other, minimum) * messages / (messages + unexplained or 1)
+        )
+        in_rest = max(trigger_tokens - other - unexplained, minimum)
         return (min(in_messages, in_rest) if unexplained else in_rest) / self.scale
 
-    def with_message_tokens(self, messages: int) -> RequestSize:
-        """Return the size of the request if its messages had only `messages` estimated tokens."""
-        share = messages / self.messages if self.messages else 0.0
+    def with_message_tokens(self, message_tokens: int) -> RequestSize:
+        """Return the size of the request if its messages had only `message_tokens` tokens."""
+        share = message_tokens / self.messages if self.messages else 0.0
         total = self.other + ceil(share * (self.total - self.other))
-        return replace(self, total=total, messages=messages, recent=ceil(share * self.recent))
+        return replace(self, total=total, messages=message_tokens, recent=ceil(share * self.recent))
 
 
 def measure_request(
@@ -116,11 +118,11 @@ def measure_request(
     counter: TokenCounter,
     parts: RequestParts,
     summary: Summary | None = None,
-    section: str = "",
+    summary_section: str = "",
 ) -> RequestSize:
     """Measure the next request, which contains these messages and the summary.
 
-    `section` is the text of the request's section with the summary, or "".
+    `summary_section` is the text of the request's section with the summary, or "".
     """
     is_system = [role(message) == "system" for message in messages]
     costs = list(map(counter.count_message, messages))
@@ -128,7 +130,7 @@ def measure_request(
     estimated = sum(costs) - system
     if counter.counts_messages:
         return RequestSize(estimated, estimated)
-    summary_tokens = counter.count_text(section) if section else 0
+    summary_tokens = counter.count_text(summary_section) if summary_section else 0
     other = parts.count_tokens(system, counter.fixed_tokens) + summary_tokens
     scale = counter.scale_to_usage(messages).scale
     total, recent = ceil(scale * (estimated + other)), ceil(scale * estimated)

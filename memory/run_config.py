@@ -161,18 +161,18 @@ def read_run_source(config: RunnableConfig | None) -> tuple[str | None, str | No
     return str(thread), configurable.get("checkpoint_id")
 
 
-def make_clock(name: str, value: Clock | str | None) -> Clock:
-    """Return the clock for the option `name`.
+def make_clock(option_name: str, value: Clock | str | None) -> Clock:
+    """Return the clock for the option `option_name`.
 
     Args:
-        name: The name of the option, for errors.
+        option_name: The name of the option, for errors.
         value: A clock, the key of a point in time in `configurable`, or None for the present time.
     """
     if value is None:
         return lambda config: None
     if not isinstance(value, str):
         expected = "a function of a run's config, or a key of its configurable"
-        return check_instance(name, value, Callable, expected)  # type: ignore[arg-type, no-any-return]
+        return check_instance(option_name, value, Callable, expected)  # type: ignore[arg-type, no-any-return]
 
     def read_time(config: RunnableConfig | None) -> datetime | None:
         """Return the time that a run's `configurable` contains under the key, or None."""
@@ -282,10 +282,10 @@ class Template:
         is_personal = self.is_team or "user_id" in self.names
         return is_personal and ensure_config(config)["configurable"].get(WITHOUT_MEMORY_KEY) is True
 
-    def _check_team_template(self, shared: bool) -> None:
+    def _check_team_template(self, is_team_allowed: bool) -> None:
         """Raise ConfigurationError unless a template for teams is allowed and names a team."""
         name = self.labels[1] if len(self.labels) > 1 else ""
-        if not shared:
+        if not is_team_allowed:
             raise ConfigurationError(
                 f"the template {self.labels!r} begins with {TEAMS!r}, which only use_memories, "
                 "recall, Collection and the memory tools accept; expected another first label"
@@ -296,21 +296,22 @@ class Template:
                 "name of a team as second label"
             )
 
-    def _get_placeholder_value(self, name: str, values: dict[str, Any]) -> str:
+    def _get_placeholder_value(self, placeholder: str, run_values: dict[str, Any]) -> str:
         """Return the value of a placeholder.
 
         Raise InvalidConfig if it cannot be used as a label.
         """
-        if name not in values:
+        if placeholder not in run_values:
             raise InvalidConfig(
-                f"the run has no {name!r}, which {self.labels!r} needs; pass "
-                f'context={{{name!r}: "…"}} or config={{"configurable": {{{name!r}: "…"}}}}'
+                f"the run has no {placeholder!r}, which {self.labels!r} needs; pass "
+                f'context={{{placeholder!r}: "…"}} or '
+                f'config={{"configurable": {{{placeholder!r}: "…"}}}}'
             )
-        value = values[name]
+        value = run_values[placeholder]
         is_valid = isinstance(value, str) and value.strip() and "\0" not in value
-        if not is_valid or (name == "user_id" and not is_name(value)):
+        if not is_valid or (placeholder == "user_id" and not is_name(value)):
             raise InvalidConfig(
-                f"{name!r} of the run is {value!a:.80}, which cannot be a label in "
+                f"{placeholder!r} of the run is {value!a:.80}, which cannot be a label in "
                 f"{self.labels!r}; expected text with a visible character and without NUL, "
                 "except '.' and '..'"
             )

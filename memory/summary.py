@@ -91,25 +91,27 @@ _BACKGROUND_SHARE: Final = 0.75
 _MAX_QUESTION_CHARS: Final = 2_000
 
 
-def _find_smallest_limits(name: str, sizes: Sequence[Any], model: Any) -> tuple[float, float]:
+def _find_smallest_limits(
+    option_name: str, sizes: Sequence[Any], model: Any
+) -> tuple[float, float]:
     """Return the smallest limit in messages and the smallest limit in tokens among sizes.
 
-    A limit is infinite if no size is in its unit. `name` is the name of the option, for errors.
+    A limit is infinite if no size is in its unit. Errors contain `option_name`.
     """
     messages = tokens = inf
     for size in sizes:
         match size:
             case ["messages", value]:
-                messages = min(messages, check_whole_number(f"{name} messages", value, 1))
+                messages = min(messages, check_whole_number(f"{option_name} messages", value, 1))
             case ["tokens", value]:
-                tokens = min(tokens, check_whole_number(f"{name} tokens", value, 1))
+                tokens = min(tokens, check_whole_number(f"{option_name} tokens", value, 1))
             case ["fraction", value]:
-                share = check_number(f"{name} fraction", value, 0.01, 1)
+                share = check_number(f"{option_name} fraction", value, 0.01, 1)
                 tokens = min(tokens, int(share * context_window(model)))
             case _:
                 raise errors.ConfigurationError(
-                    f'{name} is {size!r:.80}; expected ("messages", 40), ("tokens", 4000) or '
-                    '("fraction", 0.7) of the model\'s window'
+                    f'{option_name} is {size!r:.80}; expected ("messages", 40), ("tokens", 4000) '
+                    'or ("fraction", 0.7) of the model\'s window'
                 )
     return messages, tokens
 
@@ -515,7 +517,7 @@ class Summarize(MessagesNode):
         self,
         messages: Messages,
         summary: Summary | None,
-        summarized: Container[BaseMessage] = (),
+        summarized_messages: Container[BaseMessage] = (),
     ) -> Selection:
         """Select the messages to summarise if a trigger is reached, else no messages.
 
@@ -527,8 +529,8 @@ class Summarize(MessagesNode):
             return _NOTHING
         messages = merge_duplicate_messages(messages)
         messages = [m for m in messages if REQUEST_ONLY not in m.additional_kwargs]
-        if summarized:
-            messages = [message for message in messages if message not in summarized]
+        if summarized_messages:
+            messages = [message for message in messages if message not in summarized_messages]
         size = self._measure_request(messages, summary)
         if not self._is_trigger_reached(_exclude_system_messages(messages), size):
             return _NOTHING
@@ -543,13 +545,13 @@ class Summarize(MessagesNode):
         return Selection(old)
 
     def _select_older_exchanges(
-        self, turn: Messages, limit: float
+        self, turn: Messages, max_kept_tokens: float
     ) -> tuple[list[BaseMessage], BaseMessage | None]:
         """Select a turn's older exchanges to summarise.
 
         Return their messages and the turn's question. The result is ([], None) if there are no such
         exchanges. The question is not summarised. The newest exchange, and as many exchanges before
-        it as fit in `keep` and in `limit` tokens, are not summarised either. The same holds for
+        it as fit in `keep` and in `max_kept_tokens`, are not summarised either. The same holds for
         exchanges with missing results.
         """
         stored = next(iter_turns(turn, purpose="state"), None)
@@ -558,11 +560,14 @@ class Summarize(MessagesNode):
             # Results of the last exchange are still missing, so the exchange is not summarised.
             units = units[:-1]
         begin = 1 if units and role(units[0][0]) == "human" else 0
-        cost = self._count_messages_and_tokens((unit[0] for unit in units[:begin]), limit)
+        cost = self._count_messages_and_tokens((unit[0] for unit in units[:begin]), max_kept_tokens)
         start = len(units)
         for unit in reversed(units[begin:]):
-            cost = cost[0] + len(unit), cost[1] + self._count_messages_and_tokens(unit, limit)[1]
-            if start < len(units) and self._exceeds_keep(*cost, limit):
+            cost = (
+                cost[0] + len(unit),
+                cost[1] + self._count_messages_and_tokens(unit, max_kept_tokens)[1],
+            )
+            if start < len(units) and self._exceeds_keep(*cost, max_kept_tokens):
                 break
             start -= 1
         steps = [m for unit in units[begin:start] if has_all_results(unit) for m in unit]
@@ -584,9 +589,11 @@ class Summarize(MessagesNode):
             size is not None and size.reaches_trigger(token_limit)
         )
 
-    def _newest_turn_reaches_trigger(self, rest: Messages, size: RequestSize | None) -> bool:
+    def _newest_turn_reaches_trigger(
+        self, newest_messages: Messages, size: RequestSize | None
+    ) -> bool:
         """Return whether the messages of the newest turn alone reach a trigger."""
-        messages = _exclude_system_messages(rest)
+        messages = _exclude_system_messages(newest_messages)
         if size is not None:
             size = size.with_message_tokens(sum(map(self.counter.count_message, messages)))
         return self._is_trigger_reached(messages, size)
@@ -598,20 +605,20 @@ class Summarize(MessagesNode):
         room = size.max_message_tokens(self.trigger[1])
         return (room + 1) / 2 if self._keeps_half else min(self.keep[1], room)
 
-    def _find_first_kept_position(self, messages: Messages, limit: float) -> int:
+    def _find_first_kept_position(self, messages: Messages, max_kept_tokens: float) -> int:
         """Return the position of the first message that is not summarised, or 0 to keep all."""
         count = tokens = first_kept = 0
         for turn in iter_turn_ranges(messages):
             turn_messages = _exclude_system_messages(messages[turn.start : turn.stop])
-            added = self._count_messages_and_tokens(turn_messages, limit)
+            added = self._count_messages_and_tokens(turn_messages, max_kept_tokens)
             count, tokens = count + added[0], tokens + added[1]
-            if first_kept and self._exceeds_keep(count, tokens, limit):
+            if first_kept and self._exceeds_keep(count, tokens, max_kept_tokens):
                 return first_kept
             first_kept = turn.start
         # The messages before the first human message form a turn, too.
         oldest = _exclude_system_messages(messages[:first_kept])
-        added = self._count_messages_and_tokens(oldest, limit)
-        is_over = self._exceeds_keep(count + added[0], tokens + added[1], limit)
+        added = self._count_messages_and_tokens(oldest, max_kept_tokens)
+        is_over = self._exceeds_keep(count + added[0], tokens + added[1], max_kept_tokens)
         return first_kept if is_over else 0
 
     def _count_messages_and_tokens(
@@ -624,9 +631,9 @@ class Summarize(MessagesNode):
         members = list(messages)
         return len(members), sum(map(self.counter.count_message, members)) if limit < inf else 0
 
-    def _exceeds_keep(self, count: int, tokens: int, limit: float) -> bool:
-        """Return whether `count` messages exceed `keep`, or `tokens` exceeds `limit`."""
-        return count > self.keep[0] or tokens > limit
+    def _exceeds_keep(self, message_count: int, token_count: int, max_kept_tokens: float) -> bool:
+        """Return whether a number of messages exceeds `keep`, or a number of tokens the maximum."""
+        return message_count > self.keep[0] or token_count > max_kept_tokens
 
 
 summarize = Summarize

@@ -120,15 +120,30 @@ class SummaryRequest:
                     raise errors.SummaryFailed(fault) from exc.__cause__
         return previous
 
-    async def _request_summary(self, previous: str, texts: Sequence[str], room: int | None) -> str:
+    async def _request_summary(
+        self, previous_summary: str, texts: Sequence[str], next_request_tokens: int | None
+    ) -> str:
         """Send one request to the model, and return the summary.
 
-        `room` is the number of tokens that the next request has for this summary and the
-        conversation. The summary may take half of it. `room` is None if this is the last request.
+        `next_request_tokens` is the number of tokens that the next request has for this summary and
+        for further messages. The summary may take half of it. `next_request_tokens` is None if this
+        is the last request.
         """
-        words = WORDS if room is None else max(1, min(WORDS, room // (4 * _TOKENS_PER_WORD)))
-        max_tokens = _MAX_TOKENS if room is None else min(_MAX_TOKENS, room // 2)
-        summary = f"<summary>\n{escape_delimiters(previous)}\n</summary>" if previous else ""
+        words = (
+            WORDS
+            if next_request_tokens is None
+            else max(1, min(WORDS, next_request_tokens // (4 * _TOKENS_PER_WORD)))
+        )
+        max_tokens = (
+            _MAX_TOKENS
+            if next_request_tokens is None
+            else min(_MAX_TOKENS, next_request_tokens // 2)
+        )
+        summary = (
+            f"<summary>\n{escape_delimiters(previous_summary)}\n</summary>"
+            if previous_summary
+            else ""
+        )
         conversation = "\n".join(["<conversation>", *texts, "</conversation>"])
         system = SystemMessage(self.prompt.replace("{max_words}", str(words)))
 
@@ -153,17 +168,17 @@ class SummaryRequest:
         """Count the tokens of a text and of the line break after it. Return 0 for an empty text."""
         return self.count_tokens(text) + 1 if text else 0
 
-    def _split_texts(self, texts: Sequence[str], room: int) -> tuple[list[str], list[str]]:
-        """Split texts into those that fit into `room` tokens, and the remaining texts.
+    def _split_texts(self, texts: Sequence[str], max_tokens: int) -> tuple[list[str], list[str]]:
+        """Split texts into those that fit into `max_tokens` tokens, and the remaining texts.
 
         If the first text does not fit, it is split, too.
         """
         costs = list(map(self._count_tokens_with_line_break, texts))
-        fitting = sum(1 for total in accumulate(costs) if total <= room)
+        fitting = sum(1 for total in accumulate(costs) if total <= max_tokens)
         if fitting:
             return list(texts[:fitting]), list(texts[fitting:])
         text = texts[0]
-        size = max(1, len(text) * room // costs[0])
-        while size > 1 and self._count_tokens_with_line_break(text[:size]) > room:
+        size = max(1, len(text) * max_tokens // costs[0])
+        while size > 1 and self._count_tokens_with_line_break(text[:size]) > max_tokens:
             size = size * 9 // 10
         return [text[:size]], [text[size:], *texts[1:]]

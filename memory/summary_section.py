@@ -65,7 +65,7 @@ def remove_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage
     return summary, rest
 
 
-def _replace_system_content(system: BaseMessage, content: Any, mark: Any) -> BaseMessage:
+def _replace_system_content(system: BaseMessage, content: Any, summary_mark: Any) -> BaseMessage:
     """Return a copy of a system message with new content and a new summary mark.
 
     `mark=None` means no mark.
@@ -73,6 +73,6 @@ def _replace_system_content(system: BaseMessage, content: Any, mark: Any) -> Bas
     kwargs = {
         name: value for name, value in system.additional_kwargs.items() if name != SUMMARY_MARK
     }
-    if mark is not None:
-        kwargs[SUMMARY_MARK] = mark
+    if summary_mark is not None:
+        kwargs[SUMMARY_MARK] = summary_mark
     return system.model_copy(update={"content": content, "additional_kwargs": kwargs})

@@ -103,7 +103,7 @@ def extend_summary(
     previous: Summary | None,
     text: str,
     messages: Messages,
-    summarized: Iterable[str] = (),
+    summarized_ids: Iterable[str] = (),
     conversation: Messages = (),
 ) -> Summary:
     """Return a summary with a new text, which covers `messages` in addition to the previous ones.
@@ -114,12 +114,12 @@ def extend_summary(
         previous: The previous summary, or None.
         text: The text of the new summary.
         messages: The messages that the new summary covers and the previous one did not.
-        summarized: The ids of the messages that the previous summary covers.
+        summarized_ids: The ids of the messages that the previous summary covers.
         conversation: All present messages. The token usage that they report belongs to requests
             without the new summary. The summary therefore stores the id of the newest answer among
             them, so that later usage can be distinguished.
     """
-    again = {message.id for message in messages}.intersection(summarized) if previous else ()
+    again = {message.id for message in messages}.intersection(summarized_ids) if previous else ()
     count = len(messages) - len(again) + (previous["count"] if previous else 0)
     summary = Summary(text=text, last=messages[-1].id, count=count)
     digests = dict.fromkeys(_get_digests(previous))

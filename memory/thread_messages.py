@@ -207,7 +207,7 @@ async def read_history(
 
 
 async def is_read_in_full(
-    saver: Any, thread_id: str, head: str | None, channel: str, watermark: Watermark
+    saver: Any, thread_id: str, head_id: str | None, channel: str, watermark: Watermark
 ) -> bool:
     """Return whether a watermark covers all messages of a thread up to its head.
 
@@ -217,12 +217,12 @@ async def is_read_in_full(
     Args:
         saver: The checkpointer.
         thread_id: The thread.
-        head: The checkpoint id of the head.
+        head_id: The checkpoint id of the head.
         channel: The channel of the messages.
         watermark: The watermark.
     """
     try:
-        options = {"channel": channel, "checkpoint_id": head, "ends": (0, _TAIL_MESSAGES)}
+        options = {"channel": channel, "checkpoint_id": head_id, "ends": (0, _TAIL_MESSAGES)}
         tail: list[HistoryItem] = await call_method(saver, "history", thread_id, **options)
         newest = _iter_thread_messages(
             check_messages([item.value for item in tail], f"the channel {channel!r}")
@@ -461,18 +461,18 @@ class Watermark:
         return Watermark(self.extractor, *progress, self.version)
 
     def with_failure(
-        self, error: str, failed_at: datetime, head: str | None, *, final: bool = False
+        self, error: str, failed_at: datetime, head_id: str | None, *, final: bool = False
     ) -> Watermark:
         """Return the watermark that applies after an extraction has failed.
 
         Args:
             error: The error.
             failed_at: The time of the failure.
-            head: The head of the thread at that time.
+            head_id: The head of the thread at that time.
             final: Whether another try would fail, too.
         """
-        attempts = self.attempts + 1 if self.failed_head == head else 1
-        failed = replace(self, attempts=attempts, failed_at=failed_at, failed_head=head)
+        attempts = self.attempts + 1 if self.failed_head == head_id else 1
+        failed = replace(self, attempts=attempts, failed_at=failed_at, failed_head=head_id)
         return replace(failed, error=error, final=final)
 
     def reset(self) -> Watermark:

@@ -435,7 +435,7 @@ class TranscriptSearch:
                 yield PutItem((label,), key, value, provenance=source)
 
 
-def _build_hit(text: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
+def _build_hit(query: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
     """Build the search result for a thread from the index item that matches best."""
     source, message_text = item.provenance or Provenance(), item.value["text"]
     return ThreadHit(
@@ -444,7 +444,7 @@ def _build_hit(text: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
         item.value["role"],
         message_text,
         source.at,
-        find_marks(message_text, text),
+        find_marks(message_text, query),
         next(iter(source.message_ids), None),
         source.position or 0,
         item.score or 0.0,

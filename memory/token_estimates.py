@@ -234,7 +234,7 @@ def _count_reasoning_tokens(block: Mapping[str, Any], count_text: CountText) -> 
     return total
 
 
-def _count_media_tokens(kind: str, block: Mapping[str, Any], count_text: CountText) -> int:
+def _count_media_tokens(media_kind: str, block: Mapping[str, Any], count_text: CountText) -> int:
     """Return the number of tokens of a block with an image, a file, audio or video."""
     parts: list[Mapping[str, Any]] = [block]
     # The list grows during the loop, because Amazon Bedrock nests the data twice.
@@ -243,21 +243,21 @@ def _count_media_tokens(kind: str, block: Mapping[str, Any], count_text: CountTe
         parts += [value for value in nested if isinstance(value, Mapping)]
     mime, data = _find_media_data(parts)
     prefix = mime.partition("/")[0]
-    kind = prefix if prefix in ("image", "audio", "video") else kind
-    if kind == "image":
+    media_kind = prefix if prefix in ("image", "audio", "video") else media_kind
+    if media_kind == "image":
         low = any(part.get("detail") == "low" for part in parts)
         return LOW_DETAIL_IMAGE_TOKENS if low else IMAGE_TOKENS
     source = block.get("source")
     if isinstance(source, Mapping) and source.get("type") == "content":
         return _count_json_tokens(source.get("content"), count_text)
     if data is None:
-        return _UNKNOWN_LENGTH_TOKENS[kind]
+        return _UNKNOWN_LENGTH_TOKENS[media_kind]
     if isinstance(source, Mapping) and source.get("type") == "text" and isinstance(data, str):
         return count_text(data)
     size = len(data) if isinstance(data, bytes) else len(data) * 3 // 4
     if prefix == "text" or mime.endswith("json"):
         return -(-size // BYTES_PER_TOKEN)
-    return _estimate_media_tokens(kind, mime, size)
+    return _estimate_media_tokens(media_kind, mime, size)
 
 
 def _find_media_data(parts: Sequence[Mapping[str, Any]]) -> tuple[str, str | bytes | None]:
@@ -280,15 +280,15 @@ def _find_media_data(parts: Sequence[Mapping[str, Any]]) -> tuple[str, str | byt
     return mime, data
 
 
-def _estimate_media_tokens(kind: str, mime: str, size: int) -> int:
-    """Estimate the number of tokens of `size` bytes of a file, audio or video."""
-    if kind == "audio":
-        raw = any(name in mime for name in _RAW_AUDIO_TYPES)
-        seconds = size / (_RAW_AUDIO_BYTES_PER_S if raw else _AUDIO_BYTES_PER_S)
+def _estimate_media_tokens(media_kind: str, mime_type: str, byte_count: int) -> int:
+    """Estimate the number of tokens of `byte_count` bytes of a file, audio or video."""
+    if media_kind == "audio":
+        raw = any(name in mime_type for name in _RAW_AUDIO_TYPES)
+        seconds = byte_count / (_RAW_AUDIO_BYTES_PER_S if raw else _AUDIO_BYTES_PER_S)
         return math.ceil(seconds * _AUDIO_TOKENS_PER_S)
-    if kind == "video":
-        return math.ceil(size / _VIDEO_BYTES_PER_S * _VIDEO_TOKENS_PER_S)
-    return math.ceil(size / _PAGE_BYTES) * _PAGE_TOKENS
+    if media_kind == "video":
+        return math.ceil(byte_count / _VIDEO_BYTES_PER_S * _VIDEO_TOKENS_PER_S)
+    return math.ceil(byte_count / _PAGE_BYTES) * _PAGE_TOKENS
 
 
 def _count_json_tokens(value: Any, count_text: CountText) -> int:

@@ -189,7 +189,7 @@ def rewrite_calls(
     message: AIMessage,
     calls: Sequence[Call],
     *,
-    removed: Collection[int] = (),
+    removed_positions: Collection[int] = (),
     new_ids: Mapping[int, str] | None = None,
     stray_ids: Collection[str] = (),
 ) -> AIMessage:
@@ -202,8 +202,8 @@ def rewrite_calls(
     Args:
         message: The AI message.
         calls: The calls of the message, from `find_tool_calls`.
-        removed: The positions in `calls` of the calls to remove. Each removed call that may have
-            run is replaced by a sentence.
+        removed_positions: The positions in `calls` of the tool calls to remove. Each removed call
+            that may have run is replaced by a sentence.
         new_ids: New ids of calls, by the position of the call in `calls`.
         stray_ids: The ids of calls whose result blocks are removed from the content.
     """
@@ -211,16 +211,18 @@ def rewrite_calls(
     # Entries by whether the call could not be parsed.
     entries: dict[bool, list[Any]] = {False: [], True: []}
     for position, call in enumerate(calls):
-        entry = None if position in removed else _build_call_entry(message, call)
+        entry = None if position in removed_positions else _build_call_entry(message, call)
         if entry is not None:
             entry = {**entry, "id": new_ids[position]} if position in new_ids else entry
             entries[call.kind == "unparsed"].append(entry)
-    if not (removed or new_ids or stray_ids) and len(entries[False]) == len(message.tool_calls):
+    if not (removed_positions or new_ids or stray_ids) and len(entries[False]) == len(
+        message.tool_calls
+    ):
         return message
-    is_removed = _build_removal_test(calls, removed, new_ids, stray_ids)
+    is_removed = _build_removal_test(calls, removed_positions, new_ids, stray_ids)
     sentences = [
         f"[A call of {calls[position].name or 'a tool'} is left out; {NO_RESULT}.]"
-        for position in sorted(removed)
+        for position in sorted(removed_positions)
         if calls[position].kind in ("client", "server")
     ]
     content: Any = message.content
@@ -234,7 +236,7 @@ def rewrite_calls(
     kwargs.pop("tool_calls", None)
     if isinstance(older := kwargs.get("tool_outputs"), list):
         kwargs["tool_outputs"] = [block for block in older if not is_removed(block)]
-        if removed:
+        if removed_positions:
             kwargs.pop("reasoning", None)
     changes = {"content": content, "additional_kwargs": kwargs}
     changes |= {"tool_calls": entries[False], "invalid_tool_calls": entries[True]}
@@ -243,15 +245,15 @@ def rewrite_calls(
 
 def _build_removal_test(
     calls: Sequence[Call],
-    removed: Collection[int],
+    removed_positions: Collection[int],
     new_ids: Mapping[int, str],
     stray_ids: Collection[str],
 ) -> Callable[[Any], bool]:
     """Build the function that returns whether `rewrite_calls` removes a content block."""
-    removed_blocks = {id(calls[n].block) for n in removed if calls[n].block is not None}
+    removed_blocks = {id(calls[n].block) for n in removed_positions if calls[n].block is not None}
     # Clients of providers build call blocks from `tool_calls`, so these calls need no block in the
     # content.
-    ids = {calls[n].id for n in (*removed, *new_ids)}
+    ids = {calls[n].id for n in (*removed_positions, *new_ids)}
 
     def is_removed(block: Any) -> bool:
         """Return whether `rewrite_calls` removes this content block."""
@@ -264,7 +266,7 @@ def _build_removal_test(
         if call is not None and call.kind in ("tool", "custom") and call.id in ids:
             return True
         # OpenAI refuses a reasoning block if the call that followed the block is missing.
-        return bool(removed) and inner.get("type") == "reasoning"
+        return bool(removed_positions) and inner.get("type") == "reasoning"
 
     return is_removed
 

@@ -308,7 +308,7 @@ def build_tool(
     name: str,
     description: str,
     arguments: type[BaseModel],
-    key: str = "messages",
+    messages_key: str = "messages",
     *,
     tool_class: type[StructuredTool] = _MemoryTool,
 ) -> BaseTool:
@@ -323,7 +323,7 @@ def build_tool(
         name: The name of the tool.
         description: Tells the model when to use the tool.
         arguments: The schema of the arguments.
-        key: The channel of the messages.
+        messages_key: The channel of the messages.
         tool_class: The class of the tool.
 
     Raises:
@@ -342,7 +342,9 @@ def build_tool(
         if not isinstance(runtime, ToolRuntime):
             return Attribution(config)
         messages = (
-            runtime.state if is_message_list(runtime.state) else read_channel(runtime.state, key)
+            runtime.state
+            if is_message_list(runtime.state)
+            else read_channel(runtime.state, messages_key)
         )
         messages = messages if is_message_list(messages) else ()
         names = {tool.name for tool in runtime.tools if isinstance(tool, _MemoryTool)}
@@ -591,7 +593,7 @@ class Attribution:
         if len(repeated_words) >= len(words) / 2:
             raise ToolException(_ERASED_ANSWER)
 
-    def _extract_stems_by_message(self, speaker: str) -> Words:
+    def _extract_stems_by_message(self, message_role: str) -> Words:
         """Return the word stems of each message with this role, by message index.
 
         Summaries are left out.
@@ -599,7 +601,7 @@ class Attribution:
         return {
             i: _extract_stems(message.text)
             for i, message in enumerate(self.messages)
-            if role(message) == speaker and _SUMMARY_KEY not in message.additional_kwargs
+            if role(message) == message_role and _SUMMARY_KEY not in message.additional_kwargs
         }
 
 

@@ -269,21 +269,21 @@ trim = Trim
 
 
 def build_budget_error(
-    size: int, parts: Sequence[tuple[str, float]], remedy: str
+    max_tokens: int, parts: Sequence[tuple[str, float]], remedy: str
 ) -> BudgetExceeded:
-    """Build the error for parts that must be included although they exceed the budget `size`.
+    """Build the error for parts that must be included although they exceed the budget `max_tokens`.
 
     `parts` contains (name, number of tokens) for each part. `remedy` is advice to the user.
     """
     part_sizes = ", ".join(f"{name} {ceil(tokens)}" for name, tokens in parts)
     total = ceil(sum(tokens for _, tokens in parts))
     return BudgetExceeded(
-        f"the required parts take {total} tokens, but max_tokens is {size} ({part_sizes}); "
+        f"the required parts take {total} tokens, but max_tokens is {max_tokens} ({part_sizes}); "
         f"raise max_tokens, bind fewer tools, or {remedy}"
     )
 
 
-def _parse_message_types(name: str, value: Any, expected: str) -> frozenset[str]:
+def _parse_message_types(option_name: str, value: Any, expected: str) -> frozenset[str]:
     """Parse the value of an option as a set of message types.
 
     The value is the name of a type, a message class, or a list of them. `BaseMessage` means all
@@ -294,7 +294,7 @@ def _parse_message_types(name: str, value: Any, expected: str) -> frozenset[str]
         _parse_message_type(item) for item in (value if is_several else [value] if value else [])
     ]
     if not all(types):
-        raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
+        raise ConfigurationError(f"{option_name} is {value!r:.80}; expected {expected}")
     return frozenset().union(*types)
 
 
@@ -340,14 +340,14 @@ def _sort_as_in_state(selected: list[BaseMessage], messages: Messages) -> list[B
     return [message for message in ordered if message is not None]
 
 
-def _remove_after_end_type(turns: Iterator[Turn], ends: frozenset[str]) -> Iterator[Turn]:
-    """Yield the turns, newest first, without messages after the last message of a type in `ends`.
+def _remove_after_end_type(turns: Iterator[Turn], end_types: frozenset[str]) -> Iterator[Turn]:
+    """Yield the turns, newest first, without messages after the last message of an end type.
 
-    If `ends` is empty, all turns are yielded unchanged.
+    If `end_types` is empty, all turns are yielded unchanged.
     """
-    for turn in turns if ends else ():
+    for turn in turns if end_types else ():
         units = list(turn.units)
-        while units and role(units[-1][-1]) not in ends:
+        while units and role(units[-1][-1]) not in end_types:
             units.pop()
         if units:
             yield turn._replace(units=units)
@@ -376,19 +376,19 @@ class TurnSelection(NamedTuple):
 
 def select_turns(
     model_input: ModelInput,
-    limit: float,
+    max_tokens: float,
     measure: Measure,
     strategy: Strategy = "last",
     start_on: Start = "human",
     adds_left_out_line: bool = True,
 ) -> TurnSelection:
-    """Select the turns of a conversation that fit into `limit` tokens.
+    """Select the turns of a conversation that fit into `max_tokens` tokens.
 
     With the strategy `"last"`, the newest turns are selected. With `"first"`, the newest turn and
     the oldest turns are selected. If steps of the newest turn are left out and `adds_left_out_line`
     is true, a line in the turn's question says how many.
     """
-    remaining = limit - (0 if model_input.system is None else measure(model_input.system))
+    remaining = max_tokens - (0 if model_input.system is None else measure(model_input.system))
     newest = next(model_input.turns, None)
     if newest is None:
         return TurnSelection([], [], max(0, -remaining))
@@ -481,16 +481,16 @@ def _count_unit_tokens(units: list[Unit], measure: Measure) -> float:
 
 def _shorten_to_fit(
     messages: list[BaseMessage],
-    remaining: float,
+    max_tokens: float,
     measure: Measure,
     fixed: frozenset[int] = frozenset(),
 ) -> list[BaseMessage] | None:
-    """Shorten messages to `remaining` tokens in total. Return None if that is impossible.
+    """Shorten messages to `max_tokens` tokens in total. Return None if that is impossible.
 
     Each message that takes more than an equal share is shortened. `fixed` contains the positions of
     messages that cannot be shortened.
     """
-    result, room = list(messages), remaining
+    result, room = list(messages), max_tokens
     # Fixed messages come first, then the shortest messages, so that long messages share the
     # remaining tokens.
     order = sorted(range(len(result)), key=lambda i: (i not in fixed, measure(result[i])))
@@ -499,14 +499,16 @@ def _shorten_to_fit(
         if measure(result[position]) > share and position not in fixed:
             shorter = _shorten_message(result[position], share, measure)
             if shorter is None:
-                return _shorten_to_fit(messages, remaining, measure, fixed | {position})
+                return _shorten_to_fit(messages, max_tokens, measure, fixed | {position})
             result[position] = shorter
         room -= measure(result[position])
     return result if room >= 0 else None
 
 
-def _shorten_message(message: BaseMessage, limit: float, measure: Measure) -> BaseMessage | None:
-    """Shorten a message to `limit` tokens by cutting the middle out of its longest text.
+def _shorten_message(
+    message: BaseMessage, max_tokens: float, measure: Measure
+) -> BaseMessage | None:
+    """Shorten a message to `max_tokens` tokens by cutting the middle out of its longest text.
 
     Return None if the message cannot be shortened that far.
     """
@@ -529,7 +531,9 @@ def _shorten_message(message: BaseMessage, limit: float, measure: Measure) -> Ba
             changed = [*blocks[:longest], block, *blocks[longest + 1 :]]
         return message.model_copy(update={"content": changed, "additional_kwargs": kwargs})
 
-    count = bisect_right(range(len(text)), limit, key=lambda count: measure(keep_chars(count))) - 1
+    count = (
+        bisect_right(range(len(text)), max_tokens, key=lambda count: measure(keep_chars(count))) - 1
+    )
     return keep_chars(count) if count >= 0 else None
 
 

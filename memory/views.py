@@ -230,9 +230,9 @@ def _build_config(thread_id: str, **more: str) -> RunnableConfig:
     return {"configurable": {"thread_id": thread_id, "checkpoint_ns": VIEWS_NAMESPACE, **more}}
 
 
-def _read_view(stored: CheckpointTuple) -> ModelView:
+def _read_view(stored_checkpoint: CheckpointTuple) -> ModelView:
     """Convert a checkpoint in which a view is stored to the view."""
-    checkpoint, metadata = stored.checkpoint, stored.metadata
+    checkpoint, metadata = stored_checkpoint.checkpoint, stored_checkpoint.metadata
     details: Any = metadata["view"]  # type: ignore[typeddict-item]
     [(namespace, checkpoint_id)] = metadata["parents"].items()
     return ModelView(
