@@ -388,7 +388,7 @@ def test_nobody_recalls_what_is_anothers(store: SQLiteStore, recalls: Any) -> No
     """A config that does not say who, or not in text, is an error; so are perdure's own notes."""
     with pytest.raises(InvalidConfig, match="no 'user_id'"):
         recalls("the train", store, config={"configurable": {}})
-    with pytest.raises(InvalidConfig, match="not blank"):
+    with pytest.raises(InvalidConfig, match="with a visible character"):
         recalls("the train", store, config={"configurable": {"user_id": 7}})
     with pytest.raises(InvalidNamespace, match="own notes"):
         recalls("the train", store, namespace=[("perdure", "quarantine")])
