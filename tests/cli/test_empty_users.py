@@ -113,7 +113,7 @@ def test_an_empty_user_of_a_call_is_refused(user: str, tmp_path: Path) -> None:
     with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path) as store:
         with pytest.raises(ConfigurationError, match="expected the name of a user"):
             search_threads(saver, store, "tea", user=user)
-        with pytest.raises(InvalidConfig, match="text that is not blank"):
+        with pytest.raises(InvalidConfig, match="expected text with a visible character"):
             Collection(store).insert("tea", config={"configurable": {"user_id": user}})
         assert store.list_namespaces() == []
 

@@ -425,7 +425,7 @@ def test_a_user_of_whom_there_can_be_no_memories_ends_no_import(tmp_path: Path) 
 
     assert (report["conversations"], report["by_user"]) == (3, {"ann": 1, "bob": 1})
     assert [each["conversation"] for each in report["skipped"]] == ["blank"]
-    assert "expected text that is not blank" in report["skipped"][0]["reason"]
+    assert "expected text with a visible character" in report["skipped"][0]["reason"]
 
 
 def test_what_a_worker_is_to_do_of_a_services_threads(tmp_path: Path) -> None:

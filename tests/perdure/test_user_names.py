@@ -66,7 +66,7 @@ def test_parts_that_are_called_with_a_user_refuse_it(name: str) -> None:
         check_key_user(name)
     assert read_teams(SimpleNamespace(teams=["red", name])) == frozenset()
     assert read_run_user(config) is None
-    with pytest.raises(InvalidConfig, match="not blank"):
+    with pytest.raises(InvalidConfig, match="expected text with a visible character"):
         Template(("memories", "{user_id}")).fill(config)
     with pytest.raises(InvalidConfig, match="the run names the team"):
         parse_run_teams(name, None)

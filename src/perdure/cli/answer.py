@@ -268,7 +268,7 @@ def _build_answer(question: Mapping[str, Any], user_answer: _Answer) -> Any:
             f"edit applies to one tool call, but the question is about {len(calls)} calls; pass a "
             "decision for each call with --answer"
         )
-    args = parse_json(value or "", "the new arguments") if action == "edit" else None
+    args = parse_json(value or "", "the value of edit") if action == "edit" else None
     decisions = [
         build_decision(call, number, action, args=args, message=value or "")
         for number, call in enumerate(calls, 1)
