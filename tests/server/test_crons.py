@@ -303,10 +303,10 @@ def test_a_cron_is_changed(sdk: SyncLangGraphClient) -> None:
 
 def test_a_cron_of_a_thread_leaves_it(sdk: SyncLangGraphClient) -> None:
     cron: Any = sdk.crons.create_for_thread("t", "talk", schedule=YEARLY)
-    with pytest.raises(UnprocessableEntityError, match="crons that have no thread"):
+    with pytest.raises(UnprocessableEntityError, match="applies only to crons without a thread_id"):
         sdk.crons.update(cron["cron_id"], on_run_completed="keep")
     new = {"assistant_id": "talk", "schedule": YEARLY, "on_run_completed": "keep"}
-    with pytest.raises(UnprocessableEntityError, match="crons that have no thread"):
+    with pytest.raises(UnprocessableEntityError, match="applies only to crons without a thread_id"):
         sdk.http.post("/threads/t/runs/crons", json=new)
     with pytest.raises(NotFoundError):
         sdk.crons.create_for_thread("none", "talk", schedule=YEARLY)

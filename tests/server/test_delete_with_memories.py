@@ -64,7 +64,7 @@ def test_the_page_asks_and_erases_by_default(db: Settings) -> None:
         erased = client.post("/ui/delete?id=t"), count(db, "ann")
 
     assert 'value="erase" checked' in asked
-    assert "8 of them" in asked
+    assert "Erase the 8 memories from this thread" in asked
     assert [reply.status_code for reply, _ in (kept, erased)] == [303, 303]
     assert (kept[1], erased[1]) == (4, 0)
 
