@@ -12,8 +12,10 @@ from langchain_core.runnables import RunnableLambda
 
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory.run_config import Template
+from perdure.settings import is_name
 
-values = st.text(min_size=1).filter(lambda text: text.strip() and "\0" not in text)
+# `tests/perdure/test_user_names.py` checks which names of users are refused.
+values = st.text(min_size=1).filter(lambda text: is_name(text) and "\0" not in text)
 
 
 def run_of(**configurable: Any) -> Any:
