@@ -98,5 +98,5 @@ def test_a_run_without_spaces_is_cut_too() -> None:
 @pytest.mark.parametrize(("limit", "overlap"), [(0, 0), (-1, 5), (10, -1)])
 def test_impossible_limits_are_refused(limit: int, overlap: int) -> None:
     """Less than one word a chunk cannot be."""
-    with pytest.raises(ConfigurationError, match="expected at least"):
+    with pytest.raises(ConfigurationError, match="expected a limit of at least"):
         split_into_chunks("text", limit, overlap)
