@@ -11,6 +11,6 @@ def test_the_way_of_a_search_is_short(tmp_path: Path) -> None:
     passed = list(traced(tmp_path).way)
 
     assert passed[0] == ("stores.store", "Store.asearch")
-    assert ("stores.searching", "Searcher._found") in passed
+    assert ("stores.searching", "Searcher._find_best_items") in passed
     assert len(passed) <= 14
     assert len({module for module, _ in passed}) <= 9
