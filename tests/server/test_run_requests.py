@@ -120,7 +120,7 @@ def test_the_page_of_runs_shows_when_one_begins(sdk: SyncLangGraphClient, url: s
     day = time.strftime("%Y-%m-%d", time.gmtime(time.time() + 86_400))
     shown = httpx.get(f"{url}/ui/runs").text
 
-    assert f'begins <time datetime="{day}' in shown
+    assert f'starts <time datetime="{day}' in shown
     assert "so far" not in shown
     assert 'name="text" required' in httpx.get(f"{url}/ui/thread", params={"id": "t"}).text
 

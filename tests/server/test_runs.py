@@ -546,7 +546,7 @@ def test_a_thread_whose_run_does_not_end_is_not_deleted(
         gate.open.set()
         client.get(f"/threads/t/runs/{made.json()['run_id']}/join")
 
-        assert (refused.status_code, "goes on after" in refused.text) == (409, True)
+        assert (refused.status_code, "is still running" in refused.text) == (409, True)
         assert client.delete("/threads/t").status_code == 204
 
 

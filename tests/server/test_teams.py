@@ -351,7 +351,7 @@ def test_namespaces_list_the_teams_of_the_user(
 def test_a_model_writes_into_a_team_of_the_person_only(office: Office) -> None:
     """The argument of the tool is checked, and the item has the author."""
     assert "Kept" in office.say("bob", "note red The kettle is Kayak")
-    assert "in no team" in office.say("bob", "note blue The kettle is Kayak")
+    assert "is not in the team" in office.say("bob", "note blue The kettle is Kayak")
     assert "Kept" in office.say("bob", "note me The kettle of Bob is Canoe")
     [item] = [each for each in office.items("teams") if "Kayak" in each.value["text"]]
     assert (item.namespace, item.provenance.author) == (("teams", "red"), "bob")
