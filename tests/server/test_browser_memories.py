@@ -281,7 +281,7 @@ def test_quarantine_is_reviewed(tab: Page, ann: Collection) -> None:
     expect(tab.locator(".text.large")).to_have_text("My password is hunter2hunter2")
     tab.goto("/ui/quarantine")
     tab.get_by_role("button", name="Erase permanently").click()
-    expect(tab.locator(".memories")).to_have_text("Nothing is in quarantine.")
+    expect(tab.locator(".memories")).to_have_text("The quarantine is empty.")
     assert ann.get("s0", config=ANN) is not None
     assert ann.get("s1", config=ANN) is None
 

@@ -437,7 +437,7 @@ def test_hostile_text_is_shown_as_text(
     tab.goto(link("/ui/checkpoint", id=text, checkpoint=text))
     tab.get_by_role("button", name="Continue from here").click()
     tab.get_by_role("button", name="Compare").click()
-    expect(tab.locator("h1")).to_have_text("Two checkpoints")
+    expect(tab.locator("h1")).to_have_text("Comparison of two checkpoints")
 
 
 def test_long_lines_and_halves_of_pairs(
