@@ -89,8 +89,8 @@ def test_any_store_will_do() -> None:
 
 
 WRONG: list[tuple[Any, str]] = [
-    ([], "no questions"),
-    ({}, "no questions"),
+    ([], "questions is empty"),
+    ({}, "questions is empty"),
     (["Where?"], "questions\\[0\\] is 'Where\\?'"),
     ([("Where?",)], r"questions\[0\]"),
     ([(7, "home")], r"questions\[0\]"),

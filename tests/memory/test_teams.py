@@ -211,7 +211,7 @@ def test_parts_without_authors_refuse_teams(make: Callable[[], Any]) -> None:
 def test_a_first_label_cannot_be_filled_in_to_be_teams() -> None:
     """A user who is called `teams` reaches no team."""
     template = Template(("{user_id}", "red"))
-    with pytest.raises(InvalidNamespace, match="where teams keep"):
+    with pytest.raises(InvalidNamespace, match="which is reserved for memories of teams"):
         fill_namespace(template, of("teams"))
     assert fill_namespace(Template(("memories", "{user_id}")), of("teams")) == ("memories", "teams")
 
@@ -236,7 +236,7 @@ def test_a_model_writes_to_the_person_unless_it_names_a_team(store: Any) -> None
         ("teams", "red"),
     ]
     for team in ("green", "ann", "../red", "{team}"):
-        assert "in no team" in call(manage, ann, action="create", text="More figs", team=team)
+        assert "not in the team" in call(manage, ann, action="create", text="More figs", team=team)
     assert "office" in call(search, bob, query="figs")
     assert "Ann likes" not in call(search, bob, query="figs")
     assert "Ann likes" in call(search, ann, query="figs")

@@ -93,7 +93,7 @@ def test_tools_say_that_nothing_is_known_or_kept(store: SQLiteStore, colour: str
 
     assert found.text == "Nothing is known about that."
     assert kept.status == "error"
-    assert "nothing is remembered of it" in kept.text
+    assert "Nothing was stored, because the message is not from the person" in kept.text
     assert known(store) == [TEA]
 
 
