@@ -228,7 +228,10 @@ def test_a_cancellation_of_nothing_certain_is_refused(
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ({"assistant_id": "talk", "feedback_keys": ["k"]}, "feedback_keys is ['k'], which"),
+        (
+            {"assistant_id": "talk", "feedback_keys": ["k"]},
+            "feedback_keys is ['k'], and this server",
+        ),
         ({"input": says("a" * 100)}, "body.assistant_id is missing"),
         ({"assistant_id": "talk", "after_seconds": -1}, "body.after_seconds is -1: Input should"),
     ],
