@@ -24,7 +24,7 @@ from perdure.stores import SQLiteStore
 
 ASKED: frozenset[Function] = frozenset(  # entered where a search asks for a thread, a read, a row
     {
-        ("stores.parts", "Together.ask"),
+        ("stores.parts", "CallBatcher.submit"),
         ("effects", "Effect.__init__"),
         ("storage.flow", "NamedSQL.__call__"),
     }
