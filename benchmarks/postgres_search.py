@@ -58,31 +58,35 @@ def load(dsn: str, sizes: list[int], others: int) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(f"SET search_path TO {SCHEMA}")
         for size in sizes:
-            path = conn.execute("SELECT ns FROM store_namespaces ORDER BY ns").fetchall()
-            ns = path[sizes.index(size)][0]
+            keys = conn.execute("SELECT namespace_key FROM store_namespaces ORDER BY 1").fetchall()
+            namespace_key = keys[sizes.index(size)][0]
             sql = (
-                "COPY store_items (ns, key, version, created_at, valid_from, size, searched, value)"
-                " FROM STDIN"
+                "COPY store_items "
+                "(namespace_key, key, version, created_at, valid_from, size, searchable, value) "
+                "FROM STDIN"
             )
             with conn.cursor().copy(sql) as copy:
                 for key, now, length, body in rows(size, 1):
-                    copy.write_row((ns, key, 1, now, now, length, True, body))
+                    copy.write_row((namespace_key, key, 1, now, now, length, True, body))
             conn.execute(
-                "UPDATE store_namespaces SET items = %s, changes = changes + 1 WHERE ns = %s",
-                (size, ns),
+                "UPDATE store_namespaces SET item_count = %s, change_count = change_count + 1 "
+                "WHERE namespace_key = %s",
+                (size, namespace_key),
             )
         conn.execute(
-            "INSERT INTO store_namespaces (path, items, changes) "
+            "INSERT INTO store_namespaces (path, item_count, change_count) "
             r"SELECT '\x6f7468657200' || convert_to(n::text, 'UTF8') || '\x00', 1000, 1 "
             "FROM generate_series(1, %s) AS n",
             (others // 1000,),
         )
         conn.execute(
             "INSERT INTO store_items "
-            "(ns, key, version, created_at, valid_from, size, searched, value) "
-            "SELECT n.ns, 'k' || k, 1, i.created_at, i.valid_from, i.size, true, i.value "
+            "(namespace_key, key, version, created_at, valid_from, size, searchable, value) "
+            "SELECT n.namespace_key, 'k' || k, 1, i.created_at, i.valid_from, i.size, true, "
+            "i.value "
             "FROM store_namespaces n CROSS JOIN generate_series(0, 999) AS k "
-            "JOIN store_items i ON i.ns = (SELECT min(ns) FROM store_namespaces) "
+            "JOIN store_items i "
+            "ON i.namespace_key = (SELECT min(namespace_key) FROM store_namespaces) "
             "AND i.key = 'k' || k WHERE n.path >= 'other' AND n.path < 'othes'"
         )
         conn.execute("VACUUM ANALYZE store_items, store_namespaces")

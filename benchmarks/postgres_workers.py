@@ -110,7 +110,7 @@ def run(dsn: str, folder: Path, threads: int, workers: int, pause_s: float) -> f
         for pipe, _ in pairs:
             pipe.send("go")
         with psycopg.connect(dsn, autocommit=True) as conn:
-            stored = "SELECT coalesce(sum(items), 0) FROM perdure.store_namespaces"
+            stored = "SELECT coalesce(sum(item_count), 0) FROM perdure.store_namespaces"
             first = at = 0
             while at < threads * TURNS * 2:  # what is left then are the last watermarks
                 time.sleep(0.1)

@@ -504,16 +504,19 @@ SELECT thread_key FROM transcript_progress LIMIT ?;
 DELETE FROM transcript_progress WHERE thread_key = ? RETURNING namespace_path;
 
 -- drop_transcript_items: delete the indexed messages of a thread; these tables have the form of a store's tables and exist if anything was indexed
-DELETE FROM transcript_items WHERE ns = (SELECT ns FROM transcript_namespaces WHERE path = ?) AND key >= ? AND key < ? RETURNING size;
+DELETE FROM transcript_items
+WHERE namespace_key = (SELECT namespace_key FROM transcript_namespaces WHERE path = ?) AND key >= ? AND key < ? RETURNING size;
 
 -- reduce_transcript_counts: subtract the deleted messages and bytes from the counts of a namespace, and count the change
-UPDATE transcript_namespaces SET items = items - ?, bytes = bytes - ?, changes = changes + 1 WHERE path = ?;
+UPDATE transcript_namespaces
+SET item_count = item_count - ?, byte_count = byte_count - ?, change_count = change_count + 1 WHERE path = ?;
 
 -- drop_transcript_index: delete the compact search index of a namespace, because it contains words of deleted messages
-DELETE FROM transcript_indexes WHERE ns = (SELECT ns FROM transcript_namespaces WHERE path = ?);
+DELETE FROM transcript_search_indexes
+WHERE namespace_key = (SELECT namespace_key FROM transcript_namespaces WHERE path = ?);
 
 -- drop_transcript_namespace: delete a namespace that has no indexed messages left
-DELETE FROM transcript_namespaces WHERE path = ? AND items = 0;
+DELETE FROM transcript_namespaces WHERE path = ? AND item_count = 0;
 
 -- count_transcript_erasure: count an erasure, so that every process drops its search index of the transcripts
 INSERT INTO transcript_settings (name, value) VALUES ('erasures', 1)

@@ -172,7 +172,7 @@ class _State(NamedTuple):
 class _NamespaceRow(NamedTuple):
     """The row of a namespace in the database."""
 
-    namespace_id: int
+    namespace_key: int
     path: bytes
     changes: int
     items: int
@@ -478,7 +478,7 @@ class Indexes:
         added, is_complete = 0, False
         while not is_complete:
             rows = yield self.sql(
-                "search_data_since", state.number, namespace.namespace_id, newest, _PAGE_ROWS
+                "search_data_since", state.number, namespace.namespace_key, newest, _PAGE_ROWS
             )
             # Rows of items that are excluded from search have only an id.
             entries = self._build_indexed_items(
@@ -516,12 +516,12 @@ class Indexes:
         otherwise the ids of all present items.
         """
         if state.closed - coverage.closed <= max(_PAGE_ROWS, namespace.items):
-            rows = yield self.sql("closed_since", coverage.closed, namespace.namespace_id)
+            rows = yield self.sql("closed_since", coverage.closed, namespace.namespace_key)
             closed = np.array([number for (number,) in rows], np.int64)
             if np.count_nonzero(closed <= coverage.newest) == missing_count:
                 index.remove_items(closed)
                 return
-        rows = yield self.sql("present_ids", namespace.namespace_id)
+        rows = yield self.sql("present_ids", namespace.namespace_key)
         present = np.array([number for (number,) in rows], np.int64)
         index.remove_items(np.setdiff1d(index.rows["id"], present))
 
@@ -529,7 +529,7 @@ class Indexes:
         self, cached: _CachedIndex, namespace: _NamespaceRow, state: _State
     ) -> Flow[NamespaceIndex]:
         """Load the index from the file, or return an empty index if the file has no usable one."""
-        for (body,) in (yield self.sql("get_search_index", namespace.namespace_id)):
+        for (body,) in (yield self.sql("get_search_index", namespace.namespace_key)):
             form = self.preparer.describe_index_form(state.model)
             source = self.records.seal, namespace.path, body
             decoded = decode_index(*source, state.model, self.approximate_above, form)
@@ -613,7 +613,7 @@ class Indexes:
         if body is None:
             return
         covered_rows = (coverage.newest, coverage.closed, body)
-        condition = (namespace.namespace_id, namespace.path, state.erasures)
+        condition = (namespace.namespace_key, namespace.path, state.erasures)
 
         self.write_in_background(
             lambda: fetch_rows(self.sql["save_search_index"], *covered_rows, *condition)

@@ -54,8 +54,8 @@ class Limit:
 class Put:
     """A checked put or delete, with all data that can be computed without the database.
 
-    A version has a row in `store_index` only if it has data that a search could not compute: stored
-    vectors, or search paths that differ from those of the store.
+    A version has a row in `store_search_data` only if it has data that a search could not
+    compute: stored vectors, or search paths that differ from those of the store.
     """
 
     path: bytes  # path of the namespace
@@ -84,7 +84,7 @@ class Put:
 
     @property
     def has_index_row(self) -> bool:
-        """Whether the version has a row in `store_index`."""
+        """Whether the version has a row in `store_search_data`."""
         return self.is_searched and (self.stores_vectors or self.fields is not None)
 
 
@@ -258,10 +258,10 @@ class VersionTimes(NamedTuple):
 
 
 class NewVersion(NamedTuple):
-    """A version to add. `namespace_id` is None if the namespace does not exist yet."""
+    """A version to add. `namespace_key` is None if the namespace does not exist yet."""
 
     put: Put
-    namespace_id: int | None
+    namespace_key: int | None
     version: int
     times: VersionTimes
 
@@ -271,7 +271,7 @@ class WriteTotals:
     """Sums over all puts of a transaction, which are written at the end of the transaction."""
 
     model: int | None = None  # number of the model of the vectors
-    # puts that need a row in `store_index`, each with the id of its version
+    # puts that need a row in `store_search_data`, each with the id of its version
     index_rows: list[tuple[Put, int]] = field(default_factory=list)
     # growth in the number of items, by namespace
     items_by_namespace: Counter[int] = field(default_factory=Counter)
@@ -279,10 +279,10 @@ class WriteTotals:
     item_growth: int = 0  # growth in the number of items that limits count
     byte_growth: int = 0
 
-    def add_growth(self, namespace_id: int, items: int, size: int) -> None:
+    def add_growth(self, namespace_key: int, items: int, size: int) -> None:
         """Record that items and bytes were added to a namespace. Negative numbers mean removals."""
-        self.items_by_namespace[namespace_id] += items
-        self.bytes_by_namespace[namespace_id] += size
+        self.items_by_namespace[namespace_key] += items
+        self.bytes_by_namespace[namespace_key] += size
         self.item_growth += items
         self.byte_growth += size
 
@@ -353,8 +353,8 @@ class ItemWriter:
             statements.append(self.sql.build_batch("add_index_row", rows))
         if totals.items_by_namespace:
             growth = [
-                (items, totals.bytes_by_namespace[namespace_id], namespace_id)
-                for namespace_id, items in totals.items_by_namespace.items()
+                (items, totals.bytes_by_namespace[namespace_key], namespace_key)
+                for namespace_key, items in totals.items_by_namespace.items()
             ]
             statements.append(self.sql.build_batch("grow_namespace", growth))
         return statements
@@ -375,7 +375,7 @@ class ItemWriter:
         additions: list[NewVersion] = []
         for put, present in zip(puts, chain.from_iterable(located), strict=True):
             (
-                namespace_id,
+                namespace_key,
                 row,
                 version,
                 created,
@@ -393,7 +393,7 @@ class ItemWriter:
                 # the clock may have stepped back
                 end = max(now if is_alive else expires, valid_from + 1)
                 closings.append((end, row))
-                totals.add_growth(namespace_id, -1, -size)
+                totals.add_growth(namespace_key, -1, -size)
                 if not is_alive:  # Limits do not count expired items.
                     totals.item_growth += 1
                     totals.byte_growth += size
@@ -406,7 +406,7 @@ class ItemWriter:
                 times = VersionTimes(since, since, expires)
                 if is_alive:
                     times = VersionTimes(created, since, expires, first_id)
-                additions.append(NewVersion(put, namespace_id, number, times))
+                additions.append(NewVersion(put, namespace_key, number, times))
         rows = yield from self.build_add_statements(additions, [row for (row,) in ids], totals)
         return [*self.build_close_statements(closings), *rows]
 
@@ -439,22 +439,22 @@ class ItemWriter:
             totals: The sums, which are updated.
         """
         new_paths = dict.fromkeys(
-            put.path for put, namespace_id, *_ in additions if namespace_id is None
+            put.path for put, namespace_key, *_ in additions if namespace_key is None
         )
-        namespace_ids: dict[bytes, int] = {}
+        namespace_keys: dict[bytes, int] = {}
         if new_paths:
             created = yield self.sql.build_statements(
                 "add_namespace", [(path,) for path in new_paths]
             )
-            namespace_ids = dict(chain.from_iterable(created))
+            namespace_keys = dict(chain.from_iterable(created))
         rows = []
-        for row, (put, namespace_id, version, times) in zip(ids, additions, strict=True):
-            namespace_id = namespace_ids[put.path] if namespace_id is None else namespace_id
+        for row, (put, namespace_key, version, times) in zip(ids, additions, strict=True):
+            namespace_key = namespace_keys[put.path] if namespace_key is None else namespace_key
             size, *encoded = self._encode_value_and_provenance(put, version)
             rows.append(
                 (
                     row,
-                    namespace_id,
+                    namespace_key,
                     put.key,
                     version,
                     *times,
@@ -466,7 +466,7 @@ class ItemWriter:
             )
             if put.has_index_row:
                 totals.index_rows.append((put, row))
-            totals.add_growth(namespace_id, 1, size)
+            totals.add_growth(namespace_key, 1, size)
         return [self.sql.build_batch("add_item", rows)] if rows else []
 
     def build_id_statement(self, count: int) -> Statement:
@@ -601,7 +601,7 @@ class ItemWriter:
         """Close at most `limit` expired items of the namespaces in `paths`, and return how many."""
         rows = [row for row in (yield self.sql("expired", now, limit)) if row[4] in paths]
         if rows:
-            growth = [(-1, -size, namespace_id) for _, namespace_id, size, _, _ in rows]
+            growth = [(-1, -size, namespace_key) for _, namespace_key, size, _, _ in rows]
             yield LastRequest(
                 [
                     *self.build_close_statements(

@@ -427,7 +427,7 @@ def _add_version(
 ) -> Flow[None]:
     """Add a version of an item, and close the present version before it."""
     present = yield from writer.read_present_version(item.put)
-    namespace_id, row, version, created, valid_from, _, _, last_closed, _, first_id = present
+    namespace_key, row, version, created, valid_from, _, _, last_closed, _, first_id = present
     valid_from_time = now if item.valid_from is None else item.valid_from
     if row is not None:
         valid_from_time = max(valid_from_time, valid_from + 1)
@@ -448,7 +448,7 @@ def _add_version(
     [(new_id,)] = yield writer.build_id_statement(1)
     yield (
         yield from writer.build_add_statements(
-            [NewVersion(put, namespace_id, version_number, times)], [new_id], totals
+            [NewVersion(put, namespace_key, version_number, times)], [new_id], totals
         )
     )
     if item.valid_to is not None:
@@ -461,8 +461,8 @@ def _build_close_statements(
     writer: ItemWriter, present: Row, valid_to: int, totals: WriteTotals
 ) -> list[Statement]:
     """Build the statements that close a present version; see `ItemWriter.read_present_version`."""
-    namespace_id, row, _, _, valid_from, _, size, *_ = present
-    totals.add_growth(namespace_id, -1, -size)
+    namespace_key, row, _, _, valid_from, _, size, *_ = present
+    totals.add_growth(namespace_key, -1, -size)
     return writer.build_close_statements([(max(valid_to, valid_from + 1), row)])
 
 

@@ -53,7 +53,7 @@ class Work:
 
 
 _LEFT = (
-    "SELECT 7 - (SELECT count(*) FROM store_items JOIN store_namespaces USING (ns) "
+    "SELECT 7 - (SELECT count(*) FROM store_items JOIN store_namespaces USING (namespace_key) "
     "WHERE path = x'6100') - (SELECT count(*) FROM store_versions)"
 )
 WORKS = {
@@ -62,18 +62,18 @@ WORKS = {
     "aforget": Work(lambda store: asyncio.run(store.aforget(A)), _LEFT, (0, 7)),
     "import_lines": Work(
         lambda store: store.import_lines(LINES),
-        "SELECT count(*) FROM store_items JOIN store_namespaces USING (ns) "
+        "SELECT count(*) FROM store_items JOIN store_namespaces USING (namespace_key) "
         "WHERE path = x'6e657700'",
         (0, 2, 4, 5),
     ),
     "embed_pending": Work(
         lambda store: store.embed_pending(),
-        "SELECT 5 - count(*) FROM store_pending",
+        "SELECT 5 - count(*) FROM store_pending_embeddings",
         (0, 2, 4, 5),
     ),
     "reembed": Work(
         lambda store: store.reembed(),
-        "SELECT count(*) FROM store_index JOIN store_items USING (id) WHERE model = 2",
+        "SELECT count(*) FROM store_search_data JOIN store_items USING (id) WHERE model_number = 2",
         (0, 2, 4, 6, 8, 9),
         renamed,
     ),

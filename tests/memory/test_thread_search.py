@@ -334,7 +334,7 @@ def test_words_are_encrypted_as_the_threads_are(tmp_path: Path) -> None:
 
 def whole(both: Opened) -> list[Any]:
     """All rows of all tables of what was said, but counters."""
-    names = "progress items versions index indexes pending namespaces"
+    names = "progress items versions search_data search_indexes pending_embeddings namespaces"
     tables = [f"transcript_{name}" for name in names.split()]
     return [row for table in tables for row in both.kept(table)]
 
@@ -380,7 +380,7 @@ def test_no_byte_is_left(
         both.saver.database.write(
             lambda: fetch_rows("SELECT 1")
         )  # after the index, which was posted
-        assert len(both.kept("transcript_indexes")) == 1
+        assert len(both.kept("transcript_search_indexes")) == 1
         rows = [part for row in whole(both) for part in row if isinstance(part, bytes | str)]
         told = [part if isinstance(part, bytes) else part.encode() for part in rows]
         told = [part for part in told if len(part) > 40 and b"other" not in part]

@@ -144,7 +144,8 @@ def test_a_connection_whose_transaction_has_ended_names_nobody(schema: str) -> N
 @pytest.mark.parametrize("tenant", ["globex", None])
 def test_no_row_is_written_for_another(schema: str, tenant: str | None) -> None:
     insert = (
-        f"INSERT INTO {schema}.store_pending (tenant, id, attempts, error) VALUES (%s, 1, 1, '')"
+        f"INSERT INTO {schema}.store_pending_embeddings (tenant, id, attempts, error) "
+        "VALUES (%s, 1, 1, '')"
     )
     with psycopg.connect(user()) as conn:
         if tenant is not None:

@@ -93,16 +93,19 @@ def hashed(*values: Any) -> tuple[str, ...]:
 def traces(path: Path, namespace: Sequence[str]) -> list[bytes]:
     """The bytes that tell of what is under a namespace: cells of its rows, words and stems."""
     low = "".join(f"{label}\0" for label in namespace).encode()
-    rows = "SELECT {} FROM {} JOIN store_namespaces n USING (ns) WHERE n.path >= ? AND n.path < ?"
+    rows = (
+        "SELECT {} FROM {} JOIN store_namespaces n USING (namespace_key) "
+        "WHERE n.path >= ? AND n.path < ?"
+    )
     with closing(sqlite3.connect(path)) as db:
         cells: list[Any] = []
         bound = (low, low[:-1] + b"\1")
-        cells += db.execute(rows.format("substr(body, -40)", "store_indexes"), bound)
+        cells += db.execute(rows.format("substr(body, -40)", "store_search_indexes"), bound)
         for table in ("store_items", "store_versions"):
             cells += db.execute(rows.format("value, provenance", table), bound)
             ids = [row for (row,) in db.execute(rows.format("id", table), bound)]
             marks = ", ".join("?" * len(ids))
-            cells += db.execute(f"SELECT vectors FROM store_index WHERE id IN ({marks})", ids)
+            cells += db.execute(f"SELECT vectors FROM store_search_data WHERE id IN ({marks})", ids)
     found = [cell for row in cells for cell in row if cell is not None and len(cell) > 8]
     words = [*SECRETS, *(token for secret in SECRETS for token in tokenize(secret))]
     return [text.encode() if isinstance(text, str) else text for text in [*found, *words]]

@@ -30,7 +30,7 @@ def filled(store: SQLiteStore) -> None:
 
 def rows(path: Path) -> list[Any]:
     with closing(sqlite3.connect(path)) as db:
-        return db.execute("SELECT id, vectors IS NULL, fields FROM store_index").fetchall()
+        return db.execute("SELECT id, vectors IS NULL, fields FROM store_search_data").fetchall()
 
 
 @pytest.mark.parametrize("key", [None, KEY])

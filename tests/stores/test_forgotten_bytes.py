@@ -84,7 +84,7 @@ def test_vectors_that_were_being_made(again: str, tmp_path: Path, clock: Clock) 
         embedder.store = store
         getattr(store, again)()
         left = raw(tmp_path)
-        rows = store.database.read(lambda: fetch_rows("SELECT count(*) FROM store_index"))
+        rows = store.database.read(lambda: fetch_rows("SELECT count(*) FROM store_search_data"))
 
     assert rows == [(0,)]
     assert secret not in left

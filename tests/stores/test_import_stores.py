@@ -168,7 +168,7 @@ def test_another_of_ours(key: bytes | None, tmp_path: Path, clock: Clock) -> Non
 
 def test_another_of_ours_as_it_is_stored(tmp_path: Path) -> None:
     """Texts and provenance come byte for byte, also fields that this version does not know."""
-    columns = "SELECT key, value, provenance, ttl, searched FROM store_items ORDER BY key"
+    columns = "SELECT key, value, provenance, ttl, searchable FROM store_items ORDER BY key"
     with open_store(tmp_path / "old.db") as old, open_store(tmp_path / "new.db") as new:
         old.put(("a",), "k", {"n": 1}, index=False, ttl=5, provenance=Provenance(actor="user"))
         old.put(("a",), "l", {"n": 1})

@@ -63,7 +63,7 @@ def fill(store: SQLiteStore, namespace: tuple[str, ...], count: int, word: str =
 
 def forms(path: Path) -> dict[str, bytes]:
     """The compact forms in a file, by namespace."""
-    rows = "SELECT path, body FROM store_indexes JOIN store_namespaces USING (ns)"
+    rows = "SELECT path, body FROM store_search_indexes JOIN store_namespaces USING (namespace_key)"
     with closing(sqlite3.connect(path)) as db:
         return {at.decode(): body for at, body in db.execute(rows)}
 
@@ -411,7 +411,7 @@ def test_a_damaged_form(
     path = tmp_path / "x.db"
     body = DAMAGES[damage](forms(path)["a\0"])
     with closing(sqlite3.connect(path)) as db, db:
-        db.execute("UPDATE store_indexes SET body = ?", (body,))
+        db.execute("UPDATE store_search_indexes SET body = ?", (body,))
     with opened(tmp_path, key=key) as store:
         found = store.search(A, query="number7 tea", limit=99)
         store.put(A, "more", {"text": "milk"})
@@ -431,7 +431,7 @@ def test_a_form_of_another_namespace(tmp_path: Path) -> None:
         store.search((), query="tea")
     path = tmp_path / "x.db"
     with closing(sqlite3.connect(path)) as db, db:
-        db.execute("UPDATE store_indexes SET body = ?", (forms(path)["a\0"],))
+        db.execute("UPDATE store_search_indexes SET body = ?", (forms(path)["a\0"],))
     with opened(tmp_path) as store:
         assert len(store.search(B, query="milk", limit=99)) == 20
 

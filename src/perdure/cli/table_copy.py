@@ -412,13 +412,13 @@ class ThreadTables(Tables):
         return compute_metadata_tags(self.reader.seal, self.reader.codec.decode(unpack(body)[0][1]))
 
 
-_OF_PATH: Final = "n.path", "LEFT JOIN store_namespaces n ON n.ns = r.ns"
+_OF_PATH: Final = "n.path", "LEFT JOIN store_namespaces n ON n.namespace_key = r.namespace_key"
 _OF_VERSION: Final = (
     "n.path",
     "LEFT JOIN store_items i ON i.id = r.id LEFT JOIN store_versions v ON v.id = r.id "
-    "LEFT JOIN store_namespaces n ON n.ns = coalesce(i.ns, v.ns)",
+    "LEFT JOIN store_namespaces n ON n.namespace_key = coalesce(i.namespace_key, v.namespace_key)",
 )
-_COMMON: Final = "id, ns, key, version, created_at, valid_from"
+_COMMON: Final = "id, namespace_key, key, version, created_at, valid_from"
 
 
 def _item_associated_data(path: bytes, key: str, version: int) -> list[AssociatedData]:
@@ -433,14 +433,14 @@ class StoreTables(Tables):
     tables = (
         Table(
             "store_namespaces",
-            "ns, path, items, bytes, changes",
+            "namespace_key, path, item_count, byte_count, change_count",
             "r.path",
-            key="ns",
+            key="namespace_key",
             indexed_columns="path",
         ),
         Table(
             "store_items",
-            f"{_COMMON}, expires_at, made, ttl, size, searched, value, provenance",
+            f"{_COMMON}, expires_at, first_id, ttl, size, searchable, value, provenance",
             *_OF_PATH,
             name_columns="key",
             large_columns="value, provenance",
@@ -449,23 +449,23 @@ class StoreTables(Tables):
         ),
         Table(
             "store_versions",
-            f"seq, {_COMMON}, valid_to, made, searched, value, provenance",
+            f"closing_number, {_COMMON}, valid_to, first_id, searchable, value, provenance",
             *_OF_PATH,
-            key="seq",
+            key="closing_number",
             name_columns="key",
             large_columns="value, provenance",
             flag_positions=[-3],
             associated_data=lambda row: _item_associated_data(row[0], *row[4:6]),
         ),
         Table(
-            "store_index",
-            "id, model, fields, vectors",
+            "store_search_data",
+            "id, model_number, fields, vectors",
             *_OF_VERSION,
             large_columns="fields, vectors",
             associated_data=lambda row: [("vectors", row[1])],
         ),
         Table(
-            "store_pending",
+            "store_pending_embeddings",
             "id, attempts, error",
             *_OF_VERSION,
             large_columns="error",

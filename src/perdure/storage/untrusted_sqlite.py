@@ -32,7 +32,8 @@ _BASE_STEPS: Final = 50_000_000
 _STEPS_PER_BYTE: Final = 32  # additional steps that are allowed for each byte of the file
 # name of the table with the schema versions, which is checked first
 _VERSION_TABLE: Final = "schemas"
-_INDEX_TABLES: Final = {"store_indexes", "said_indexes"}  # large; searches rebuild them
+# tables whose values may have any size: they are not copied, and searches rebuild them
+_INDEX_TABLES: Final = {"store_search_indexes", "transcript_search_indexes"}
 _COMPANION_SUFFIXES: Final = (
     "-wal",
     "-shm",
