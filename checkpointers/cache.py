@@ -410,7 +410,7 @@ class KeyBlock:
             self._left = []
 
     def replace_keys(self, new_keys: list[int]) -> None:
-        """Replace all keys by new ones, highest first, unless the block has higher keys."""
+        """Replace the keys of the block by new ones, unless the block already has higher keys."""
         with self._lock:
             if new_keys > self._left:
                 self._left = new_keys

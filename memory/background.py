@@ -344,7 +344,7 @@ class Background:
         return result
 
     def _extract_within_time_limit(self, job: ExtractionJob) -> dict[str, Any] | None:
-        """Extract a thread in a separate OS thread, with the time limit `Pace.limit_s`.
+        """Extract memories from a conversation in a separate OS thread, within `Pace.limit_s`.
 
         Returns:
             The report as a dict, or None if the extraction was abandoned because of `stop`.

@@ -183,7 +183,7 @@ def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> 
 
 
 def _build_unsupported_error(model: Any, fault: str, cause: Exception | None) -> ConfigurationError:
-    """Return the error for a model without a feature. `fault` says which feature is missing."""
+    """Return the error to raise if a model lacks a feature. `fault` names the feature."""
     return ConfigurationError(
         f"the model is a {type(model).__name__}, which {fault} that works ({cause!r:.200}); "
         "expected a langchain chat model that calls tools, like ChatOpenAI"

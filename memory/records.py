@@ -635,7 +635,9 @@ def build_put(
 def build_note_put(
     namespace: Namespace, key: str, value: Mapping[str, Any], *, if_version: int | None = None
 ) -> PutItem:
-    """Build the put of one of perdure's notes. A note is not found by searches and never expires.
+    """Build the operation that stores one of perdure's own notes.
+
+    Searches do not find a note, and a note never expires.
 
     Args:
         namespace: The namespace of the note.

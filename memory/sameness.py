@@ -18,7 +18,7 @@ from perdure.stores.text import tokenize
 # Minimum cosine similarity of the vectors of two words that count as equal.
 _MIN_COSINE: Final = 0.8
 _TOKENS: Final = re.compile(r"\w+|[^\w\s.,;:!\"()]")
-# Minimum number of words in a text for which rotations are compared.
+# Texts with at least this many words are also compared with rotated word order.
 _MIN_WORDS_TO_ROTATE: Final = 4
 
 

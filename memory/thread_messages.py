@@ -418,7 +418,7 @@ class Watermark:
     def assign_positions(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
         """Return the messages with their positions in the thread.
 
-        The messages that the watermark lists keep their positions. Later messages get higher
+        Messages that occur in the watermark keep their positions. Later messages get higher
         positions, and earlier messages get lower positions. A message between two listed messages
         gets the position of the listed message before it. The store then orders both by age.
         """

@@ -392,7 +392,7 @@ class Searcher:
         """Return the query with its vector. A missing vector is computed in the calling thread."""
         if query.is_embedded:
             return query
-        # The file determines which model's vectors exist, so it is opened first.
+        # Open the file first, because the file records which model made its vectors.
         self._parts.database.connect()
         return replace(query, vector=run(self._embed_query(query, selection)), is_embedded=True)
 

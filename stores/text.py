@@ -231,7 +231,7 @@ def detect_language(text: str) -> str:
 
 
 def split_words(text: str) -> list[str]:
-    """Return the runs of letters of a text, with unified letters.
+    """Split a text into sequences of letters, and replace variants of a letter by one form.
 
     The text `isn't` gives two runs.
     """
@@ -251,7 +251,7 @@ def foreign_stop_words() -> frozenset[str]:
 
 @cache
 def _load_stop_words() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
-    """Load for each language the stop words that English does not have, and all stop words.
+    """Load two sets of stop words for each language: those that English lacks, and all.
 
     Takes 1 ms.
     """

@@ -413,7 +413,7 @@ def _choose_graph_name(head: ThreadHead, graph_names: Sequence[str], chosen: str
 
 
 def _build_run_config(head: ThreadHead) -> Any:
-    """Build the config of a run that continues a thread for its person."""
+    """Build the config of a run that continues a thread with the memories of its person."""
     person = _read_person(head)
     user = {} if person is None else {"user_id": person}
     metadata = {key: value for key, value in head.metadata.items() if key in _INHERITED_METADATA}

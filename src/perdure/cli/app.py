@@ -362,7 +362,7 @@ class CommandDatabase:
             self.store.search(("memories", user), query="memories", limit=1, refresh_ttl=False)
 
     def build_extraction(self, *, facts: bool = False) -> Extraction:
-        """Build the extraction of memories from threads.
+        """Build the `Extraction` object, which extracts memories from threads.
 
         Args:
             facts: Whether the configured model extracts facts. By default each turn becomes a

@@ -188,7 +188,7 @@ def _iter_blocks(
 def _convert_tool_call(
     name: str, arguments: Mapping[str, Any], conversation: Conversation
 ) -> _Piece:
-    """Build the piece for a tool call, with its name, its subject and its texts."""
+    """Build the text for a tool call from the tool's name, its main argument and its texts."""
     if name == "artifacts":
         noun = "artifact" if arguments.get("command") in (None, "create") else "artifact changed"
     else:

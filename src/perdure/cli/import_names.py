@@ -84,7 +84,7 @@ class ThreadNames:
         ]()  # number of equal conversations in a file
 
     def assign_thread_id(self, draft: Conversation) -> Conversation:
-        """Return the conversation with the id of its thread, without the prefix."""
+        """Return the conversation with its thread id, without the prefix, as its id."""
         if draft.unnamed is None or not draft.nodes:
             return draft
         prefixes = self._hash_beginnings(draft)

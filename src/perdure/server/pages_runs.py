@@ -160,7 +160,7 @@ def _build_people_fields(row: RunRow) -> PageValues:
 async def load_conversation(
     call: Call, runs: Runs, thread: Thread, waiting_nodes: Sequence[PageValues]
 ) -> PageValues:
-    """Load the part of a thread's page that talks to a graph: questions, assistants and runs.
+    """Load the section of a thread's web page that needs a graph: questions, assistants and runs.
 
     A question is answered by the graph that asked it. A message may go to any served graph if the
     thread's last graph is not served.

@@ -312,7 +312,7 @@ class RunExecution:
         return None
 
     async def _clean_up_thread(self) -> None:
-        """Carry out a cancellation of the run, and prepare the end of the run."""
+        """Cancel the run as it was requested, and determine the status with which it ends."""
         run = self._run
         run.carried_out = run.cancelled
         if run.carried_out == "rollback" or run.temporary:

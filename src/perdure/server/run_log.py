@@ -140,7 +140,7 @@ def build_event_stream(
 
 
 class LoggedEvent:
-    """An event whose memory is freed when it is dropped, even if there are references to it.
+    """An event whose content can be dropped to free memory, even while readers refer to the event.
 
     Attributes:
         number: The number of the event in its log, from 1.

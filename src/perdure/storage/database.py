@@ -350,7 +350,7 @@ def make_async_twin(
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """Build the asynchronous twin of a blocking method, which calls that method in a thread.
 
-    The name of the twin is the name of the method with the prefix `a`.
+    The twin has the name of the method with the prefix `a`.
     """
 
     @wraps(method)

@@ -45,7 +45,7 @@ FILE_CHECK_INTERVAL_S: Final = (
     1.0  # seconds between two checks that the path still leads to the open file
 )
 _EPOCH_LOCK_WAIT_S: Final = 0.001  # seconds to wait for another thread that reads the epoch
-EPOCH_WAIT_S: Final = 0.02  # seconds to wait for a transaction before the epoch counts as unknown
+EPOCH_WAIT_S: Final = 0.02  # seconds to wait for a transaction; then the epoch is unknown
 _SCRUB_WAIT_S: Final = 5.0  # seconds to wait for readers that still see the state before an erasure
 # number of pages per vacuum step on a full disk; their WAL must fit into the disk reserve
 _FULL_DISK_VACUUM_PAGES: Final = 64
