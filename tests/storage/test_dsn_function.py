@@ -279,7 +279,9 @@ def test_a_lock_whose_function_fails(tokens: Tokens, options: dict[str, Any]) ->
             tokens.instead = instead
             began = time.monotonic()
             with (
-                pytest.raises(StorageUnavailable, match=r"that is passed as direct= .*(raised|in time)"),
+                pytest.raises(
+                    StorageUnavailable, match=r"that is passed as direct= .*(raised|in time)"
+                ),
                 saver.lock("t", timeout_s=5),
             ):
                 pass
