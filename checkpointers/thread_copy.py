@@ -530,7 +530,7 @@ class DatabaseMerge:
                     f"{_format_thread_ids(self._rolled_back)}"
                 )
             raise ImportFailed(
-                f"{'. '.join(reasons)}. {report.threads} other threads were imported. To keep both "
+                f"{'. '.join(reasons)}. Other threads imported: {report.threads}. To keep both "
                 "threads, give new ids: names={'ID': 'NEW'}, or 'perdure import --as ID=NEW'"
             )
         return report

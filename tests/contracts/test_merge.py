@@ -131,7 +131,8 @@ def test_a_thread_that_went_on_in_both_is_refused(opened: Any) -> None:
     talk(new, "both", "three")
     before = new.history("both")
 
-    with pytest.raises(ImportFailed, match=r"neither continues the other: 'both'\. 1 others"):
+    expected = r"neither continues the other: 'both'\. Other threads imported: 1\."
+    with pytest.raises(ImportFailed, match=expected):
         new.import_from(old)
     assert before == new.history("both")
     assert new.history("other") == old.history("other")

@@ -92,8 +92,12 @@ app = typer.Typer(
 
 def add_command_group(name: str, help: str) -> typer.Typer:
     """Add an empty group of commands to the application, and return the group."""
-    # type: ignore[arg-type]
-    group = typer.Typer(name=name, help=help, no_args_is_help=True, **HELP_SETTINGS)
+    group = typer.Typer(
+        name=name,
+        help=help,
+        no_args_is_help=True,
+        **HELP_SETTINGS,  # type: ignore[arg-type]
+    )
     app.add_typer(group)
     return group
 

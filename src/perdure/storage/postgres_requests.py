@@ -153,8 +153,8 @@ class Requests(ABC):
         for result_key, result in zip(result_keys, results, strict=True):
             if result.status == pq.ExecStatus.TUPLES_OK:
                 self.transformer.set_pgresult(result, format=_BINARY)
-                # type: ignore[index]
-                rows_by_statement[result_key] = self.transformer.load_rows(0, result.ntuples, tuple)
+                rows = self.transformer.load_rows(0, result.ntuples, tuple)
+                rows_by_statement[result_key] = rows  # type: ignore[index]
             elif result.status != pq.ExecStatus.COMMAND_OK:
                 failed = failed or result
                 if not isinstance(result_key, int):
