@@ -1,9 +1,11 @@
-"""Effects: operations that are written once and can be run by blocking or by awaiting.
+"""Write the blocking and the asynchronous version of an operation as one coroutine.
 
-An operation is a coroutine that awaits only effects, such as a call of a database or a model. `run`
-runs it without an event loop, with the blocking call of each effect. `arun` runs it in an event
-loop, with the asynchronous calls. `blocking` and `awaiting` build the two public methods of an
-operation.
+An operation is a coroutine that awaits only effects. An effect is a step that blocks or awaits,
+such as a call of a database or a model, and an effect has a blocking and an asynchronous
+implementation. The function `run` runs an operation without an event loop, and uses the blocking
+implementation of each effect. The function `arun` runs an operation in an event loop, and uses the
+asynchronous implementation of each effect. The decorators `blocking` and `awaiting` build the
+public blocking method and the public coroutine method of an operation.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ ThreadCaller = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class Effect(Generic[T]):
-    """A step of an operation that may block, with a blocking and an asynchronous implementation.
+    """A step of an operation that has a blocking and an asynchronous implementation.
 
     Args:
         blocking: A function that makes the step and blocks.
@@ -50,7 +52,8 @@ class _OperationEnd(NamedTuple):
 def run(operation: Operation[T]) -> T:
     """Run an operation in the calling thread, and return its result.
 
-    Errors of an effect are raised within the operation.
+    If an effect raises an exception, the exception is raised in the operation's coroutine, at the
+    `await` of the effect.
     """
     return flow.run_flow(operation, lambda effect: effect.blocking())
 
@@ -95,12 +98,19 @@ def _run_to_next_effect(continue_operation: Callable[[], Any]) -> Effect[Any] | 
 
 
 def run_in_thread(operation: Operation[T]) -> Effect[T]:
-    """Return an effect that runs an operation, in a thread if the effect is awaited."""
+    """Return an effect that runs an operation.
+
+    The asynchronous implementation of the effect runs the operation in another thread.
+    """
     return Effect(lambda: run(operation), lambda: arun(operation, asyncio.to_thread))
 
 
 def call_method(target: Any, method: str, *args: Any, **options: Any) -> Effect[Any]:
-    """Return an effect that calls a method, or its twin with the prefix `a` if it is awaited."""
+    """Return an effect that calls a method of an object.
+
+    The asynchronous implementation of the effect awaits the method whose name has the additional
+    prefix `a`, such as `aget` instead of `get`.
+    """
     return Effect(
         lambda: getattr(target, method)(*args, **options),
         lambda: getattr(target, f"a{method}")(*args, **options),
@@ -108,24 +118,28 @@ def call_method(target: Any, method: str, *args: Any, **options: Any) -> Effect[
 
 
 def run_computation(call: Callable[[], T]) -> Effect[T]:
-    """Return an effect that calls a function, in a thread if the effect is awaited."""
+    """Return an effect that calls a function.
+
+    The asynchronous implementation of the effect calls the function in another thread.
+    """
     return Effect(call, lambda: asyncio.to_thread(call))
 
 
 def blocking(operation: Callable[P, Operation[T]]) -> Callable[P, T]:
-    """Build the public blocking function of an operation, for example `get` of `_get`."""
+    """Build a public blocking function from an operation, for example `get` from `_get`."""
 
     @wraps(operation)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         return run(operation(*args, **kwargs))
 
-    del call.__wrapped__  # Without this mark, libraries would treat `call` as a coroutine function.
+    # Libraries that follow `__wrapped__` would treat `call` as a coroutine function.
+    del call.__wrapped__
     call.__signature__ = signature(operation)  # type: ignore[attr-defined]
     return _rename_function(call, operation.__name__.lstrip("_"))
 
 
 def awaiting(operation: Callable[P, Operation[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Build the public coroutine function of an operation, for example `aget` of `_get`."""
+    """Build a public coroutine function from an operation, for example `aget` from `_get`."""
 
     @wraps(operation)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,9 +1,11 @@
 """Find the thread of an imported conversation that has no id.
 
-The thread id is a hash of the user and of the first messages, up to the first message that no
-existing thread has at this position. A conversation that equals an existing thread or continues it
-belongs to that thread. Earlier versions made the thread id from the name of the file and the
-position in it. Their threads are found by their first messages, and keep their ids.
+The thread id is a hash of the user and of the conversation's first messages. The hash includes as
+few messages as are needed to differ from the ids of other stored threads. A conversation that
+equals an existing thread or continues an existing thread belongs to that thread. Earlier versions
+of perdure built the thread id from the name of the file and the conversation's position in the
+file. Threads that an earlier version of perdure imported are found by their first messages, and
+keep their ids.
 """
 
 from __future__ import annotations
@@ -23,11 +25,10 @@ from perdure.cli.conversation import Conversation, derive_id
 
 NODE: Final = "imported"
 """The metadata key of an imported checkpoint for the id of the message with which it ends."""
-# number of ids in a row without a thread after which the search for a thread ends
+# The search for a thread ends after this number of consecutive candidate ids that no thread has.
 _MAX_ID_GAP: Final = 16
-_FORMER_ID_SUFFIX: Final = re.compile(
-    r"(-\d+(\.\d+)*)?"
-)  # the part after the file name in a thread id that an earlier version made
+# An earlier version of perdure built thread ids from a file name and this suffix.
+_FORMER_ID_SUFFIX: Final = re.compile(r"(-\d+(\.\d+)*)?")
 
 
 class _StoredThread(NamedTuple):
@@ -50,8 +51,8 @@ class _StoredThread(NamedTuple):
     ) -> bool:
         """Return whether a conversation may belong to the thread.
 
-        The conversation does not belong to the thread if the thread has other messages after the
-        shared ones.
+        The conversation does not belong to the thread if the thread continues differently after
+        the messages that the conversation and the thread share.
 
         Args:
             conversation_signatures: The signatures of the conversation's messages.
@@ -66,7 +67,7 @@ class _StoredThread(NamedTuple):
 
 
 class ThreadNames:
-    """Finds the threads of conversations without ids.
+    """Finds or chooses a thread for each imported conversation that has no id.
 
     Args:
         saver: The checkpointer with the threads.
@@ -84,7 +85,7 @@ class ThreadNames:
         ]()  # number of equal conversations in a file
 
     def assign_thread_id(self, draft: Conversation) -> Conversation:
-        """Return the conversation with its thread id, without the prefix, as its id."""
+        """Return the conversation with an id, which is its thread id without the prefix."""
         if draft.unnamed is None or not draft.nodes:
             return draft
         prefixes = self._hash_beginnings(draft)
@@ -117,10 +118,11 @@ class ThreadNames:
     def _iter_candidate_ids(
         self, draft: Conversation, prefixes: Sequence[str]
     ) -> Iterator[tuple[str, int, bool]]:
-        """Yield the ids that the conversation's thread may have.
+        """Yield the ids under which the conversation's thread may be stored.
 
-        Each comes with the number of messages that the thread surely shares with the conversation,
-        and with a flag that says whether an earlier version made the id.
+        Yields:
+            A candidate id, the number of messages that a thread with this id certainly shares with
+            the conversation, and whether an earlier version of perdure built the id.
         """
         for id in self._find_former_ids(draft):
             yield id, 0, True
@@ -164,7 +166,10 @@ class ThreadNames:
         return _StoredThread(ids, frozenset(branch_ends), signatures, end_signatures)
 
     def _find_former_ids(self, draft: Conversation) -> list[str]:
-        """Return the ids of threads of earlier versions that begin with the same messages."""
+        """Return the ids of formerly imported threads that contain the conversation's beginning.
+
+        Only threads that an earlier version of perdure imported are searched.
+        """
         assert draft.unnamed is not None
         stem = draft.unnamed.file_stem
         if stem not in self._former:
@@ -183,7 +188,11 @@ class ThreadNames:
         return candidates
 
     def _index_former_threads(self, stem: str) -> dict[str, list[str]]:
-        """Return the ids of threads that earlier versions made of a file, by signature."""
+        """Return a dict from message signatures to the ids of formerly imported threads.
+
+        A thread is listed if an earlier version of perdure imported the thread from a file with
+        this name, and if the thread contains a message with the signature.
+        """
         index = defaultdict[str, list[str]](list)
         for head in self._saver.heads(prefix=self._prefix + stem, limit=sys.maxsize):
             id = head.thread_id.removeprefix(self._prefix)
@@ -207,7 +216,10 @@ def _belongs_to_thread(conversation: Conversation, stored: _StoredThread) -> boo
 
 
 def _compute_signature(message: BaseMessage) -> str:
-    """Return role, content and tool calls of a message as a text that each import repeats."""
+    """Return the role, content and tool calls of a message as JSON text.
+
+    Equal messages of two imports have the same text.
+    """
     calls = [(call["name"], call["args"]) for call in getattr(message, "tool_calls", ())]
     parts: list[Any] = [message.type, message.content, calls]
     return json.dumps(parts, sort_keys=True, default=str)

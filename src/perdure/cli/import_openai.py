@@ -24,8 +24,9 @@ _AddConversation = Callable[[str, Mapping[str, Any]], None]
 def convert_training_example(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Convert an example of a training file to an object with messages. Return None for others.
 
-    For an example of a preference, the preferred answer is on the main branch and the other answer
-    on a second one. An example of a completion has a prompt and a completion.
+    A preference example has two answers. The preferred answer becomes the main branch of the
+    conversation, and the other answer becomes a second branch. An example for a completion model
+    has a `prompt` and a `completion`, which become a human message and an AI message.
 
     Raises:
         MalformedPart: The example lacks a part.
@@ -63,7 +64,7 @@ def is_batch_line(line: Mapping[str, Any]) -> bool:
 
 
 class Batches:
-    """Joins the requests and answers of the batches among the files of one import."""
+    """Matches batch requests with their answers, which are in different files of one import."""
 
     def __init__(self) -> None:
         self._requests: dict[str, list[tuple[_AddConversation, str, dict[str, Any]]]] = defaultdict(
@@ -96,7 +97,11 @@ class Batches:
         self._requests[str(line["custom_id"])].append((add, number, request))
 
     def add_answers(self) -> list[Problem]:
-        """Add the answers to their requests, then add all conversations. Return the problems."""
+        """Match all answers with requests, and add the resulting conversations to the import.
+
+        Returns:
+            The problems of answers that could not be matched or converted.
+        """
         problems = []
         for position, line in self._answers:
             try:
@@ -110,7 +115,7 @@ class Batches:
         return problems
 
     def _add_answer(self, line: Mapping[str, Any]) -> None:
-        """Add an answer to the conversation of its request."""
+        """Append the messages of an answer to the conversation that its request contains."""
         name = str(line["custom_id"])
         requests = self._requests.get(name, [])
         body, error = get_by_path(line, dict, "response", "body"), line.get("error")
@@ -143,7 +148,7 @@ class Batches:
 
 
 def _convert_request(body: Mapping[str, Any]) -> list[Any]:
-    """Return the messages of a request for a chat completion, a response or a completion."""
+    """Return the messages of a request to the Chat Completions, Responses or Completions API."""
     if isinstance(body.get("messages"), list):
         return [*body["messages"]]
     if isinstance(body.get("prompt"), str):

@@ -20,22 +20,24 @@ _MAX_LISTED_ITEMS: Final = 20  # refused items that a report names
 class ConversationsReport:
     """The counts of an import.
 
-    A message counts if it is new, a conversation if it has a message.
+    Messages that were already stored are not counted as messages. Conversations without messages
+    are not counted as conversations.
     """
 
     conversations: int = 0
     messages: int = 0
-    # number of messages to which this import added a part that an earlier import had left out
+    # Number of messages that an earlier import had stored incompletely and this import completed.
     updated: int = 0
     # number of incomplete messages that were not completed, because they are no longer in the state
     outdated: int = 0
     unchanged: int = 0
-    empty: int = 0  # conversations without messages
-    unread: int = 0  # number of conversations none of whose messages could be read
-    checkpoints: int = 0  # new checkpoints, from databases
-    items: int = 0  # new items, from databases
-    known_items: int = 0  # number of items that exist already or were deleted in this database
-    records: int = 0  # number of runs and crons in archives; they are not executed
+    empty: int = 0  # Number of conversations without messages.
+    unread: int = 0  # Number of conversations in which no message could be read.
+    checkpoints: int = 0  # Number of new checkpoints that were imported from databases.
+    items: int = 0  # Number of new store items that were imported from databases.
+    known_items: int = 0  # Number of items that exist already or were deleted in this database.
+    # Number of runs and crons in archives. Archived runs and crons are not executed.
+    records: int = 0
     # number of new memories; None if no memories are extracted or a worker will extract them
     memories: int | None = None
     quarantined: int = 0
@@ -73,7 +75,7 @@ class ConversationsReport:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was read: no message, and no thread or item of a database."""
+        """Whether the import found nothing: no conversation, no store item and no new memory."""
         return not (self.conversations or self.items or self.known_items or self.memories)
 
     def count_threads(self, threads: ImportReport) -> None:
@@ -140,7 +142,7 @@ class ConversationsReport:
         self._print_memory_notes()
 
     def _print_memory_notes(self) -> None:
-        """Print to stderr which memories were not made, and how to make them."""
+        """Print to stderr why some memories were not stored, and how the user can store them."""
         if self.forgotten:
             print_note(
                 "texts that were deleted or forgotten in this database are not remembered again; "

@@ -2,8 +2,9 @@
 
 A thread gets a checkpoint at the end of each of its first turns, and at fewer and fewer of the
 later turns. Each checkpoint lists all messages before it, so the work would otherwise grow with the
-square of the number of messages. The positions of checkpoints depend only on the tree of messages,
-so an import that was interrupted continues with the same checkpoints.
+square of the number of messages. The tree of messages alone determines which messages get a
+checkpoint. Therefore, if an interrupted import is repeated, the import stores the checkpoints that
+are missing.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 _PROJECT_NAMESPACE: Final = Template(
     ("projects", "{user_id}")
 )  # parent of the namespaces of projects
-# a checkpoint is put when the thread has grown by 1/32 since the last one
+# A checkpoint is stored when the thread has grown by 1/32 since the last checkpoint.
 _CHECKPOINTS_PER_LENGTH: Final = 32
 
 
@@ -109,14 +110,18 @@ class ImportWriter:
                     self._report.empty += not talk.source_count
 
     def store_archives(self, archives: Iterable[ArchiveLines]) -> None:
-        """Store the items of the archives of persons, with all their versions."""
+        """Store the store items that archives of persons contain, with all versions of each item.
+
+        `perdure export --user` writes such archives.
+        """
         for archive in archives:
             self._report.count_items(self._file.store.import_lines(archive.iter_item_lines()))
 
     def store_texts(self, texts: list[SavedText]) -> None:
         """Store the memories and documents of an export that are not part of conversations.
 
-        Memories are facts of the user. A document is an item of `("projects", USER, PROJECT)`.
+        Memories are stored as facts about the user. A document is stored as an item in the
+        namespace `("projects", USER, PROJECT)`.
         """
         from perdure.memory.collection import Collection
 
@@ -160,7 +165,8 @@ class ImportWriter:
     def _store_conversation(
         self, thread_id: str, talk: Conversation, advance: Callable[[int], None]
     ) -> None:
-        if not talk.is_archived:  # Each thread of an archive names its own user.
+        # Keep the user of an archived thread, because its metadata already names the user.
+        if not talk.is_archived:
             user = talk.metadata.get("user_id", self._file.user)
             talk.metadata["user_id"] = user if self._with_memories else ""
         try:
@@ -247,9 +253,10 @@ class ImportWriter:
             raise refusal
 
     def _remember_thread(self, thread_id: str) -> None:
-        """Extract memories from the messages of a thread that were not read before.
+        """Extract memories from the messages that no earlier extraction of the thread has read.
 
-        The memories belong to the user whom the thread names, else to the configured user.
+        The memories belong to the `user_id` in the metadata of the thread's head. If the metadata
+        has no `user_id`, the memories belong to the configured user.
         """
         if not self._with_memories:
             return
@@ -267,8 +274,8 @@ class ImportWriter:
             config: RunnableConfig = {"configurable": {"user_id": user}}
             report = self._extraction.extract(thread_id, config)
         except (InvalidConfig, InvalidMessages, InvalidNamespace) as exc:
-            # The thread of another program has no messages in this channel, or its user or id
-            # cannot be part of a namespace.
+            # A thread that another program wrote may have no messages in the channel `messages`.
+            # Its user or its thread id may also be unsuitable as a label of a namespace.
             self._report.skipped.append(Problem(f"no memories: {exc}", thread_id))
             return
         self._report.memories = (self._report.memories or 0) + report.added
@@ -294,9 +301,10 @@ class _NewCheckpoint(NamedTuple):
 class ThreadImport:
     """Stores one conversation in one thread.
 
-    `_checkpoint_of_message` has, for each stored message, the checkpoint that ends with the
-    message, or else the oldest checkpoint that contains it. The value is None if the checkpoints
-    before that one were removed, so that no branch can start at the message.
+    `_checkpoint_of_message` maps the id of each stored message to a checkpoint id. That checkpoint
+    ends with the message, or it is the oldest checkpoint that contains the message. If the parent
+    of an oldest checkpoint was removed, all messages before its last message are mapped to None.
+    No branch can start at a message that is mapped to None.
 
     Attributes:
         updated: The number of messages that this import completed.
@@ -351,9 +359,9 @@ class ThreadImport:
         return new
 
     def _complete_messages(self) -> None:
-        """Complete messages of the state of which an earlier import skipped parts.
+        """Replace messages in the thread's state that an earlier import stored incompletely.
 
-        No branch is created. Messages that are no longer in the state stay as they are.
+        No branch is created. Incomplete messages that are no longer in the state are not changed.
         """
         incomplete_texts = {
             key: text
@@ -380,7 +388,7 @@ class ThreadImport:
             self._put_completed(head, messages)
 
     def _put_completed(self, head: CheckpointTuple, messages: list[BaseMessage]) -> None:
-        """Put a checkpoint with completed messages as the child of the head."""
+        """Store a checkpoint with the given messages as a child of the head."""
         step = head.metadata.get("step", 0) + 1
         version = self._saver.get_next_version(
             head.checkpoint["channel_versions"].get("messages"), None
@@ -396,10 +404,11 @@ class ThreadImport:
         self._saver.put(head.config, new, metadata, {"messages": version})
 
     def _load_contents(self, key: str) -> set[tuple[str, bool]]:
-        """Return the contents that a message had in the thread before this import, or none.
+        """Return all contents that a message had in the thread before this import.
 
-        The history of the thread is read, not its checkpoints, because an earlier export may have
-        ended at a message after which there is no checkpoint.
+        The set is empty if the thread did not have the message. The contents are read from the
+        history of the thread and not from checkpoints, because an earlier export may have ended at
+        a message after which there is no checkpoint.
         """
         if self._stored_contents is None:
             self._stored_contents = defaultdict(set)
@@ -412,7 +421,12 @@ class ThreadImport:
         return self._stored_contents.get(key, set())
 
     def _find_unstored_messages(self, key: str) -> tuple[list[str], str | None]:
-        """Return the ids of messages up to `key` that are not stored, and their parent's id."""
+        """Return the ids of the unstored messages on the path from the root to a message.
+
+        Returns:
+            The ids of the unstored messages, oldest first, and the id of the stored message that
+            the oldest of them follows. The second id is None if no message on the path is stored.
+        """
         keys: list[str] = []
         ancestor: str | None = key
         while ancestor is not None and ancestor not in self._checkpoint_of_message:
@@ -434,10 +448,14 @@ class ThreadImport:
             node = self._conversation.nodes[node.parent]
 
     def _put_checkpoint(self, parent: str | None, keys: list[str]) -> None:
-        """Put a checkpoint that adds messages after a parent.
+        """Store a checkpoint that contains the messages up to a parent message, and new messages.
 
-        Without messages, the checkpoint ends with the parent, if the parent's checkpoint contains
-        later messages.
+        If there are no new messages, a checkpoint is stored only if the parent's checkpoint also
+        contains messages after the parent. The stored checkpoint then ends with the parent.
+
+        Args:
+            parent: The id of the stored message that the new messages follow, or None.
+            keys: The ids of the new messages.
         """
         batch = [self._conversation.nodes[key] for key in keys]
         base, messages, is_cut = None, list[BaseMessage](), False
@@ -465,9 +483,8 @@ class ThreadImport:
             last = None if parent is None else self._conversation.nodes[parent].message.id
             positions = (n for n in range(len(messages), 0, -1) if messages[n - 1].id == last)
             kept_count = next(positions, len(messages))
-            is_cut = kept_count < len(
-                messages
-            )  # whether the parent's checkpoint contains later messages, which are left out here
+            # Messages after the parent in the parent's checkpoint do not belong to this branch.
+            is_cut = kept_count < len(messages)
         if not batch and not is_cut:
             return
         checkpoint = base.checkpoint if base else empty_checkpoint()
@@ -516,9 +533,11 @@ class ThreadImport:
     def _move_head(self, new: bool) -> None:
         """Move the head to the end of the main branch, unless the thread has continued since.
 
-        Each put moves the head. It gets its final position after the last put. If the newest
-        checkpoint is the head, was imported, and ends with a message of this conversation, then an
-        earlier import may have been killed before it moved the head.
+        Every checkpoint that the import stores becomes the head, so the head is moved after all
+        checkpoints are stored. The head may also be wrong although this import stored nothing,
+        because an earlier import may have been killed before that import moved the head. An
+        interrupted import is recognised by three facts about the newest checkpoint: it is the head,
+        it was imported, and it ends with a message of this conversation.
         """
         leaf, head = (
             self._conversation.leaf,
@@ -551,22 +570,25 @@ class ThreadImport:
 
 
 def _get_contents(message: BaseMessage) -> tuple[str, bool]:
-    """Return the text of a message, and whether it is a document that only searches find."""
+    """Return the text of a message, and whether the message is a document.
+
+    A document message is found by searches, but no memories are made from a document message.
+    """
     return message.text, message.response_metadata.get(SEARCHED) is True
 
 
 def _choose_checkpoint_ends(conversation: Conversation) -> set[str]:
-    """Return the ids of the messages after which a checkpoint is put.
+    """Return the ids of the messages after which a checkpoint is stored.
 
-    These are the messages at which the tree branches or ends, and the ends of turns if the thread
-    has grown enough since the last checkpoint.
+    A checkpoint is stored after each message at which the tree branches or ends. A checkpoint is
+    also stored at the end of a turn if the thread has grown enough since the last checkpoint.
     """
     followers: dict[str | None, list[str]] = defaultdict(list)
     for node in conversation.nodes.values():
         followers[node.parent].append(node.message.type)
-    depths: dict[str | None, tuple[int, int]] = {
-        None: (0, 0)
-    }  # for each message, the number of messages up to it, and the number since the last checkpoint
+    # For each message id, the number of messages from the first message to this message, and the
+    # number of messages since the last checkpoint.
+    depths: dict[str | None, tuple[int, int]] = {None: (0, 0)}
     ends = set()
     for key, node in conversation.nodes.items():
         depth, since = (count + 1 for count in depths[node.parent])

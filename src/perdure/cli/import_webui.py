@@ -31,14 +31,17 @@ _LIBRECHAT_TIME_FIELDS: Final = {"create_time": "createdAt", "update_time": "upd
 
 
 def is_open_webui(value: Mapping[str, Any]) -> bool:
-    """Return whether an object is a chat of Open WebUI, with or without its outer object."""
+    """Return whether an object is a chat that Open WebUI exported.
+
+    The chat may be wrapped in an outer object with the key `chat`.
+    """
     return "history" in get_by_path(value, dict, "chat") or "messages" in get_by_path(
         value, dict, "history"
     )
 
 
 def build_open_webui_conversation(export: Mapping[str, Any]) -> Conversation:
-    """Build the conversation of a chat of Open WebUI, with its branches."""
+    """Convert a chat that Open WebUI exported to a `Conversation` with all branches."""
     chat = get_by_path(export, dict, "chat") or export
     history = get_by_path(chat, dict, "history")
     tree = get_by_path(history, dict, "messages")
@@ -129,7 +132,12 @@ def build_librechat_conversation(export: Mapping[str, Any]) -> Conversation:
 
 
 def _flatten_messages(messages: Any, outer_id: str | None) -> Iterator[tuple[Any, str | None]]:
-    """Yield messages and those nested in them, each with the id of the message that it follows."""
+    """Yield a list of messages and, recursively, the messages nested under `children`.
+
+    Yields:
+        A message, and the id of the message in which it is nested. For a message that is not
+        nested, the id is `outer_id`.
+    """
     pending = [(message, outer_id) for message in reversed(get_by_path({"m": messages}, list, "m"))]
     while pending:
         message, above = pending.pop()

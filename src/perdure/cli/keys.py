@@ -35,9 +35,9 @@ def list_(
     tenant: TenantOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List API keys with their user, permissions and hash.
+    """List API keys. Each row shows the user, the permissions and the hash of a key.
 
-    Exit code 1 if no key matches.
+    The exit code is 1 if no key matches.
     """
     _check_server_is_installed()
     from perdure.server.keys_file import read_keys
@@ -69,8 +69,8 @@ def revoke(
 ) -> None:
     """Revoke API keys, by user or by a prefix of the hash.
 
-    The keys file is replaced in one step, and its comments are kept. A server that reads the file
-    refuses the keys within a second. Exit code 1 if no key matches.
+    The keys file is replaced in one step, and its comments are kept. A running server with this
+    keys file refuses the revoked keys after at most a second. The exit code is 1 if no key matches.
     """
     _check_server_is_installed()
     from perdure.server.keys_file import read_keys, revoke_keys
@@ -118,7 +118,10 @@ def _check_server_is_installed() -> None:
 
 
 def _belongs_to(key: Key, user: str | None, tenant: str | None) -> bool:
-    """Return whether a key belongs to the user and the tenant; None means any."""
+    """Return whether an API key belongs to a user and to a tenant.
+
+    A user of None matches the keys of all users. A tenant of None matches the keys of all tenants.
+    """
     return user in (None, key.user) and tenant in (None, key.tenant)
 
 

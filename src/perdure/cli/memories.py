@@ -121,7 +121,7 @@ def search(
 ) -> None:
     """Find the memories that answer a question, best first.
 
-    Exit code 1 if no memory answers the question.
+    The exit code is 1 if no memory answers the question.
     """
     from perdure.memory import recall
 
@@ -163,7 +163,7 @@ def add(
 ) -> None:
     """Add facts, except those that are already stored.
 
-    Exit code 1 if a fact was refused or put into quarantine.
+    The exit code is 1 if a fact was refused or quarantined.
     """
     lines = [
         line for argument in text for line in (sys.stdin if argument == "-" else [argument or " "])
@@ -231,8 +231,10 @@ def forget(
 ) -> None:
     """Erase memories permanently, with their old versions.
 
-    The messages stay in their threads and are not extracted again. After --all they are extracted
-    again, so delete the threads first. Exit code 1 if there was nothing to erase.
+    The messages from which the memories were extracted are kept, and later extractions do not
+    store the erased memories again. With --all, however, a later extraction reads the messages
+    again and stores new memories. To prevent new memories, delete the threads before you run this
+    command with --all. The exit code is 1 if there was nothing to erase.
     """
     check_query_option(query)
     if [bool(key), query is not None, thread is not None, every].count(True) != 1:
@@ -267,7 +269,13 @@ def _user_namespaces(database: CommandDatabase) -> list[Namespace]:
 def _find_memory_key(
     database: CommandDatabase, key_or_prefix: str, namespaces: list[Namespace]
 ) -> tuple[Namespace, str]:
-    """Return the namespace and the full key of the memory that the user named by key or prefix."""
+    """Return the namespace and the full key of a memory.
+
+    Args:
+        database: The database of the command.
+        key_or_prefix: The key of the memory, or a prefix of the key, as the user typed it.
+        namespaces: The namespaces that are searched.
+    """
     return resolve_item_key(
         database.store,
         namespaces,
@@ -280,7 +288,8 @@ def _find_memory_key(
 def _resolve_origin_thread(database: CommandDatabase, id_or_prefix: str) -> str:
     """Return the id of the thread that memories come from.
 
-    A deleted thread may have left memories, so an id that no thread has is returned unchanged.
+    If no thread has an id with this prefix, the text is returned unchanged, because memories of
+    a deleted thread may still exist.
     """
     if not id_or_prefix:
         raise ConfigurationError("--thread is empty; pass the id of a thread")
@@ -295,8 +304,8 @@ def extract_due_threads(database: CommandDatabase) -> None:
     extraction = database.build_extraction()
     for job in DueThreads(extraction, Pace()).list_jobs():
         if job.namespace == ("memories", database.user) and job.state != "dead":
-            # A thread may have been deleted, or contain messages of another program that cannot be
-            # read.
+            # A thread may have been deleted in the meantime. A thread that another program wrote
+            # may contain unreadable messages.
             with suppress(UnknownThread, InvalidMessages):
                 extraction.extract(job.thread_id, job.config)
 
@@ -323,7 +332,10 @@ def _erase_memories_by_key(
 
 
 def _erase_matching_memories(database: CommandDatabase, **conditions: Any) -> Receipt:
-    """Erase the memories and examples that match; see `Collection.forget_matching`."""
+    """Erase the memories and examples that match a query or come from a thread.
+
+    `Collection.forget_matching` describes the conditions.
+    """
     from perdure.memory import Collection
 
     collections = [
@@ -346,7 +358,7 @@ def _erase_all_memories(database: CommandDatabase, *, dry_run: bool) -> Receipt:
 
 
 def _print_preview(database: CommandDatabase, receipt: Receipt) -> None:
-    """Print the last text of each memory that is to be erased.
+    """Print the current text of each memory that is to be erased.
 
     Texts in quarantine are not printed, because they may contain secrets.
     """
@@ -430,7 +442,8 @@ def quarantine(
 ) -> None:
     """Review entries in quarantine, which wait for your decision.
 
-    Without a key, list the entries with secrets redacted. With a key, show the complete entry.
+    Without the argument KEY, all entries in quarantine are listed, and secrets in their texts are
+    redacted. With KEY, one entry is shown completely.
     """
     has_action = release or discard
     if (release and discard) or (has_action and key is None):
@@ -517,5 +530,5 @@ def jobs(
 
 
 def _describe_failures(job: ExtractionJob) -> str:
-    """Return the number of failed attempts and the last error, or ""."""
+    """Return the number of failed extractions and the last error, or "" if none has failed."""
     return f"{format_count(job.attempts, 'attempt')}: {job.error}" if job.error else ""

@@ -1,6 +1,7 @@
 """Print the results of commands as text, tables or JSON, and the progress of long commands.
 
-All output passes `escape_controls` or `print_json`, so stored text cannot control a terminal.
+All printed text is escaped by `escape_controls` or `print_json`, so that stored text cannot
+control a terminal.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _HIDDEN: Final = re.compile(
 )
 _EMOJI: Final = "[\u2190-\u2bff\U0001f000-\U0001faff]"
 _JOINER: Final = re.compile(f"(?<=[\ufe0f{_EMOJI[1:]})\u200d(?={_EMOJI})")
-_STATUS_DELAY_S: Final = 0.5  # seconds after which a status line is shown; shorter work shows none
+# Number of seconds that a command must run before a status line is shown.
+_STATUS_DELAY_S: Final = 0.5
 # minimum width in columns of a cell next to an id that is printed in full
 _MIN_CELL_WIDTH: Final = 16
 # width in columns of piped output, so large that no line is broken
@@ -47,8 +49,8 @@ _COMPLETE_WORD_END: Final = re.compile(rf"[\n{_IDEOGRAPH}]\Z")
 def escape_controls(text: str) -> str:
     r"""Return a text with control characters and invisible characters shown as escapes.
 
-    The result cannot control a terminal or change the writing direction. Newlines, tabs and the
-    joiner within an emoji stay.
+    The escaped text cannot control a terminal or change the direction of text. Newlines, tabs and
+    the zero-width joiners within emoji are not escaped.
 
     >>> escape_controls("red \x1b[31m"), escape_controls("a\u202eb")
     ('red \\x1b[31m', 'a\\u202eb')
@@ -79,13 +81,13 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
         indent: The number of spaces for each level; None prints one line.
     """
     text = json.dumps(value, ensure_ascii=False, indent=indent, default=_encode_value)
-    # Escape the characters that `escape_controls` escapes, in the way of JSON.
+    # Write the characters that `escape_controls` escapes as escape sequences of JSON.
     sys.stdout.write(_HIDDEN.sub(lambda match: json.dumps(match[0])[1:-1], text) + "\n")
     sys.stdout.flush()
 
 
 def _encode_value(value: Any) -> Any:
-    """Return a JSON value for a value that JSON does not have."""
+    """Return a replacement for a value of a type that `json.dumps` cannot encode."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if is_dataclass(value) and not isinstance(value, type):
@@ -128,7 +130,7 @@ def print_text(
 
 
 def print_note(text: str, style: str = "") -> None:
-    """Print a message that is not a result, to stderr."""
+    """Print a message to stderr. The results of a command are printed to stdout instead."""
     print_text(text, style, stderr=True)
 
 
@@ -170,10 +172,11 @@ def print_stream(parts: Iterable[str], style: str = "") -> bool:
 
 
 def _wrap_words(parts: Iterable[str], width: int) -> Iterator[str]:
-    """Yield the words of a text, each after its white space or after a line break.
+    """Yield the words of a text, wrapped at a width.
 
-    A line break replaces the white space where the line would be wider than `width`. Code and
-    tables of Markdown are not wrapped.
+    Each yielded string is a word that is preceded by its white space. If the line would be wider
+    than `width`, the white space is replaced by a line break. Code and tables of Markdown are not
+    wrapped.
     """
     from rich.cells import cell_len
 
@@ -188,7 +191,10 @@ def _wrap_words(parts: Iterable[str], width: int) -> Iterator[str]:
 
 
 def _iter_words(parts: Iterable[str]) -> Iterator[str]:
-    """Yield the words and line breaks of a text that arrives in parts, each when it is complete."""
+    """Yield the words and line breaks of a text that arrives in parts.
+
+    A word is yielded as soon as the word is complete.
+    """
     rest = ""
     for part in parts:
         rest += part
@@ -310,7 +316,7 @@ class OutputLine(NamedTuple):
 
 
 def print_tree(tree: Tree) -> None:
-    """Print a tree. Its lines are not wrapped, also where the tree is deep."""
+    """Print a tree. The lines of a tree are never wrapped, even if they are long."""
     from rich.segment import Segments
 
     terminal = get_console()
@@ -322,7 +328,9 @@ def print_tree(tree: Tree) -> None:
 
 @contextmanager
 def page_output(*, pager: bool = True) -> Iterator[None]:
-    """Collect the output of the `with` block, and show it in a pager if the terminal is too short.
+    """Collect the output of the `with` block, and show long output in a pager.
+
+    The pager is used if the output has more lines than the terminal.
 
     Args:
         pager: Use a pager; False prints the output without one.
@@ -338,7 +346,8 @@ def page_output(*, pager: bool = True) -> Iterator[None]:
     if pager and height > terminal.height and sys.stdin.isatty() and _is_pager_available():
         import pydoc
 
-        # These are the options that git sets: keep colours, and quit if the text fits the screen.
+        # Set the same options for the pager `less` as git does. They keep colours, and quit the
+        # pager if the text fits on the screen.
         os.environ.setdefault("LESS", "FRX")
         pydoc.pager(text)
     else:
@@ -347,7 +356,10 @@ def page_output(*, pager: bool = True) -> Iterator[None]:
 
 
 def _is_pager_available() -> bool:
-    """Return whether the pager that the environment names exists, or none is named."""
+    """Return whether a pager can be used.
+
+    The answer is False only if `MANPAGER` or `PAGER` names a program that does not exist.
+    """
     setting = os.environ.get("MANPAGER") or os.environ.get("PAGER") or ""
     command = [word for word in setting.split() if "=" not in word]
     return not command or shutil.which(os.path.expanduser(command[0])) is not None
@@ -366,7 +378,10 @@ def print_scrub_result(is_scrubbed: bool) -> None:
 
 
 def format_line(text: str, limit: int | None = 100) -> str:
-    """Return a text on one line with escaped controls, cut to `limit` characters."""
+    """Return a text as one line of at most `limit` characters.
+
+    Line breaks become spaces, and control characters are escaped.
+    """
     flat_text = " ".join(escape_controls(text).split())
     if limit is None or len(flat_text) <= limit:
         return flat_text
@@ -374,7 +389,7 @@ def format_line(text: str, limit: int | None = 100) -> str:
 
 
 def print_owner_warning(user: str, thread_ids: Sequence[str]) -> None:
-    """Print how many threads count as a person's only because their `owner` has the name."""
+    """Warn about threads that have no `user_id` and belong to a person only by their `owner`."""
     if thread_ids:
         which = ", ".join(thread_ids[:3]) + (", …" if len(thread_ids) > 3 else "")
         verb = "belongs" if len(thread_ids) == 1 else "belong"
@@ -491,7 +506,8 @@ def show_status(activity: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        timer.join()  # The timer may be starting the status line at this moment.
+        # Wait for the timer, because its thread may be starting the status line at this moment.
+        timer.join()
         status.stop()
 
 

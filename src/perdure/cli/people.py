@@ -67,9 +67,9 @@ def forget(
 ) -> None:
     """Erase everything that belongs to a person, permanently.
 
-    The command shows what is to be erased, and asks you to type the name. It first cancels the
-    person's runs and crons. If it is interrupted, repeat it. Exit code 1 if nothing belongs to a
-    person of this name.
+    The command shows what is to be erased, and asks you to type the person's name. Before anything
+    is erased, the person's runs and crons are cancelled. If the command is interrupted, run the
+    command again. The exit code is 1 if nothing belongs to a person with this name.
     """
     from perdure import people
     from perdure.people import Part
@@ -100,8 +100,8 @@ def forget(
                 if not yes:
                     _confirm_name(user)
                 with show_status("erasing …"):
-                    # Do not repeat the slow search for data of other people that mentions the
-                    # person.
+                    # `people.plan` has already searched the data of other people for the name of
+                    # the person. This search is slow, so `people.forget` does not repeat it.
                     erased = people.forget(
                         user, database.saver, database.store, **options, looks_elsewhere=False
                     )
@@ -127,7 +127,7 @@ def forget(
 
 
 def _confirm_name(user: str) -> None:
-    """Ask the user to type the name of the person, and exit with code 1 if another text comes."""
+    """Ask the user to type the person's name, and exit with code 1 if the typed text differs."""
     typed = typer.prompt(
         "Type the name of the person to erase all of this",
         err=True,
@@ -140,7 +140,7 @@ def _confirm_name(user: str) -> None:
 
 
 def _build_report_rows(report: Report, in_files: list[Part]) -> list[tuple[str, str, int, str]]:
-    """Return the table rows of what is erased and what is kept.
+    """Build the rows of the printed table that shows what is erased and what is kept.
 
     Args:
         report: The report of the erasure.
@@ -155,13 +155,16 @@ def _build_report_rows(report: Report, in_files: list[Part]) -> list[tuple[str, 
 
 
 def _build_part_cells(part: Part) -> tuple[str, int, str]:
-    """Return the noun, the count and the first ids of a part of the report."""
+    """Return the table cells of a part of the report.
+
+    The cells are the kind of data, such as "threads", the count, and the first ids.
+    """
     more = ", …" if len(part.ids) > _MAX_LISTED_IDS else ""
     return part.what, part.count, ", ".join(part.ids[:_MAX_LISTED_IDS]) + more
 
 
 def _build_parts_json(parts: Any) -> list[dict[str, Any]]:
-    """Return parts of the report as JSON objects, with all ids."""
+    """Return parts of the report as JSON objects. Each object lists all ids of its part."""
     return [{"what": part.what, "count": part.count, "ids": [*part.ids]} for part in parts]
 
 
@@ -179,7 +182,10 @@ def _read_keys(path: Path | None) -> list[dict[str, Any]]:
 
 
 def _record_users(record: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the sender of the request of an audit record, and the user it was sent for."""
+    """Return the two users that an audit record names.
+
+    The first user sent the request. The second is the user for whom the sender acted, or None.
+    """
     return record.get("user"), record.get("acting_for")
 
 

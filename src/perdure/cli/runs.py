@@ -1,6 +1,6 @@
 """The commands `perdure runs` and `perdure crons`, which list runs and crons of a server.
 
-They read the database, so the server does not have to run.
+Both commands read the database directly, so they work without a running server.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def runs(
 ) -> None:
     """List runs of the server, newest first.
 
-    The server keeps active runs and the last 100 runs of each thread. Exit code 1 if no run
+    The server keeps active runs and the last 100 runs of each thread. The exit code is 1 if no run
     matches the options.
     """
     if user is not None:
@@ -99,9 +99,9 @@ def crons(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the crons of the server, the next to run first.
+    """List the crons of the server, ordered by the time of their next run.
 
-    Exit code 1 if no cron matches the options.
+    The exit code is 1 if no cron matches the options.
     """
     if user is not None:
         check_user("--user", user, "remove --user to list the crons of all users")
@@ -225,10 +225,11 @@ def _as_datetime(seconds: float | None) -> datetime | None:
 async def _find_crons(
     database: CommandDatabase, thread_id: str | None, user: str | None
 ) -> list[tuple[CronRow, str]]:
-    """Return crons with their persons, ordered by the time of their next run.
+    """Return crons and the person of each cron, ordered by the time of their next run.
 
-    The person is the person of the cron's thread. For a cron that creates a thread for each run,
-    the person is the author of the cron, or the user for whom the author acted.
+    The person of a cron is the person of the thread on which the cron runs. If the cron creates a
+    new thread for each run, the person is the user who created the cron. If that user acted for
+    another user, the person is the other user.
 
     Args:
         database: The database of the command.

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 # maximum number of open connections of one process; further ones are answered with status 503
 _MAX_CONNECTIONS = 1000
-# seconds that an idle connection stays open, which is longer than clients and proxies wait
+# Number of seconds that an idle connection stays open. Clients and proxies close idle connections
+# earlier.
 _KEEP_ALIVE_S = 65
 _UNREAD_TIMEOUT_S = 60  # seconds after which a client that does not read is disconnected
 _SHUTDOWN_TIMEOUT_S = 1  # maximum seconds for open requests to finish after the runs have stopped
@@ -209,7 +210,7 @@ class _ServerInputs(NamedTuple):
 
 
 class _Server(NamedTuple):
-    """The configuration of a server. It is pickled and sent to each worker process.
+    """The configuration of a server, which is pickled and sent to each worker process.
 
     Attributes:
         settings: The settings, with the options of the command applied.
@@ -289,7 +290,7 @@ class _Server(NamedTuple):
 
         server.shutdown = drain_and_shut_down  # type: ignore[method-assign]
         gc.collect()
-        # This saves 0.1 s in each full garbage collection, which would search all modules.
+        # Freezing the objects of all imported modules saves 0.1 s in each full garbage collection.
         gc.freeze()
         gc.set_threshold(_COLLECTION_THRESHOLD)
         server.run(sockets=[listener])
@@ -345,7 +346,8 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
         signal.signal(number, handler)
     if not received:
         raise typer.Exit(1)  # the reason is already printed
-    signal.raise_signal(received[0])  # Exit by the signal, as a server with a single process does.
+    # Let the received signal end this process, as it ends a server with a single process.
+    signal.raise_signal(received[0])
 
 
 def _start_worker(context: SpawnContext, arguments: tuple[Any, ...]) -> SpawnProcess:
@@ -368,7 +370,8 @@ def _run_worker(
 def _exit_with_parent(sigterm_handler: Any = signal.SIG_DFL) -> None:
     """Set the handler of SIGTERM, and stop this process as soon as its parent process has died.
 
-    A parent that is killed cannot stop its children, so a thread waits for the parent's end.
+    A parent process that is killed cannot stop its child processes. Therefore, a Python thread of
+    the child process waits for the end of the parent process.
     """
     signal.signal(signal.SIGTERM, sigterm_handler)
     parent = multiprocessing.parent_process()
@@ -476,9 +479,9 @@ def _report_configuration(
 def _build_access(
     keys: str | None, auth: str | None, configured: LanggraphFile | None
 ) -> Access | None:
-    """Build the authentication of the server, or return None for a server without one.
+    """Build the authentication of the server, or return None if the server has no authentication.
 
-    The handlers of the langgraph.json are used if neither a keys file nor handlers are passed.
+    Without the options `--keys` and `--auth`, the handlers that langgraph.json names are used.
     """
     from perdure.server.auth_file import AuthFileAccess
     from perdure.server.keys import KeysFileAccess
@@ -554,10 +557,10 @@ def _quote_toml(text: str) -> str:
 def mcp(audit: AuditOption = None, user: UserOption = None, db: DbOption = None) -> None:
     """Serve memories and threads as MCP tools over stdin and stdout.
 
-    A program that speaks MCP starts this command. The program sees the memories and threads of one
-    user.
+    This command is started by an MCP client, such as a desktop assistant or an editor. The client
+    has access to the memories and threads of one user.
     """
-    # Importing the packages instead would take about a second.
+    # Only look for the packages `mcp` and `fastapi`. Importing them would take about a second.
     if find_spec("mcp") is None or find_spec("fastapi") is None:
         raise MissingDependency(
             'MCP needs more packages; run pip install ".[server]" in a checkout'
@@ -569,8 +572,8 @@ def mcp(audit: AuditOption = None, user: UserOption = None, db: DbOption = None)
     with open_database(db, user, create=True) as database:
         log_to_stderr()
         log = Audit(audit)
-        # With Python's own signal handler, the process would stop only after the next line on
-        # stdin.
+        # Let SIGINT end the process at once. Python's own handler would run only after the pending
+        # read of stdin has returned.
         old_handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]

@@ -47,7 +47,7 @@ class Source:
 
     @property
     def is_perdure_database(self) -> bool:
-        """Whether the database was written by perdure and not by langgraph."""
+        """Whether perdure wrote the database. Otherwise, langgraph wrote the database."""
         return self.saver is not None or self.store is not None
 
 
@@ -103,7 +103,7 @@ def _read_table_names(path: str) -> set[str]:
 
 @contextmanager
 def _open_file(path: str, key: str | None, max_value_bytes: int) -> Iterator[Source]:
-    """Open the threads and the items that a file of perdure has."""
+    """Open the threads and the store items in a SQLite file that perdure wrote."""
     names = _read_table_names(path)
     saver: SQLiteCheckpointer | None = None
     store: SQLiteStore | None = None

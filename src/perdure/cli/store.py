@@ -66,7 +66,7 @@ FilterOption = Annotated[
 def parse_namespace(text: str) -> tuple[str, ...]:
     r"""Parse a namespace that a user typed: labels that are separated by slashes.
 
-    A backslash before a slash or a backslash makes the character a part of the label.
+    A slash or backslash within a label is typed with a preceding backslash.
 
     >>> parse_namespace("users/alice"), parse_namespace(r"a\/b/c"), parse_namespace("/")
     (('users', 'alice'), ('a/b', 'c'), ())
@@ -280,7 +280,7 @@ def namespaces(
 
 
 def _format_value(value: dict[str, Any]) -> str:
-    """Return the text of a value that has only the field `text`, and otherwise JSON."""
+    """Return the text of a value whose only field is `text`, or any other value as JSON."""
     text = value.get("text") if len(value) == 1 else None
     return text if isinstance(text, str) else jsonlib.dumps(value, ensure_ascii=False)
 
@@ -318,8 +318,8 @@ def forget(
 ) -> None:
     """Erase items permanently, with the messages that they come from.
 
-    All versions of the items are erased, and the messages in the same database that their
-    provenance names.
+    All versions of the items are erased. The messages that the provenance of the items names are
+    erased too, if these messages are in the same database.
     """
     namespace = None if prefix is None else parse_namespace(prefix)
     conditions = _parse_filter(filter)
@@ -341,7 +341,7 @@ def forget(
 
 
 def _describe_receipt(receipt: Receipt) -> str:
-    """Return the numbers of items, old versions and messages that a receipt counts."""
+    """Describe an erasure by its numbers of items, old versions, messages and threads."""
     return (
         f"{format_count(receipt.items, 'item')}, "
         f"{format_count(receipt.versions, 'old version')} and "
@@ -354,8 +354,9 @@ def _describe_receipt(receipt: Receipt) -> str:
 def reembed(graphs: GraphsOption = None, db: DbOption = None, json: JsonOption = False) -> None:
     """Replace the vectors that another embedding model made.
 
-    The embedder of the langgraph.json makes the new vectors. Without one, the offline model makes
-    them. After an interruption, the command continues where it stopped.
+    The new vectors are computed by the embedder that langgraph.json configures. If no embedder is
+    configured, perdure's offline model computes the vectors. If the command is interrupted, run the
+    command again to continue.
     """
     with (
         open_database(db, graphs=graphs) as database,

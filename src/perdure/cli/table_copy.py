@@ -1,8 +1,8 @@
 """Copy the tables of threads and items into another database, and compare both databases.
 
-Rows keep their keys and are copied in the order of their keys, so a copy that was interrupted
-continues after the last row of the target. Each row is decrypted with the key of the source and
-encrypted with the key of the target.
+Rows keep their primary keys and are copied in the order of their primary keys. Therefore, an
+interrupted copy can continue after the last row of the target. Each row is decrypted with the
+encryption key of the source and encrypted with the encryption key of the target.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ _PAGE_BYTES: Final = 4 << 20
 _PAGE_ROWS: Final = 1000  # most rows of a page
 _ROWS_PER_INSERT: Final = 64  # rows that one INSERT statement adds
 _MAX_ID: Final = b"\xff" * 17  # sorts after every id
-_MAX_TEXT: Final = "\U0010ffff"  # a text that sorts after every text of the key columns
-# maximum size in bytes of an indexed text; Postgres allows a third of a page
+_MAX_TEXT: Final = "\U0010ffff"  # This text sorts after every value of a text column in a key.
+# Maximum size in bytes of an indexed text. The index entries of Postgres are limited to a third of
+# a database page.
 _MAX_NAME_BYTES: Final = 2600
 # maximum number of differing threads or namespaces that an error message lists
 _MAX_LISTED_OWNERS: Final = 20
@@ -57,7 +58,7 @@ _DELETE_COPY_MARK: Final = "DELETE FROM settings WHERE name = 'copy'"
 
 
 class Table(NamedTuple):
-    """A table and the columns of it that are copied.
+    """A table that is copied, and the names of its copied columns.
 
     Attributes:
         name: The name of the table.
@@ -140,7 +141,9 @@ def _qualify_columns(columns: str) -> str:
 
 @dataclass
 class Tables:
-    """The tables of a component in the source or the target, in the order of the copy.
+    """The tables of the checkpointer or of the store in one of the two databases of a copy.
+
+    The tables are copied in the order of the field `tables`.
 
     Attributes:
         database: The database.
@@ -159,7 +162,7 @@ class Tables:
     noun: ClassVar[str]
 
     def decrypt_row(self, table: Table, row: Row) -> Row:
-        """Return a row in the form that is equal in all databases.
+        """Decrypt a row. Rows with the same content are equal in all databases after this step.
 
         Raises:
             CorruptRecord: The row is damaged.
@@ -178,7 +181,7 @@ class Tables:
         return tuple(values)
 
     def encrypt_row(self, table: Table, row: Row) -> Row:
-        """Return the columns of a decrypted row as this database stores them."""
+        """Encrypt a decrypted row, and return the column values in the form for this database."""
         values = [*row]
         for position, associated_data in enumerate(reversed(table.associated_data(row)), 1):
             values[-position] = (
@@ -195,11 +198,11 @@ class Tables:
         return table.build_inserts([self.encrypt_row(table, row) for row in rows])
 
     def format_owner(self, owner: Any) -> str:
-        """Return the name of an owner for messages."""
+        """Return the owner of a row, such as a thread id, as text for error messages."""
         return repr(owner)
 
     def read_settings(self) -> Flow[list[Row]]:
-        """Read the settings of the component that are copied after its tables."""
+        """Read the settings that are copied after all tables of this checkpointer or store."""
         return []
         yield
 
@@ -279,7 +282,9 @@ class ThreadTables(Tables):
             *_OF_LOG,
             key="row_key",
             large_columns="body",
-            flag_positions=[3],  # The hash depends on the encryption key. Aliases have no hash.
+            # The content hash depends on the encryption key, so only its presence is compared. The
+            # hash is 0 for an alias, which is a row that refers to another item.
+            flag_positions=[3],
             associated_data=lambda row: [item_associated_data(row[0], row[1], row[2] & 0xFFFFFFFF)],
         ),
         Table(
@@ -382,7 +387,11 @@ class ThreadTables(Tables):
         return super().encrypt_row(table, row)
 
     def read_settings(self) -> Flow[list[Row]]:
-        """Read the key of the hashes in removal records, and the owner record, as one row."""
+        """Read the settings of a checkpointer as one row with two values.
+
+        The first value is the key with which the thread ids in removal records are hashed. The
+        second value says whether the database is marked as having organisations as owners.
+        """
         yield from self.reader.removals.load_hash_key(read_only=True)
         return [(self.reader.removals.key, (yield from owner_record.read_organisations_mark()))]
 
@@ -395,7 +404,7 @@ class ThreadTables(Tables):
             yield from owner_record.add_organisations_mark()
 
     def read_removals(self) -> set[Row]:
-        """Return the thread hash and the number of each removal record."""
+        """Return the columns `thread_hash` and `number` of each removal record."""
         sql = "SELECT thread_hash, number FROM removals"
         return {*self.database.read(lambda: fetch_rows(sql), snapshot=False)}
 
@@ -592,12 +601,11 @@ class DatabaseCopy:
 
     def __post_init__(self) -> None:
         self._source_path = self.table_pairs[0][0].database.path
-        self._marked_database = self.table_pairs[0][
-            1
-        ].database  # the target database, which has the mark of an incomplete copy
+        # The target database is marked as an incomplete copy until the copy is complete.
+        self._marked_database = self.table_pairs[0][1].database
 
     def _mark_target(self) -> None:
-        """Check the target, and mark it as an incomplete copy of the source.
+        """Check the target database, and mark it as an incomplete copy of the source database.
 
         Raises:
             ConfigurationError: The target is not empty, and no interrupted copy of the source.
@@ -641,7 +649,10 @@ class DatabaseCopy:
                 )
 
     def _check_names(self, source: Tables, target: Tables) -> None:
-        """Raise ImportFailed if the target is Postgres and cannot store a name of the source."""
+        """Raise ImportFailed if the target database cannot store all names of the source database.
+
+        A Postgres database cannot store names that contain NUL or are longer than an index allows.
+        """
         owners: list[str] = []
         try:
             target.database.read(lambda: fetch_rows("SELECT CAST(? AS text)", "\0"), snapshot=False)
@@ -657,7 +668,11 @@ class DatabaseCopy:
             )
 
     def _copy_and_compare(self, source: Tables, target: Tables) -> Flow[list[str]]:
-        """Copy a component and compare it. Return the names of the owners whose rows differ."""
+        """Copy all tables of the checkpointer or of the store, and compare the two databases.
+
+        Returns:
+            The threads or namespaces that have different rows in the source and in the target.
+        """
         for table in source.tables:
             number = table.key.split(", ")[0]
             last_number = partial(
@@ -683,7 +698,8 @@ class DatabaseCopy:
         source_pages = _TablePages(source, table, table.key_before(0))
         target_pages = _TablePages(target, table, table.key_before(0))
         unmatched: dict[bytes, Any] = {}
-        # Set the counter to 0 here, because the flow starts again if its connection is lost.
+        # Reset the counter, because this generator runs again from its beginning if the database
+        # connection is lost.
         self.row_counts[table.name] = 0
         while True:
             source_rows = yield from source_pages.read_next()

@@ -211,8 +211,8 @@ def _find_matching_heads(
         has_text = text in f"{thread.thread_id}\0{thread.title}".casefold()
         return thread.thread_id if is_created and has_text and has_person else None
 
-    # The filter "interrupted" also matches threads that may be waiting. Their exact status is
-    # checked below.
+    # The status filter "interrupted" also matches threads that are not waiting for an answer, so
+    # the exact status of each match is checked below.
     query = ThreadQuery(
         text=text,
         metadata=None if user is None or user.isdecimal() else {"owner": user},
@@ -245,7 +245,7 @@ def read_person(head_metadata: Mapping[str, Any], metadata: Mapping[str, Any]) -
 def _iter_thread_json(
     database: CommandDatabase, head: ThreadHead
 ) -> Iterator[tuple[ThreadHead, dict[str, Any]]]:
-    """Yield the head and what `--json` prints of its thread.
+    """Yield a pair of the given head and the fields of its thread that `--json` prints.
 
     Nothing is yielded if another process has deleted the thread.
     """
@@ -351,7 +351,9 @@ def delete(
             # Erase the memories first, because the memories of a deleted thread could not be found
             # after a crash.
             clean = keep_memories or forget_thread_memories(database.store, ids).clean
-            *others, last = ids  # The erasure of the last thread scrubs the file for all of them.
+            # Only the last thread needs `erase`, which scrubs the deleted bytes of all threads from
+            # the file.
+            *others, last = ids
             database.saver.prune(others, strategy="delete")
             clean = database.saver.erase(last).scrubbed and clean
     result = {"threads": ids, "messages": message_count, "memories": memory_count, "clean": clean}
@@ -362,7 +364,10 @@ def delete(
 
 
 def _count_messages(database: CommandDatabase, thread_id: str) -> int:
-    """Return the number of messages in the history, or of all items if it cannot be read."""
+    """Return the number of messages in the history of a thread.
+
+    If the history cannot be read, the number of all items in the logs of the thread is returned.
+    """
     with suppress(PerdureError):  # an unreadable thread can be deleted too
         return len(database.saver.history(thread_id))
     return database.saver.thread(thread_id).items

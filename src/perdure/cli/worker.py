@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from perdure.memory.background import Background
     from perdure.memory.extraction import ExtractionJob
 
-# seconds without a new message after which a conversation is extracted
+# Number of seconds without a new message after which memories are extracted from a conversation.
 _DEFAULT_DELAY_S: Final = 30.0
 # maximum seconds for --once, in effect no limit, because --once exits when everything is extracted
 _FLUSH_TIMEOUT_S: Final = 1e9
-_OFF: Final = "off"  # value of --cron that turns off the schedule of perdure.toml
+_OFF: Final = "off"  # This value of --cron disables the schedule that perdure.toml configures.
 _RETENTION_INTERVAL_S: Final = 3600.0  # seconds between two applications of the retention rules
 _STOP_TIMEOUT_S: Final = 30.0  # maximum seconds for retention to stop when the worker exits
 _LOGGER: Final = logging.getLogger("perdure.background")
@@ -53,10 +53,12 @@ def worker(
 ) -> None:
     """Extract memories in the background.
 
-    The worker extracts the threads of all users when a conversation pauses. It runs until it is
-    stopped. Threads whose runs named no user are counted but not extracted. Without --facts no
-    model is called, and each turn becomes a memory. The rules under [retention] in perdure.toml
-    are applied every hour. The values under [worker] are the defaults of the options.
+    The worker extracts memories from the threads of all users. A thread is read when the thread has
+    had no new message for some time. The worker runs until you stop it. Threads whose runs named no
+    user are counted, but no memories are extracted from them. Without --facts no model is called,
+    and each turn becomes a memory. The worker also applies the rules under [retention] in
+    perdure.toml every hour. The values under [worker] in perdure.toml are the defaults of the
+    options.
     """
     from perdure.memory.background import Background, run_worker
     from perdure.memory.extraction import Pace
@@ -77,7 +79,8 @@ def worker(
         facts = defaults.facts if facts is None else facts
         background = Background(
             opened_database.build_extraction(facts=facts),
-            # Without a schedule, a conversation is extracted after a pause.
+            # Without a cron schedule, memories are extracted from a thread after it has had no new
+            # message for some time.
             pace=Pace(
                 delay_s=_DEFAULT_DELAY_S if delay is None and cron in (None, _OFF) else delay
             ),
@@ -136,7 +139,8 @@ def _run_hourly(work: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         stopped.set()
-        # Retention may be interrupted here. The next start of the worker continues it.
+        # If the time is over before retention has finished, the retention is interrupted. The next
+        # start of the worker continues the removal.
         thread.join(_STOP_TIMEOUT_S)
 
 
