@@ -1,7 +1,8 @@
 """Let a program register its own classes, and aliases of renamed classes, with a checkpointer.
 
-For registered types and aliases, a checkpointer uses only functions and classes that the program
-has named here. A stored row never decides which module is imported or which function is called.
+For registered types and aliases, a checkpointer uses only the functions and classes that the
+program passed in the options `types` and `aliases`. A stored row never decides which module is
+imported or which function is called.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ class StoredType(Generic[T]):
     Attributes:
         cls: The class.
         dump: A function that converts a value of the class to bytes, or to any value that perdure
-            stores. Equal values must give equal bytes. Otherwise each step stores the value again.
+            stores. Equal values must give equal bytes. If they do not, each step stores the value
+            again.
         load: A function that converts the result of `dump` back to the value. Each put calls
             `load` once for each value, and refuses a value that cannot be loaded.
         texts: A function that returns the texts in a value. `erase` removes the whole value if one
             of the texts quotes an erased message. If None, `erase` does not search such values.
         name: The name under which values are stored, as a pair `(module, qualified name)` or as
             text like `"shop:Sheet"`. The default is the name of the class.
-        stored_name: The same name as a pair.
+        stored_name: The name under which values are stored, as a pair `(module, qualified name)`.
     """
 
     cls: type[T]
@@ -173,7 +175,10 @@ class StoredTypes:
             self.former.setdefault(self._stored_name(target), []).append(old)
 
     def _stored_name(self, cls: type) -> Name:
-        """Return the name under which new values of a class are stored, as a pair."""
+        """Return the name under which new values of a class are stored.
+
+        The name is a pair `(module, qualified name)`.
+        """
         registered = self.by_class.get(cls)
         return class_name(cls) if registered is None else registered.stored_name
 
@@ -181,7 +186,7 @@ class StoredTypes:
     def classes(self) -> list[type]:
         """The target classes of aliases that are not registered types.
 
-        Objects of these classes may be rebuilt.
+        The checkpointer may rebuild objects of the target classes when it loads a stored value.
         """
         return [cls for cls in self._targets.values() if cls not in self.by_class]
 
@@ -246,7 +251,8 @@ class StoredTypes:
             texts = list(returned)
         except Exception as exc:
             raise _build_texts_error(registered, f"raised {_format_error(exc)}") from exc
-        if isinstance(returned, str):  # A single str would count as a list of its characters.
+        # Refuse a single str, because `list()` has split the str into its characters.
+        if isinstance(returned, str):
             raise _build_texts_error(
                 registered, "returned a single text instead of a list of texts"
             )
@@ -270,7 +276,7 @@ def parse_class_name(label: str, name: Any) -> Name:
 
 
 def map_class_name(name: Name, table: Mapping[Name, Name]) -> Name:
-    """Return the new name of a class from a table, or the same name if it is not in the table.
+    """Look up the new name of a class in a table. Return the name unchanged if the table lacks it.
 
     A parametrised pydantic model, such as `Box[int]`, is looked up by the name of its generic class
     `Box`.
@@ -319,7 +325,7 @@ def _resolve_aliases(aliases: Aliases, stored_name: Callable[[type], Name]) -> d
 def _follow_alias_chain(
     old_name: Name, steps: Mapping[Name, type | Name], stored_name: Callable[[type], Name]
 ) -> type:
-    """Follow the chain of aliases from the name `old`, and return the class at its end."""
+    """Follow aliases from the name `old_name` until a class is reached, and return that class."""
     chain: list[Name] = [old_name]
     while True:
         target = steps[chain[-1]]
@@ -354,7 +360,10 @@ def _import_alias_target(old_name: Name, target_name: Name) -> type:
 
 
 def _refuse_supported_class(cls: Any) -> None:
-    """Raise ConfigurationError if perdure can store values of the class without registration."""
+    """Refuse to register a class whose values perdure can store without registration.
+
+    The refusal raises ConfigurationError.
+    """
     if (
         cls in _BUILTIN
         or cls is type(None)

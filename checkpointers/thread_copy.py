@@ -5,9 +5,9 @@ with the key of the source and encrypted with the key of the target. Only metada
 because the target's metadata index is built from it.
 
 In a merge, a thread that exists in both databases is handled as follows. If both threads are equal,
-or if only the target's thread has continued, nothing is copied. If only the source's thread has
-continued, the target's thread is replaced. It is refused if both have continued. Each thread is
-written in one transaction.
+or if only the target's thread has new checkpoints, nothing is copied. If only the source's thread
+has new checkpoints, the target's thread is replaced. If both threads have new checkpoints, the
+source's thread is refused. Each thread is written in one transaction.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _MAX_NAMED_THREADS: Final = 20  # maximum number of refused threads listed in an
 
 
 class TranscriptTree(NamedTuple):
-    """The transcripts of a thread: one up to the head, and one up to the end of each branch.
+    """The transcript up to the head of a thread, and the transcript up to the end of each branch.
 
     Attributes:
         values: The items, by position.
@@ -193,7 +193,7 @@ def write_thread(
 
 
 class _ThreadWriter:
-    """Writes the records of a thread to a database under a new thread key.
+    """Writes the records of a thread to a database, in rows that belong to a new row of `threads`.
 
     Args:
         reader: The reader of the target database.
@@ -266,10 +266,10 @@ class _ThreadWriter:
     ) -> Flow[None]:
         """Write a checkpoint and its tags.
 
-        References to logs are replaced with the new log keys.
+        In the references to logs, the log keys of the source are replaced with the new log keys.
         """
         refs, transcripts = _replace_log_keys_of_values(snapshot, self.logs)
-        # The copy has no start time of a run, because no run of the new thread has put the
+        # A copied checkpoint has no run start time, because no run of the new thread has stored the
         # checkpoint.
         mapped = replace(snapshot, references=refs, run_started_at=None)
         row = (
@@ -288,7 +288,7 @@ class _ThreadWriter:
 
 
 def _replace_log_keys(ref: Any, new_keys: Mapping[int, Any]) -> Any:
-    """Return a copy of a reference with each log key replaced with its value in `new_keys`."""
+    """Return a copy of a reference in which `new_keys` has replaced each log key."""
     if isinstance(ref, bytes):
         return ref
     kind, *rest = ref
@@ -370,15 +370,15 @@ def copy_thread(
 
 @dataclass
 class ThreadContents:
-    """The content of a thread in a form that can be compared between databases.
+    """The content of a thread in a form without row keys, which differ between databases.
 
     Attributes:
         checkpoints: The checkpoints, in put order.
         heads: The id of the head, by namespace.
         writes: The channel and reference of each write, by namespace, checkpoint, task, path and
             index.
-        items: The bytes of the items, by channel and position. They are compared only by
-            `continues`.
+        items: The bytes of the items, by channel and position. Only `continues` compares the items;
+            the operator `==` ignores the items.
     """
 
     checkpoints: list[tuple[Any, ...]]
@@ -391,8 +391,8 @@ class ThreadContents:
         return (
             self.checkpoints[: len(other.checkpoints)] == other.checkpoints
             and all(self.items.get(key, item) == item for key, item in other.items.items())
-            # Special writes, such as answers, have a negative index. They may have been replaced,
-            # so their values may differ.
+            # Pending writes with a negative index, such as answers to interrupts, may have been
+            # replaced, so the values of these writes may differ.
             and all(
                 key in self.writes and (self.writes[key] == write or key[-1] < 0)
                 for key, write in other.writes.items()
@@ -401,10 +401,10 @@ class ThreadContents:
         )
 
     def _has_later_heads(self, other: ThreadContents) -> bool:
-        """Return whether each head is the same as in `other` or was put later.
+        """Return whether each head is equal to the head in `other` or was stored after that head.
 
-        If a head of the other thread was rewound to an older checkpoint, the next checkpoint of
-        this thread must have that head as its parent.
+        If `other` was rewound to an older checkpoint in a namespace, the next checkpoint that this
+        thread has in the namespace must have that older checkpoint as its parent.
         """
         common = len(other.checkpoints)
         newest = {ns: checkpoint_id for ns, checkpoint_id, *_ in other.checkpoints}
@@ -417,7 +417,7 @@ class ThreadContents:
 
 
 def build_thread_contents(records: ThreadRecords) -> ThreadContents:
-    """Build the comparable content of a thread.
+    """Build the `ThreadContents` of a thread, so that the thread can be compared with its copy.
 
     The thread's items must have been read into `records`.
     """
@@ -449,7 +449,8 @@ def build_thread_contents(records: ThreadRecords) -> ThreadContents:
 def _format_thread_ids(thread_ids: list[str]) -> str:
     """Format a list of thread ids for a message.
 
-    A long list is cut, and the number of omitted ids is added.
+    If the list has more than `_MAX_NAMED_THREADS` ids, the text ends with the number of omitted
+    ids.
     """
     names = ", ".join(map(repr, thread_ids[:_MAX_NAMED_THREADS]))
     unnamed_count = len(thread_ids) - _MAX_NAMED_THREADS
@@ -459,7 +460,8 @@ def _format_thread_ids(thread_ids: list[str]) -> str:
 class DatabaseMerge:
     """Merges the threads of another database into this one.
 
-    If the event `stopped` is set, the merge ends before the next thread.
+    If another OS thread sets the event `stopped`, `run` raises an error before it imports the next
+    thread.
 
     Args:
         source: The maintenance of the other database.
@@ -472,13 +474,16 @@ class DatabaseMerge:
     ) -> None:
         self.source, self.target, self.new_ids = source, target, new_ids
         self.stopped = threading.Event()
-        self._is_new = False  # whether the target had no such thread before the last write
+        # whether the thread that was written last did not exist in the target before
+        self._is_new = False
         # ids of threads that are refused because they contain a run that was rolled back in the
         # target
         self._rolled_back: list[str] = []
 
     def run(self) -> ImportReport:
-        """Merge all threads. Threads that have continued in both databases are refused.
+        """Merge all threads.
+
+        A thread that has different new checkpoints in both databases is refused.
 
         Returns:
             The number of imported objects.
@@ -538,9 +543,9 @@ class DatabaseMerge:
     def _import_thread(self, thread_id: str, target: str) -> ImportReport | None:
         """Copy a thread from the source to the target.
 
-        Return None if the thread is refused. If something is erased from the source thread between
-        the read and the write, a thread that is new in the target is deleted there and copied
-        again.
+        Return None if the thread is refused. Something may be erased from the source thread after
+        it was read and before its copy was written. The copy is then deleted and made again,
+        provided that the target did not have the thread before.
 
         Raises:
             ImportFailed: Something was erased from the source meanwhile, and the target already had
@@ -589,7 +594,7 @@ class DatabaseMerge:
     def _compare_with_target(
         self, records: ThreadRecords, target: str, source_contents: ThreadContents
     ) -> Flow[ThreadContents | ImportReport | None]:
-        """Compare a thread of the source with the target's thread of the same conversation.
+        """Compare a thread of the source with the thread of the target that has the id `target`.
 
         Returns:
             The contents of the thread of the target, which the thread of the source continues; or a
@@ -620,7 +625,10 @@ class DatabaseMerge:
         return target_contents
 
     def _write_new_records(self, records: ThreadRecords, target: str) -> ImportReport | None:
-        """Write a thread unless the target has all of it. Return None if the thread is refused."""
+        """Write a thread unless the target already has all its records.
+
+        Return None if the thread is refused.
+        """
         reader, keys = self.target.reader, list[int]()
         source_contents = build_thread_contents(records)
 

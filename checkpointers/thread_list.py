@@ -1,10 +1,11 @@
 """Search, count, create, change and delete threads, with the data that the server stores.
 
-Each search in the list of threads is one SELECT over the rows of threads. A row contains the
-metadata of the head that lists show, the metadata that clients set, and the status of the last run.
-SQL sorts the rows and leaves out rows that cannot match. The remaining rows are decrypted and
-compared with the query in Python. The head itself is read only for threads that may wait for an
-answer, and for threads from which something was removed.
+A search for threads executes one SELECT on the table `threads` for each page of results. The row of
+a thread contains a copy of its head's metadata, the metadata that clients set, and the status of
+the last run. SQL sorts the rows and leaves out rows that cannot match the query. Python decrypts
+the rows that SQL returns, and compares them with the query. The head checkpoint is read only if the
+thread may wait for an answer, or if the removal of data from the thread has also removed the copy
+of the metadata.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from perdure.storage.flow import Flow, GuardedRequest, GuardFailed, Row, Stateme
 T = TypeVar("T")
 RunStatus = Literal["idle", "busy", "interrupted", "error"]
 SortBy = Literal["thread_id", "created_at", "updated_at", "state_updated_at", "status"]
-# maximum number of rows that one SQL statement reads, to be compared with the query
+# maximum number of rows that one SQL statement of a search returns
 _PAGE: Final = 2_000
 # maximum offset in SQL, which fits in 64 bits; no database has as many rows
 _MAX_OFFSET: Final = 1 << 62
@@ -61,7 +62,7 @@ class TimeToLive(NamedTuple):
 
     Attributes:
         minutes: The number of minutes without activity after which the thread is deleted.
-        keeps_latest: Whether the newest checkpoint is kept. Then only the older checkpoints are
+        keeps_latest: Whether the newest checkpoint is kept, so that only the older checkpoints are
             deleted.
     """
 
@@ -103,23 +104,25 @@ class ListedThread:
 
     @property
     def uses_client_metadata(self) -> bool:
-        """Whether the metadata that clients set belongs to this thread.
+        """Whether the metadata that clients set describes the stored conversation.
 
-        If a client has only reserved the thread id, another program may have created a thread with
-        this id, which the metadata does not describe.
+        A client can reserve a thread id and set metadata before the thread has checkpoints. If
+        another program then stores a conversation under the reserved id, the client's metadata does
+        not describe that conversation.
         """
         if self.head_metadata is None or self.client is None or not self.client.is_reserved:
             return True
-        # The server stores both keys in its checkpoints. Checkpoints of other programs may have
-        # assistant_id, but not both keys.
+        # The server stores both assistant_id and user_id in the metadata of its checkpoints.
+        # Checkpoints of other programs may have assistant_id, but not both keys.
         return self.head_metadata.keys() >= {"assistant_id", "user_id"}
 
     @property
     def metadata(self) -> dict[str, Any]:
         """The merged metadata of the head and of clients, with the `owner` of the thread.
 
-        Values that clients set take precedence. The exceptions are `owner` and `user_id`, which the
-        head decides, because the client that created the thread may belong to another user.
+        Values that clients set take precedence over values of the head, except for `owner` and
+        `user_id`. `owner` and `user_id` are taken from the head, because the client that created
+        the thread may belong to another user.
         """
         head_metadata = self.head_metadata or {}
         client = self.client if self.uses_client_metadata and self.client else ClientMetadata({})
@@ -140,10 +143,10 @@ class ListedThread:
 
 @dataclass(frozen=True, slots=True)
 class ThreadQuery:
-    """The conditions and the order of a list of threads. A field with None is no condition.
+    """The conditions and the sort order of a search for threads. A field with None is no condition.
 
-    SQL excludes most threads that do not match; the caller must compare the others. The caller must
-    compare the others.
+    SQL excludes most threads that do not match the query. The caller must compare each thread that
+    SQL returns with the query.
 
     Attributes:
         metadata: Values that the metadata of the head or of the client contains. A dict matches a
@@ -157,8 +160,8 @@ class ThreadQuery:
         sort_by: The field to sort by. The default is the time of the last activity. Within equal
             values, threads with later activity come first. SQL does not sort by `"status"`.
         sort_order: `"asc"` or `"desc"`, which is the default.
-        is_exact: Whether the conditions in SQL are the whole query. Then the rows before a page are
-            not decrypted.
+        is_exact: Whether the conditions in SQL are the whole query. If True, the rows before a page
+            are not decrypted.
         is_unindexed: Limits the list to threads whose newest messages are not in the transcript
             index.
     """
@@ -268,23 +271,25 @@ class ThreadList:
             yield self._sql["is_unindexed"], []
         if query.text and isinstance(self._seal, ChecksumSeal):
             yield self._build_search_key_condition([fold_search_text(query.text)])
-        if not isinstance(self._seal, LangGraphSeal):  # With this seal, rows have no search keys.
+        # Rows that are protected by a LangGraphSeal have no search keys.
+        if not isinstance(self._seal, LangGraphSeal):
             tags = islice(self._iter_alternative_tags(query.metadata or {}), _MAX_TAGS)
             yield from map(self._build_search_key_condition, tags)
 
     def _build_search_key_condition(self, alternatives: Sequence[bytes]) -> tuple[str, list[Any]]:
         """Build the SQL condition that a row contains at least one of several search keys.
 
-        A row without stored search keys also matches the condition.
+        A row for which no search keys are stored also satisfies the condition.
         """
         sql = " OR ".join([self._sql["matches_search_key"]] * len(alternatives))
         return f"({sql})", [param for search_key in alternatives for param in (search_key,) * 2]
 
     def _iter_alternative_tags(self, metadata: Mapping[str, Any]) -> Iterator[list[bytes]]:
-        """Yield a list of alternative tags for each text or number in the metadata of a query.
+        """Yield, for each text or number in a query's metadata, the tags that may represent it.
 
-        A thread that contains this value has at least one of the alternative tags. `owner` has two
-        alternatives, because the user of a thread may be stored as `user_id` only.
+        A tag is a search key for a name and a value. A thread whose metadata contains the value has
+        at least one tag of the list. For the name `owner`, the list has two tags, because the user
+        of a thread may be stored as `user_id` only.
         """
         for name, value in metadata.items():
             names = (name, "user_id") if name == "owner" else (name,)
@@ -368,8 +373,8 @@ class ThreadList:
             thread.newest_removal = yield from removals.read_newest_number(thread_id)
             row = thread.key, thread_id, 0, thread.version_token, now, now, thread.newest_removal
             insert = self._sql("new_thread", *row, removals.hash_thread(thread_id))
-            # Store no title and empty search keys, because the thread has no head from which to
-            # read them.
+            # Store no title, and store an empty value for the search keys, because the new thread
+            # has no head from which a title or search keys could be read.
             set_title = self._sql("set_list_entry", None, b"", thread.key)
             sealed = encrypt_client_metadata(self._seal, thread_id, client)
             try:
@@ -396,7 +401,7 @@ class ThreadList:
         *,
         may_wait: bool = False,
     ) -> None:
-        """Change the clients' metadata and the status of a thread. Ignore unknown threads.
+        """Change the metadata that clients set, and the status of a thread. Ignore unknown threads.
 
         Args:
             thread_id: The thread.
@@ -424,7 +429,8 @@ class ThreadList:
                         yield self._sql("set_status", status, key)
                     if may_wait:
                         yield self._sql("mark_may_wait", key)
-                    if not seq:  # the thread has no put, which would have set the time
+                    # no checkpoint was stored in the thread, so no put has set the time of activity
+                    if not seq:
                         yield self._sql("touch_thread", time.time(), key)
 
         self._database.write(flow, exclusive_names=(thread_id,), watch=self._saver._watch)
@@ -437,7 +443,7 @@ class ThreadList:
         return int(count)
 
     def set_ttl(self, thread_id: str, ttl: TimeToLive) -> None:
-        """Set the time to live of a thread. The time is counted from now."""
+        """Set the time to live of a thread. The time to live starts now."""
         self._update_row(thread_id, "set_ttl", ttl.minutes, time.time(), int(ttl.keeps_latest))
 
     aset_ttl = make_async_twin(set_ttl)
@@ -459,8 +465,8 @@ class ThreadList:
     def delete_if_expired(self, thread_id: str) -> bool:
         """Apply the time to live of a thread.
 
-        If this time has ended, delete the thread or, if the latest checkpoint is to be kept, only
-        the older checkpoints.
+        If the time to live has ended, delete the thread. If the time to live keeps the latest
+        checkpoint, delete only the older checkpoints.
 
         Returns:
             Whether the time to live had ended.
@@ -484,7 +490,7 @@ class ThreadList:
     adelete_if_expired = make_async_twin(delete_if_expired)
 
     def _update_row(self, thread_id: str, statement_name: str, *params: Any) -> None:
-        """Execute the named SQL statement, which changes the row of a thread."""
+        """Execute an SQL statement that changes the row of a thread."""
         sql = self._sql[statement_name]
         self._database.write(
             lambda: fetch_rows(sql, *params, thread_id), exclusive_names=(thread_id,)
@@ -507,7 +513,10 @@ class ThreadList:
 
 
 def append_conditions(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple[str, list[Any]]:
-    """Append conditions to a SELECT statement. Return the statement and all its parameters."""
+    """Append conditions to a SELECT statement.
+
+    Return the extended statement and all its parameters.
+    """
     params: list[Any] = []
     for condition, values in where:
         sql += f" AND {condition}"

@@ -45,7 +45,7 @@ class NamespaceRecords(NamedTuple):
 
 @dataclass
 class ThreadRecords:
-    """All records of a thread in decrypted form, as they are copied to another thread.
+    """All decrypted records of a thread, from which a copy of the thread can be written.
 
     Attributes:
         seq: The counter of puts.
@@ -136,7 +136,8 @@ def read_thread_records(
     thread_key, _, created_at, updated_at, _, stored = rows[0]
     ((status, seq, sealed_client, may_wait),) = yield reader.sql("find_client_metadata", thread_id)
     title, listed_metadata = decrypt_list_entry(reader.seal, thread_id, stored)
-    if checkpoint_id is not None:  # the stored title and metadata may come from a later checkpoint
+    # the stored title and metadata may come from a checkpoint after `checkpoint_id`
+    if checkpoint_id is not None:
         title = listed_metadata = None
     client = decrypt_client_metadata(reader.seal, thread_id, sealed_client)
     logs = yield reader.sql("thread_logs", thread_key)
@@ -164,7 +165,8 @@ def _read_namespace(
 ) -> Flow[NamespaceRecords]:
     """Read the records of a namespace up to the sequence number `last_seq`.
 
-    In the root namespace, only the checkpoint with this sequence number and its ancestors are read.
+    In the root namespace, only the checkpoint with the sequence number `last_seq` and its ancestors
+    are read.
     """
     rows = yield reader.sql("checkpoints_page", *key_range(namespace_key), NO_LIMIT)
     yield from reader.check_row_count(len(rows), *key_range(namespace_key))
@@ -188,7 +190,7 @@ def _read_namespace(
 
 
 def read_items(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
-    """Read all items of a thread into its records, so that the thread can be compared."""
+    """Read all log items of a thread, and store the items in the thread's `ThreadRecords`."""
     items = {}
     for log, name, *last_keys in records.logs:
         items[log] = log_items = dict[int, bytes]()

@@ -62,7 +62,7 @@ _INFINITY: Final = float("inf")
 
 
 class ThreadReader:
-    """Reads threads, their heads, their transcripts and their checkpoints, as flows."""
+    """Builds flows that read threads, heads of threads, transcripts and checkpoints."""
 
     def __init__(self, reader: CheckpointReader) -> None:
         self.reader, self.sql = reader, reader.sql
@@ -166,7 +166,7 @@ class ThreadReader:
             log.stored_times[position] = _to_datetime(thread_id, stored_at)
 
     def _classify_value(self, ref: Any) -> tuple[bool, bool]:
-        """Return whether a reference is that of a dict, and whether the value's items are known.
+        """Return whether a reference stands for a dict, and whether the value's items are known.
 
         The items of a `DeltaChannel` are unknown if its value is unknown, or if its snapshot is
         neither a list nor a dict.
@@ -176,7 +176,8 @@ class ThreadReader:
         is_delta, ref = isinstance(ref, list) and ref[0] == SNAPSHOT, find_value_reference(ref)
         if not isinstance(ref, bytes):
             return ref is not None and ref[0] == DICT, not is_delta or ref[0] != ITEM
-        value = self.reader.codec.decode(ref)  # an empty list or dict is stored as plain bytes
+        # an empty list or dict is stored as encoded bytes without log positions
+        value = self.reader.codec.decode(ref)
         if type(value) is DeltaSnapshot:
             return type(value.value) is dict, type(value.value) in (list, dict)
         return type(value) is dict, True
@@ -188,10 +189,10 @@ class ThreadReader:
         channel: str,
         value_positions: set[int],
     ) -> Flow[set[int]]:
-        """Find transcript items that a `DeltaChannel`'s value contains in another stored form.
+        """Find transcript items that a `DeltaChannel`'s value contains with different stored bytes.
 
         Returns:
-            The positions of these items in the log.
+            The positions of the found items in the log.
         """
         key, transcript_ranges = checkpoint.snapshot.transcript.get(channel, (0, []))
         ref = checkpoint.snapshot.references.get(channel)
@@ -369,8 +370,8 @@ class ThreadReader:
     ) -> Flow[Title | None]:
         """Build the title of a thread from its head and its first messages.
 
-        An erasure or a prune removes the title from the thread's row, so the title must be built
-        again.
+        The title in the thread's row is missing after an erasure or a prune, so the title is built
+        from the messages.
         """
         checkpoint = yield from self.reader.find_checkpoint(
             Address(thread_id, "", head.checkpoint_id), head.key
@@ -487,7 +488,7 @@ class ThreadReader:
     def find_idle_thread(self, thread_id: str, before: datetime) -> Flow[ThreadInfo | None]:
         """Return a thread if its last activity was before a given time, or else None.
 
-        A thread that has a cron or a waiting run of the server is not idle.
+        A thread is not idle if the server has a cron for the thread or a run that waits to start.
         """
         rows = yield self.sql("one_thread", check_thread_id(thread_id))
         planned_runs = yield self.sql("has_planned_runs", thread_id)
@@ -559,7 +560,7 @@ def _interleave_positions(transcript: Iterable[int], branches: list[int]) -> lis
         branches: The sorted positions of items that are only on branches.
 
     Returns:
-        Each position, with whether it is only on a branch.
+        Pairs of a position and a bool. The bool says whether the position is only on a branch.
     """
     entries: list[tuple[int, bool]] = []
     remaining = branches[::-1]
@@ -586,7 +587,7 @@ def _to_datetime(thread_id: str, seconds: float) -> datetime:
 
 
 def _parse_bounds(bounds: Any) -> tuple[int, int]:
-    """Check the argument `bounds`, and return its two numbers.
+    """Check the argument `bounds`, and return its item counts for the start and for the end.
 
     Raises:
         ConfigurationError: The argument is not a pair of numbers that are zero or more.

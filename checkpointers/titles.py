@@ -36,8 +36,8 @@ def read_import_metadata(
     if head_metadata is None:
         head_metadata = read_existing_head(saver, thread_id).metadata
     if "title" not in head_metadata:
-        # The head lacks the title if another program has continued the thread, so search an
-        # imported checkpoint.
+        # If another program has continued the thread, its head has no title, so read the metadata
+        # of an imported checkpoint.
         root: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
         for tagged in saver.list(root, filter={TITLED: True}, limit=1):
             head_metadata = {**tagged.metadata}

@@ -21,11 +21,12 @@ from perdure.storage.flow import Flow
 
 
 class FormerWrites(NamedTuple):
-    """The pending writes that a task had at a checkpoint at an earlier time.
+    """A record of the pending writes of a task, made before a later run changed the pending writes.
 
     Attributes:
         has_result: Whether the task had written to channels of the graph.
-        control: Its questions, answers and errors, by the channel in which langgraph stores them.
+        control: The questions, answers and errors of the task, by the channel in which langgraph
+            stores them.
     """
 
     has_result: bool
@@ -38,7 +39,7 @@ class FormerCheckpoint(NamedTuple):
     Attributes:
         checkpoint_ns: The namespace of the checkpoint.
         checkpoint_id: The id of the checkpoint.
-        tasks: The writes of each task, by its id.
+        tasks: The pending writes of each task, by task id.
     """
 
     checkpoint_ns: str
@@ -51,7 +52,8 @@ async def undo_writes(
 ) -> None:
     """Restore the pending writes of a checkpoint to an earlier state, in one transaction.
 
-    Writes of `update_state` are kept. Rows whose task id is the id of the run are removed.
+    Pending writes of `update_state` are kept. Pending writes that were stored under the id of the
+    run in place of a task id are removed.
 
     Args:
         saver: The checkpointer.
@@ -71,7 +73,7 @@ async def undo_writes(
 def _restore_writes(
     reader: CheckpointReader, thread_id: str, run_id: str, former: FormerCheckpoint
 ) -> Flow[None]:
-    """Rewrite or delete those rows of pending writes that differ from their former state."""
+    """Rewrite or delete rows of pending writes, so that the rows match the record in `former`."""
     checkpoint_ns, checkpoint_id, tasks = former
     for thread_key, *_ in (yield reader.sql("find_thread", thread_id)):
         namespaces = {

@@ -1,13 +1,15 @@
-"""Convert values to msgpack and back. Values that are not plain data become extensions.
+"""Convert values to msgpack and back.
 
-The extensions have the format of langgraph's serializer (`langgraph.checkpoint.serde.jsonplus`).
-Each extension contains `[module, name, payload, ...]`. The encoding differs from langgraph's
+Values that are not plain data become msgpack extension types. The msgpack extensions have the
+format of langgraph's serializer (`langgraph.checkpoint.serde.jsonplus`). The content of an
+extension is the list `[module, name, payload, ...]`. perdure's encoding differs from langgraph's
 encoding in three points. Class names are qualified names. Pydantic models are stored by their
 attributes and not by `model_dump()`. Tuples, bytearrays and dict keys inside a plain data class
 keep their types.
 
-To rebuild a value, only classes in `KNOWN` and classes that an allowlist names are called.
-Instances of other classes are rebuilt without running their code; see `objects`.
+When a value is decoded, the constructor of a class is called only if the class is in `KNOWN` or is
+named in an allowlist. Instances of all other classes are rebuilt without running code of the class;
+see `objects`.
 """
 
 from __future__ import annotations
@@ -68,16 +70,16 @@ _KEYS: Final = frozenset((str, int, float, bool, bytes, NoneType))
 
 # langgraph's extension codes
 _SINGLE, _POSITIONAL, _KEYWORDS, _METHOD, _MODEL_V1, _MODEL, _ARRAY, _SNAPSHOT = range(8)
-# These are perdure's own extension codes. A tuple is stored as an array. A dict whose keys msgpack
-# does not support is stored as pairs. A value of a registered type is stored as [module, name,
-# result of `dump`].
+# The msgpack extension codes 64 to 66 are perdure's own codes. A tuple is stored as an array. A
+# dict whose keys msgpack does not support is stored as pairs. A value of a registered type is
+# stored as [module, name, result of `dump`].
 _TUPLE, _PAIRS, _REGISTERED = 64, 65, 66
 
 _SEND: Final = ("langgraph.types", "Send")
 _ITEM: Final = ("langgraph.store.base", "Item")
 _DELTA_SNAPSHOT: Final = ("langgraph.checkpoint.serde.types", "_DeltaSnapshot")
 
-# This serializer of langgraph encodes values that contain no other objects.
+# langgraph's serializer, which encodes objects that contain no other objects.
 _LANGGRAPH: Final = JsonPlusSerializer(allowed_msgpack_modules=None)
 DeltaSnapshot: Final[Any] = type(
     _LANGGRAPH.loads_typed(
@@ -89,12 +91,12 @@ DeltaSnapshot: Final[Any] = type(
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A list channel's value that continues the value in the parent checkpoint with `items`.
+    """The value of a list channel, given as the items that are appended to the parent's value.
 
-    A program that puts many checkpoints of one long list, such as an import, passes a
-    `Continuation` in place of the list. Only `items` are encoded and compared with the log, so the
-    cost of the put does not grow with the length of the list. The put always continues its parent,
-    even if the parent is not the head.
+    A program that stores many checkpoints of one growing list, such as an import, passes a
+    `Continuation` in place of the complete list. Only `items` are encoded and compared with the
+    log, so the cost of storing a checkpoint does not grow with the length of the list. The items
+    are always appended to the value in the parent checkpoint, even if the parent is not the head.
     """
 
     items: list[Any]
@@ -137,13 +139,14 @@ class TypeNotAllowed(TypeError):
 class Allowlist:
     """Decides which classes may be rebuilt, from the option `allowed_msgpack_modules`.
 
-    If this option of the serializer is True or contains `LOADED`, the named classes and all plain
-    data classes that the process has imported may be rebuilt. Otherwise the strict rule applies,
-    and only the named classes may be rebuilt.
+    If the serializer's option `allowed_msgpack_modules` is True or contains `LOADED`, the
+    checkpointer may rebuild the classes that the option names and all plain data classes that the
+    process has imported. In all other cases, the allowlist is strict: the checkpointer may rebuild
+    only the classes that the option names.
 
     Attributes:
         types: The types that the program has registered, and its aliases for stored names.
-        is_strict: Whether the strict rule applies.
+        is_strict: Whether only classes that the option names may be rebuilt.
         has_name: Returns whether the option names a class.
     """
 
@@ -153,7 +156,7 @@ class Allowlist:
         self.types = types
 
         def allows_name(name: Name) -> bool:
-            # if the name is already allowed, the same serializer is returned
+            # with_msgpack_allowlist returns the serializer itself if it already allows the name
             return serde.with_msgpack_allowlist([name]) is serde
 
         everything = allows_name(("", ""))
@@ -163,9 +166,10 @@ class Allowlist:
         )
 
     def check_allowed(self, name: Name) -> None:
-        """Raise `TypeNotAllowed` if the strict rule applies and the class is not named.
+        """Raise `TypeNotAllowed` if the allowlist is strict and does not name the class.
 
-        This check is for plain data classes. Callers check other classes with `has_name`.
+        The method checks plain data classes. For a class that is not a plain data class, callers
+        use `has_name`.
         """
         if self.is_strict and not self.has_name(name):
             raise TypeNotAllowed(name)
@@ -174,13 +178,13 @@ class Allowlist:
 class DetachedFields(dict[str, Any]):
     """The fields of an object whose class is not available in this process.
 
-    If the dict is stored again, it is stored as an object of that class with the current fields of
-    the dict.
+    If a `DetachedFields` is stored again, it is stored as an object of the missing class, with the
+    current entries of the dict as fields.
 
     Attributes:
         origin: The extension code, the name of the class, and the values after the payload.
-        is_payload: Whether the dict itself is the payload. Otherwise the payload is its entry
-            `value`.
+        is_payload: Whether the dict itself is the payload. If False, the payload is the entry
+            `value` of the dict.
     """
 
     __slots__ = ("is_payload", "origin")
@@ -188,8 +192,8 @@ class DetachedFields(dict[str, Any]):
     origin: tuple[int, Name, list[Any]]
     is_payload: bool
 
-    # Hash the dict by identity, so that it can be an element of a set or a key of a dict, like the
-    # original object.
+    # Hash the dict by identity. A hashable dict can replace the original object where that object
+    # was an element of a set or a key of a dict.
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
@@ -220,11 +224,12 @@ class Converter:
         self._allowlist, self._types, self._former = allowlist, allowlist.types, former or {}
         self._may_replace = not exact
         self.replacing = False
-        # Whether the converter is inside a value of a registered type, where a nested value that
-        # cannot be loaded is an error.
+        # Whether the converter is now converting a part of a value of a registered type. If True, a
+        # nested value that cannot be loaded raises an error.
         self._in_registered = False
         self._depth = 0
-        # the innermost error, kept because ormsgpack replaces its message
+        # The first error that was raised for a nested object. The error is stored here because
+        # ormsgpack raises another error with a different message.
         self._error: Exception | None = None
 
     def pack(self, value: Any) -> bytes:
@@ -247,10 +252,10 @@ class Converter:
             raise error from None
 
     def unpack(self, data: bytes | memoryview) -> Any:
-        """Convert msgpack data from `pack` or from langgraph's serializer back to the value.
+        """Decode a value from msgpack data that `pack` or langgraph's serializer has created.
 
         Raises:
-            TypeNotAllowed: The strict rule applies, and a class in the value is not named.
+            TypeNotAllowed: The allowlist is strict, and does not name a class in the value.
             ValueError: The data has another format.
         """
         try:
@@ -270,7 +275,7 @@ class Converter:
         return ormsgpack.unpackb(data, ext_hook=hook, option=_UNPACK)
 
     def _call_one_level_deeper(self, step: Callable[..., Any], *args: Any) -> Any:
-        """Call a function for a nested object, and limit the depth of nested objects."""
+        """Call a function that converts a nested object. Limit the depth of nested objects."""
         self._depth += 1
         try:
             if self._depth > _MAX_OBJECTS:
@@ -309,11 +314,14 @@ class Converter:
         return self._encode_other_value(value, name)
 
     def _encode_exactly(self, code: int, parts: list[Any]) -> ormsgpack.Ext:
-        """Build an extension in which all nested values keep their exact types."""
+        """Build a msgpack extension in which all nested values keep their exact types."""
         return ormsgpack.Ext(code, self._pack_value(self._convert_exactly(parts), _EXACT))
 
     def _convert_exactly(self, value: Any) -> Any:
-        """Replace values whose type msgpack would change with extensions that keep the type."""
+        """Replace values whose type msgpack would change.
+
+        The replacements are msgpack extensions, which keep the type.
+        """
         if type(value) is list or type(value) is tuple:
             return type(value)(map(self._convert_exactly, value))
         if type(value) is bytearray:
@@ -327,7 +335,7 @@ class Converter:
     def _encode_known_class(self, value: Any, name: Name) -> ormsgpack.Ext:
         """Encode an instance of a class in `KNOWN` as langgraph does.
 
-        Values inside the instance are encoded by this converter.
+        Values inside the instance are encoded by the `Converter` itself and not by langgraph.
         """
         cls: Any = type(value)
         code, further_parts = _KEYWORDS, []
@@ -346,7 +354,8 @@ class Converter:
                 payload.append(timeout)
         elif isinstance(value, BaseModel):
             code, payload, further_parts = _MODEL, value.model_dump(), ["model_validate_json"]
-            # Keep such values as they are, because pydantic would dump them as text or plain dicts.
+            # Do not let pydantic dump fields that contain `DetachedFields` or values of registered
+            # types, because pydantic would convert such fields to text or plain dicts.
             payload |= {
                 n: v for n, v in value.__dict__.items() if self._contains_extension_value(v)
             }
@@ -470,7 +479,7 @@ class Converter:
                     getattr(importlib.import_module(module), name), code, payload, rest
                 )
             except Exception as exc:
-                # langgraph's serializer also returns the payload after an error
+                # Return the payload, as langgraph's serializer does if it cannot rebuild an object.
                 _log_detached_class((module, name), f"the object cannot be rebuilt ({exc})")
                 return payload
         return self._rebuild_object((code, (module, name), rest), payload)
@@ -494,7 +503,8 @@ class Converter:
         reason = explain_missing_class(*name)
         try:
             if kind is not None:
-                # langgraph's encoding of a model has another number of parts
+                # After the payload, perdure's encoding of a model has 3 parts. langgraph's encoding
+                # has a different number of parts.
                 is_exact = len(rest) == 3
                 private, fields_set = rest[1:] if is_exact else (None, None)
                 dumped = kind == "model" and not is_exact
@@ -541,8 +551,8 @@ def _is_plain_key(key: Any) -> bool:
     return type(key) in _KEYS or (type(key) is tuple and all(map(_is_plain_key, key)))
 
 
-# By builtin type, the function that converts a value of a subclass to this type, as langgraph's
-# serializer does.
+# For each builtin type, the function that converts an instance of a subclass to the builtin type.
+# langgraph's serializer also encodes an instance of a subclass as the builtin type.
 _BUILTINS: Final[dict[type, Callable[[Any], Any]]] = {
     str: str.__str__,
     int: int.__int__,
@@ -568,7 +578,8 @@ def _construct_object(cls: Any, code: int, payload: Any, rest: list[Any]) -> Any
         if len(payload) == 3 and class_name(cls) == _SEND:
             return cls(*payload[:2], timeout=payload[2])
         if issubclass(cls, deque):
-            # the constructor of a subclass may accept only the items and no limit
+            # The constructor of a subclass of deque may accept only the items and no maximum
+            # length.
             with suppress(TypeError):
                 return cls(*payload)
             return cls(payload[0])
@@ -590,9 +601,9 @@ _MAX_NOTED: Final = 1000
 
 
 def _log_detached_class(name: Name, reason: str, remedy: str = "") -> None:
-    """Log that objects of a class are returned as dicts, and how to avoid it.
+    """Log that objects of a class are returned as dicts, with advice on how to get objects.
 
-    Each class is logged once.
+    The message is logged once for each class.
 
     Args:
         name: The stored name of the class.

@@ -21,7 +21,10 @@ class WebhookTable(ServerTable):
     async def add(
         self, run: LiveRun, content: Any, content_if_erased: Any, *, keeps_thread: bool
     ) -> None:
-        """Store the webhook of a run that ends; see `build_webhook_insert` for the arguments."""
+        """Store the webhook that announces the end of a run.
+
+        For the arguments, see `build_webhook_insert`.
+        """
         insert = self.build_webhook_insert(
             run, content, content_if_erased, keeps_thread=keeps_thread, known_cancel="rollback"
         )
@@ -69,7 +72,8 @@ class WebhookTable(ServerTable):
     ) -> tuple[Any, int] | None:
         """Claim the next attempt to deliver a webhook.
 
-        The webhook becomes due again after the delay of this attempt, unless it is deleted before.
+        The webhook becomes due again after the delay of the claimed attempt, unless the webhook is
+        deleted before the delay ends.
 
         Args:
             run_id: The run whose webhook is due.

@@ -1,9 +1,10 @@
 """Plan and store checkpoints and pending writes.
 
-A put is planned from the cached head of its thread and the new checkpoint. The plan consists of a
-list of SQL statements and the new head. One transaction executes the statements if the thread has
-not changed since it was cached. If the thread has changed or was not cached, the transaction first
-reads the thread and then plans the put again. See docs/decisions/0022.
+Before a checkpoint is stored, the writer plans the SQL statements and the new head of the thread.
+The plan uses the checkpoint and the thread's head in the cache. One transaction executes the
+planned statements if the thread in the database has not changed since it was cached. If the thread
+has changed or was not cached, the transaction reads the thread, makes a new plan, and executes the
+new plan. See docs/decisions/0022.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class DatabaseWrite(NamedTuple):
 
 
 class _MissingParts(NamedTuple):
-    """Lists the data that a put needs but that is not cached, so that it must be read first.
+    """Lists uncached data that must be read from the database before a checkpoint can be stored.
 
     Attributes:
         key_count: The number of new keys for the thread, the namespace and the logs.
@@ -91,7 +92,7 @@ class _MissingParts(NamedTuple):
 
 
 class CheckpointWriter:
-    """Plans writes from cached data, or in a transaction that reads the thread first."""
+    """Plans the SQL statements that store checkpoints and pending writes."""
 
     def __init__(self, reader: CheckpointReader, watch: Watch) -> None:
         self.watch = watch
@@ -99,10 +100,12 @@ class CheckpointWriter:
         self.sql, self.seal, self.removals = reader.sql, reader.seal, reader.removals
 
     def plan_database_write(self, request: CheckpointPut | TaskWrites) -> DatabaseWrite:
-        """Plan a request, from cached data if possible, as arguments of `Database.write`.
+        """Build the arguments of `Database.write` that store a checkpoint or pending writes.
 
-        If the thread has changed since it was cached, the same transaction reads the thread and
-        plans the request again. Requests are therefore stored in the order in which they were made.
+        The SQL statements are planned from cached data if possible. If the thread has changed since
+        it was cached, the same transaction reads the thread and plans the statements again. A later
+        request cannot overtake the request that is planned again, because no second transaction is
+        needed. Requests are therefore stored in the order in which they were made.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -112,9 +115,10 @@ class CheckpointWriter:
             request.encode_unchanged_channels(self.codec)
 
         def store_request() -> Flow[Commit]:
-            """Execute the planned statements.
+            """Execute the SQL statements that were planned from cached data.
 
-            If the statements fail, read the thread and plan the request again.
+            If the planned statements fail because the thread has changed, read the thread and plan
+            the statements again.
             """
             if commit is not None:
                 try:
@@ -124,7 +128,8 @@ class CheckpointWriter:
                     if isinstance(request, CheckpointPut):
                         self.cache.invalidate_heads(thread_id)
                         if commit.statements[0].sql == self.sql["new_thread"]:
-                            # another thread may already use the planned key
+                            # another thread may already use the key that was planned for the new
+                            # thread
                             self.cache.keys.discard_keys()
                 else:
                     return commit
@@ -145,16 +150,17 @@ class CheckpointWriter:
         )
 
     def _invalidate_after_failure(self, thread_id: str | None) -> None:
-        """Drop the cached heads of a thread and the reserved keys after a failed transaction.
+        """Drop cached data that may be wrong after a failed transaction.
 
-        The keys are dropped because they may be the cause of the failure.
+        For a put, the cached heads of the thread are dropped. The row keys that this process has
+        reserved are dropped because the transaction may have failed if such a key was already used.
         """
         if thread_id is not None:
             self.cache.invalidate_heads(thread_id)
         self.cache.keys.discard_keys()
 
     def plan_from_cache(self, request: CheckpointPut | TaskWrites) -> Commit | None:
-        """Plan a request from cached data. Return None if the thread must be read first.
+        """Plan a request from cached data. Return None if the cached data is not sufficient.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -172,7 +178,8 @@ class CheckpointWriter:
             return None
         if isinstance(request, TaskWrites):
             return self._plan_task_writes(request, thread)
-        # Do not wait for the lock, because the caller may be running on an event loop.
+        # Do not wait for the lock of the cached thread, because the caller may be running on an
+        # event loop.
         if not thread.lock.acquire(blocking=False):
             return None
         try:
@@ -194,7 +201,8 @@ class CheckpointWriter:
                     return None
             result = self._plan_checkpoint(request, thread, head, parent)
             return result if isinstance(result, Commit) else None
-        except BaseException:  # an error may leave the cached thread half updated
+        except BaseException:
+            # after an error, the cached thread may contain only a part of the update
             thread.version_token = None
             raise
         finally:
@@ -230,9 +238,9 @@ class CheckpointWriter:
             head: The head of the namespace. Its key is 0 if the namespace must be created.
             parent: The parent of the checkpoint, or None.
             replaced: The stored checkpoint with the same id, which is replaced, or None.
-            keys: Keys for the rows that are created, if they were read from the database. The items
-                with the hashes of the new items must have been loaded then. None means that the
-                reserved keys of this process are used.
+            keys: Keys for the rows that are created, if they were read from the database. If `keys`
+                is given, the stored items whose hashes equal those of new items must have been
+                loaded. If `keys` is None, the reserved keys of this process are used.
 
         Returns:
             The transaction, or the data that must be read first.
@@ -328,7 +336,7 @@ class CheckpointWriter:
     ) -> Statement:
         """Build the first statement of a put, which fails if the cached thread is outdated.
 
-        The statement also fails if a row that the put creates already exists.
+        The statement also fails if the database already contains a row that the put would create.
         """
         (thread_id, checkpoint_ns, _), seq = put.address, thread.last_seq + 1
         if not thread.key:
@@ -382,7 +390,7 @@ class CheckpointWriter:
     ) -> dict[str, Any]:
         """Add the labels of the parent to a checkpoint, and return the complete metadata.
 
-        The metadata is encoded again only if the encoded metadata lacks a label.
+        If the encoded metadata already contains all labels, the metadata is not encoded again.
         """
         metadata, labels = put.metadata, dict[str, Any]()
         inherited, needs_encoding = dict[str, Any](), LABELS in metadata or MERGED in metadata
@@ -416,9 +424,10 @@ class CheckpointWriter:
     ) -> list[Statement]:
         """Build the statements that update a thread's list entry, which is its title and metadata.
 
-        The list entry contains the metadata of the root namespace's head. A put that becomes a
-        branch does not change this metadata. A put that becomes a branch marks the thread as one
-        that may wait for an answer, because the head may still wait.
+        The list entry of a thread contains the metadata of the root namespace's head. A new
+        checkpoint on a branch does not change the metadata in the list entry. A new checkpoint on a
+        branch marks the thread as possibly waiting for an answer, because the head, which is
+        another checkpoint, may be waiting.
         """
         if put.address.checkpoint_ns:
             return []
@@ -451,7 +460,7 @@ class CheckpointWriter:
     def _encode_listed_metadata(
         self, metadata: dict[str, Any], former: tuple[Any, bytes] | None
     ) -> tuple[Any, bytes]:
-        """Return listed metadata in decoded and encoded form, or `former` if it is unchanged."""
+        """Return decoded and encoded metadata, or `former` if the encoded metadata is unchanged."""
         stored = self.codec.encode(metadata, lambda: "metadata", exact=True)
         if former is not None and stored == former[1]:
             return former
@@ -492,7 +501,8 @@ class CheckpointWriter:
     ) -> list[Statement]:
         """Build statements that replace values in pending writes with references to the logs.
 
-        The pending writes are those of the tasks whose results the new checkpoint contains.
+        The statements change the pending writes of the tasks whose results are applied in the new
+        checkpoint.
         """
         statements, address = [], put.address
         tasks = thread.pending_writes.pop((address.checkpoint_ns, address.checkpoint_id or ""), {})
@@ -564,7 +574,7 @@ class CheckpointWriter:
     def _read_stale_put(
         self, request: CheckpointPut | TaskWrites, newest_removal: int
     ) -> Flow[Any]:
-        """Return a `StalePut` if a request's state was loaded before a removal, or else None."""
+        """Return a `StalePut` if data was removed since a request's state was loaded, else None."""
         if not newest_removal or not self.removals.is_stale(request, newest_removal):
             return None
         from perdure.checkpointers.stale_puts import StalePut  # langgraph.types is slow to import
@@ -572,17 +582,18 @@ class CheckpointWriter:
         return (yield from StalePut.read_removals(self.reader, request))
 
     def _find_cached_thread(self, thread_id: str, key: int, generation: int) -> Thread | None:
-        """Return the cached thread, or None if its key or generation differs."""
+        """Return the cached thread, or None if its key or generation differs from the arguments."""
         thread = self.cache.get_thread(thread_id)
         return thread if thread and (thread.key, thread.generation) == (key, generation) else None
 
     def _find_reference_state(
         self, request: CheckpointPut | TaskWrites, state: tuple[int, int], is_cache_valid: bool
     ) -> tuple[int, int]:
-        """Return the key and generation of the thread whose logs a request may reference.
+        """Return the key and generation of the cached thread to whose logs a request may refer.
 
         Returns:
-            The state of the thread if its cached data is valid, otherwise that of no thread.
+            The argument `state` if the cached data of the thread is valid. If the cached data is
+            not valid, the pair `(0, -1)`, which matches no thread.
         """
         is_valid = is_cache_valid and request.cached_thread is self.cache.get_thread(
             request.address.thread_id
@@ -706,7 +717,8 @@ class CheckpointWriter:
             snapshot.has_stopped_task = True
             insert = self.sql("new_writes_at_head", *insert.params, snapshot.key)
         statements = [insert]
-        # the write of an answer uses a single statement, for speed
+        # The statements that store an answer to an interrupt do not update the time of activity,
+        # for speed.
         if request.task_id != NULL_TASK:
             statements += self._build_activity_statements(thread)
         statements += [self.sql("mark_may_wait", thread.key)] if request.has_interrupt else []
@@ -720,10 +732,10 @@ class CheckpointWriter:
         return bool(self.reader.decode_metadata(snapshot).get("source") == "update")
 
     def _build_activity_statements(self, thread: Thread) -> list[Statement]:
-        """Build the statement that stores the thread's time of activity, if it is outdated.
+        """Build a statement that updates the thread's time of activity if the stored time is old.
 
-        A difference of up to `ACTIVITY_PRECISION_S` is not stored, because the index of this time
-        is expensive to write.
+        If the stored time is at most `ACTIVITY_PRECISION_S` seconds old, the time is not updated,
+        because updates of the index on the time of activity are expensive.
         """
         now = time.time()
         if now - thread.updated_at <= ACTIVITY_PRECISION_S:
@@ -734,8 +746,8 @@ class CheckpointWriter:
     def _read_and_store_writes(self, request: TaskWrites) -> Flow[Commit]:
         """Read a thread and store the writes of a task, in one transaction.
 
-        Earlier writes of the same task are kept. Earlier errors, interrupts and similar special
-        writes are replaced.
+        Stored writes of the same task to channels of the graph are kept. Stored writes with a
+        negative index, such as errors and interrupts, are replaced with the new writes.
         """
         thread_id, checkpoint_ns, checkpoint_id = request.address
         state, keys = self.sql("read_write_state", None, checkpoint_ns, thread_id), list[int]()
@@ -756,8 +768,8 @@ class CheckpointWriter:
             key, generation, updated_at, namespace_key = keys.pop(), 0, time.time(), None
             row = key, thread_id, 0, random.getrandbits(62), updated_at, updated_at, newest_removal
             yield self.sql("new_thread", *row, self.removals.hash_thread(thread_id))
-        # Creating the namespace here changes the thread, so that a put which was planned to create
-        # it fails.
+        # Mark the thread as changed when its namespace is created. A put that was planned to create
+        # the same namespace then fails and is planned again.
         if namespace_key is None:
             namespace_key = keys.pop()
             yield [
@@ -768,7 +780,9 @@ class CheckpointWriter:
             self._find_cached_thread(thread_id, key, generation) if is_cache_valid else None
         )
         thread = cached_thread or Thread(key, generation, newest_removal)
-        thread.updated_at = updated_at  # a failed plan may have changed the cached time
+        # Restore the stored time, because a plan that failed may have changed the time in the
+        # cached thread.
+        thread.updated_at = updated_at
         writes = request.build_writes_for_state(
             *self._find_reference_state(request, (key, generation), is_cache_valid)
         )
