@@ -1,4 +1,7 @@
-"""Provide the checkpointers, which store threads. Pass one to `graph.compile(checkpointer=...)`."""
+"""Provide the checkpointers, which store threads.
+
+Pass a checkpointer to langgraph as `graph.compile(checkpointer=...)`.
+"""
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -50,7 +53,8 @@ __all__ = [
     "read_import_metadata",
     "title",
 ]
-# leave out Postgres, so that `import *` works without the extra `postgres`
+# Remove the Postgres names from `__all__` if psycopg is not installed, so that `import *` works
+# without the extra `postgres`.
 if find_spec("psycopg") is None:
     __all__[:] = [name for name in __all__ if not name.startswith("Postgres")]
 

@@ -89,7 +89,7 @@ class Additions:
         parent: Snapshot | None,
         merge: Merge | None,
     ) -> None:
-        """Set the reference to the value of each channel of a checkpoint, and log new items.
+        """Set a checkpoint's reference to each channel value, and append new items to the logs.
 
         Args:
             snapshot: The checkpoint, without references.
@@ -108,8 +108,9 @@ class Additions:
                 snapshot.inherit_channel(channel, parent)
         if parent is not None:
             for channel, version in snapshot.channel_versions.items():
-                # A graph without this channel keeps the version of the channel, but not its value.
-                # Take the value from the parent.
+                # A graph that does not define this channel keeps the channel's version in the
+                # checkpoint, but not the channel's value. The value is therefore taken from the
+                # parent checkpoint.
                 if channel not in snapshot.references and parent.has_version(channel, version):
                     snapshot.inherit_channel(channel, parent)
         if merge is not None:
@@ -118,7 +119,10 @@ class Additions:
     def add_value(
         self, channel: str, node: SplitValue, snapshot: Snapshot, parent: Snapshot | None
     ) -> Any:
-        """Add the new items of a value to the log, and return the reference to the value."""
+        """Append the new items of a channel value to its log.
+
+        Return the reference to the value that the checkpoint stores.
+        """
         if node.update is not None:
             ref = self._add_delta_update(channel, node.update, snapshot, parent)
             if node.undivided is None:
@@ -175,7 +179,10 @@ class Additions:
     def _add_delta_update(
         self, channel: str, update: ChannelUpdate, snapshot: Snapshot, parent: Snapshot | None
     ) -> Any:
-        """Append the writes to a `DeltaChannel` to its log, and return the value's reference."""
+        """Append items that tasks wrote to a `DeltaChannel` to its log.
+
+        Return the reference to the channel's value.
+        """
         log, entry_positions = self.thread.logs_by_channel[channel], list[int | None]()
         first_new_position = log.next_position
         for entry in update.entries:
@@ -198,7 +205,8 @@ class Additions:
         new_ranges = join_ranges(
             (entry_position, entry_position + 1) for entry_position in transcript_positions
         )
-        # The items of the parent's value are in the transcript already, perhaps in another form.
+        # The transcript already contains the items of the channel's value at the parent checkpoint.
+        # Some of these items may be stored there with a different encoding.
         if update.base:
             new_ranges = subtract_ranges(
                 new_ranges, merge_ranges(_replace_aliases_by_origins(log, update.base))
@@ -249,16 +257,17 @@ class Additions:
         ]
 
     def append_new_items(self, channel: str, parts: list[bytes | Range]) -> Ranges:
-        """Append the items in `parts` that are new, and return the ranges of all parts.
+        """Append the new items among `parts` to a channel's log, and return ranges for all parts.
 
-        If there would be more ranges than `max_ranges` allows, scattered items are appended to the
-        log again as aliases.
+        Each part is the content of an item, or a range of log positions. If the result would have
+        more ranges than `max_ranges` allows, neighbouring short ranges are replaced by one range of
+        aliases. An alias is a log entry that repeats an earlier item.
         """
         log = self.thread.logs_by_channel[channel]
         return self._limit_ranges(log, self._append_parts_to_log(log, parts))
 
     def _append_parts_to_log(self, log: ChannelLog, parts: Iterable[bytes | Range]) -> Ranges:
-        """Append the items in `parts` that are new, and return the ranges of all parts in order."""
+        """Append the new items among `parts` to a log, and return ranges for all parts in order."""
         ranges = []
         for part in parts:
             if isinstance(part, bytes):
@@ -279,9 +288,10 @@ class Additions:
         self._rows.append((row_key(log.key, position), hashed, stored_at, body))
 
     def _limit_ranges(self, log: ChannelLog, ranges: Ranges) -> Ranges:
-        """Return ranges that contain the same items, but not more ranges than `max_ranges` allows.
+        """Return ranges with the same items as `ranges`, at most as many as `max_ranges` allows.
 
-        Scattered items are appended to the log again as aliases.
+        To reduce the number of ranges, neighbouring short ranges are replaced by one range of
+        aliases. An alias is a log entry that repeats an earlier item.
         """
         if len(ranges) <= MIN_RANGE_LIMIT or len(ranges) <= max_ranges(count_positions(ranges)):
             return ranges
@@ -351,7 +361,10 @@ class Commit:
     remaining_keys: list[int] = field(default_factory=list)
 
     def record_whether_head_has_writes(self, rows: list[Row]) -> None:
-        """Record whether the new head has pending writes, as the first statement has returned."""
+        """Record whether the new head has pending writes.
+
+        The first statement of the transaction has returned this information in `rows`.
+        """
         if self.head is not None and self.head.snapshot is self.snapshot:
             self.head.write_rows = None if rows[0][-1] else {}
 
@@ -388,7 +401,7 @@ class Commit:
     def _cache_written_row(
         self, checkpoint_ns: str, checkpoint_id: str, task_id: str, row: Row
     ) -> None:
-        """Cache the row of a task's pending writes, if their checkpoint is the head."""
+        """Cache the row of a task's pending writes, if they belong to the cached head."""
         thread = self.cache.get_thread(self.thread_id)
         head = thread.heads.get(checkpoint_ns) if thread is not None else None
         if head is None or head.snapshot is None or head.snapshot.checkpoint_id != checkpoint_id:
@@ -400,7 +413,7 @@ class Commit:
 def _extend_transcript(
     log: ChannelLog, former_ranges: Ranges, new_ranges: Ranges, first_new_position: int
 ) -> Ranges:
-    """Append the new items of a value to the ranges of a channel's transcript.
+    """Return the ranges of a channel's transcript, extended by the new items of a value.
 
     Args:
         log: The log.
@@ -418,14 +431,14 @@ def _extend_transcript(
 
 
 def _replace_aliases_by_origins(log: ChannelLog, ranges: Ranges) -> Ranges:
-    """Replace aliases in ranges by the positions of the items that the aliases repeat."""
+    """Replace each alias in log ranges by the position of its original item."""
     originals: Ranges = []
     for start, stop in ranges:
         if start < ALIASES:
             originals.append((start, stop))
         else:
-            # `__getitem__` raises KeyError for an alias that is not cached. Otherwise the alias
-            # would be treated as an item.
+            # Use `__getitem__` and not `get`, because `__getitem__` raises KeyError for an alias
+            # that is not cached. With `get`, the alias would be mistaken for an item.
             originals += ((o, o + 1) for o in map(log.origins.__getitem__, range(start, stop)))
     return join_ranges(originals)
 
@@ -433,7 +446,10 @@ def _replace_aliases_by_origins(log: ChannelLog, ranges: Ranges) -> Ranges:
 def cache_pending_writes(
     thread: Thread, request: TaskWrites, writes: list[Write], body: bytes
 ) -> None:
-    """Cache the writes of a task if the next checkpoint may store some of them in a log."""
+    """Cache the pending writes of a task if the next checkpoint may need them.
+
+    The next checkpoint needs a pending write if it may store items of the write in a log.
+    """
     if any(map(_may_be_stored_in_log, writes)):
         checkpoint = request.address.checkpoint_ns, request.address.checkpoint_id or ""
         tasks = thread.pending_writes.get(checkpoint, {})

@@ -127,7 +127,8 @@ def find_run_context(config: RunnableConfig) -> Any:
 def find_run_context_values(config: RunnableConfig, names: Iterable[str]) -> dict[str, Any]:
     """Return the values with these names in the `context` of the run that a config belongs to.
 
-    The context is a dict or an object with attributes. Names whose value is None are omitted.
+    The context of a run is a dict or an object with attributes. Names whose value in the context is
+    None are omitted.
     """
     context = find_run_context(config)
     get_value = context.get if isinstance(context, Mapping) else partial(getattr, context)

@@ -2,9 +2,10 @@
 
 The cache is never the source of truth. An item at a log position never changes, so a cached item
 stays valid when other processes write. Only a deletion makes it stale. Each deletion from a thread
-increments its `generation`, and every read compares the cached `generation` with the stored one. A
-put that was planned from a cached head is stored only if the thread still has the same version
-token. Each transaction that changes a thread changes the version token of the thread.
+increments the `generation` of the thread, and every read compares the cached `generation` with the
+stored `generation`. A checkpoint that was planned from a cached head is stored only if the version
+token of the thread is still the one that was cached with the head. Each transaction that changes a
+thread changes the version token of the thread.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _WEIGH_EVERY: Final = 64
 _THREAD_OVERHEAD: Final = 10_000
 # maximum number of heads, and of checkpoints with pending writes, that are cached for each thread
 _RECENT: Final = 16
-# maximum number of threads that are remembered, so that overlapping runs are logged once for each
+# Maximum number of threads that are remembered as threads with overlapping runs. Overlapping runs
+# are logged only once for each remembered thread.
 _MAX_OVERLAPPED: Final = 1024
 # mask for the bits of a checkpoint's row key that contain its sequence number
 _SEQ_MASK: Final = 0xFFFFFFFF
@@ -81,7 +83,8 @@ class ChannelLog:
     def __init__(self, key: int, name: str, cached: ChannelLog | None = None) -> None:
         """Create the cached part of a log.
 
-        If `cached` is given, which is an older object for the same log, its items are copied.
+        If an older object for the same log is passed as `cached`, the items of the older object are
+        copied.
         """
         self.key = key
         self.name = name
@@ -104,7 +107,7 @@ class ChannelLog:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every item of the log is either cached or planned."""
+        """Whether every item of the log is either cached or about to be appended."""
         return len(self.items) + self.planned_count == self.next_position
 
     def has_cached_range(self, start: int, stop: int) -> bool:
@@ -115,12 +118,15 @@ class ChannelLog:
         return all(map(self.items.__contains__, range(start, stop)))
 
     def has_items(self, start: int, stop: int, items: list[bytes]) -> bool:
-        """Return whether the cached items of a range are exactly these items."""
+        """Return whether the cached items from `start` to `stop` are equal to the list `items`."""
         get_item = self.items.get if start < ALIASES else self.get
         return list(map(get_item, range(start, stop))) == items
 
     def get(self, position: int) -> bytes | None:
-        """Return the item at the position of an item or alias, or None if it is not cached."""
+        """Return the item at a log position, or None if the item is not cached.
+
+        The position of an alias returns the item that the alias repeats.
+        """
         return self.items.get(self.origin_position(position))
 
     def get_items(self, ranges: Ranges) -> list[bytes]:
@@ -131,9 +137,10 @@ class ChannelLog:
         return list(map(self.items.__getitem__, item_positions))
 
     def has_no_repeats(self, ranges: Ranges) -> bool:
-        """Return whether each item occurs only once in ranges.
+        """Return whether log ranges contain no item twice, neither directly nor through an alias.
 
-        All aliases in the ranges must be cached.
+        All aliases in `ranges` must be cached. An alias is a log entry that repeats an earlier
+        item.
         """
         originals: set[int] = set()
         for start, stop in ranges:
@@ -146,7 +153,10 @@ class ChannelLog:
         return len(originals) == count_positions(ranges)
 
     def find_position(self, item: bytes) -> int | None:
-        """Return the log position of an equal item that is cached or planned, or None."""
+        """Return the log position of an item that equals `item`, or None.
+
+        Cached items are searched, and also new items that are planned and not committed yet.
+        """
         if self._indexed != len(self.items):
             for position in list(self.items)[self._indexed :]:
                 self._index.setdefault(self.items[position], position)
@@ -164,7 +174,7 @@ class ChannelLog:
         return len(item) + _ITEM_OVERHEAD
 
     def find_stored_position(self, item: bytes) -> int | None:
-        """Return the log position of an equal item that is cached, or None.
+        """Return the log position of a cached item that equals `item`, or None.
 
         Items that are planned and not committed yet are not found.
         """
@@ -182,7 +192,10 @@ class ChannelLog:
         return position
 
     def origin_position(self, position: int) -> int:
-        """Return the position of the item that an alias repeats, or the position itself."""
+        """Return the original position of an alias, or return the position of an item unchanged.
+
+        An alias is a log entry that repeats an earlier item.
+        """
         return self.origins.get(position, position) if position >= ALIASES else position
 
 
@@ -270,8 +283,8 @@ class Head:
 class Thread:
     """The cached data of one thread.
 
-    The data is valid as long as the row of the thread in the database has the same `key` and
-    `generation`.
+    The cached data is valid as long as the row of the thread in the database has the `key` and the
+    `generation` that are stored in this object.
 
     Attributes:
         key: The key of the thread's row, or 0 for a new thread.
@@ -330,9 +343,10 @@ class Thread:
     def get_or_add_log(
         self, log_key: int, channel: str, cached_thread: Thread | None = None
     ) -> ChannelLog:
-        """Return the log with this key.
+        """Return the log with the key `log_key`, and create it if the cache has no such log.
 
-        A missing log is added, with the items that `cached_thread` has of the same log.
+        If the log is created and `cached_thread` has an object for this log, the items of that
+        object are copied.
         """
         log = self.logs.get(log_key)
         if log is None:
@@ -346,10 +360,12 @@ class Thread:
         self.size_bytes += sum(log.add_item(position, item) for position, item in items)
 
     def committed_heads(self, version_token: int) -> dict[str, Head]:
-        """Return the committed heads by namespace, or no heads if the version token has changed.
+        """Return the committed heads by namespace, or an empty dict if they may be stale.
 
-        New checkpoints can have these heads as parents. The heads are returned without their
-        pending writes.
+        The heads may be stale if the version token of the thread differs from `version_token`. The
+        result is also empty if another OS thread is planning a write to the thread. The heads are
+        returned without their pending writes, to plan new checkpoints whose parents are these
+        heads.
         """
         if not self.lock.acquire(blocking=False):  # another thread is planning a write
             return {}
@@ -364,7 +380,10 @@ class Thread:
             self.lock.release()
 
     def committed_snapshot(self, checkpoint_ns: str, checkpoint_id: str) -> Snapshot | None:
-        """Return the checkpoint with this id if it is the cached, committed head of a namespace."""
+        """Return the cached head of a namespace if its id is `checkpoint_id`, else None.
+
+        A head that is not committed yet is not returned.
+        """
         head = self.heads.get(checkpoint_ns)
         snapshot = head.snapshot if head is not None and not head.is_uncommitted else None
         return (
@@ -385,9 +404,10 @@ def add_recent_entry(recent_entries: dict[Any, Any], key: Any, value: Any) -> No
 class KeyBlock:
     """Database keys that are reserved for rows of new threads, namespaces and logs.
 
-    The database reserves many keys at once, so a put can plan rows that refer to each other without
-    asking the database. No key is used twice. Keys that are reserved later are higher. Keys that
-    are left when the process ends are never used.
+    The database reserves many keys at once, so the rows of a new checkpoint can refer to each other
+    before the database has stored any of them. No key is used twice. A later reservation always
+    returns higher keys than an earlier reservation. If the process ends before it has used all
+    reserved keys, the remaining keys are never used.
     """
 
     def __init__(self) -> None:
@@ -405,12 +425,12 @@ class KeyBlock:
             return keys
 
     def discard_keys(self) -> None:
-        """Discard all reserved keys, because rows of other threads may have the same keys."""
+        """Discard all reserved keys, because other rows in the database may have the same keys."""
         with self._lock:
             self._left = []
 
     def replace_keys(self, new_keys: list[int]) -> None:
-        """Replace the keys of the block by new ones, unless the block already has higher keys."""
+        """Replace the reserved keys by `new_keys`, unless the current keys are higher."""
         with self._lock:
             if new_keys > self._left:
                 self._left = new_keys
@@ -419,7 +439,8 @@ class KeyBlock:
 class Cache:
     """The cached threads of a process.
 
-    If the threads exceed the memory limit, the least recently used ones are dropped.
+    If the cached threads exceed the memory limit, the least recently used threads are dropped from
+    the cache.
 
     Args:
         limit_bytes: The approximate maximum memory of the cached data, in bytes.
@@ -440,7 +461,10 @@ class Cache:
     def get_or_add_thread(
         self, thread_id: str, key: int, generation: int, newest_removal: int
     ) -> Thread:
-        """Return the cached thread with this key and generation, or else a thread without data."""
+        """Return the cached thread if it is current, or else a `Thread` object without data.
+
+        A cached thread is current if it has the given key and generation.
+        """
         with self._lock:
             thread = self._threads.get(thread_id)
             if thread is None or thread.key != key or thread.generation < generation:
@@ -483,7 +507,10 @@ class Cache:
             total -= self._threads.popitem(last=False)[1].size_bytes
 
     def invalidate_heads(self, thread_id: str) -> None:
-        """Drop the cached heads of a thread, so that no put is planned from them."""
+        """Drop the cached heads of a thread.
+
+        Until the heads are read again, no new checkpoint of the thread is planned from the cache.
+        """
         thread = self._threads.get(thread_id)
         if thread is not None:
             thread.version_token = None

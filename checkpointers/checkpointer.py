@@ -52,14 +52,16 @@ from perdure.storage.database import Lock, make_async_twin
 from perdure.storage.flow import fetch_rows, sum_by_month
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
-# Annotations in the class use this alias, because the name `list` is a method there.
+# Annotations in the class `Checkpointer` use the alias `_List`, because `list` is a method of the
+# class.
 _List = list
 
 
 class Checkpointer(CheckpointSaver):
     """A checkpointer over a database, which the checkpointer owns and closes.
 
-    Users create one as `SQLiteCheckpointer` or `PostgresCheckpointer`.
+    Users do not create a `Checkpointer` directly. They create a `SQLiteCheckpointer` or a
+    `PostgresCheckpointer`.
     """
 
     def _create_components(self) -> None:
@@ -71,9 +73,10 @@ class Checkpointer(CheckpointSaver):
     def lock(self, thread_id: str, *, timeout_s: float | None = None) -> Lock:
         """Return a lock for `with` and `async with`, to run one turn of a thread at a time.
 
-        The lock works across OS threads, event loops and processes of this machine, and is released
-        when the process that holds it ends. The lock does not stop runs that do not acquire it. The
-        documentation of `put` says what happens to overlapping runs.
+        The lock of a thread works across OS threads, event loops and processes of this machine. If
+        a process ends, the locks that the process holds are released. A run that does not acquire
+        the lock of its thread is not stopped. The documentation of `put` says what happens when
+        runs of the same thread overlap.
 
             async with saver.lock("thread-1", timeout_s=30):
                 await graph.ainvoke(question, config)
@@ -150,10 +153,10 @@ class Checkpointer(CheckpointSaver):
         """Return the values of the `DeltaChannel`s at a checkpoint, by channel.
 
         langgraph stores the value of a `DeltaChannel` only in some checkpoints, as a snapshot that
-        `get_tuple` returns. Between two snapshots, langgraph computes the value from the writes of
-        tasks, with the reducer of the graph. For a channel of messages, perdure can compute the
-        value without the graph. For any other channel, the value is None if the checkpoint has no
-        snapshot.
+        `get_tuple` returns. At a checkpoint without a snapshot, langgraph applies the channel's
+        reducer to the writes that tasks have made since the last snapshot. If the channel contains
+        messages, perdure can compute its value without the graph. If the channel contains other
+        values and the checkpoint has no snapshot, the returned value is None.
 
         Args:
             thread_id: The thread.
@@ -236,7 +239,8 @@ class Checkpointer(CheckpointSaver):
     def head(self, thread_id: str) -> ThreadHead | None:
         """Return the head of a thread, or None if there is no such thread.
 
-        A head is cheaper to read than the sizes and counts that `thread` returns.
+        Calling `head` is cheaper than calling `thread`, which also computes the sizes and counts of
+        the thread.
         """
         return self.database.read(lambda: self._threads.read_head(thread_id))
 
@@ -247,8 +251,9 @@ class Checkpointer(CheckpointSaver):
     ) -> ThreadStatus:
         """Return whether a thread waits for an answer, is unfinished, or is idle.
 
-        The status is computed from a checkpoint and its pending writes. The default is the head.
-        The graph is not needed, and any saver may have written the checkpoint.
+        The status is computed from a checkpoint and its pending writes. If no `checkpoint_id` is
+        passed, the head of the thread is used. Computing the status does not need the graph. The
+        status of a checkpoint that another saver has written can be computed as well.
 
         Raises:
             UnknownThread: There is no such thread or namespace.
@@ -317,7 +322,7 @@ class Checkpointer(CheckpointSaver):
         checkpoint_ns: str = "",
         limit: int = 20,
     ) -> _List[StateDifference]:
-        """Return the differences between checkpoints, without reading their whole values.
+        """Return the differences between checkpoints, without reading the whole values of channels.
 
         Args:
             thread_id: The thread.
@@ -363,8 +368,8 @@ class Checkpointer(CheckpointSaver):
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread and free its disk space. An unknown id is not an error.
 
-        If a run of the thread is in progress, it cannot store anything more, and fails with
-        `ThreadDeleted`.
+        If a run of the deleted thread is in progress, the run cannot store anything more and fails
+        with `ThreadDeleted`.
         """
         self._maintenance.delete_threads([thread_id])
 
@@ -394,17 +399,20 @@ class Checkpointer(CheckpointSaver):
     def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> ErasureReport:
         """Erase messages from a thread permanently, including their bytes in the database file.
 
-        The messages are removed from all checkpoints of all namespaces, from the history, from
-        pending writes and from other values, in every version. The tool calls of the messages and
-        quotations of them are removed as well (docs/erasure.md). A stored message without an id is
-        removed if its content equals that of an erased message. A pending task that quotes an
-        erased message is cancelled, and the report names the task. The message with a tool's result
-        is kept unless it is erased itself. The thread can continue. Unknown ids are not an error.
+        The erased messages are removed from all checkpoints in all namespaces, from the history,
+        from pending writes and from values of any other channel. If a message is stored in several
+        versions, all versions are removed. The tool calls of the erased messages are removed as
+        well, and so are quotations of the erased messages (docs/erasure.md). A stored message
+        without an id is removed if its content equals that of an erased message. A pending task
+        that quotes an erased message is cancelled, and the report names the task. If an erased
+        message contains a tool call, the tool message with the result is kept, unless the id of the
+        tool message is erased as well. The thread can continue. Unknown ids are not an error.
 
-        Copies of the thread and paraphrases of the messages are not changed. A run that is in
-        progress still has the messages in memory; they are removed from everything that the run
-        stores later. If the whole thread is erased, a run in progress fails with `ThreadDeleted`.
-        Other writers wait while the database file is rewritten.
+        `erase` does not change copies of the thread, and does not find paraphrases of the erased
+        messages. A run that is in progress still has the erased messages in memory. The erased
+        messages are removed from everything that the run stores later. If the whole thread is
+        erased, a run in progress fails with `ThreadDeleted`. Other writers wait while the database
+        file is rewritten.
 
         Args:
             thread_id: The thread.
@@ -431,10 +439,11 @@ class Checkpointer(CheckpointSaver):
     aerase = make_async_twin(erase)
 
     def removals(self, thread_id: str) -> int:
-        """Return the number of erasures from a thread and of deletions of a thread with this id.
+        """Return how many erasures and deletions were recorded for a thread id.
 
-        Call `removals` before you read messages that you process for a long time. Then pass the
-        number to `removed` as `since`, to find out which of the messages were removed meanwhile.
+        Use this number to find out which messages were erased while you processed them. Call
+        `removals` before you read the messages, and later pass the number that `removals` returned
+        to `removed` as `since`.
         """
         thread_id = check_thread_id(thread_id)
         return self.database.read(lambda: self._removals.count_removals(thread_id))
@@ -475,10 +484,10 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[bool]:
         """Return for each message whether it was added by a run that started after `moment`.
 
-        The run must have been executed on this database. The result is False for messages that were
-        added by an update, an import, a merge or a copy. The result is also False if the answer is
-        not certain, for example because the checkpoint before the message was pruned. A run that
-        resumes an interrupted run counts as the same run.
+        The run must have been executed on this database. A message that was added by an update of
+        the state, an import, a merge or a copy gives False. A message gives False, too, if it is
+        not certain which run has added the message, for example because the preceding checkpoint
+        was pruned. A run that resumes an interrupted run counts as the same run.
 
         Args:
             thread_id: The thread.
@@ -568,8 +577,9 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[ThreadInfo]:
         """Delete threads whose conversation has not continued since the time `before`.
 
-        The `ts` of a thread's head is compared with `before`. In an imported thread, this `ts` is
-        older than the import. Each thread is checked again in the transaction that deletes it.
+        The `ts` of a thread's head is compared with `before`. An import does not change the `ts` of
+        checkpoints, so an imported thread can be deleted although it was imported after `before`.
+        Each thread is checked again in the transaction that deletes it.
 
         Args:
             before: Threads whose head is older than this time are deleted.
@@ -612,11 +622,12 @@ class Checkpointer(CheckpointSaver):
         """Import a database of langgraph's own saver, or all threads of another checkpointer.
 
         The source is only read. All threads, namespaces, checkpoints and pending writes keep their
-        ids. An interrupted import can be repeated. After a checkpoint of langgraph's saver was
-        stored, it is read back and compared with the source. Existing checkpoints are kept. Threads
-        of another checkpointer are copied as stored bytes, and their values are not decoded. If a
-        thread exists in both databases, and only one of them has continued the thread, that version
-        is kept. The import needs enough memory for the largest thread.
+        ids. An interrupted import can be repeated. Each checkpoint that is imported from
+        langgraph's own saver is read back after it is stored, and compared with the source.
+        Existing checkpoints are kept. Threads of another checkpointer are copied as stored bytes,
+        and their values are not decoded. If a thread exists in both databases, and the thread has
+        continued in only one of them, the continued version is kept. The import needs enough memory
+        for the largest thread.
 
         Args:
             source: The path of a file, a Postgres DSN, or an open checkpointer.
@@ -645,7 +656,11 @@ class Checkpointer(CheckpointSaver):
         names: Mapping[str, str] | None = None,
         max_value_bytes: int = IMPORT_VALUE_BYTES,
     ) -> ImportReport:
-        """See `import_from`. If the call is cancelled, the import stops at the next checkpoint."""
+        """See `import_from`.
+
+        If the call of `aimport_from` is cancelled, the import stops before it stores another
+        checkpoint.
+        """
         make = partial(self._build_importer, source, serde, names, max_value_bytes)
         importer = await asyncio.to_thread(make)
         try:

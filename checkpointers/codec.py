@@ -1,9 +1,10 @@
 """Encode values as bytes, and decode them.
 
 With langgraph's `JsonPlusSerializer`, messages are encoded in a compact form (module `messages`),
-because most stored values are messages. All other values are encoded as msgpack (module `values`).
-A decoded value equals the value that langgraph's serializer would return, type for type. With
-another serializer, all values are encoded by that serializer.
+because most stored values are messages. Values that are not messages are encoded as msgpack (module
+`values`). A decoded value equals the value that langgraph's serializer would return, type for type.
+If the checkpointer uses a serializer other than `JsonPlusSerializer`, that serializer encodes all
+values.
 
 Equal values have equal encodings, except that the order of a message's fields may differ.
 """
@@ -47,12 +48,12 @@ from perdure.checkpointers.values import (
 )
 from perdure.errors import CorruptRecord, ForbiddenType, SerializationError, Unstorable
 
-# The first byte of an encoded value says which form the rest has, except in the compact form of
-# messages.
+# The first byte of an encoded value identifies the encoding of the remaining bytes. Messages in
+# compact form have no such first byte.
 _FORM_CODES: Final = {"msgpack": 16, "null": 17, "bytes": 18, "bytearray": 19}
 _FORM_NAMES: Final = {code: name for name, code in _FORM_CODES.items()}
-# first byte of a value in another form; the length of the form's name (one byte) and the name
-# follow
+# First byte of a value whose encoding has no code in `_FORM_CODES`. The second byte is the length
+# of the encoding's name, and the name follows.
 _OTHER_FORM: Final = 31
 _PLAIN: Final = b"\x10"  # "msgpack"
 # first byte of a message in compact form, which is a msgpack array of two elements
@@ -62,7 +63,8 @@ _NULL: Final = b"\x11"
 # types that langgraph's serializer does not encode as msgpack
 _SERIALIZER_TYPES: Final = (bytes, bytearray, NoneType)
 _log = logging.getLogger("perdure")
-# maximum number of steps in the path that an error names; each step encodes all parts again
+# Maximum number of steps in the path that an error message names. The number is limited because the
+# search for each step encodes all parts of a value again.
 _MAX_STEPS: Final = 20
 
 
@@ -119,7 +121,7 @@ class Codec:
             return self._encode_or_explain(value, get_path, exact=exact)
 
     def _reencode_after_decoding(self, stored: bytes) -> bytes:
-        """Decode an encoded message, and return the encoding of the message that results."""
+        """Decode an encoded message, and return the encoding of the decoded message."""
         if stored[:1] != _PLAIN:
             return stored
         value = self.decode(stored)
@@ -179,7 +181,7 @@ class Codec:
         return self.load_with_serializer(name, data)
 
     def load_with_serializer(self, form_name: str, data: bytes) -> Any:
-        """Decode bytes of a named form, which the serializer or this codec has written.
+        """Decode bytes that the serializer or this codec has encoded as `form_name`.
 
         Args:
             form_name: The name of the form, such as "msgpack".
@@ -246,11 +248,11 @@ class Codec:
         return self._encode_or_explain(value, lambda: get_path(index))
 
     def encode_for_storage(self, value: Any, encoded: bytes, get_path: Callable[[], str]) -> bytes:
-        """Return the bytes that are stored for a value.
+        """Return the bytes that are stored for a value, given its encoding for comparison.
 
-        The result is the encoding for comparison, unless the value is a message that would be read
-        back as a different object. In this case, the result is the encoding of that object, so that
-        storing the object again gives the same bytes.
+        The stored bytes are usually the bytes that `encode_for_comparison` returned. If decoding
+        these bytes would give a different message, the bytes of that different message are stored,
+        so that storing the decoded message again gives the same bytes.
 
         Args:
             value: The value.
@@ -269,8 +271,9 @@ class Codec:
     def iter_former_encodings(self, value: Any, stored: bytes) -> Iterator[bytes]:
         """Yield the encodings of a value under the earlier names of its classes.
 
-        These encodings find items that were stored before a class was renamed. Otherwise a thread
-        would store all objects of the class again.
+        A caller can use the earlier encodings to find items that were stored before a class was
+        renamed. Without the earlier encodings, a thread would store all objects of a renamed class
+        again.
         """
         for names in self.former_names:
             if not any(name.encode() in stored for _, name in names):
@@ -290,8 +293,8 @@ class Codec:
         if kinds == {MESSAGE}:
             return unpack_messages(stored)
         if kinds == {_PLAIN} and self.packs_messages:
-            # `unpack_all` raises ValueError if a value contains a msgpack extension. Decode each
-            # value then.
+            # `unpack_all` raises ValueError if a value contains a msgpack extension. After a
+            # ValueError, each value is decoded separately below.
             with suppress(ValueError):
                 return unpack_all([item[1:] for item in stored])
         return [*map(self.decode, stored)]
@@ -367,7 +370,7 @@ def _build_storage_error(
 
 
 def _list_parts_with_paths(value: Any) -> list[tuple[str, Any]]:
-    """Return the direct parts of a value, each with its relative path, such as `[0]` or `.name`."""
+    """Return the elements or attributes of a value, each with a path such as `[0]` or `.name`."""
     # Import `Send` here, because langgraph.types is slow to import and only errors need it.
     from langgraph.types import Send
 
@@ -421,10 +424,11 @@ def _build_forbidden_type_error(type_name: tuple[str, ...], location: str) -> Fo
 
 
 class ValuesAsEncoded(Sequence[Any]):
-    """A sequence of values in which later changes of a message are not visible.
+    """A sequence that returns messages as they were when they were encoded.
 
-    Each access decodes the message from its encoding, so the message is returned as it was when it
-    was encoded. All values that are not messages are returned unchanged.
+    Each access to a message decodes the message from its stored encoding, so later changes of the
+    original message object are not visible. All values that are not messages are returned
+    unchanged.
     """
 
     def __init__(self, values: Sequence[Any], encoded: list[bytes]) -> None:

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 class _CollectorPause:
     """A context manager that pauses Python's cyclic garbage collector.
 
-    By default, Python starts a collection after every 700 new container objects. While messages are
-    rebuilt, these collections find nothing to free (docs/decisions/0003). The pause sets the
-    threshold of the collector to 0. The pause does not call `gc.disable()`, because the application
-    decides whether the collector is enabled.
+    By default, Python runs the garbage collector after every 700 new container objects. While
+    messages are decoded, the garbage collector would find nothing to free (docs/decisions/0003).
+    The context manager sets the threshold of the garbage collector to 0, which stops automatic
+    garbage collections. `gc.disable()` is not called, because the application decides whether the
+    garbage collector is enabled.
     """
 
     def __init__(self) -> None:
@@ -40,14 +41,16 @@ class _CollectorPause:
                 self._paused = max(0, self._paused - 1)
 
     def _restore_thresholds(self) -> None:
-        # If the threshold is not 0, the application has changed it during the pause.
+        # If the collector's threshold is not 0, the application has changed the threshold while the
+        # collector was paused. The threshold of the application is kept.
         if gc.get_threshold()[0] == 0:
             gc.set_threshold(*self._thresholds)
 
     def reset_after_fork(self) -> None:
         """End the pause in a forked process.
 
-        The OS threads that paused the collector run only in the parent process.
+        The OS threads that paused the garbage collector do not exist in the forked process, so they
+        cannot end the pause there.
         """
         if self._paused:
             self._restore_thresholds()

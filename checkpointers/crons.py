@@ -64,7 +64,7 @@ class CronTable(ServerTable):
         await self._write_cron(cron, "advance_cron", next_at, cron.cron_id, cron.next_at)
 
     async def list_not_due_before(self, moment: float) -> list[CronRow]:
-        """Return the crons whose next run is due after `moment`, or never.
+        """Return the crons whose next run is due after `moment`, and the crons without a next run.
 
         Damaged rows are left out.
 

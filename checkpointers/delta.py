@@ -1,10 +1,12 @@
 """Compute the log items of a `DeltaChannel`, whose value langgraph replays from task writes.
 
-langgraph stores the value of such a channel only from time to time, as a snapshot. When a
-checkpoint is put without a snapshot, the values that the tasks of its parent wrote are added to the
-log of the channel and to the transcript. For messages, the ranges of the channel's value are
-computed as well, from message ids, `RemoveMessage` and `REMOVE_ALL_MESSAGES`. For any other reducer
-the value is unknown until the next snapshot, because a saver cannot call the code of the graph.
+langgraph stores the value of a `DeltaChannel` only from time to time, as a snapshot. A checkpoint
+may be stored without a snapshot of a changed `DeltaChannel`. The tasks that ran after the parent
+checkpoint have written values to the channel, and these values are added to the channel's log and
+to the transcript. For a channel of messages, perdure computes which log items make up the channel's
+value, by applying message ids, `RemoveMessage` and `REMOVE_ALL_MESSAGES` as langgraph does. For a
+channel with any other content, the value is unknown until the next snapshot, because a checkpointer
+cannot call the reducer of the graph.
 """
 
 from __future__ import annotations
@@ -77,9 +79,10 @@ class ChannelUpdate:
         return any(entry.clears for entry in self.entries)
 
     def build_log_parts(self, log: ChannelLog) -> list[bytes | Range]:
-        """Return each added item in order, as its bytes or as its range in the log.
+        """Return the added items in order, each as its bytes or as its log position.
 
-        An item that the log does not contain yet is returned as bytes.
+        A log position is returned as a range of one position. An item that the log does not contain
+        yet is returned as bytes.
         """
         parts: list[bytes | Range] = []
         for entry in self.entries:
@@ -89,7 +92,7 @@ class ChannelUpdate:
         return parts
 
     def compute_value_ranges(self, added_positions: Sequence[int | None]) -> Ranges:
-        """Compute the log ranges of the channel's value after the update.
+        """Compute the log ranges of the channel's value after this update is applied.
 
         Args:
             added_positions: For each entry, the log position of the item that the entry adds, or
@@ -186,7 +189,7 @@ def list_dict_pairs(value: dict[Any, Any]) -> list[Any]:
 
 
 def _split_written_value(value: Any) -> tuple[bool, Any, list[Any]]:
-    """Return whether a write is an `Overwrite`, the value without `Overwrite`, and its elements."""
+    """Return whether a written value is an `Overwrite`, the inner value, and its elements."""
     overwrites = False
     if type(value) is dict and value.keys() == {_OVERWRITE}:
         overwrites, value = True, value[_OVERWRITE]
@@ -265,7 +268,8 @@ def find_positions_by_message_id(codec: Codec, log: ChannelLog, ranges: Ranges) 
 def message_comparison_key(message: BaseMessage) -> tuple[str, str]:
     """Return the type, the content and the tool calls of a message as a key for comparison.
 
-    The key ignores the id, the metadata, and whether the message is a chunk.
+    Messages that differ only in their ids or their metadata have equal comparison keys, and so do a
+    message and a message chunk with equal content.
     """
     kind = message.type.removesuffix("MessageChunk").lower()
     return kind, repr((message.content, getattr(message, "tool_calls", [])))
@@ -274,7 +278,7 @@ def message_comparison_key(message: BaseMessage) -> tuple[str, str]:
 def find_restored_messages(
     update: ChannelUpdate, transcript_messages: Sequence[Any]
 ) -> frozenset[bytes]:
-    """Find the items whose message has an id now and was first written without an id.
+    """Find items whose message was first written without an id and has received an id since.
 
     A node that removes all messages and returns some of them again gives an id to each message that
     had none.
@@ -305,8 +309,10 @@ def find_restored_messages(
 class Transcript:
     """An index of the messages of a transcript, in which equal messages are looked up.
 
-    A reducer may convert a chunk to a message, or give an id to a message without one. Two messages
-    therefore match if their content is equal and their ids are equal or one of them has no id.
+    Two messages match if their content is equal and their ids are equal. Two messages with equal
+    content also match if one of them has no id, because a reducer may give an id to a message that
+    has none. A message chunk can match a message, because a reducer may convert a chunk to a
+    message.
     """
 
     def __init__(self, messages: Sequence[Any] = ()) -> None:
@@ -316,7 +322,10 @@ class Transcript:
             self.add(message)
 
     def add(self, message: Any) -> None:
-        """Add a message to the index. A value that is not a message is only counted."""
+        """Add a message to the index.
+
+        A value that is not a message takes an index as well, but never matches any message.
+        """
         if isinstance(message, BaseMessage):
             entries = self._entries.setdefault(message_comparison_key(message), [])
             entries.append((self._count, message.id or None))
@@ -325,7 +334,7 @@ class Transcript:
     def take_matching_index(self, message: Any) -> int | None:
         """Return the index of a transcript message that matches `message`, or None.
 
-        Each message of the transcript matches only once.
+        A transcript message that was returned once is not returned again.
         """
         candidates = (
             self._entries.get(message_comparison_key(message), [])

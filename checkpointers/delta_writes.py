@@ -41,7 +41,10 @@ from perdure.storage.flow import Flow, Row
 def find_cached_delta_writes(
     reader: CheckpointReader, put: CheckpointPut, thread: Thread, head: Head, parent: Snapshot
 ) -> DeltaWrites | None:
-    """Return the delta writes of a put from cached data, or None if the database must be read."""
+    """Return the `DeltaWrites` of a new checkpoint, using only cached data.
+
+    The result is None if the database must be read.
+    """
     rows = head.write_rows.copy() if head.write_rows is not None else None
     if rows is None and put.delta_channels:
         return None
@@ -64,8 +67,8 @@ def read_delta_writes(
 ) -> Flow[DeltaWrites]:
     """Read the values that the tasks of a checkpoint's parent wrote to `DeltaChannel`s.
 
-    Only items that are not cached are read from the database. If the checkpoint is a fork, the
-    writes at its parent are left out, because they have led to another child of the parent.
+    Only items that are not cached are read from the database. If the new checkpoint is a fork, the
+    writes at its parent are left out, because these writes belong to another child of the parent.
 
     Args:
         reader: The reader of items.
@@ -133,9 +136,10 @@ def _load_written_values(
 
 
 def _build_inline_reference(codec: Codec, ref: Any, value: Any) -> Any:
-    """Build an inline reference to a list or dict, whose elements are encoded like log items.
+    """Build an inline reference, which contains the encoded elements of a list or dict.
 
-    For an empty list or dict and for any other value, `ref` is returned unchanged.
+    The elements are encoded in the same way as log items. If `value` is empty, or neither a list
+    nor a dict, `ref` is returned unchanged.
     """
     elements = (
         value if type(value) is list else list_dict_pairs(value) if type(value) is dict else []
@@ -154,7 +158,10 @@ def _build_channel_update(
     channel: str,
     values: Sequence[Any],
 ) -> Flow[ChannelUpdate]:
-    """Build the update of a channel from the writes and, if known, its value at the parent."""
+    """Build the update of a channel from task writes and from its value at the parent checkpoint.
+
+    The value at the parent checkpoint may be unknown.
+    """
     base, has_messages = _find_parent_ranges(reader, parent, channel), None
     key, transcript_ranges = parent.transcript.get(channel, (0, []))
     if base or transcript_ranges:
@@ -183,7 +190,7 @@ def _build_channel_update(
 def _find_parent_ranges(reader: CheckpointReader, parent: Snapshot, channel: str) -> Ranges | None:
     """Return the ranges of log items that make up a channel's value in the parent checkpoint.
 
-    The result is None if the ranges are unknown.
+    The result is None if it is not known which log items make up the value.
     """
     if channel not in parent.references:
         return None if channel in parent.channel_versions else []
@@ -202,7 +209,10 @@ def _set_title_from_first_messages(
     parent: Snapshot,
     update: ChannelUpdate,
 ) -> Flow[None]:
-    """Set the title of a put from the first messages of the transcript, if the title may change."""
+    """Set the thread title that a new checkpoint stores, if the title may change.
+
+    The title is taken from the first messages of the transcript.
+    """
     if put.title or put.address.checkpoint_ns:
         return
     new_ids = {entry.message_id or "" for entry in update.entries}
@@ -226,9 +236,9 @@ def _set_title_from_first_messages(
 def _find_repeated_items(
     reader: CheckpointReader, put: CheckpointPut, thread: Thread, parent: Snapshot, channel: str
 ) -> Flow[frozenset[bytes]]:
-    """Find items of a snapshot that repeat a message of the transcript in another form.
+    """Find items of a snapshot that are new encodings of messages in the transcript.
 
-    The form differs, for example, if a reducer has given an id to the message.
+    The encoding of a message changes, for example, if a reducer gives an id to the message.
     """
     key, transcript = parent.transcript.get(channel, (0, []))
     log = thread.logs_by_channel.get(channel)

@@ -23,12 +23,13 @@ from perdure.checkpointers.status import SENDS, find_send_targets
 from perdure.checkpointers.threads import build_not_found_error
 from perdure.storage.flow import Flow
 
-# position that a `ChannelDifference` has for a value that is stored whole and not as log items
+# Position that a `ChannelDifference` has for a value that is stored as one object and not as log
+# items.
 _WHOLE_VALUE: Final = -1
 
 
 class Differences:
-    """Compares checkpoints with flows that read from the database."""
+    """Compares the states at two checkpoints. The methods are flows that read the database."""
 
     def __init__(self, reader: CheckpointReader) -> None:
         self.reader = reader
@@ -78,7 +79,8 @@ class Differences:
                 parent = yield from self.reader.read_snapshot(*parts)
             nodes[:0] = yield from self._find_nodes_of_step(address.thread_id, parent, step)
             step = parent
-        # The later checkpoint does not descend from the earlier one. Compare the seen versions.
+        # The later checkpoint does not descend from the earlier checkpoint, so compare
+        # `versions_seen` of the two checkpoints to find the nodes that ran.
         if step is None and old is not None:
             nodes = _find_nodes_with_new_versions(old, new)
         return tuple(dict.fromkeys(nodes))
@@ -88,10 +90,11 @@ class Differences:
     ) -> Flow[list[str]]:
         """Return the nodes that ran in one superstep.
 
-        A node that a channel has triggered is recognised by the new version of the channel that it
-        has seen. An input sets the seen versions of nodes that did not run, so no node is returned
-        for an input. A `Send` sets no seen version. The node of a `Send` is found in the tasks of
-        the previous checkpoint.
+        A node that was triggered by a channel is found by comparing its entry in `versions_seen` at
+        the checkpoint and at the parent checkpoint. If the checkpoint is an input, no node is
+        returned, because an input also changes `versions_seen` for nodes that did not run. A task
+        that was created by a `Send` does not change `versions_seen`. The nodes of such tasks are
+        found in the list of `Send`s that the parent checkpoint stores.
         """
         source, nodes = self.reader.decode_metadata(step).get("source"), list[str]()
         if source == "loop" and parent is not None and SENDS in parent.references:
@@ -148,7 +151,7 @@ class Differences:
     def _compare_ranges(
         self, thread_id: str, thread: Thread, log_key: int, old: Ranges, new: Ranges, limit: int
     ) -> Flow[ChannelDifference]:
-        """Compare two lists or dicts whose items are in the same log, by their log positions.
+        """Compare the log positions of two lists or dicts whose items are in the same log.
 
         Args:
             thread_id: The thread.
@@ -164,7 +167,7 @@ class Differences:
         added = yield from self.reader.read_original_positions(
             thread_id, thread, log_key, subtract_ranges(new, merge_ranges(old))
         )
-        # positions of items that both values contain, at different places
+        # Log positions of items that both values contain at different indexes.
         moved = {*removed} & {*added}
         removed = [position for position in removed if position not in moved]
         added = [position for position in added if position not in moved]
@@ -186,9 +189,11 @@ class Differences:
         new: Snapshot,
         limit: int,
     ) -> Flow[ChannelDifference]:
-        """Compare the values that were written to a channel up to each checkpoint.
+        """Compare the transcripts of a channel at two checkpoints.
 
-        An item counts as removed only if it was not written on the way to the new checkpoint.
+        The transcript contains all items that were written to the channel up to a checkpoint. An
+        item counts as removed only if the transcript of the later checkpoint does not contain the
+        item.
         """
         key, later = new.transcript.get(channel, (0, []))
         old_key, earlier = old.transcript.get(channel, (0, [])) if old else (0, [])
@@ -201,7 +206,7 @@ class Differences:
     def _compare_values(
         self, thread_id: str, thread: Thread, old_ref: Any, new_ref: Any
     ) -> Flow[ChannelDifference]:
-        """Compare two values that are stored whole and not as log items."""
+        """Compare two values that are each stored as one object and not as log items."""
         parts = []
         for ref in (new_ref, old_ref):
             values = {}
@@ -213,7 +218,7 @@ class Differences:
 
 
 def _has_unknown_value(ref: Any) -> bool:
-    """Return whether a reference belongs to a `DeltaChannel` with an unknown value."""
+    """Return whether `ref` is the reference of a `DeltaChannel` whose value is unknown."""
     return ref is not None and find_value_reference(ref) is None
 
 

@@ -1,10 +1,11 @@
 """Erase messages from all checkpoints, transcripts and pending writes of a thread.
 
-An erasure is one transaction. In two passes, the erasure visits every value of the thread that
-refers to log items. The first pass finds the messages by their ids. The second pass rewrites each
-value that contains or quotes one of the messages. No item is changed in place: changed items are
-appended to the log, and unreferenced items are deleted at the end. docs/erasure.md defines
-quotations, and says which tasks are cancelled.
+An erasure is one transaction. The erasure visits every value of the thread in two passes. In the
+first pass, the erasure finds the messages by their ids. In the second pass, the erasure rewrites
+each value that contains or quotes an erased message. Log items are never changed in place. A
+changed item is appended to the log as a new item, and items that nothing refers to any more are
+deleted at the end of the erasure. docs/erasure.md defines what a quotation of a message is, and
+says which tasks an erasure cancels.
 """
 
 from __future__ import annotations
@@ -98,8 +99,9 @@ def erase_from_thread(
 ) -> Flow[ErasureReport]:
     """Erase messages from a thread, or delete the thread if `message_ids` is None.
 
-    Unknown ids are ignored. Python's garbage collector is paused, because the many new objects
-    would start collections of the whole heap, and these stop all OS threads of the process.
+    Unknown ids are ignored. Python's garbage collector is paused during the erasure, because the
+    many new objects would trigger garbage collections of the whole heap. A garbage collection stops
+    all OS threads of the process.
     """
     with collector_paused():
         if message_ids is None:
@@ -116,7 +118,7 @@ def erase_from_thread(
 def _erase_messages(
     reader: CheckpointReader, maintenance: Maintenance, thread_id: str, remover: Remover
 ) -> Flow[ErasureReport]:
-    """Erase the messages that a remover selects from a thread and from its runs and crons."""
+    """Erase the messages that `remover` selects from a thread, its runs and its crons."""
     rows = yield reader.sql("find_thread", thread_id)
     if not rows:
         return ErasureReport()
@@ -133,7 +135,8 @@ def _erase_messages(
         return ErasureReport(events=events)
     views = yield from _delete_recorded_model_inputs(reader, maintenance, thread_id, rows[0][0])
     eraser.collect_erased_texts()
-    # A transcript may have been visited before an older dict whose items the transcript contains.
+    # Repeat the first pass if the thread contains dicts. The first pass may have visited a
+    # transcript before it visited the dict to which items of the transcript belong.
     if eraser.dicts:
         channels = TextSet(eraser.remover.channels)
         yield from eraser.visit_whole_thread(collect_only=True)
@@ -222,25 +225,32 @@ class _Eraser:
         self._needles = remover.build_search_bytes()
         self._types_with_texts = reader.codec.types.encoded_names_of_searchable_types
         self._collect_only = True  # whether the current pass writes nothing
-        # all items of the thread and the times at which they were first stored, by log and position
+        # `_items_by_log` contains all items of the thread, first by log key and then by position.
+        # `_stored_at` contains the time at which each item was first stored.
         self._items_by_log: dict[int, dict[int, bytes]] = {}
         self._stored_at: dict[int, dict[int, float]] = {}
-        # Both dicts have sorted positions by log. Suspects are items whose bytes may contain an
-        # erased message. Hits are the suspects that contain or quote one in some context.
+        # These two dicts map the key of each log to sorted log positions. The bytes of a suspect
+        # item may contain an erased message. A hit is a suspect item that, when decoded, contains
+        # or quotes an erased message.
         self._suspect_positions: dict[int, list[int]] = {}
         self._hit_positions: dict[int, list[int]] = {}
-        # cached results of `_build_item_replacement`, by arguments
+        # Cached results of `_build_item_replacement`. The arguments of the call are the key.
         self._replacements: dict[tuple[int, int, bool, ValueContext], Any] = {}
-        # log and position of removed messages with tool calls, and of the items of removed dicts
+        # `_items_with_calls` contains the log key and the position of each removed message with
+        # tool calls. `_items_of_removed_dicts` contains the log key and the position of each item
+        # of a removed dict.
         self._items_with_calls: set[tuple[int, int]] = set()
         self._items_of_removed_dicts: set[tuple[int, int]] = set()
-        # node of each removed `Send` in the current namespace, by checkpoint id and by index
+        # The removed `Send`s in the current namespace. The keys are a checkpoint id and the index
+        # of a `Send` at this checkpoint, and the value is the node of the `Send`.
         self._removed_sends: dict[str, dict[int, str]] = {}
-        # prefixes of the namespaces in which tasks of removed `Send`s have run subgraphs
+        # If the task of a removed `Send` has run a subgraph, the namespace of the subgraph starts
+        # with one of these prefixes.
         self._subgraph_prefixes: tuple[str, ...] = ()
         # whether the current namespace starts with one of `_subgraph_prefixes`
         self._in_removed_subgraph = False
-        # whether a list of the current checkpoint ended with a removed, unanswered tool call
+        # Whether some list in the current checkpoint had, as its last item, a removed message with
+        # tool calls that have no result.
         self._ends_with_removed_call = False
 
     def read_logs(self) -> Flow[None]:
@@ -259,7 +269,8 @@ class _Eraser:
             )
             log.origins = {p: unpack(items.pop(p)) for p in [*items] if p >= ALIASES}
             self._items_by_log[key] = items
-            # Register the existing items, because a changed item may be equal to one of them.
+            # Register the existing items in `positions_by_item`. If a changed item equals an
+            # existing item, the existing item is then used again.
             for position, stored in items.items():
                 self.additions.positions_by_item.setdefault((name, stored), position)
 
@@ -374,7 +385,7 @@ class _Eraser:
         yield from self._delete_crons_and_webhooks()
 
     def _delete_crons_and_webhooks(self) -> Flow[None]:
-        """Delete those crons and webhooks of the thread that quote an erased message."""
+        """Delete crons and webhooks that belong to the thread and quote an erased message."""
         context = ValueContext(is_input=True, allows_bare_text=True, describes_task=True)
         for row in (yield self.sql("crons_of_thread", self.thread_id)):
             content = decrypt_cron(self.seal, row).content
@@ -415,7 +426,10 @@ class _Eraser:
         self.runs += 1
 
     def _contains_or_quotes_message(self, value: Any) -> bool:
-        """Return whether a log item contains or quotes an erased message, in any context."""
+        """Return whether a decoded log item contains or quotes an erased message.
+
+        The item is checked as a list element and as a dict entry.
+        """
         context, entry = ValueContext(True, True, True), _convert_pair_to_dict(value)
         if entry is not None and self.remover.remove_messages_from(entry, context) is not entry:
             return True
@@ -456,7 +470,8 @@ class _Eraser:
             snapshot.transcript,
         ):
             return
-        # Delete the tags of removed metadata, so that the index does not find it any more.
+        # Delete the tags of removed metadata values, so that the metadata index contains no trace
+        # of the removed values.
         if fields[1] is not metadata:
             old_tags, new_tags = (
                 {*compute_metadata_tags(self.seal, self.codec.decode(stored))}
@@ -471,12 +486,15 @@ class _Eraser:
         self.checkpoints += 1
 
     def _rewrite_sends(self, checkpoint_id: str, ref: Any) -> Flow[Any]:
-        """Return a reference to a checkpoint's `Send`s, except those that quote a message."""
+        """Remove the `Send`s that quote an erased message from a checkpoint's list of `Send`s.
+
+        Return a reference to the list of the remaining `Send`s.
+        """
         value = (
             (yield from self._read_value(ref)) if self._may_reference_erased_message(ref) else None
         )
         if not (isinstance(value, list) and all(isinstance(task, Send) for task in value)):
-            # The value is not a list of `Send`s, so another program than langgraph has stored it.
+            # The value is not a list of `Send`s, so it was not stored by langgraph.
             return (yield from self._rewrite_reference(TASKS, ref, is_input=True))
         remaining, removed = remove_quoting_tasks(self.remover, value)
         self._removed_sends[checkpoint_id] = {index: task.node for index, task in removed.items()}
@@ -487,9 +505,9 @@ class _Eraser:
     ) -> Flow[None]:
         """Rewrite the pending writes of one task without the erased messages.
 
-        A task that has a result must not run again. If nothing of the result remains, an empty
-        write is stored for the task. The task of a removed `Send` is cancelled instead if it has
-        yet to run.
+        A task that has a result must not run again. If the erasure removes all writes of a finished
+        task, an empty write is stored for the task. If a `Send` of the head was removed, all writes
+        of its task are removed, and the task is cancelled.
         """
         checkpoint_id, task, path = unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
         writes = decrypt_writes(self.seal, self.thread_id, ns, row)
@@ -552,7 +570,7 @@ class _Eraser:
     # -- references
 
     def _rewrite_reference(self, channel: str, ref: Any, is_input: bool) -> Flow[Any]:
-        """Return a reference to a value without the erased messages.
+        """Remove the erased messages from a referenced value, and return the new reference.
 
         Returns:
             The same reference if the value does not change, or `REMOVED` if nothing of it remains.
@@ -578,20 +596,22 @@ class _Eraser:
         return new_ref
 
     def _rewrite_delta_reference(self, channel: str, ref: Any) -> Flow[Any]:
-        """Return a reference to the value of a `DeltaChannel` without the erased messages."""
+        """Remove erased messages from a `DeltaChannel`'s value, and return the new reference."""
         kind, inner = ref
         if isinstance(inner, int):
             return ref
-        # Messages without ids are erased from a replayed value, as they are from pending writes.
+        # If the value of a `DeltaChannel` was computed from pending writes, treat the value like
+        # pending writes, so that messages without ids are erased from the value as well.
         remaining = yield from self._rewrite_reference(channel, inner, kind == DELTA)
-        # Store an empty snapshot. Without a snapshot here, langgraph would use an older one.
+        # Store an empty snapshot. If the checkpoint had no snapshot, langgraph would use the
+        # snapshot of an earlier checkpoint, which may contain the erased messages.
         if remaining is REMOVED:
             empty = self._encode(DeltaSnapshot(None))
             return empty if inner[0] == ITEM else [kind, [*inner[:2], []]]
         return ref if remaining is inner else [kind, remaining]
 
     def _may_reference_erased_message(self, ref: Any) -> bool:
-        """Return whether the value of a reference may contain or quote an erased message."""
+        """Return whether a referenced value may contain or quote an erased message."""
         return self._may_contain_erased_message(
             ref if isinstance(ref, bytes) else pack(ref)
         ) or any(
@@ -682,7 +702,8 @@ class _Eraser:
         removed = self._items_of_removed_dicts and self._items_of_removed_dicts.intersection(
             (log_key, position) for position in iter_positions(ranges)
         )
-        # Keep those items of removed dicts that are also part of the value of this channel.
+        # An item of a removed dict stays in the transcript if the channel's current value contains
+        # the item as well.
         if removed and is_split:
             removed -= {(log_key, p) for p in iter_positions(unflatten_ranges(ref[2]))}
         if parts is None and not removed:
@@ -701,7 +722,7 @@ class _Eraser:
     def _append_items(self, log_key: int, parts: list[bytes | Range]) -> Ranges:
         """Append the new items in `parts` to a log, and return the ranges of all parts."""
         if self._collect_only:
-            # Return a placeholder, because a pass that only collects discards its results.
+            # Return a placeholder. In a pass that only collects messages, the result is not used.
             return [(0, 1)]
         return self.additions.append_new_items(self.thread.logs[log_key].name, parts)
 
@@ -710,9 +731,10 @@ class _Eraser:
     def _replace_items_with_messages(
         self, log_key: int, ranges: Ranges, context: ValueContext, *, are_pairs: bool
     ) -> list[bytes | Range] | None:
-        """Return a list or dict in parts, without erased messages, or None if nothing changes.
+        """Remove erased messages from a list or dict, and return the remaining parts.
 
-        A part is a range of log positions that are kept, or the bytes of a new item.
+        The result is None if the list or dict does not change. Each remaining part of the list or
+        dict is a range of log positions that are kept, or the bytes of a new item.
         """
         parts: list[bytes | Range] = []
         is_unchanged = True
@@ -769,7 +791,7 @@ class _Eraser:
 def _find_positions_in_range(
     positions_by_log: dict[int, list[int]], log_key: int, start: int, stop: int
 ) -> list[int]:
-    """Return the positions of a log that are in a range, from sorted positions by log."""
+    """Return the positions between `start` and `stop` that `positions_by_log` has for a log."""
     sorted_positions = positions_by_log.get(log_key, [])
     return sorted_positions[
         bisect_left(sorted_positions, start) : bisect_left(sorted_positions, stop)
@@ -779,7 +801,8 @@ def _find_positions_in_range(
 def _convert_pair_to_dict(value: Any) -> dict[Any, Any] | None:
     """Convert a `[key, value]` pair to a dict with one entry. Return None for any other value."""
     if type(value) is list and len(value) == 2:
-        # A TypeError means that the first element is not hashable, so it is not a key.
+        # A TypeError means that the first element of the list is not hashable, so the list is not a
+        # `[key, value]` pair.
         with suppress(TypeError):
             return dict([value])
     return None

@@ -1,6 +1,7 @@
 """Decide which checkpoint of a namespace is its head.
 
-The head belongs to the run that started last: see docs/decisions/0005.
+If runs of a thread overlap, the head is a checkpoint of the run that started last
+(docs/decisions/0005).
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ START_SOURCES: Final = {"input", "update", "fork"}
 def find_run_start(
     put: CheckpointPut, head: Head, parent: Snapshot | None, steps: tuple[int | None, ...], seq: int
 ) -> int:
-    """Return the sequence number of the put that started the run to which a put belongs.
+    """Return the sequence number of the checkpoint that started the run of a new checkpoint.
 
-    A put starts a new run if it is an input, an update or a fork. A put that skips steps starts a
-    run too, because with durability `exit`, langgraph puts only the end of a run. A put also starts
-    a run if its parent is not the head and was read by its checkpoint id. If the parent of a put
-    was pruned, and the head belongs to another run or to an update, the result is 0, because the
-    run of the put started earlier.
+    A new checkpoint starts a new run if its source is an input, an update or a fork. A new
+    checkpoint starts a new run, too, if the superstep after its parent is missing, because with
+    durability `exit`, langgraph stores only the last checkpoint of a run. A new checkpoint also
+    starts a new run if its parent is not the head and was loaded by its checkpoint id. If the
+    parent of the new checkpoint was pruned in the meantime, and the head was stored by another run
+    or by an update, the result is 0. The number 0 means that the run of the new checkpoint started
+    before all other runs.
 
     Args:
         put: The put.
@@ -46,10 +49,11 @@ def find_run_start(
 
 
 def choose_head(put: CheckpointPut, head: Head, snapshot: Snapshot, seq: int) -> tuple[Head, bool]:
-    """Return the head after a put, and whether the put reveals that two runs overlap.
+    """Return the namespace's head after a checkpoint was stored, and whether two runs overlap.
 
-    Two runs overlap if the put becomes a branch, or if an input replaces a head that the run of the
-    input has not read. A deliberate return to an earlier checkpoint is not an overlap.
+    Two runs of a thread overlap if the new checkpoint does not become the head. Two runs also
+    overlap if the new checkpoint is an input that replaces a head which its run has not read. If a
+    run continues from an earlier checkpoint on purpose, there is no overlap.
 
     Args:
         put: The put.

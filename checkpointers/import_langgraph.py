@@ -1,6 +1,6 @@
 """Import threads from the databases of langgraph's own savers, from SQLite files and from Postgres.
 
-One checkpoint is read and stored at a time.
+An import reads and stores one checkpoint at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from perdure.storage.flow import Flow, Row, Statement, fetch_rows
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
-# maximum number of checkpoint ids that one statement reads; the checkpoints are read one by one
+# Maximum number of checkpoint ids that one SQL statement reads. The checkpoints themselves are read
+# one by one.
 _PAGE: Final = 64
 # The SQL below reads the tables of langgraph's savers, whose columns are not perdure's.
 _COLUMNS: Final = "SELECT name FROM pragma_table_info(?)"
@@ -210,7 +211,7 @@ class _SQLiteFile:
 
 
 class _PostgresTables:
-    """The tables of langgraph-checkpoint-postgres, read with langgraph's own saver."""
+    """Reads the tables of langgraph-checkpoint-postgres with langgraph's own saver."""
 
     def __init__(self, dsn: str, codec: Codec) -> None:
         from perdure.storage.foreign_postgres import ForeignPostgres
@@ -230,7 +231,9 @@ class _PostgresTables:
         return self._tables.fetch_rows(sql.replace("?", "%s"), *params)
 
     def iter_thread_ids(self) -> Iterator[str]:
-        """Check the tables, and yield the ids of all threads.
+        """Yield the ids of all threads in the source database.
+
+        The tables of the source database are checked first.
 
         Raises:
             NotADatabase: The database lacks the tables of langgraph's saver.
@@ -320,7 +323,8 @@ class Importer:
         self.source, self.reader, self.read, self.write = source, reader, read, write
         self.stopped = threading.Event()
         self._counts: Counter[str] = Counter()
-        # number of the newest removal record of the thread when the import of the thread started
+        # The number of the newest removal record of the current thread, read before the import of
+        # the thread started.
         self._removal_number = 0
 
     def run(self) -> ImportReport:
@@ -376,7 +380,10 @@ class Importer:
             )
 
     def _import_checkpoint(self, source: SourceCheckpoint) -> None:
-        """Store a checkpoint and its writes unless they exist, then read and compare them."""
+        """Store a checkpoint and its pending writes, unless they are stored already.
+
+        The stored data is then read back and compared with the source.
+        """
         label, parent, checkpoint, metadata, tasks = source
         if not {"id", "channel_versions"} <= checkpoint.keys():
             raise CorruptRecord(
@@ -424,7 +431,10 @@ class Importer:
     def _equals_source_checkpoint(
         self, expected: list[Any], stored: CheckpointTuple | None
     ) -> bool:
-        """Return whether a stored checkpoint equals the one in the source, without its writes."""
+        """Return whether a stored checkpoint equals the source checkpoint.
+
+        Pending writes are not compared.
+        """
         if stored is None:
             return False
         parent_id = (
@@ -435,8 +445,8 @@ class Importer:
     def _find_missing_tasks(self, tasks: list[Task], stored: CheckpointTuple) -> list[Task]:
         """Return the tasks of the source whose writes are not all stored.
 
-        Additional stored writes are ignored, because the thread may have continued in this
-        database.
+        Stored writes that the source lacks are ignored, because the thread may have continued in
+        the target database after an earlier import.
         """
         stored_writes = [[*row] for row in stored.pending_writes or []]
         return [
@@ -451,8 +461,8 @@ class Importer:
     def _are_values_equal(self, first: Any, second: Any) -> bool:
         """Return whether two values are equal, or have the same serialised bytes.
 
-        The bytes are compared because NaN, and an object without `__eq__`, do not equal a copy of
-        themselves.
+        The serialised bytes are compared because some values do not equal their own copies, such as
+        NaN and objects without `__eq__`.
         """
         if first == second:
             return True

@@ -1,4 +1,4 @@
-"""List the classes that may be rebuilt from stored values although no allowlist names them."""
+"""List the classes that may always be rebuilt from stored values, without an allowlist."""
 
 from __future__ import annotations
 

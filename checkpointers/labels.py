@@ -1,11 +1,12 @@
 """Handle labels, which are metadata values that a checkpoint inherits from its parent.
 
-Two kinds of values are inherited. The names of the user, `user_id` and `owner`, are inherited by
-every checkpoint. Values that `CheckpointSaver.label` took from the context of a run are inherited
-if the metadata lists their names under `LABELS`.
+Two kinds of metadata values are inherited. The first kind are the values `user_id` and `owner`,
+which name the user of the thread and are inherited by every checkpoint. The second kind are values
+that `CheckpointSaver.label` took from the context of a run. The names of these values are listed in
+the metadata under `LABELS`.
 
-Inherited values are stored in the metadata of the new checkpoint. The values are not looked up in
-ancestors, because heads, lists of threads and tags read the metadata of one checkpoint only, and
+Inherited values are stored in the metadata of the new checkpoint. Each checkpoint has its own copy
+of the inherited values, because a list of threads reads only the metadata of the head, and because
 the ancestors of a checkpoint may have been pruned.
 """
 
@@ -36,13 +37,18 @@ DEED: Final = "perdure_deed"
 """The metadata key that says what this caller did, such as `answered`."""
 USER_LABELS: Final = ("user_id", "owner")
 """The metadata keys that name the user of a thread."""
-# maximum number of characters of a label, as for store namespaces; longer values are ignored
+# Maximum number of characters of a label. Longer values are ignored. A store namespace has a
+# similar limit.
 _LONGEST_LABEL: Final = 4096
 _UNNAMED: Final = object()
 
 
 def select_inherited_labels(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata values of a checkpoint that its child inherits or must know."""
+    """Return the metadata values of a checkpoint that the next checkpoint needs.
+
+    These are the labels, which the next checkpoint inherits, and the channels listed under
+    `MERGED`.
+    """
     listed = metadata.get(LABELS)
     names = [*USER_LABELS, MERGED, *(listed if isinstance(listed, list) else ())]
     return {name: metadata[name] for name in names if name in metadata}
@@ -81,10 +87,10 @@ def find_updated_checkpoint_id(parent_id: str | None, metadata: Mapping[str, Any
 
 
 def find_context_labels(config: RunnableConfig, names: Iterable[str]) -> dict[str, str]:
-    """Return those of the named values in the context of a run that can be stored as labels.
+    """Return the values in a run's context that have the given names and are valid labels.
 
-    If the run uses no memory, `user_id` and `owner` are left out, because the metadata of the run
-    names the person of the thread.
+    If the run uses no memory, `user_id` and `owner` are left out. The metadata of a run without
+    memory already names the person of the thread.
     """
     if (config.get("configurable") or {}).get(WITHOUT_MEMORY_KEY) is True:
         names = [name for name in names if name not in USER_LABELS]
@@ -97,9 +103,10 @@ def inherit_labels(
 ) -> dict[str, Any]:
     """Return the labels of a new checkpoint.
 
-    Values in the checkpoint's own metadata replace those of the parent. If the config or the
-    context of the run names another user, the checkpoint inherits neither `user_id` nor `owner`,
-    so that the two never name different users by accident. The values `""` and None mean nobody.
+    Values in the new checkpoint's own metadata replace the labels of the parent checkpoint. If the
+    config or the context of the run names another user, the new checkpoint inherits neither
+    `user_id` nor `owner`. This rule prevents that `user_id` and `owner` name different users by
+    accident. The values `""` and None mean nobody.
 
     Args:
         metadata: The metadata of the new checkpoint.
@@ -126,9 +133,11 @@ def inherit_labels(
 
 
 def _find_user_names(config: RunnableConfig) -> dict[str, Any]:
-    """Return `user_id` and `owner` from the context or else from the config, also if None.
+    """Return `user_id` and `owner` from the run's context, or else from its config.
 
-    If the context is a pydantic model, only fields that the caller has set are included.
+    A value of None is returned like any other value. A name that neither the context nor the config
+    contains is left out. If the context is a pydantic model, only fields that the caller has set
+    are included.
     """
     context, named_users = find_run_context(config), dict[str, Any]()
     configurable, metadata = config.get("configurable") or {}, config.get("metadata") or {}
@@ -147,10 +156,10 @@ def _find_user_names(config: RunnableConfig) -> dict[str, Any]:
 
 
 def _is_same_user(value: object, inherited: object) -> bool:
-    """Return whether a value names the same user as the inherited value."""
+    """Return whether `value` names the same user as `inherited`, the label of the parent."""
     return isinstance(value, str | int | float) and value == inherited
 
 
 def _is_valid_label(value: object) -> bool:
-    """Return whether a value of a run's context can become a label."""
+    """Return whether a value in a run's context can be stored as a label of a checkpoint."""
     return isinstance(value, str) and "\0" not in value and len(value) <= _LONGEST_LABEL
