@@ -19,24 +19,29 @@ from perdure.memory.conversation import role
 from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
-# Minimum length of a quoted text, in characters. Shorter texts may be equal by chance.
+# Minimum length of a quoted text, in characters. Texts of different people that are shorter may be
+# equal by chance.
 _MIN_LENGTH: Final = 16
 _FOREIGN_DEEDS: Final = ("said", "scheduled")
 """Values of the checkpoint metadata `DEED`.
 
-They mark checkpoints with a message that another user sent, if the metadata also names a caller.
+A checkpoint whose metadata has one of these deeds and also names a caller contains a message that
+another user sent.
 """
 
 
 class QuotationFinder:
-    """Finds texts that contain one of a person's texts of 16 characters or more.
+    """Finds texts that quote a person, which means that they contain one of the person's texts.
+
+    Texts of the person with fewer than 16 characters are ignored.
 
     Args:
-        texts: The texts of the person. Shorter ones are ignored.
+        texts: The texts that the person wrote.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        # The person's texts, by their first 16 characters.
+        # The texts that the person wrote, in sets. The key of a set is the first 16 characters of
+        # its texts.
         self._texts: dict[str, set[str]] = defaultdict(set)
         for text in texts:
             stripped = text.strip()
@@ -47,7 +52,7 @@ class QuotationFinder:
         return bool(self._texts)
 
     def is_quoted_in(self, text: str) -> bool:
-        """Return whether a text contains one of the person's texts."""
+        """Return whether `text` contains one of the texts that the person wrote."""
         for start in range(len(text) - _MIN_LENGTH + 1):
             candidates = self._texts.get(text[start : start + _MIN_LENGTH])
             if candidates and any(text.startswith(candidate, start) for candidate in candidates):
@@ -84,7 +89,7 @@ def iter_messages(saver: Checkpointer, thread_id: str) -> Iterator[BaseMessage]:
 
 
 def _iter_message_items(saver: Checkpointer, thread_id: str) -> Iterator[HistoryItem]:
-    """Yield the items of a thread's history whose value is a message."""
+    """Yield each item of a thread's history that is a message."""
     with suppress(PerdureError):
         for item in saver.history(thread_id, missing_ok=True):
             if isinstance(item.value, BaseMessage):
@@ -104,7 +109,10 @@ class HumanTexts(NamedTuple):
 
 
 def read_human_texts(saver: Checkpointer, thread_ids: Iterable[str]) -> HumanTexts:
-    """Read the human messages of threads, separated into the person's and other senders'."""
+    """Read the human messages of a person's threads, and separate them by their sender.
+
+    The texts that the person sent are in `own`. The texts that other users sent are in `foreign`.
+    """
     own, foreign = set[str](), set[str]()
     for thread_id in thread_ids:
         times = _read_foreign_checkpoint_times(saver, thread_id)
@@ -118,7 +126,8 @@ def read_human_texts(saver: Checkpointer, thread_ids: Iterable[str]) -> HumanTex
 def _read_foreign_checkpoint_times(saver: Checkpointer, thread_id: str) -> set[datetime]:
     """Return the times of the checkpoints with a message that another user sent."""
     times = set[datetime]()
-    # A thread that has no checkpoints, or has been deleted in the meantime, raises an error.
+    # `checkpoints` raises an error if the thread has no checkpoints or has been deleted in the
+    # meantime.
     with suppress(PerdureError):
         for checkpoint in saver.checkpoints(thread_id):
             if checkpoint.metadata.get(DEED) in _FOREIGN_DEEDS and CALLER in checkpoint.metadata:

@@ -79,7 +79,7 @@ def check_patch_operations(patch: Any) -> list[Document]:
 def apply_patch(
     document: Document, operations: Sequence[Document], *, by_model: bool = False
 ) -> Document:
-    """Return the document after a patch. The given document is not changed.
+    """Return a copy of a document to which a patch was applied.
 
     Args:
         document: The document.
@@ -94,16 +94,16 @@ def apply_patch(
     for number, operation in enumerate(operations, 1):
         unpatched = patched
         try:
-            # The size is checked after each operation, because each copy operation may double the
-            # document.
+            # The document's size is checked after each operation of the patch, because each copy
+            # operation may double the document.
             patched = copy_and_check_json(
                 jsonpatch.JsonPatch([operation]).apply(unpatched), "the profile"
             )
             if by_model and operation["op"] != "remove":
                 _refuse_lost_fields(unpatched, patched, operation.get("from"))
         except (InvalidPatch, JsonPatchException, JsonPointerException) as exc:
-            # The text of any other jsonpatch error is not used. It quotes the document, which may
-            # contain secrets.
+            # The messages of jsonpatch's other errors are not used, because they quote the
+            # document, which may contain secrets.
             quotable = isinstance(exc, (InvalidPatch, *_QUOTABLE_ERRORS))
             fault = str(exc) if quotable else "it does not fit the document"
             description = f"operation {number}, {operation['op']} {operation['path']!r:.200}"
@@ -130,7 +130,7 @@ def _refuse_lost_fields(before: Document, after: Document, moved_path: str | Non
 
 
 def iter_missing_values(previous: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield path and value of each field of the previous document that the new document lacks.
+    """Yield the path and the value of each previous field that the new document lacks.
 
     The elements of two lists are compared only if both lists have the same length.
 
@@ -180,7 +180,7 @@ def are_patched_fields_unchanged(
 
 
 def is_same_json(left: Any, right: Any) -> bool:
-    """Return whether two JSON values are equal. Unlike in Python, true is not equal to 1."""
+    """Return whether two JSON values are equal. The JSON values true and 1 are different."""
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
 
 
@@ -207,10 +207,10 @@ def escape_pointer_part(name: str) -> str:
 
 
 class Leaf(NamedTuple):
-    """A value of a document that contains no other values.
+    """A leaf of a JSON document, which is a scalar or an empty list or object.
 
     Attributes:
-        path: The names and indices that lead to the value.
+        path: The field names and list indices that lead to the value.
         value: The value.
     """
 
@@ -219,16 +219,19 @@ class Leaf(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The field names that lead to the value, as a label that detectors of secrets need.
+        """The field names that lead to the leaf, joined to a label that is checked with the value.
 
-        For example, they do not detect `4711` by itself as a secret, but they detect `pin: 4711`.
+        Detectors of secrets need the label.
+
+        For example, the detectors do not recognise `4711` by itself as a secret, but they recognise
+        `pin: 4711`.
         """
         names = (part for part in self.path if isinstance(part, str))
         return f"{' '.join(names).replace('_', ' ')}: "
 
     @property
     def text(self) -> str:
-        """The value as text, or "" for null and for an empty text, list or object."""
+        """The leaf's value as text, or "" for null and for an empty text, list or object."""
         if isinstance(self.value, bool):
             return "yes" if self.value else "no"
         return "" if self.value in (None, [], {}) else str(self.value)
@@ -280,7 +283,7 @@ def dump_profile(profile: BaseModel) -> Document:
 def validate_profile(schema: type[M], document: Document) -> M:
     """Validate a document against the schema, and return it as a profile.
 
-    Validation is strict. For example, text is not accepted as a number, and unknown fields are
+    Validation is strict: text is not accepted as a number, for example, and unknown fields are
     refused.
 
     Raises:
@@ -362,11 +365,11 @@ class ProfileVersion:
 
 
 class Profile(Generic[M]):
-    """A profile in a store. Each user has a profile if the namespace contains the user.
+    """A profile in a store. Each user has a separate profile if the namespace has a user label.
 
-    The schema and the gate check each change. A change that is refused, or that cannot be applied,
-    raises `InvalidPatch`, and nothing is written. If two changes are made at the same time, both
-    take effect, except in a store without versions.
+    Each change of the profile is validated against the schema and checked by the gate. If a change
+    is refused or cannot be applied, `InvalidPatch` is raised and nothing is written. If two changes
+    are made at the same time, both take effect, except in a store without versions.
 
     Args:
         schema: A pydantic model.
@@ -405,9 +408,8 @@ class Profile(Generic[M]):
     ) -> M:
         """Return the current profile or, with `as_of`, a past one.
 
-        Return defaults if none is stored.
-
-        In a run that has no memory, the defaults are returned.
+        The schema's defaults are returned if no profile is stored, and in a run that must not use
+        memories.
 
         Raises:
             ConfigurationError: The stored document does not fit the schema, or there is no profile
@@ -486,7 +488,10 @@ class Profile(Generic[M]):
     forget, aforget = blocking(_forget), awaiting(_forget)
 
     def get_handle(self, config: RunnableConfig | None = None) -> ItemHandle:
-        """Return the stored item of a run's profile, for changes that the user makes directly."""
+        """Return a handle to the item that stores a run's profile.
+
+        The provenance of changes through the handle says that the user made them.
+        """
         namespace, [key] = fill_namespace(self.namespace, config), self.key.fill(config)
         user = Provenance(*read_run_source(config), actor="user", trust="user")
         return ItemHandle(self.adapter or get_adapter(None, self.namespace), namespace, key, user)
@@ -511,7 +516,9 @@ class Profile(Generic[M]):
     async def plan_patch(
         self, handle: ItemHandle, operations: Sequence[Document], seen: Document
     ) -> Sequence[PutItem]:
-        """Apply a model's patch of the document `seen` to the stored profile, and return the puts.
+        """Plan a patch that a model made for the document `seen`. Return the puts that write it.
+
+        The patch is applied to the stored profile.
 
         Raises:
             InvalidPatch: The patch is not valid, or the schema or the gate refuses it.
@@ -576,7 +583,7 @@ class Profile(Generic[M]):
 
 
 def _copy_document(item: Memory) -> Document:
-    """Return a copy of the profile document that a stored item contains.
+    """Return a copy of the profile document in a stored item.
 
     Raises:
         ConfigurationError: The item is not a profile.
@@ -591,7 +598,7 @@ def _copy_document(item: Memory) -> Document:
 
 
 async def _screen_leaf_values(gate: Gate, leaves: Sequence[Leaf], handle: ItemHandle) -> list[Any]:
-    """Pass leaves through the gate's checks, and return the value to store for each leaf."""
+    """Check the values of profile leaves with the gate. Return the value to store for each leaf."""
     candidates = [_build_leaf_candidate(leaf, handle) for leaf in leaves]
     verdicts = [gate.sensitive.judge(candidate) for candidate in candidates]
     filled_indices = [i for i, leaf in enumerate(leaves) if leaf.text]
@@ -616,13 +623,13 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
         if isinstance(leaf.value, str) and verdict.text.startswith(leaf.label):
             return verdict.text.removeprefix(leaf.label)
     path = ""
-    # If a detector raised an error, it would raise it again, so the path is left out of the
-    # message.
+    # If the verdict says that a detector raised an error, the path of the leaf is left out of the
+    # message, because the detector would raise the error again when the path is redacted.
     if verdict.check != "detectors":
         redacted = gate.sensitive.redact
         # A field name can be a secret by itself.
         names = [redacted(str(part)) for part in leaf.path]
-        # A field name can also be a secret in combination with the name before it.
+        # Two adjacent field names of the path can also form a secret together.
         label = f"{' '.join(names).replace('_', ' ')}: "
         path = "".join(f"/{name}" for name in names) if redacted(label) == label else ""
     raise InvalidPatch(
@@ -632,7 +639,7 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
 
 
 def _build_leaf_candidate(leaf: Leaf, handle: ItemHandle) -> Candidate:
-    """Build the candidate that the gate checks for a leaf of a profile."""
+    """Build the memory candidate by which the gate checks the value of a profile's leaf."""
     # Email addresses and phone numbers are kept if the application sets them or if a user's message
     # contains them.
     text, explicit = leaf.label + leaf.text, handle.user_texts is None

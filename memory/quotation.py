@@ -1,4 +1,4 @@
-"""Quote text of users, tools and memories so that nothing in it can end the quotation."""
+"""Quote texts from users, tools and memories so that no text can end its quotation."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def fence_text(tag_name: str, text: str) -> str:
 def render_record_text(text: str) -> str:
     """Render a text for use below a heading, with its tags escaped.
 
-    A single line that begins with a letter or a digit is not indented. Any other text becomes an
-    indented block.
+    Each line of the text is indented, unless the text is a single line that begins with a letter or
+    a digit.
     """
     lines = _TAG.sub(_SAFE_ANGLE, text).splitlines()
     if len(lines) == 1 and lines[0][:1].isalnum():
@@ -56,10 +56,10 @@ def render_record_text(text: str) -> str:
 
 
 def cut_middle(text: str, max_chars: int) -> str:
-    """Replace the middle of a text longer than `max_chars` characters by a mark.
+    """Replace the middle of a text longer than `max_chars` characters with an omission mark.
 
-    The mark says how many characters are left out. Its own length does not count towards
-    `max_chars`.
+    The omission mark says how many characters are left out. The length of the omission mark does
+    not count towards `max_chars`.
     """
     if len(text) <= max_chars:
         return text
@@ -105,13 +105,13 @@ def select_fitting_entries(
         )
         if section_tokens <= token_budget:
             return fitting, section_tokens
-        # A text can have more tokens than the sum of its parts, so entries are removed until it
-        # fits.
+        # A section can have more tokens than the sum of its entries, so the last entries are
+        # removed until the section fits into the budget.
         fitting.pop()
     return [], 0
 
 
-# Maximum number of characters shown of a tool's result, or of a call's arguments.
+# Maximum number of characters of a tool result, or of a tool call's arguments, that are rendered.
 _MAX_TOOL_CHARS: Final = 2_000
 _OMISSION_MARK: Final = "[earlier messages are left out]"
 _ROLES: Final = {"human": "user", "ai": "assistant"}
@@ -138,7 +138,7 @@ Values under other keys may be bytes, URLs or encrypted results.
 """
 # Suffix of the types of content blocks that contain a tool's result.
 _RESULT_SUFFIX: Final = "result"
-# Maximum depth of nested parts in a content block that are read.
+# Maximum depth to which the nested parts of a content block are read.
 _MAX_DEPTH: Final = 8
 # The pattern begins with the literal "data:", which makes the search fast.
 _DATA_URL: Final = re.compile(
@@ -175,7 +175,7 @@ def render_message(message: BaseMessage) -> str:
 
 
 def render_message_units(messages: Sequence[BaseMessage]) -> list[str]:
-    """Render messages as texts. Tool results are in the same text as the message before them."""
+    """Render messages as texts. A tool result is appended to the text of the message before it."""
     units: list[str] = []
     for message in messages:
         text = render_message(message)
@@ -187,9 +187,9 @@ def render_message_units(messages: Sequence[BaseMessage]) -> list[str]:
 
 
 def join_newest_units(units: Sequence[str], max_chars: int) -> str:
-    """Join as many of the newest units as fit into `max_chars` characters.
+    """Join as many of the newest text units as fit into `max_chars` characters.
 
-    If the newest unit alone does not fit, its end is kept.
+    If even the newest unit is too long, only its end is kept.
     """
     newest: list[str] = []
     for unit in reversed(units):
@@ -217,9 +217,10 @@ def _render_role(message: BaseMessage) -> str:
 
 
 def read_message_text(message: BaseMessage) -> str:
-    """Return the text of a message, with the names, descriptions and texts of its other parts.
+    """Return the text of a message, followed by texts from its other content blocks.
 
-    Binary data is left out.
+    For a file or an image, for example, these texts are the name, the description and the
+    transcript. Binary data is left out.
     """
     text, content = _DATA_URL.sub("", str(message.text)), message.content
     if isinstance(content, str) and "audio" not in message.additional_kwargs:
@@ -255,9 +256,9 @@ def _render_content_block(block: Any, message: BaseMessage, *, includes_name: bo
 
 
 def _render_attachment(block: Mapping[str, Any]) -> str:
-    """Render the names in a content block, in brackets, and its texts.
+    """Render a content block's names in brackets, followed by the texts that the block contains.
 
-    Return "" if it has neither.
+    Return "" if the block contains neither names nor texts.
     """
     names, texts = list[str](), list[str]()
     for key, part in _iter_block_texts(block):
@@ -289,20 +290,20 @@ def _iter_block_texts(part: Any, key: str = "", depth: int = 0) -> Iterator[tupl
 
 
 def _read_audio_transcript(message: BaseMessage) -> tuple[str, ...]:
-    """Return the transcript of an OpenAI audio answer in a tuple, or () if there is no audio."""
+    """Return a tuple with the transcript of OpenAI's audio in a message, or () without audio."""
     audio = message.additional_kwargs.get("audio")
     return (_render_attachment({"type": "audio", **audio}),) if isinstance(audio, dict) else ()
 
 
 def render_block_name(block: Mapping[str, Any]) -> str:
-    """Render a content block without text as its type, with the name or URL of its file."""
+    """Render the type of a content block without text, and the name or URL of the block's file."""
     kind = str(block.get("type") or "something")
     # Some providers put the file into a nested object, and langchain puts the file's name into
     # `metadata`.
     parts = [block, *(part for part in block.values() if isinstance(part, dict))]
     names = (part.get(key) for key in _FILE_KEYS for part in parts)
-    # The query of a URL may contain a key, so it is cut off. A "data:" URL contains the file
-    # itself.
+    # The query of a URL may contain a key, so the query is cut off. A "data:" URL is not used as a
+    # name, because the URL contains the file itself.
     texts = (_BINARY.sub(r"\1", n).partition("?")[0] for n in names if isinstance(n, str))
     name = next((text for text in texts if text and not text.startswith("data:")), "")
     label = _BLOCK_TYPE_NAMES.get(kind, kind)

@@ -1,6 +1,7 @@
 """`read_tool_output`, a tool with which a model reads an earlier tool result again.
 
-The history of the thread has the original of each result that was cleared, trimmed or summarised.
+The history of a thread contains the original of each tool result that was cleared, trimmed or
+summarised.
 """
 
 from __future__ import annotations
@@ -36,14 +37,18 @@ _DEFAULT_LIMIT: Final = 20_000
 _MIN_LIMIT: Final = 100
 # Number of history items that are decoded at a time, starting with the newest.
 _PAGE_ITEMS: Final = 256
-# Maximum number of characters of an unknown call id that an answer to the model repeats.
+# Maximum number of characters of an unknown tool call id that are quoted in the error for the
+# model.
 _MAX_SHOWN_ID: Final = 80
 _ID: Final = "The id of the tool call whose result to read, as the note about the result gives it."
 _START: Final = "The character at which to begin; 0 is the beginning of the result."
 
 
 class _ReadTool(ToolOutputReader, StructuredTool):
-    """A tool that `read_tool_output` returns. Other modules recognise the tool by this class."""
+    """The class of the tools that `read_tool_output` returns.
+
+    Other modules recognise such a tool with `isinstance`.
+    """
 
 
 def read_tool_output(
@@ -56,14 +61,15 @@ def read_tool_output(
 ) -> BaseTool:
     """Return a tool with which a model reads the result of an earlier tool call again.
 
-    The model passes the id of the tool call. The tool looks for the result in the state of the run,
-    then in the history of the graph's namespace up to the run's checkpoint, then in the histories
-    of its parent graphs. If the state has only a shortened form of the result, the other namespaces
-    of the same thread are searched for that message. Other threads are never read.
+    The model passes the id of the earlier tool call to the tool. The tool looks for that call's
+    result in the state of the run, then in the history of the graph's namespace up to the run's
+    checkpoint, then in the histories of its parent graphs. If the original is in none of them, and
+    the state has only a shortened form of the result, the other namespaces of the same thread are
+    searched for the message with the original. Other threads are never read.
 
-    A result of at most `limit` characters is returned as it was stored. A longer result is returned
-    in pages. The model passes `start` to read the next page. If no result is found, because the id
-    is unknown or erased or belongs to another thread, the tool returns a sentence that says so.
+    A result of at most `limit` characters is returned unchanged. A longer result is returned in
+    pages. The model passes `start` to read the next page. If no result is found, because the id is
+    unknown or erased or belongs to another thread, the tool returns a sentence that says so.
 
     Args:
         checkpointer: A perdure checkpointer. With None, the checkpointer of the graph in which the
@@ -102,7 +108,8 @@ def read_tool_output(
 
 def _find_perdure_checkpointer(config: RunnableConfig) -> Any:
     """Return the perdure checkpointer of the graph that runs the tool, or None."""
-    # During a run, this module has been imported already, so the import takes no time.
+    # The import is local to save time at startup. A run with a perdure checkpointer has imported
+    # `perdure.checkpointers.checkpointer` already.
     from perdure.checkpointers.checkpointer import Checkpointer
 
     return next((v for v in config["configurable"].values() if isinstance(v, Checkpointer)), None)
@@ -137,9 +144,9 @@ async def _find_tool_result(
 ) -> ToolMessage | None:
     """Return the newest result of a tool call from the run's state or from the thread's history.
 
-    The history is searched if the state does not have the original. A result whose middle was cut
-    out is returned only if the history does not have the original either. The placeholder of a
-    cleared result is never returned.
+    The thread's history is searched if the run's state does not contain the original result. A
+    result from the state whose middle was cut out is returned only if the history does not contain
+    the original result. The placeholder of a cleared result is never returned.
     """
     in_state = [m for m in reversed(state_messages) if _is_result(m, call_id)]
     original = next((m for m in in_state if SHORTENED not in m.additional_kwargs), None)
@@ -183,7 +190,7 @@ class _ThreadHistory:
         return None
 
     async def find_in_other_namespaces(self, message_ids: Set[str | None]) -> ToolMessage | None:
-        """Search the remaining namespaces of the thread for a message with one of these ids."""
+        """Search the thread's namespaces that were not searched yet for one of the messages."""
         try:
             thread = await call_method(self.saver, "thread", self.thread_id)
         except UnknownThread:
@@ -197,9 +204,9 @@ class _ThreadHistory:
     async def _find_in_namespace(
         self, namespace: str, checkpoint_id: str | None, message_ids: Set[str | None] | None
     ) -> ToolMessage | None:
-        """Search one checkpoint namespace up to a checkpoint.
+        """Search one checkpoint namespace for the result, in the history up to a checkpoint.
 
-        If the checkpoint is not stored yet, the search includes the whole branch up to the head.
+        If the checkpoint is not stored yet, the history up to the head is searched.
         """
         self.searched.add(namespace)
         for end_id in dict.fromkeys((checkpoint_id, None)):
@@ -214,9 +221,10 @@ class _ThreadHistory:
     async def _find_newest_original(
         self, namespace: str, checkpoint_id: str | None, message_ids: Set[str | None] | None
     ) -> ToolMessage | None:
-        """Return the newest unshortened result among the ancestors of a checkpoint.
+        """Return the newest original of the tool result in the history up to a checkpoint.
 
-        If the ancestors do not contain such a result, the newest one on another branch is returned.
+        If the original is not in the checkpoint or its ancestors, the newest original on another
+        branch is returned.
         """
         on_branch: ToolMessage | None = None
         before: int | None = None

@@ -42,21 +42,26 @@ Labels = Sequence[str] | Sequence[Sequence[str]]
 _MAX_REJECTED_FACTOR: Final = 3
 """Maximum number of memories that the first search reads in addition to the wanted number.
 
-They replace memories that will be rejected. The unit is a multiple of the wanted number.
+The additional memories replace memories that will be rejected. The value is a multiple of the
+number of memories that the search has to return.
 """
-# Minimum number of memories that are read beyond the limit, because some memories repeat others.
+# Minimum number of memories that are read in addition to the search's limit, because some memories
+# repeat other memories.
 _MIN_SPARE: Final = 5
-# If too few memories remain, the search is repeated with a limit that is larger by this factor.
+# Factor by which the limit of a search is multiplied if the search found too few usable memories
+# and is repeated.
 _DEPTH_FACTOR: Final = 4
-# Number of best memories with which each further memory is compared to find duplicates.
+# To find duplicates, each memory in a merged ranking is compared with at most this number of the
+# best memories.
 _MAX_COMPARED: Final = 100
-# The constant of reciprocal rank fusion. A larger value makes the weights of the ranks more equal.
+# The constant of reciprocal rank fusion. With a larger constant, the difference between the weights
+# of a high and a low rank is smaller.
 _FUSION_CONSTANT: Final = 60
 # Maximum number of characters of a memory that an explanation shows.
 _MAX_EXPLAINED_CHARS: Final = 120
 # Minimum absolute value of a part of a score that an explanation shows.
 _MIN_EXPLAINED_PART: Final = 0.005
-# The date by which a memory without a date is sorted.
+# Memories without a date are sorted by this date, so that they come after all other memories.
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -106,7 +111,7 @@ class RecallResult:
         return "\n".join(lines)
 
     def describe_nearest(self) -> str:
-        """Describe how many memories are below the minimum score. Return "" if there are none."""
+        """Say how many memories scored below the search's minimum score. Return "" if none did."""
         number = len(self.below_min_score)
         which = "memory is" if number == 1 else f"{number} memories are"
         if not number:
@@ -129,7 +134,7 @@ def _render_memory_explanation(memory: Memory) -> str:
 def choose_namespace_option(
     namespace: Labels, namespaces: Sequence[Sequence[str]] | None
 ) -> Labels:
-    """Return the value of the option `namespace` or, if it is set, of the option `namespaces`.
+    """Return the option `namespaces` if it is not None, else the option `namespace`.
 
     Raises:
         ConfigurationError: Both options are given, or `namespaces` is not a list of lists of
@@ -149,7 +154,10 @@ def choose_namespace_option(
 
 
 def list_labels_per_namespace(namespace: Labels) -> Sequence[Any]:
-    """Return a list with the labels of each namespace. A single namespace becomes a list of one."""
+    """Return a list with the labels of each namespace.
+
+    If `namespace` is a single namespace, the result is `[namespace]`.
+    """
     is_list_of_lists = isinstance(namespace, list | tuple) and not any(
         isinstance(labels, str) for labels in namespace
     )
@@ -157,7 +165,7 @@ def list_labels_per_namespace(namespace: Labels) -> Sequence[Any]:
 
 
 class MemorySearch:
-    """A search for memories with fixed options.
+    """A reusable search for memories. The options are set once and apply to each query.
 
     Args:
         namespace: See `recall`.
@@ -197,7 +205,7 @@ class MemorySearch:
         self._counter = token_counter(None)
 
     def fill_namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
-        """Return the namespaces of a run, except namespaces that lie within another one of them.
+        """Return the namespaces that a run searches, without those inside another namespace.
 
         The namespaces of the user and the teams are left out if the run must not use memories.
         """
@@ -224,7 +232,7 @@ class MemorySearch:
         expected_rejections: int = 0,
         explain: bool = False,
     ) -> RecallResult:
-        """Find the memories that answer a query.
+        """Find the memories that answer a query, best first.
 
         Args:
             query: The query.
@@ -234,8 +242,8 @@ class MemorySearch:
             during: The period that the query is about.
             accepts: Returns whether a memory may be in the result.
             max_tokens: The maximum number of tokens, or None for that of this search.
-            expected_rejections: About how many memories will not be accepted, so that more are read
-                at once.
+            expected_rejections: About how many memories `accepts` will reject. That many more
+                memories are read at once.
             explain: Whether the result also has memories below the minimum score.
         """
         check_instance("query", query, str, "text")
@@ -315,15 +323,16 @@ class MemorySearch:
     ) -> list[tuple[int, Memory]]:
         """Return (rank, memory) for the best memories of one namespace.
 
-        The list is longer than the limit, because some memories may repeat others. Accepted
-        memories that reach the minimum score come first. They are followed by those below it.
+        The list may be longer than `limit`, because the caller removes memories that repeat other
+        memories. Accepted memories that reach the minimum score come first, and accepted memories
+        below the minimum score follow.
         """
         max_results = limit + max(limit // 2, _MIN_SPARE)
         depth = max_results + min(expected_rejections, _MAX_REJECTED_FACTOR * max_results)
         query = options["query"]
-        # Half of the limit is enough, because later results rarely answer the query. If only
-        # certain kinds of memories are wanted, these kinds may be rare, so the search goes on up to
-        # the limit.
+        # Half as many answers as `limit` are enough, because later results rarely answer the query.
+        # If the search is restricted to certain kinds of memories, these kinds may be rare, so the
+        # search goes on until it has found `limit` answers.
         min_answers = limit if self._kinds is not None else limit // 2
         while True:
             memories = await adapter.search(prefix, limit=depth, **options)
@@ -352,7 +361,10 @@ class MemorySearch:
 def _rank_unranked_memories(
     memories: Sequence[Memory], rankings: Sequence[Sequence[tuple[int, Memory]]]
 ) -> list[tuple[int, Memory]]:
-    """Return the memories that are in none of the rankings, with ranks after the last rank."""
+    """Return (rank, memory) for each memory that is in none of the rankings.
+
+    The first of these ranks follows the last rank of the rankings.
+    """
     ranked = {(m.namespace, m.key) for ranking in rankings for _, m in ranking}
     last_rank = max((rank for ranking in rankings for rank, _ in ranking), default=0)
     rest = [memory for memory in memories if (memory.namespace, memory.key) not in ranked]
@@ -376,15 +388,16 @@ async def _recall(
 ) -> RecallResult:
     """Return the memories that answer a query.
 
-    The node `use_memories` does the same before a model is called.
+    The node `use_memories` recalls memories in this way before a model is called.
 
-    In one namespace, memories are ranked as in the store's search, with one change. The rank of a
-    memory that was extracted or written by a tool is halved, and the memory comes before the turns
-    from which it was made. Results from several namespaces are merged by rank. If several memories
-    state the same fact, only one of them is returned. A turn that only asks the same question as
-    the query ranks behind a statement that answers the question. A turn with exactly the text of
-    the query is left out. A superseded memory is left out if its successor is recalled; otherwise
-    it is shown with the date until which it was true.
+    Within one namespace, memories are ranked by the store's search. The memories that were
+    extracted or written by a tool are then moved up: their rank number is halved, and each of them
+    comes before the turns from which it was made. Results from several namespaces are merged by
+    rank. If several memories state the same fact, only one of them is returned. A turn that only
+    asks the same question as the query ranks behind a statement that answers the question. A turn
+    with exactly the text of the query is not returned. A superseded memory is not returned if its
+    successor is recalled. If the successor is not recalled, the superseded memory is shown with the
+    date until which it was true.
 
     Args:
         query: The query, in the words of the user.
@@ -426,9 +439,10 @@ def merge_rankings(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int)
 
     Source: Cormack, Clarke and Buettcher (SIGIR 2009).
     """
-    # Distinct memories, each with its rank by the index of the search.
+    # Each entry is a distinct memory with its ranks. The key of a rank is the index of the ranking
+    # in `rankings`.
     entries: list[tuple[Memory, dict[int, int]]] = []
-    # Index in `entries`, by the normalized text of the memory.
+    # Maps the normalized text of a memory to the memory's index in `entries`.
     numbers: dict[str, int] = {}
     for search, ranking in enumerate(rankings):
         for rank, memory in ranking:
@@ -469,7 +483,7 @@ def _rank_facts_first(memories: Sequence[Memory]) -> list[Memory]:
     }
 
     def get_sort_key(rank: int, memory: Memory) -> tuple[float, bool]:
-        """Return the new rank of a memory, and whether the memory is a turn."""
+        """Return the rank by which a memory is reordered, and whether the memory is a turn."""
         if memory.kind == TURN:
             return rank, True
         turn_ranks = [
@@ -488,7 +502,11 @@ def _list_source_messages(memory: Memory) -> list[tuple[str | None, str]]:
 
 
 def _remove_source_turns(memories: Sequence[Memory]) -> list[Memory]:
-    """Remove each turn that ranks after a memory which was extracted from exactly its messages."""
+    """Remove each turn that follows a memory with the same source.
+
+    The source of the memory is the same if the memory was extracted from exactly the turn's
+    messages.
+    """
     remaining: list[Memory] = []
     extracted: set[tuple[str | None, tuple[str, ...]] | None] = set()
     for memory in memories:
@@ -513,10 +531,10 @@ def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
     }
 
     def is_replaced(memory: Memory) -> bool:
-        """Return whether a memory is no longer true, and its successor was recalled.
+        """Return whether a memory is no longer true and its successor was recalled.
 
-        That is the case if all messages from which the memory was made belong to superseded texts
-        of recalled memories.
+        The successor was recalled if one or more recalled memories list, as previous texts, all the
+        messages from which the memory was made.
         """
         ids = memory.provenance.message_ids if memory.provenance else ()
         return (
@@ -558,7 +576,7 @@ class CheckedQuestion(NamedTuple):
 
 
 class RecallReport(NamedTuple):
-    """The result of `check_recall`. `str(report)` has a line for each question.
+    """The result of `check_recall`. `str(report)` has a line for each question that was asked.
 
     Attributes:
         questions: The questions.
@@ -590,9 +608,9 @@ def check_recall(
     limit: int = SEARCH_LIMIT,
     min_score: float | None = None,
 ) -> RecallReport:
-    """Ask questions, and report at which rank each question recalls the expected memories.
+    """Recall memories for test questions, and report the ranks of the expected memories.
 
-    No time to live is refreshed.
+    The time to live of the recalled memories is not refreshed.
 
     Args:
         questions: The questions, each with the key of the memory that it should recall, a text that

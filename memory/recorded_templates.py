@@ -1,9 +1,10 @@
 """Record in a store which namespace templates were used, so that a person's data can be found.
 
-A part of perdure that reads or writes memories under a template such as `("notes", "{user_id}")`
-records the template in the store when it first uses it there. The record is an item under
-`("perdure", "templates")`. It contains the template, and no name of a person. Templates whose first
-label is in `PERSONAL_LABELS` and whose second label is `{user_id}` need no record.
+When perdure first reads or writes memories under a template such as `("notes", "{user_id}")` in a
+store, perdure records the template in that store. The record of a template is an item in the
+namespace `("perdure", "templates")`. The item contains the template, but no user id. A template
+whose first label is in `PERSONAL_LABELS` and whose second label is `{user_id}` is not recorded,
+because its namespaces are found without a record.
 """
 
 from __future__ import annotations
@@ -28,27 +29,32 @@ USER_LABEL: Final = "{user_id}"
 PERSONAL_LABELS: Final = ("memories", "profiles", "instructions", "examples")
 """First labels of namespaces whose second label is the id of a user."""
 _NAMESPACE: Final = (tombstones.ROOT, tombstones.TEMPLATES)
-# Maximum number of template records that are read from a store.
+# Maximum number of recorded templates that are read from a store.
 _MAX_TEMPLATES: Final = 1_000
 _RECORDED: WeakKeyDictionary[Any, set[tuple[bytes, Namespace]]] = WeakKeyDictionary()
-"""Cache of records, by database.
+"""Cache of recorded templates. The key is a database or a store.
 
-A record is a pair of a scope prefix and a template that this process has recorded or tried to
-record.
+The value contains a pair (scope prefix, template) for each template that this process has recorded
+or tried to record.
 """
 
 
 def template_needs_record(labels: Sequence[str]) -> bool:
-    """Return whether a template contains `{user_id}` and would not be found without a record."""
+    """Return whether a template contains `{user_id}` and must therefore be recorded in the store.
+
+    A template of the form `(label, "{user_id}", ...)`, with a label from `PERSONAL_LABELS`, need
+    not be recorded.
+    """
     return USER_LABEL in labels and not (
         labels[0] in PERSONAL_LABELS and tuple(labels[1:2]) == (USER_LABEL,)
     )
 
 
 async def record_templates(store: BaseStore, templates: Sequence[Template]) -> None:
-    """Record templates in a store, unless they need no record or the store has their record.
+    """Record templates in a store, unless the store has recorded them already.
 
-    Errors of the store are ignored, for example if the store is read-only or full.
+    An error that the store raises is ignored, for example because the store is read-only or its
+    disk is full.
 
     Args:
         store: The store in which the templates are used.
@@ -80,8 +86,8 @@ async def _write_template_record(store: BaseStore, labels: Namespace) -> None:
 async def read_templates(store: BaseStore) -> list[Namespace]:
     """Return the labels of the templates that are recorded in a store.
 
-    The result includes templates that this process could not record because of an error of the
-    store.
+    The returned list includes templates that this process tried to record but could not, because
+    the store raised an error.
     """
     options = {"refresh_ttl": False} if isinstance(store, Versioned) else {}
     items = await call_method(store, "search", _NAMESPACE, limit=_MAX_TEMPLATES, **options)

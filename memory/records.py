@@ -55,7 +55,7 @@ HASHED_ID_PREFIX: Final = "unnamed-"
 """The prefix of the id that perdure gives to a message without one. A hash follows it."""
 # Maximum number of previous texts that a memory keeps. Older texts are dropped.
 _MAX_PREVIOUS_TEXTS: Final = 10
-# Number of items that one call of the store reads.
+# Number of items that one call of the store's `search` returns at most.
 _PAGE_SIZE: Final = 1_000
 _COMMON_SEARCH_OPTIONS: Final = ("query", "filter", "limit", "offset")
 """Options that the `search` of every langgraph store has."""
@@ -67,7 +67,7 @@ class Previous:
 
     Attributes:
         text: The text.
-        until: When another text replaced it (UTC).
+        until: When another text replaced this text (UTC).
         change: `"superseded"` if the text was true until then, or `"updated"` if it was wrong or
             badly worded.
         message_ids: The messages from which the text was made, if they are known.
@@ -114,7 +114,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A text that becomes a memory if the gate admits it.
+    """A text that is stored as a memory if the checks of the gate admit it.
 
     Attributes:
         text: The text.
@@ -200,7 +200,8 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
     earlier_texts = [
         {"memory": previous.text, "until": _format_day(previous.until)}
         for previous in memory.previous[:1]
-        # A text that was only updated was wrong or badly worded, so it is not shown.
+        # A previous text whose change is "updated" was wrong or badly worded, so the line does not
+        # show that text.
         if previous.change == "superseded"
     ]
     source, until = memory.provenance, find_end_of_validity(memory)
@@ -214,8 +215,8 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
 def format_dates(memories: Sequence[Memory]) -> list[str | None]:
     """Return the date of each memory, or its time (UTC) if several memories have the same date.
 
-    The time is as precise as needed to differ from the other memories: minutes, seconds or
-    milliseconds. If the time of a memory is unknown, its date is None.
+    A time has minutes, seconds or milliseconds, whichever suffices to distinguish the memory from
+    the others. If the time of a memory is unknown, its date is None.
     """
     moments = [
         (memory.provenance and memory.provenance.at) or memory.valid_from for memory in memories
@@ -267,7 +268,8 @@ def _render_memory_json(
     # In a team's memory, "the user" would be understood as the person who reads the memory.
     if team is not None and trust == "user":
         actor = author or "a member of the team"
-    # The text of a turn begins with the name of its speaker, which is then not repeated.
+    # If the text of the memory begins with the name of the speaker, as in a turn, the field
+    # "said_by" is left out.
     names_speaker = isinstance(body, str) and body.startswith(f"{actor}:")
     details: Mapping[str, Any] = {
         "said_by": None if names_speaker else actor,
@@ -306,9 +308,10 @@ _PREVIOUS_TEXTS_ADAPTER: Final = TypeAdapter(tuple[Previous, ...])
 class StoreAdapter:
     """Reads and writes memories in any langgraph store. Its async methods are effects.
 
-    Reading a perdure store through this adapter does not restart an item's time to live, because
-    many reads only compare memories or find more memories than the model receives. The method
-    `refresh_time_to_live` restarts the time to live of the memories that the model receives.
+    When this adapter reads an item from a perdure store, the item's time to live is not restarted.
+    The reason is that many reads only compare memories, or find more memories than the model
+    receives. The method `refresh_time_to_live` restarts the time to live of the memories that the
+    model receives.
 
     Args:
         store: The store.
@@ -321,11 +324,11 @@ class StoreAdapter:
         self.store: Any = check_instance("store", store, BaseStore, expected)
         self._templates = templates
         self.versioned = isinstance(store, Versioned)
-        # Namespace and key of each item with a time to live that was read.
+        # The (namespace, key) of each item that was read and has a time to live.
         self._expiring = set[tuple[Namespace, str]]()
 
     def call(self, method: str, *args: Any, **options: Any) -> Effect[Any]:
-        """Return the effect that calls a method of the store."""
+        """Return an effect, which calls a method of the store when it is awaited."""
         return call_method(self.store, method, *args, **options)
 
     async def get(
@@ -353,8 +356,8 @@ class StoreAdapter:
     def resolve_min_score(self, min_score: float | None) -> float:
         """Return `min_score`, or the default minimum score if `min_score` is None.
 
-        For other stores than perdure's, the default is 0, which admits all results. Scores of other
-        stores are cosines or missing.
+        For a store of another library than perdure, the default is 0, which admits all results. The
+        scores of such a store are cosine similarities, or the store returns no scores.
         """
         default = MIN_SCORE if self.versioned else 0.0
         return default if min_score is None else min_score
@@ -395,7 +398,7 @@ class StoreAdapter:
     async def refresh_time_to_live(self, memories: Iterable[Memory]) -> None:
         """Restart the time to live of memories, unless the store is configured not to refresh it.
 
-        This adapter must have read the memories, and they must be current versions.
+        The memories must be current versions that were read by this adapter.
         """
         item_keys = dict.fromkeys((memory.namespace, memory.key) for memory in memories)
         ops = [GetOp(*item_key) for item_key in item_keys if item_key in self._expiring]
@@ -428,7 +431,7 @@ class StoreAdapter:
         return [convert_item_to_memory(item) for item in items]
 
     async def write(self, puts: Sequence[PutItem]) -> None:
-        """Write the puts. A store with versions writes all of them or none.
+        """Write the puts. A store with versions writes them in one transaction.
 
         Raises:
             VersionConflict: An item is no longer at the version that a put expects.
@@ -440,7 +443,7 @@ class StoreAdapter:
             )
 
     async def record_templates(self) -> None:
-        """Record the templates of this adapter in the store, at their first use there."""
+        """Record the templates of this adapter in the store, unless they are recorded already."""
         if self._templates:
             await record_templates(self.store, self._templates)
 
@@ -476,9 +479,9 @@ class StoreAdapter:
         return {"refresh_ttl": False} if self.versioned else {}
 
     def _remember_expiring_items(self, items: Iterable[Item]) -> None:
-        """Remember which of these items have a time to live.
+        """Remember which of the items that were read have a time to live.
 
-        The method `refresh_time_to_live` restarts only theirs.
+        The method `refresh_time_to_live` restarts the time to live of the remembered items only.
         """
         self._expiring.update(
             (tuple(item.namespace), item.key)
@@ -487,7 +490,7 @@ class StoreAdapter:
         )
 
     def _build_as_of_options(self, as_of: datetime | None) -> dict[str, Any]:
-        """Return the search option for a time in the past, or no option if `as_of` is None."""
+        """Return the option `as_of` of a store's `search`, or no option if `as_of` is None."""
         if as_of is None:
             return {}
         check_instance(
@@ -546,9 +549,9 @@ class ItemHandle(NamedTuple):
     def build_put(
         self, value: Mapping[str, Any], searched_field: str, if_version: int | None
     ) -> PutItem:
-        """Build the put that writes the item if the stored version is still `if_version`.
+        """Build a put that writes the item only if its stored version is `if_version`.
 
-        The item does not expire.
+        The written item does not expire.
 
         Args:
             value: The new value.
@@ -556,7 +559,8 @@ class ItemHandle(NamedTuple):
             if_version: The expected version, 0 if the item must not exist, or None for any version.
         """
         version = if_version if self.adapter.versioned else None
-        # The store's default time to live must not apply to the item.
+        # The item of the handle must not expire, so the store's default time to live must not apply
+        # to it.
         options: Any = {"ttl": None, "if_version": version, "provenance": self.provenance}
         return PutItem(self.namespace, self.key, value, [searched_field], **options)
 
@@ -579,7 +583,7 @@ def fill_namespaces(template: Template, config: RunnableConfig | None) -> list[N
 
 
 def check_filled_namespace(template: Template, namespace: Namespace) -> Namespace:
-    """Return a namespace that was made from a template, if its first label is allowed.
+    """Check the first label of a namespace that was filled from a template. Return the namespace.
 
     Raises:
         InvalidNamespace: The first label is reserved for perdure's own notes, or it is reserved for
@@ -599,7 +603,7 @@ def check_filled_namespace(template: Template, namespace: Namespace) -> Namespac
 
 
 def build_notes_namespace(kind: str, namespace: Namespace) -> Namespace:
-    """Return the namespace that contains one kind of perdure's notes about memories.
+    """Return the namespace in which perdure stores one kind of note about a namespace's memories.
 
     Args:
         kind: The kind, one of `NOTE_KINDS`.
@@ -635,9 +639,10 @@ def build_put(
 def build_note_put(
     namespace: Namespace, key: str, value: Mapping[str, Any], *, if_version: int | None = None
 ) -> PutItem:
-    """Build the operation that stores one of perdure's own notes.
+    """Build the put that stores one of perdure's own notes.
 
-    Searches do not find a note, and a note never expires.
+    A note is an item that perdure writes for itself, such as a watermark. The item is not indexed,
+    so searches do not find it, and it never expires.
 
     Args:
         namespace: The namespace of the note.
@@ -685,8 +690,12 @@ def build_next_value(
 
 
 def build_previous_text_filter(text: str) -> dict[str, Any]:
-    """Return the search filter for memories that formerly had a text with the same normal form."""
-    # The test for existence comes first, because it makes the search ten times faster.
+    """Return a search filter for memories with a previous text that equals `text`.
+
+    Two texts are equal if they have the same normal form.
+    """
+    # The condition `$exists` makes a search with this filter ten times faster, so the filter begins
+    # with it.
     return {PREVIOUS: {"$exists": True}, f"{PREVIOUS}[*].digest": hash_normal_form(text)}
 
 

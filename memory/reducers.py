@@ -1,6 +1,6 @@
 """Reducers of list channels.
 
-They also accept the update `Keep`, which keeps a slice of the list.
+These reducers accept ordinary updates and the update `Keep`, which keeps a slice of the list.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Reducer = Callable[[Any, Any], Any]
 class Keep(dict[str, Any]):
     """An update that keeps the slice `start:end` of a list and drops the rest.
 
-    It is a dict with the JSON form `{"type": "keep", "from": -5, "to": null}`. The reducers accept
-    this form, too.
+    A `Keep` is a dict. Its JSON form is `{"type": "keep", "from": -5, "to": null}`. The reducers of
+    this module also accept a plain dict in this form.
 
     >>> Keep(start=-5)
     Keep(start=-5, end=None)
@@ -46,10 +46,10 @@ def messages(left: Any, right: Any) -> Any:
     """Merge an update into a list of messages. Use it as `Annotated[list[AnyMessage], messages]`.
 
     The update may be everything that `add_messages` accepts, that is, messages in any form,
-    `RemoveMessage` and `REMOVE_ALL_MESSAGES`. It may also be, or contain, `Keep(...)` or its JSON
-    form. The returned messages have unique ids, because a later message replaces an earlier message
-    with the same id. Ids are also unique after `REMOVE_ALL_MESSAGES`, and if `left` contains
-    duplicates.
+    `RemoveMessage` and `REMOVE_ALL_MESSAGES`. The update may also be a `Keep(...)` or its JSON
+    form, or a list that contains them. The returned messages have unique ids, because a later
+    message replaces an earlier message with the same id. The ids are unique even if the update
+    contains `REMOVE_ALL_MESSAGES`, and even if the current list `left` contains duplicates.
 
     Raises:
         InvalidUpdate: A `Keep` would separate a tool call from its result.
@@ -69,8 +69,9 @@ def messages(left: Any, right: Any) -> Any:
 def _merge_messages(left: Any, right: Any) -> Any:
     """Return the result of `add_messages`, with unique ids.
 
-    `add_messages` itself returns the messages that follow `REMOVE_ALL_MESSAGES` unchanged. It
-    neither merges these messages nor applies removals among them.
+    langgraph's `add_messages` returns the messages that follow `REMOVE_ALL_MESSAGES` unchanged.
+    `add_messages` neither merges those messages nor applies removals among them, so this function
+    merges the result again if it contains duplicate ids.
     """
     merged: Any = add_messages(left, right)
     if merge_duplicate_messages(merged) is merged:
@@ -81,7 +82,7 @@ def _merge_messages(left: Any, right: Any) -> Any:
 
 
 def keepable(reducer: Reducer = operator.add) -> Reducer:
-    """Return a reducer for a list channel that also accepts `Keep` in updates.
+    """Extend a list channel's reducer, so that it also accepts `Keep` in updates.
 
     >>> keepable()(["a", "b", "c"], [Keep(start=-1), "d"])
     ['c', 'd']
@@ -101,12 +102,11 @@ def keepable(reducer: Reducer = operator.add) -> Reducer:
 
 
 def append_new(left: Any, right: Any) -> list[Any]:
-    """Append the elements of `right` that the list does not contain yet.
+    """Append the elements of the update `right` that the list `left` does not contain yet.
 
-    This is a reducer for lists of ids.
-
-    With `operator.add`, a list that a subgraph shares with its parent doubles at each call of the
-    subgraph, because the subgraph returns the whole list and not only its new elements.
+    Use this function as the reducer of a list of ids. With `operator.add`, a list that a subgraph
+    shares with its parent doubles at each call of the subgraph, because the subgraph returns the
+    whole list and not only its new elements.
 
     >>> append_new(["a", "b"], ["a", "b", "c"])
     ['a', 'b', 'c']
@@ -145,8 +145,8 @@ def _has_keep(update: Any) -> bool:
 def _split_update(update: Any) -> list[Any]:
     """Split an update into parts: lists of ordinary elements, and single `Keep` updates.
 
-    The parts are in the order of the update. All `Keep` updates are checked before the first part
-    is applied.
+    The parts are returned in the order in which they occur in the update. All `Keep` updates are
+    validated here, before the reducer applies any part.
     """
     parts: list[Any] = []
     for element in update if isinstance(update, list) else [update]:
@@ -160,7 +160,7 @@ def _split_update(update: Any) -> list[Any]:
 
 
 def _validate_keep_update(keep_update: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a `Keep` update. Raise InvalidUpdate if it does not have the JSON form of `Keep`."""
+    """Return a `Keep` update. Raise InvalidUpdate if the update is not a valid `Keep`."""
     has_ints = all(
         keep_update.get(key) is None or type(keep_update[key]) is int for key in ("from", "to")
     )

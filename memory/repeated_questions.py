@@ -1,21 +1,25 @@
 """Rank turns that repeat the question of a query behind the turns that answer it.
 
-A stored question shares all its words with a query that asks the same, so a search ranks the
-question above the statement that answers it. This module judges each turn by the words that it
-shares with the query and by the words that remain. A remaining word counts as information if it is
-a name, a number, or rare in its language. Each turn has one of four roles:
+A stored question shares all its words with a query that asks the same question, so a search ranks
+the stored question above the statement that answers it. This module classifies each turn by two
+groups of words: the words that the turn shares with the query, and the turn's other words. One of
+the other words is informative if it is a name, a number, or rare in its language. Each turn gets
+one of four roles:
 
     ANSWERS   an informative word remains, or it shares too few words with the query to repeat it
     SAYS      only ordinary words remain, in a statement such as "My father built it"
     REPEATS   hardly any word remains, as in "Tell me who built it" or the reply "I do not know"
     ASKS      it is a question without information, such as "Do you remember who built it?"
 
-Only turns that share words with the query are considered. `rank_answers_first` moves turns with the
-role ASKS to the end. It moves a turn with the role REPEATS behind all turns with a better role, and
-a turn with the role SAYS behind the first turn with the role ANSWERS. The order stays as it is if
-no turn has the role ANSWERS or SAYS, so that a reply that shares no words with the query still
-follows its question. The order also stays as it is if neither the query nor a turn is a question,
-as in a search by keywords.
+`rank_answers_first` moves turns with the role ASKS to the end of the ranking. A turn with the role
+REPEATS is moved behind the last turn with a better role. A turn with the role SAYS is moved behind
+the first turn with the role ANSWERS. In these comparisons, a turn counts as better only if it
+shares enough words with the query.
+
+The ranking is not changed if no turn with the role ANSWERS or SAYS shares enough words with the
+query. In that case, the answer may be a reply that shares no words with the query, and that reply
+still follows its question in the ranking. The ranking is not changed either if neither the query
+nor a turn is a question, as in a search by keywords.
 """
 
 from __future__ import annotations
@@ -45,22 +49,26 @@ _MAX_CHARS: Final = 400
 # The following constants are amounts of information, in nats. A word with at least this much
 # information is rare.
 _MIN_RARE_NATS: Final = 9.0
-# A capitalized word with at least this much information, in nats, counts as a name.
+# A capitalized word counts as a name if its information, in nats, is at least this value.
 _MIN_NAME_NATS: Final = 6.0
-# A word with less information than this, in nats, such as "name", adds nothing to a question.
+# A common word such as "name" adds nothing to a question. A word is common if its information, in
+# nats, is less than this value.
 _MIN_WORD_NATS: Final = 5.3
-# A turn is informative if its words that are not in the query have this much information in total,
-# in nats.
+# A turn is informative if the words that are in the turn but not in the query have at least this
+# much information in total, in nats.
 _MIN_INFORMATIVE_NATS: Final = 15.0
 # The information, in nats, that is assumed for a word without a known frequency.
 _UNLISTED_NATS: Final = 13.0
-# The information, in nats, that is assumed for a word without a known frequency in other languages
-# than English. The frequency lists of these languages lack many word forms.
+# The information, in nats, that is assumed for a word without a known frequency if the query is in
+# another language than English. The value is lower than for English, because the frequency lists of
+# other languages lack many word forms.
 _UNLISTED_FOREIGN_NATS: Final = 7.0
-# A turn repeats the query if its words have at least this share of the query's information.
+# A turn repeats the query if the words that they share have at least this share of the information
+# of all words of the query.
 _MIN_QUERY_SHARE: Final = 0.25
-# By role of a turn: a better turn is moved before it only if the information that the better turn
-# shares with the query is at least this share of the turn's own.
+# For each role, the minimum ratio of information that is needed to move a turn with that role
+# behind a better turn. The ratio divides the information that the better turn shares with the query
+# by the information that the moved turn shares with the query.
 _MIN_SHARED_RATIO: Final = {SAYS: 0.4, REPEATS: 0.25}
 _SENTENCES: Final = re.compile(r"(?<=[.!?;:\u2026\u061f])\s+|(?<=[\u3002\uff01\uff1f])|\n+")
 _CLAUSES: Final = re.compile(r"[,\uff0c\u3001\u060c]\s*|\s[\u2013\u2014-]\s")
@@ -71,14 +79,14 @@ class _TurnRole(NamedTuple):
     """The role of a turn for a query."""
 
     role: int
-    # Information of the words that the turn shares with the query, in nats.
+    # The total information, in nats, of the words that the turn shares with the query.
     shared: float
 
 
 def rank_answers_first(
     ranking: Sequence[tuple[int, Memory]], query: str
 ) -> tuple[list[tuple[int, Memory]], int]:
-    """Move turns that only repeat the query behind turns that answer the query.
+    """Rerank memories, so that turns that only repeat the query follow turns that answer it.
 
     Args:
         ranking: Ranks and memories, best first.
@@ -114,9 +122,9 @@ def rank_answers_first(
 def _build_sort_key(
     position: int, roles: Sequence[_TurnRole], finder: _RoleFinder
 ) -> tuple[bool, int, bool, int]:
-    """Return the sort key of a memory.
+    """Return the key by which the memory at a position of the ranking is sorted.
 
-    The key keeps the memory at its position, or moves it behind a better memory.
+    The sort leaves the memory at its position, or moves the memory behind a better memory.
     """
     role, shared = roles[position]
     if role == ASKS:
@@ -135,10 +143,10 @@ def _build_sort_key(
 
 
 def _is_reply(memory: Memory, unanswered_positions: set[tuple[str | None, int | None]]) -> bool:
-    """Return whether a memory's message directly follows an unanswered message in its thread.
+    """Return whether a memory was made from a message that directly follows an unanswered message.
 
-    `unanswered_positions` contains (thread id, position of the message in the thread) of the
-    unanswered messages in all threads.
+    An unanswered message is a message whose turn does not answer the query. For each of them,
+    `unanswered_positions` contains the tuple (thread id, position in the thread).
     """
     source = memory.provenance
     if source is None or source.position is None:
@@ -162,7 +170,8 @@ class _RoleFinder:
     def assign_role(self, memory: Memory, *, is_reply: bool = False) -> _TurnRole:
         """Return the role of a memory.
 
-        `is_reply` says whether the memory directly follows a turn that does not answer the query.
+        `is_reply` says whether the memory's message comes directly after a message that repeats the
+        query or asks the same question, so that the memory may be its answer.
         """
         text = _remove_speaker(memory)
         if memory.kind != TURN or not self._words or len(text) > _MAX_CHARS:
@@ -174,8 +183,9 @@ class _RoleFinder:
         if not (repeats or is_reply) or self._has_more_information(text):
             return _TurnRole(ANSWERS, shared)
         if repeats and any(map(self._adds_informative_word, _split_statements(sentences))):
-            # The turn is a statement in ordinary words. If it contains all words of the query, it
-            # only repeats the query.
+            # The turn is a question with an informative clause, which makes it an answer, or a
+            # statement in ordinary words. A statement that contains all words of the query only
+            # repeats the query.
             if is_question:
                 return _TurnRole(ANSWERS, shared)
             is_copy = len(self._every) > 1 and self._every <= set(split_words(text))
@@ -199,12 +209,15 @@ class _RoleFinder:
         return [word for word, stem in words.items() if not self._words & {word, stem}]
 
     def _measure_word(self, word: str) -> float:
-        """Return a word's information in nats: -ln of the share of messages that contain it."""
+        """Return the information of a word, in nats.
+
+        The information is `-ln(p)`, where p is the share of messages that contain the word.
+        """
         common = max(message_frequency(word, name) for name in self._languages)
         return -math.log(common) if common else self._unlisted
 
     def _has_more_information(self, text: str) -> bool:
-        """Return whether the words that a text does not share with the query are informative."""
+        """Return whether the words of a text that the query does not contain are informative."""
         rest = self._find_remaining_words(text)
         if sum(map(self._measure_word, rest)) >= _MIN_INFORMATIVE_NATS:
             return True
@@ -218,7 +231,7 @@ class _RoleFinder:
         )
 
     def _adds_informative_word(self, clause: str) -> bool:
-        """Return whether a clause contains a word of the query and an informative other word."""
+        """Return whether a clause contains a word of the query, and another, informative word."""
         if not self._measure_shared_words(clause):
             return False
         return any(
@@ -232,7 +245,10 @@ def _tokenize_name(word: str) -> list[str]:
 
 
 def _split_statements(sentences: Sequence[str]) -> list[str]:
-    """Return all statements. Of each question, return the clauses before its last clause."""
+    """Return the sentences that are statements, and the statements in questions.
+
+    If a question has several clauses, all clauses before the last one count as statements.
+    """
     parts = list[str]()
     for sentence in sentences:
         parts += _CLAUSES.split(sentence)[:-1] if ends_with_question(sentence) else [sentence]
@@ -246,5 +262,5 @@ def _remove_speaker(memory: Memory) -> str:
 
 
 def is_same_as_query(memory: Memory, query: str) -> bool:
-    """Return whether a memory is a turn with the same text as the query."""
+    """Return whether a memory has the kind "turn" and its text is the same as the query."""
     return memory.kind == TURN and is_same_text(memory.text, query)

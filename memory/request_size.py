@@ -15,15 +15,16 @@ from perdure.memory.summary_state import Summary
 from perdure.memory.tokens import TokenCounter
 from perdure.memory.usage import is_same_model, read_model_name, read_request_tokens
 
-# With this value of `RequestParts.agent`, the answers of every agent are used.
+# If `RequestParts.agent` has this value, the token usage in the answers of every agent is used.
 _ANY_AGENT: Final = object()
-# Share of a trigger that the messages may always take, however large the rest of the request is.
+# Minimum share of a trigger, in tokens, that is available for the messages, even if the tools and
+# the system prompt are larger than the rest of the trigger.
 _MIN_SHARE: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class RequestParts:
-    """The parts of a request that the state does not contain, and whose answers report its size.
+    """The size of the request's parts outside the state, and whose token usage reports are used.
 
     Attributes:
         tools: The number of tokens of the schemas of the tools.
@@ -31,7 +32,8 @@ class RequestParts:
         other: The number of tokens of tools and system message in the last request, without a
             summary, or 0 if it is unknown.
         model: The name of the model whose reported usage is used, or None for any model.
-        agent: The name of the agent whose answers are used. langchain stores it in their `name`.
+        agent: The name of the agent whose answers are used. langchain stores the agent's name in
+            the field `name` of an answer.
     """
 
     tools: int = 0
@@ -41,16 +43,17 @@ class RequestParts:
     agent: Any = _ANY_AGENT
 
     def count_tokens(self, system_message_tokens: int, fixed_tokens: float) -> int:
-        """Return the tokens of these parts and of the system messages in the state.
+        """Return the number of tokens of the request without messages other than system messages.
 
-        `fixed_tokens` is the number of tokens that a counting function adds to each request. This
-        number is assumed to include the tools, so the larger of the two numbers is used.
+        `fixed_tokens` is the number of tokens that a counting function adds to each request. The
+        function is assumed to count the tools among them, so the larger one of `fixed_tokens` and
+        `self.tools` is used.
         """
         tools = max(self.tools, ceil(fixed_tokens))
         return max(tools + self.system + system_message_tokens, self.other)
 
     def is_answer_of_agent(self, message: BaseMessage) -> bool:
-        """Return whether a message is an answer that this agent gave with this model."""
+        """Return whether a message is an answer from the agent `agent` and the model `model`."""
         if not isinstance(message, AIMessage):
             return False
         by_agent = self.agent is _ANY_AGENT or message.name == self.agent
@@ -81,10 +84,11 @@ class RequestSize:
     scale: float = 1.0
 
     def reaches_trigger(self, trigger_tokens: float) -> bool:
-        """Return whether the request reaches a trigger, and a summary would make it smaller.
+        """Return whether the request has reached a trigger, and a summary would make it smaller.
 
-        If the tools and the system prompt alone reach the trigger, the next summary is written only
-        after the messages have grown again. Without this rule, each call would write a new summary.
+        If the request has a summary already, the messages must have grown by a quarter of the
+        trigger since that summary. If the tools and the system prompt alone were as large as the
+        trigger, each call would otherwise write a new summary.
         """
         grown = not self.has_summary or self.recent >= _MIN_SHARE * trigger_tokens
         return self.total >= trigger_tokens and grown
@@ -92,10 +96,11 @@ class RequestSize:
     def max_message_tokens(self, trigger_tokens: float) -> float:
         """Return the maximum number of message tokens with which the request stays below a trigger.
 
-        The result is in estimated tokens. If more tokens were reported than the scaled estimate,
-        the excess may belong to the messages or to the rest of the request, so the smaller result
-        of both assumptions is returned. The length of the summary is not included, because the next
-        summary will have another length.
+        The result is in estimated tokens. The model may have reported more tokens than were
+        estimated. The additional tokens may belong to the messages or to the rest of the request.
+        The maximum is computed for either case, and the smaller maximum is returned. The tokens of
+        the present summary are not counted as part of the request, because the next summary will
+        have another length.
         """
         messages, other = self.scale * self.messages, self.scale * (self.other - self.summary)
         unexplained = max(0.0, self.total - self.scale * (self.messages + self.other))
@@ -107,7 +112,7 @@ class RequestSize:
         return (min(in_messages, in_rest) if unexplained else in_rest) / self.scale
 
     def with_message_tokens(self, message_tokens: int) -> RequestSize:
-        """Return the size of the request if its messages had only `message_tokens` tokens."""
+        """Return the size that the request would have with only `message_tokens` message tokens."""
         share = message_tokens / self.messages if self.messages else 0.0
         total = self.other + ceil(share * (self.total - self.other))
         return replace(self, total=total, messages=message_tokens, recent=ceil(share * self.recent))
@@ -120,9 +125,9 @@ def measure_request(
     summary: Summary | None = None,
     summary_section: str = "",
 ) -> RequestSize:
-    """Measure the next request, which contains these messages and the summary.
+    """Return the size of the next request, which contains `messages` and the summary.
 
-    `summary_section` is the text of the request's section with the summary, or "".
+    `summary_section` is the text of the section that contains the summary in the request, or "".
     """
     is_system = [role(message) == "system" for message in messages]
     costs = list(map(counter.count_message, messages))
@@ -160,9 +165,9 @@ def _find_reporting_answer(
 
 
 def _find_first_after_summary(messages: Messages, summary: Summary | None) -> int:
-    """Return the position after the last answer whose request did not contain the summary.
+    """Return the position that follows the newest answer to a request without the summary.
 
-    The token usage of earlier answers includes the messages that the summary has replaced.
+    The token usage that earlier answers report includes the messages that the summary has replaced.
     """
     answered = summary.get("answered") if summary else None
     if answered is None:

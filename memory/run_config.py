@@ -35,7 +35,7 @@ class Versioned(Protocol):
 def get_graph_store(component: str) -> Any:
     """Return the store with which the running graph was compiled.
 
-    `component` names the object that needs a store, in the error.
+    In the error message, `component` names the object that needs a store.
 
     Raises:
         ConfigurationError: No graph is running, or it has no store.
@@ -55,15 +55,16 @@ def get_graph_store(component: str) -> Any:
 
 
 def read_run_values(names: Sequence[str], config: RunnableConfig | None) -> dict[str, Any]:
-    """Return the named values from a run's context, or from its `configurable` as a fallback.
+    """Read values by name from a run's context, or from its `configurable` as a fallback.
 
-    langgraph does not store values of the context, so they are passed to the run's checkpointer,
-    which stores them with the thread.
+    langgraph does not store the context of a run. The values that are found in the context are
+    therefore passed to the run's checkpointer, which stores them with the thread.
     """
     config = ensure_config(config)
     configurable, values = config["configurable"], find_run_context_values(config, names)
     if values and configurable.get("thread_id") is not None:
-        # During a run, this module has been imported already.
+        # The import is local to save time at startup. A run with a perdure checkpointer has
+        # imported `perdure.checkpointers.checkpointer` already.
         from perdure.checkpointers.checkpointer import Checkpointer
 
         for saver in configurable.values():
@@ -84,8 +85,9 @@ def read_run_user(config: RunnableConfig | None) -> str | None:
 def read_run_teams(config: RunnableConfig | None) -> tuple[str, ...]:
     """Return the teams whose memory a run uses, without duplicates.
 
-    `teams` in the run's context or `configurable` lists them, and `team` chooses one. On a server,
-    only teams of the person are allowed. If the run names no team, all of them are used.
+    In the run's context or `configurable`, the value `teams` lists the teams, and the value `team`
+    selects one team. On a server, only teams to which the person belongs are allowed. If the run
+    names no team there, all teams of the person are used.
 
     Raises:
         InvalidConfig: `team` is not one of `teams`, or one of them is not valid.
@@ -107,7 +109,9 @@ def read_run_teams(config: RunnableConfig | None) -> tuple[str, ...]:
 
 
 def parse_run_teams(team: Any, teams: Any) -> tuple[str, ...] | None:
-    """Return the teams that the options `team` and `teams` of a run name, or None without both.
+    """Return the teams that a run names by its options `team` and `teams`.
+
+    Return None if neither option is set.
 
     Raises:
         InvalidConfig: `team` is not one of `teams`, or a name is blank or not text.
@@ -127,7 +131,7 @@ def parse_run_teams(team: Any, teams: Any) -> tuple[str, ...] | None:
 
 
 def choose_team(config: RunnableConfig | None, team: str) -> RunnableConfig:
-    """Return a copy of a run's config that selects the memory of one of the run's teams."""
+    """Return a copy of a run's config that limits the run's team memory to the team `team`."""
     config = ensure_config(config)
     return {**config, "configurable": {**config["configurable"], CHOSEN_TEAM: team}}
 
@@ -141,8 +145,8 @@ def get_allowed_teams(config: RunnableConfig | None) -> Collection[str] | None:
 def read_run_source(config: RunnableConfig | None) -> tuple[str | None, str | None]:
     """Return the thread id of a run, and the id of the checkpoint from which the run continues.
 
-    Both are None if the run has no thread. Within a node, this is the checkpoint of the graph or
-    subgraph that contains the node.
+    The thread id and the checkpoint id are None if the run has no thread. Within a node, the
+    checkpoint belongs to the graph or subgraph that contains the node.
     """
     configurable = ensure_config(config)["configurable"]
     thread = configurable.get("thread_id")
@@ -154,7 +158,7 @@ def read_run_source(config: RunnableConfig | None) -> tuple[str | None, str | No
         runtime: Any = get_runtime()
     except (RuntimeError, KeyError):  # no graph is running
         runtime = None
-    # `execution_info` is None in a run of a chain.
+    # `execution_info` is None if a langchain chain runs without a graph.
     info = getattr(runtime, "execution_info", None)
     if info is not None and info.thread_id == thread:
         return str(thread), info.checkpoint_id
@@ -195,9 +199,10 @@ class Template:
     """The labels of a namespace with placeholders, outermost first: `("notes", "{user_id}")`.
 
     `{user_id}` is replaced by `user_id` in the run's `context`, which may be a dict, a dataclass or
-    a pydantic model. If the context does not have it, `configurable["user_id"]` of the run's config
-    is used. A label has at most one placeholder. With two, the values `"a-b"` and `"c"` would give
-    the same label for `"{x}-{y}"` as the values `"a"` and `"b-c"`.
+    a pydantic model. If the context has no `user_id`, `configurable["user_id"]` of the run's config
+    is used. A label has at most one placeholder, because labels with two placeholders would be
+    ambiguous. For example, the label `"{x}-{y}"` would be the same for the values `"a-b"` and `"c"`
+    as for the values `"a"` and `"b-c"`.
 
     In `("teams", "{team}")`, `{team}` is replaced by each team of the run, see `read_run_teams`.
 
@@ -223,7 +228,7 @@ class Template:
     def fill(self, config: RunnableConfig | None = None) -> tuple[str, ...]:
         """Return the labels for a run. `config=None` means the current run.
 
-        If the template is for teams, the run must have exactly one team.
+        If the first label of the template is `"teams"`, the run must have exactly one team.
 
         >>> Template(["notes", "{user_id}"]).fill({"configurable": {"user_id": "a.b"}})
         ('notes', 'a.b')
@@ -242,7 +247,7 @@ class Template:
     def fill_for_teams(self, config: RunnableConfig | None = None) -> list[tuple[str, ...]]:
         """Return the labels for each team of a run, or an empty list if the run has no team.
 
-        A template that is not for teams gives one result.
+        If the first label of the template is not `"teams"`, the returned list has one element.
         """
         if not self.is_team:
             return [self._fill_labels(config)]
@@ -275,9 +280,10 @@ class Template:
         )
 
     def lacks_memory(self, config: RunnableConfig | None = None) -> bool:
-        """Return whether the labels name a user or team, but the run must not use anybody's memory.
+        """Return whether this is a user's or team's template in a run that must not use memories.
 
-        See `WITHOUT_MEMORY_KEY`. In such a run, nodes recall and remember nothing.
+        In a run that must not use memories, nodes recall and remember nothing. See
+        `WITHOUT_MEMORY_KEY`.
         """
         is_personal = self.is_team or "user_id" in self.names
         return is_personal and ensure_config(config)["configurable"].get(WITHOUT_MEMORY_KEY) is True
@@ -299,7 +305,7 @@ class Template:
     def _get_placeholder_value(self, placeholder: str, run_values: dict[str, Any]) -> str:
         """Return the value of a placeholder.
 
-        Raise InvalidConfig if it cannot be used as a label.
+        Raise InvalidConfig if the value is missing or cannot be used as a label.
         """
         if placeholder not in run_values:
             raise InvalidConfig(
@@ -315,14 +321,15 @@ class Template:
                 f"{self.labels!r}; expected text with a visible character and without NUL, "
                 "except '.' and '..'"
             )
-        # For a member of a str enum, this returns the value and not the name.
+        # If the value is a member of a str enum, `str.__str__` returns the member's value, and not
+        # its name.
         return str.__str__(value)
 
 
 def _parse_label(label: Any) -> tuple[str, str, str]:
     """Split a label into (text before the placeholder, the placeholder's name, text after it).
 
-    A part that the label does not contain is "".
+    If the label contains no placeholder, or no text after it, that element of the tuple is "".
     """
     match = _LABEL.fullmatch(label) if isinstance(label, str) and label else None
     if match is None:

@@ -1,9 +1,11 @@
 """Compare two texts: decide whether they state the same fact.
 
-Two texts state the same fact if their normal forms are equal, if they have the same words in the
-same order except for pairs of words with similar vectors, or if one is a rotation of the other. The
-vectors of opposites, such as "hot" and "cold", are similar, too, so the threshold is high. It was
-measured by `benchmarks/paraphrases.py`, see docs/decisions/0017-what-is-the-same.md.
+Two texts state the same fact in one of three cases. First, their normal forms are equal. Second,
+the texts have the same words in the same order, except for pairs of words with similar vectors.
+Third, one text is a rotation of the other text, which means that words were moved from its start to
+its end. The vectors of opposites, such as "hot" and "cold", are similar, too, so the threshold for
+similar vectors is high. The threshold was measured by `benchmarks/paraphrases.py`, see
+docs/decisions/0017-what-is-the-same.md.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from typing import Final
 from perdure.stores.normal_form import normalize_text, unify_letters
 from perdure.stores.text import tokenize
 
-# Minimum cosine similarity of the vectors of two words that count as equal.
+# Two words count as equal if the cosine similarity of their vectors is at least this value.
 _MIN_COSINE: Final = 0.8
 _TOKENS: Final = re.compile(r"\w+|[^\w\s.,;:!\"()]")
-# Texts with at least this many words are also compared with rotated word order.
+# Minimum number of words that two texts must have to be compared as rotations of each other.
 _MIN_WORDS_TO_ROTATE: Final = 4
 
 
@@ -36,7 +38,8 @@ _normalize: Final = lru_cache(1 << 8)(normalize_text)
 def is_equivalent_text(left_text: str, right_text: str) -> bool:
     """Return whether two texts state the same fact.
 
-    The documentation of this module says how that is decided.
+    The docstring of the module `perdure.memory.sameness` describes when two texts state the same
+    fact.
     """
     if is_same_text(left_text, right_text):
         return True
@@ -49,13 +52,15 @@ def is_equivalent_text(left_text: str, right_text: str) -> bool:
 def _differ_by_similar_words(left_words: tuple[str, ...], right_words: tuple[str, ...]) -> bool:
     """Return whether two lists of words differ only in words with similar vectors.
 
-    The result is False if a differing word contains a capital or a digit, because names and numbers
-    must not be confused. It is also False if two differing words have the same stem.
+    If a differing word contains a capital or a digit, the result is False, because different names
+    and numbers are different facts. If two differing words have the same stem, the result is False,
+    too.
     """
     differ = [pair for pair in zip(left_words, right_words, strict=True) if pair[0] != pair[1]]
     if not all(word.isalpha() and word.islower() for pair in differ for word in pair):
         return False
-    # Words with the same stem may differ in tense or number, which can change the fact.
+    # Two words with the same stem may differ in tense or number, so the two texts may state
+    # different facts.
     return bool(differ) and all(
         tokenize(x) != tokenize(y) and _compute_word_similarity(x, y) >= _MIN_COSINE
         for x, y in differ
@@ -81,7 +86,8 @@ def _split_words(text: str) -> tuple[str, ...]:
 @lru_cache(1 << 12)
 def _compute_word_similarity(left_word: str, right_word: str) -> float:
     """Return the cosine similarity of the vectors of two words."""
-    # This module is imported here because it loads numpy, which most comparisons do not need.
+    # `perdure.stores.offline` is imported within the function because it loads numpy, which most
+    # comparisons of texts do not need.
     from perdure.stores.offline import StaticEmbedder
 
     first, second = StaticEmbedder().embed([left_word, right_word])
