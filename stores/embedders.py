@@ -1,9 +1,10 @@
 """Embedders, built from an object, a function or the name of a model.
 
-A blocking model is called in a daemon thread. A call that never returns can then be abandoned, and
-does not prevent the process from ending. An async model is awaited by the caller. For blocking
-callers, an async model runs on an event loop in a separate thread. This loop is always the same,
-because the connections of an async client belong to one event loop.
+A blocking model is called in a daemon thread. If a model never returns, its call can be abandoned,
+because a daemon thread does not prevent the process from ending. An async caller awaits an async
+model itself. For blocking callers, an async model runs on an event loop in a separate thread. All
+blocking callers share one event loop, because the connections of an async client belong to the loop
+on which they were opened.
 """
 
 from __future__ import annotations
@@ -165,17 +166,19 @@ def _find_model_name(spec: Any) -> str:
 class _EmbedFunction(NamedTuple):
     """A function of a model that embeds a list of texts or a single text."""
 
-    call: Callable[[Any], Any]  # function that returns vectors, or an awaitable of vectors
-    acall: Callable[[Any], Any] | None  # the async function; if None, `call` is run in a thread
+    # The function returns the vectors, or an awaitable whose result is the vectors.
+    call: Callable[[Any], Any]
+    # The async variant of `call`. If it is None, async callers run `call` in a thread.
+    acall: Callable[[Any], Any] | None
     takes_one_text: bool = False
 
 
 def _find_embed_functions(model: Any) -> tuple[_EmbedFunction, _EmbedFunction]:
-    """Return the functions of a model for documents and for queries."""
+    """Return the function by which a model embeds documents, and the function for queries."""
     if isinstance(model, Embeddings):
-        # Inherited async methods run in the threads of the event loop, where a call that hangs
-        # would prevent the process from ending. They are replaced by calls in perdure's own
-        # threads.
+        # If a class inherits the async methods of `Embeddings`, they run in the thread pool of the
+        # event loop, where a call that hangs would prevent the process from ending. The synchronous
+        # methods are called in perdure's own threads instead.
         has_async_documents = type(model).aembed_documents is not Embeddings.aembed_documents
         has_async_query = type(model).aembed_query is not Embeddings.aembed_query
         return (
@@ -211,7 +214,7 @@ def _find_embed_functions(model: Any) -> tuple[_EmbedFunction, _EmbedFunction]:
 class CheckedEmbedder:
     """An embedder that checks the answers of a model and normalises its vectors to length 1.
 
-    An answer that is not usable raises an error.
+    A model's answer that is not usable raises an error.
 
     Texts are sent to the model in batches, each text once. The most recently used vectors are
     cached, with separate entries for queries and documents. Several OS threads and event loops may
@@ -230,9 +233,9 @@ class CheckedEmbedder:
         self._threads = ThreadPool(_MAX_THREADS, "perdure-embed", is_permanent=False)
         self._clear_model: Callable[[], None] | None = getattr(model, "clear_cache", None)
         self._lock = threading.Lock()  # guards `_dims` and `_cache`
-        self._cache: dict[
-            tuple[str, bool], Floats
-        ] = {}  # vectors by text and whether the text is a query, least recently used first
+        # Maps a pair of a text and a flag to a vector. The flag says whether the text is a query.
+        # The least recently used entry comes first.
+        self._cache: dict[tuple[str, bool], Floats] = {}
 
     @property
     def dims(self) -> int | None:
@@ -275,7 +278,7 @@ class CheckedEmbedder:
     def clear_cache(self) -> None:
         """Drop all cached vectors.
 
-        An erasure calls this method, because a vector can reveal its text.
+        The erasure of items calls `clear_cache`, because a cached vector can reveal its text.
         """
         with self._lock:
             self._cache.clear()
@@ -313,7 +316,8 @@ class CheckedEmbedder:
     def _cache_vectors(self, vectors: dict[str, Floats], is_query: bool) -> None:
         """Add copies of vectors to the cache.
 
-        A view of the batch would keep the whole batch in memory.
+        The vectors are copied, because a numpy view of one vector would keep its whole batch in
+        memory.
         """
         with self._lock:
             self._cache |= {(text, is_query): vector.copy() for text, vector in vectors.items()}
@@ -356,7 +360,8 @@ class CheckedEmbedder:
         with self._convert_model_errors():
             try:
                 answer = function.call(argument)
-            except NotImplementedError:  # Classes that have only async methods raise this error.
+            # A class that has only async methods raises `NotImplementedError` in blocking methods.
+            except NotImplementedError:
                 if function.acall is None:
                     raise
                 answer = function.acall(argument)
@@ -395,7 +400,10 @@ class CheckedEmbedder:
 
 
 async def _await_answer(answer: Awaitable[Any]) -> Any:
-    """Await any awaitable. `run_coroutine_threadsafe` accepts only coroutines such as this one."""
+    """Await any awaitable.
+
+    The coroutine is needed because `run_coroutine_threadsafe` accepts coroutines only.
+    """
     return await answer
 
 
@@ -432,10 +440,11 @@ class StoreEmbedder:
     embedder: CheckedEmbedder | None = None
     model: Model | None = None  # the model as it is recorded in the file
     in_process: bool = False  # whether the model runs in this process
-    # embedding function of a fast model; its vectors are not stored, but computed when a search
-    # reads the items
+    # The embedding function of a fast model. Its vectors are not stored: each search computes the
+    # vectors of the items that it reads.
     embed_quickly: Callable[[Sequence[str]], Floats] | None = None
-    # whether the store uses the vector encoding of the file, because the caller has chosen none
+    # Whether the store uses the vector encoding that the file already has. This is the case if the
+    # caller has not chosen an encoding.
     accepts_any_kind: bool = False
 
     @property
@@ -453,7 +462,10 @@ class StoreEmbedder:
         return [piece for text in texts for piece in split_into_chunks(text)]
 
     def derives_vectors(self, file_model: Model) -> bool:
-        """Return whether searches compute the vectors of the file's model. Then none are stored."""
+        """Return whether searches compute the vectors of the model that is recorded in the file.
+
+        If searches compute the vectors, no vectors are stored.
+        """
         return self.embed_quickly is not None and self.model == file_model
 
     def derive_vectors(

@@ -36,7 +36,7 @@ class ErasedMessages(Protocol):
 
 
 class ErasesMessages(Protocol):
-    """The interface of a checkpointer that can erase messages, as `forget` needs it."""
+    """The interface of checkpointers that can erase messages. `forget` requires this interface."""
 
     def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> ErasedMessages:
         """Erase messages from a thread permanently. `message_ids=None` erases the whole thread."""
@@ -108,8 +108,9 @@ def forget(
     if dry_run:
         messages = sum(map(len, found_rows.messages.values()))
         return _build_receipt(parts, found_rows, threads, messages, clean=False)
-    # Messages are erased before items. If the process dies in between, the items still name the
-    # messages that remain to be erased.
+    # Messages are erased before the store items that were made from them. If the process dies
+    # between the two steps, the items still contain the ids of the messages that remain to be
+    # erased.
     messages_before = {**found_rows.messages, **dict.fromkeys(threads)}
     reports = _erase_messages(checkpointer, messages_before)
     clean = True
@@ -247,7 +248,9 @@ def _has_no_criterion(
 
 
 def _parse_query_words(query: str | None) -> frozenset[str]:
-    """Return the words that a text must contain to be erased. Without a query, the set is empty.
+    """Return the words of a query.
+
+    An item is erased only if its text contains all of them. The set is empty if there is no query.
 
     Raises:
         ConfigurationError: The query is not text, or has no words.

@@ -1,9 +1,10 @@
 """SQL conditions that preselect the rows which a filter may match.
 
-A condition may select too many rows, but never omits a row that the filter matches.
-`Filter.matches` then checks each selected row. The conditions compare text, finite numbers and
-booleans that are operands of `$eq`, `$in` or an order operator such as `$lt`. Every other part of a
-filter becomes the condition TRUE.
+The SQL condition for a filter may select too many rows, but never omits a row that the filter
+matches. `Filter.matches` checks each row that the SQL condition has selected. SQL conditions are
+built for the operators `$eq`, `$in`, `$gt`, `$gte`, `$lt` and `$lte`, if the operand is text, a
+finite number or a boolean. Every part of a filter that uses another operator or operand becomes the
+SQL condition TRUE, which selects all rows.
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ from perdure.stores.filters import (
     parse_path,
 )
 
-# maximum characters of a condition; keeps expressions below SQLite's depth limit
+# maximum number of characters of an SQL condition, which keeps expressions below SQLite's limit for
+# the depth of an expression
 _MAX_SQL_LENGTH = 10_000
-_MAX_PATHS = 8  # maximum JSON paths for one field; with more, the condition is TRUE
-_MAX_EXACT_INTEGER = 2**53  # largest integer that SQL reads exactly, whether written as 1 or as 1.0
-_MAX_NUMBER = 1e300  # largest number that is compared in SQL
-# characters at which SQL cuts a text: NUL and lone surrogates
+# maximum number of JSON paths for one field of a filter; if a field has more paths, its SQL
+# condition is TRUE
+_MAX_PATHS = 8
+# largest integer that SQLite reads exactly from JSON, whether the integer is written as 1 or as 1.0
+_MAX_EXACT_INTEGER = 2**53
+_MAX_NUMBER = 1e300  # largest number for which an SQL condition is built
+# matches the characters at which SQLite truncates a string: NUL and lone surrogates
 TRUNCATING = re.compile(r"[\x00\ud800-\udfff]")
 # characters that labels of SQLite's JSON paths cannot contain
 _UNSAFE_LABEL = re.compile(r'["\\\x00-\x1f\x7f\ud800-\udfff]')
@@ -49,12 +54,16 @@ class Condition(NamedTuple):
     paths: tuple[str, ...] = ()
 
     def with_numbered_parameters(self, first: int) -> str:
-        """Return the expression with numbered parameters, so that a statement may repeat it."""
+        """Return the expression with numbered parameters such as `?1`.
+
+        A statement that contains the expression twice needs its parameters only once.
+        """
         numbers = count(first)
         return re.sub(r"\?", lambda _: f"?{next(numbers)}", self.text)
 
 
-_UNKNOWN = Condition("TRUE")  # condition for a part of a filter that SQL cannot decide
+# condition for a part of a filter that SQL cannot decide; the condition selects all rows
+_UNKNOWN = Condition("TRUE")
 
 
 def build_condition(
@@ -80,7 +89,10 @@ def build_condition(
 
 
 def find_indexable_paths(filter: Filter) -> list[str]:
-    """Return the paths whose indexes could speed up a filter, equalities before ranges."""
+    """Return the paths whose indexes could speed up a filter.
+
+    Paths that are tested for equality come before paths that are tested for a range.
+    """
     candidates = [
         (part.operator in ORDER_OPERATORS, field.key)
         for field in _iter_conjuncts(filter.node)
@@ -94,7 +106,7 @@ def find_indexable_paths(filter: Filter) -> list[str]:
 
 
 def check_index_path(path: object) -> str:
-    """Check that a path can have an index, and return the path.
+    """Check that an index can be created for a JSON path, and return the path.
 
     Raises:
         ConfigurationError: The path is not a sequence of identifiers joined by dots.
@@ -115,7 +127,10 @@ def _is_indexable(path: object) -> TypeGuard[str]:
 
 
 def _iter_conjuncts(node: Node) -> Iterator[Node]:
-    """Yield the conditions of a filter node that must all hold."""
+    """Yield the parts of a conjunction, all of which must hold.
+
+    A filter node that is not a conjunction yields only itself.
+    """
     if isinstance(node, AllOf):
         for part in node.parts:
             yield from _iter_conjuncts(part)
@@ -162,8 +177,8 @@ def _build_comparison(name: str, operand: Any, location: JSONLocation) -> Condit
                 if _to_exact_sql_value(value) is None
             ]
             return join_with_or([location.membership_condition(exact), *others])
-        # SQL cuts a string at a NUL character, and the shortened string sorts lower. Bounds are
-        # therefore always inclusive.
+        # SQLite cuts a string at a NUL character, and the shortened string sorts lower. Bounds are
+        # always inclusive, so that rows with such strings are not missed.
         case "$gt" | "$gte" if bounds := _compute_sql_bounds(operand):
             return location.range_condition(bounds[0], None)
         case "$lt" | "$lte" if bounds := _compute_sql_bounds(operand):
@@ -180,7 +195,7 @@ def _build_equality(value: Any, location: JSONLocation) -> Condition:
 
 
 def _to_exact_sql_value(value: Any) -> str | int | None:
-    """Return a JSON value as SQL reads it, or None if SQL may not read it exactly."""
+    """Return the value that SQLite reads for a JSON value, or None if the value may differ."""
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else value
     if isinstance(value, int | float) and abs(value) <= _MAX_EXACT_INTEGER and value == int(value):
@@ -189,13 +204,16 @@ def _to_exact_sql_value(value: Any) -> str | int | None:
 
 
 def _compute_sql_bounds(value: Any) -> tuple[Any, Any] | None:
-    """Return the lowest and highest number that SQL may read for a value, or None if unknown."""
+    """Return bounds for the value that SQLite reads for a JSON value, which may differ by rounding.
+
+    Return None if no bounds are known.
+    """
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else (value, value)
     if not isinstance(value, int | float) or not abs(value) <= _MAX_NUMBER:
         return None
-    # SQLite guarantees 15 significant digits (https://sqlite.org/floatingpoint.html), and fewer for
-    # the smallest numbers.
+    # SQLite keeps 15 significant digits of a number (https://sqlite.org/floatingpoint.html). The
+    # smallest numbers may keep fewer digits.
     slack = abs(value) * 1e-12 + 1e-300
     return value - slack, value + slack
 
@@ -217,7 +235,8 @@ def _join_with_and(parts: Sequence[Condition]) -> Condition:
 def join_with_or(parts: Sequence[Condition]) -> Condition:
     """Join conditions with OR.
 
-    The result is TRUE if one of the conditions is TRUE, or if the expression would be too long.
+    The result is the condition TRUE if one of `parts` is TRUE. The result is also TRUE if the
+    joined SQL expression would be too long.
     """
     if _UNKNOWN in parts or sum(len(part.text) for part in parts) > _MAX_SQL_LENGTH:
         return _UNKNOWN
@@ -238,7 +257,8 @@ def _join_conditions(conjunction: str, parts: Sequence[Condition]) -> Condition:
 def build_index_expression(path: str, column: str) -> str:
     """Build the SQL expression to index so that filters on `path` can use the index.
 
-    The expression reads the field whose name is exactly `path`, or else the field at the path.
+    The expression reads the field whose name is exactly `path`, including the dots. If that field
+    is missing or null, the expression follows `path` into nested objects.
     """
     extracted = f"json_extract({column}, '$.{check_index_path(path)}')"
     if "." not in path:
@@ -247,9 +267,12 @@ def build_index_expression(path: str, column: str) -> str:
 
 
 class JSONLocation(NamedTuple):
-    """The location of a JSON value in a column, as the JSON paths under which the value may be.
+    """The location of a JSON value in a column.
 
-    Without paths, the location is unknown.
+    The location is a list of JSON paths, because a key with a dot can be the name of a field or a
+    path to a nested field.
+
+    A location without paths is unknown, and conditions on its value are TRUE.
     """
 
     column: str
@@ -259,11 +282,11 @@ class JSONLocation(NamedTuple):
 
     @property
     def supports_indexes(self) -> bool:
-        """Whether paths of the column can have indexes."""
+        """Whether indexes can be created for JSON paths of the column."""
         return True
 
     def condition_on_row(self, condition: Condition) -> Condition:
-        """Turn a condition on the document into a condition on the row."""
+        """Turn a condition on a JSON document into a condition on the document's row."""
         return condition
 
     def child_location(self, key: str | int, is_indexed: bool) -> Self:
@@ -273,22 +296,22 @@ class JSONLocation(NamedTuple):
         return self._replace(paths=paths if len(paths) <= _MAX_PATHS else (), expression=expression)
 
     def path_suffixes(self, key: str | int) -> Sequence[Any]:
-        """Return the possible suffixes that a key adds to the JSON paths of this location."""
+        """Return the suffixes that extend a JSON path of this location to the value of `key`."""
         return [f"[{key}]"] if isinstance(key, int) else _build_path_suffixes(key)
 
     def membership_condition(self, keys: Sequence[str | int]) -> Condition:
         """Return the condition that the value at this location equals one of `keys`.
 
-        The key 1 also means `true`.
+        The key 1 also matches `true`, because SQLite extracts `true` as 1.
         """
         if len(keys) == 1:
             return self._extract_condition("= ?", keys[0])
         return self._extract_condition("IN (SELECT value FROM json_each(?))", json.dumps(keys))
 
     def range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
-        """Return the condition that the value at this location lies between two bounds.
+        """Return the SQL condition that the JSON value lies between two inclusive bounds.
 
-        One bound may be None.
+        One of the bounds may be None, which leaves the range open at that end.
         """
         if low is None or high is None:
             return self._extract_condition(
@@ -297,7 +320,7 @@ class JSONLocation(NamedTuple):
         return self._extract_condition("BETWEEN ? AND ?", low, high)
 
     def _extract_condition(self, comparison: str, *params: str | float | None) -> Condition:
-        """Return the condition that applies an SQL comparison to the extracted value."""
+        """Return the SQL condition that compares the extracted JSON value with parameters."""
         # SQLite extracts `true` as 1, and an array as its JSON text
         if self.expression:
             return Condition(f"{self.expression} {comparison}", params)
@@ -308,10 +331,11 @@ class JSONLocation(NamedTuple):
 def _build_path_suffixes(key: str) -> tuple[str, ...]:
     """Return the suffixes to append to a SQLite JSON path so that it leads to the value of `key`.
 
-    The suffixes are the literal key and the path. Each label that is not ASCII appears both as text
-    and with escapes, the two ways in which `json.dumps` can write it, because SQLite 3.40 compares
-    labels without decoding escapes. The result is empty for keys that SQLite's paths cannot
-    express: `[*]`, and labels with quotes, backslashes or control characters.
+    One suffix treats `key` as the literal name of a field, and another treats `key` as a path. A
+    label that is not ASCII needs two suffixes, because `json.dumps` can write the label as text or
+    with escapes, and SQLite 3.40 compares labels without decoding escapes. The result is empty for
+    keys that SQLite's JSON paths cannot express. A JSON path of SQLite cannot contain the step
+    `[*]`, or a label with quotes, backslashes or control characters.
     """
     step_lists = dict.fromkeys(((key,), parse_path(key)))
     if any(

@@ -9,24 +9,36 @@ A filter is a mapping. All its entries must hold:
     {"price": {"$gte": 1, "$lt": 5}}          operators, all of which must hold
     {"$or": [{"a": 1}, {"b": 1}]}             `$and`, `$or`, `$not`, also in place of an operator
 
-These rules apply wherever a filter is used:
+These rules apply wherever a filter is used.
 
-- Values are strict JSON: `True` is not 1, 1 equals 1.0, 2**53 + 1 differs from 2.0**53, and `"1"`
-  is not 1.
-- `{"a": None}` holds if the field exists and is null. A missing field is equal to no value; test
-  for it with `$exists`.
-- `$ne`, `$nin` and `$not` negate `$eq`, `$in` and their operand. So they hold for missing fields.
-- `$gt`, `$gte`, `$lt` and `$lte` hold only for a value of the operand's type. Numbers are compared
-  by size and strings by code point, so ISO dates of one format compare as dates. Infinities compare
-  with numbers. A comparison with NaN never holds.
-- `$contains` holds if an array has an equal element, or a string contains the operand.
-- `$eq`, `$ne`, `$in`, `$nin` and `$contains` compare whole objects. A plain mapping compares only
-  the entries that it names. A plain list is compared element by element, each as a condition.
-- A key that starts with `$` is an operator. To name a field that starts with `$`, write a path,
-  such as `author.$ref`.
-- A key is a path, unless the document has a field with exactly that name. `[*]` requires one
-  element that meets the whole condition. If there are no elements, the condition is tested on a
-  missing value.
+Values are strict JSON: `True` is not 1, 1 equals 1.0, 2**53 + 1 differs from 2.0**53, and `"1"` is
+not 1.
+
+`{"a": None}` holds if the field `a` exists and is null. A missing field is never equal to an
+operand. Use `$exists` to test whether a field is missing.
+
+`$ne` negates `$eq`, and `$nin` negates `$in`. `$not` negates the filter that is its operand. A
+condition with `$ne`, `$nin` or `$not` therefore also holds for a missing field.
+
+`$gt`, `$gte`, `$lt` and `$lte` hold only if the value has the same type as the operand. Numbers are
+compared by size and strings by code point, so ISO dates of one format compare as dates. Infinities
+compare with numbers. A comparison with NaN never holds.
+
+`$contains` holds if an array has an element that equals the operand, or if a string contains the
+operand.
+
+`$eq`, `$ne`, `$in`, `$nin` and `$contains` compare objects with all their entries. If the condition
+on a field is a mapping without operators, the object may have more entries than the mapping. If the
+condition on a field is a list, each element of the list is a condition on the array's element at
+the same position.
+
+A key that starts with `$` is an operator. To name a field whose name starts with `$`, write a path
+to the field, such as `author.$ref`.
+
+If the document has a field with exactly the name of a filter's key, the key means that field. Every
+other key is a path. The step `[*]` in a path means that at least one element of the array must meet
+the whole condition. If the array has no elements, the condition is tested as if the value were
+missing.
 """
 
 from __future__ import annotations
@@ -64,7 +76,8 @@ OPERATORS = (
 """The names of all operators."""
 
 _CONTAINERS = (Mapping, list, tuple)
-# Sets cannot test these types: True equals 1, and the other types cannot be hashed.
+# Values of these types are not looked up in a set of operands. In a set, True would equal 1, and
+# dicts and lists cannot be hashed.
 _UNHASHABLE_OR_BOOL = (
     bool,
     dict,
@@ -103,8 +116,8 @@ class Comparison(NamedTuple):
     """Compares the value with an operand.
 
     `operator` is one of the filter operators except `$ne`, `$nin` and `$not`, which are parsed into
-    `Negation`. Two further operators exist: `object` holds if the value is an object, and `array`
-    if it is an array with `operand` elements.
+    `Negation`. Two more operators exist besides the filter operators: `object` holds if the value
+    is an object, and `array` holds if the value is an array whose length is `operand`.
     """
 
     operator: str
@@ -112,26 +125,29 @@ class Comparison(NamedTuple):
 
 
 class FieldCondition(NamedTuple):
-    """A condition on the value of a key in an object, or of a position in an array."""
+    """A condition on the value of a key in an object, or on one element of an array."""
 
     key: str | int
     condition: Node
 
 
 class AllOf(NamedTuple):
-    """All parts must hold. They are tested in order. Without parts, it always holds."""
+    """A conjunction: all parts must hold.
+
+    The parts are tested in order. A conjunction without parts always holds.
+    """
 
     parts: tuple[Node, ...]
 
 
 class AnyOf(NamedTuple):
-    """At least one part must hold."""
+    """A disjunction: at least one part must hold."""
 
     parts: tuple[Node, ...]
 
 
 class Negation(NamedTuple):
-    """The part must not hold."""
+    """A negation: holds if its part does not hold."""
 
     part: Node
 
@@ -206,7 +222,7 @@ def _copy_as_plain_json(value: Any, path: _FilterPath, counter: Iterator[int]) -
 
 
 def _copy_as_plain_scalar(value: Any, path: _FilterPath) -> str | int | float | None:
-    """Copy a value that is not a container, as an instance of the plain Python type."""
+    """Copy a scalar. An instance of a subclass of str, int or float becomes a plain instance."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -244,8 +260,8 @@ def _parse_document(
 def _parse_condition(value: Any, path: _FilterPath) -> Node:
     """Parse the condition on one value.
 
-    The condition is a mapping of operators, a mapping of entries, a list of elements, or a plain
-    value that the field must equal.
+    The condition is a mapping of operators to operands, a mapping of field names to conditions, a
+    list of conditions on the elements of an array, or a plain value that the field must equal.
     """
     if isinstance(value, list):
         elements = [
@@ -316,7 +332,7 @@ def _parse_logical(
 
 
 def _combine_all(parts: Sequence[Node]) -> Node:
-    """Return a node that holds if all parts hold."""
+    """Return a filter node that holds if all nodes in `parts` hold."""
     return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
 
 
@@ -333,7 +349,10 @@ def _build_filter_error(
 def _build_unknown_name_error(
     path: _FilterPath, kind: str, name: str, allowed: Sequence[str]
 ) -> InvalidFilter:
-    """Build an error for an unknown operator or field that suggests the closest name."""
+    """Build an error for an unknown operator or field.
+
+    The message suggests the closest known name.
+    """
     return InvalidFilter(
         f"{_format_filter_path(path)}: unknown {kind} {_format_value(name)}; "
         f"{suggest_name(name, allowed)}"
@@ -341,7 +360,7 @@ def _build_unknown_name_error(
 
 
 def _format_filter_path(path: _FilterPath) -> str:
-    """Format the path of a part for a message, like `filter["$or"][0]`."""
+    """Format the location of a part of a filter for messages, such as `filter["$or"][0]`."""
     return "filter" + "".join(f"[{_format_value(step)}]" for step in path)
 
 
@@ -359,7 +378,7 @@ def _format_value(value: object) -> str:
 
 
 def _compile_node(node: Node) -> _Predicate:
-    """Return the test that a node of a filter describes."""
+    """Return the predicate that tests whether a value meets a filter node."""
     match node:
         case Comparison(name, operand):
             return _compile_comparison(name, operand)
@@ -376,7 +395,7 @@ def _compile_node(node: Node) -> _Predicate:
 
 
 def _build_conjunction(tests: Sequence[_Predicate]) -> _Predicate:
-    """Return a test that holds if all tests hold."""
+    """Return a predicate that holds if all predicates in `tests` hold."""
 
     def test_all(value: Any) -> bool:
         for test in tests:  # noqa: SIM110 - half the time of all() over a generator
@@ -388,7 +407,9 @@ def _build_conjunction(tests: Sequence[_Predicate]) -> _Predicate:
 
 
 def parse_path(key: str) -> tuple[Step, ...]:
-    """Split a key into the steps of its path. A key that is not a well-formed path is one label.
+    """Split a key into the steps of its path.
+
+    A key that is not a well-formed path is returned as a single step.
 
     >>> parse_path("items[*].name")
     ('items', <Mark.ANY_ELEMENT: '*'>, 'name')
@@ -402,10 +423,11 @@ def parse_path(key: str) -> tuple[Step, ...]:
 
 
 def _compile_field(key: str | int, test: _Predicate) -> _Predicate:
-    """Return a test that applies `test` to the value of `key` in an object or array.
+    """Return a predicate that applies `test` to the value under `key` in an object or array.
 
     If an object has a field with exactly the name `key`, including its dots, that field is tested.
-    Otherwise `key` is a path. An array must be long enough for the position `key`.
+    An object without a field of that name is searched by `key` as a path. If `key` is a position,
+    the array must have an element at that position.
     """
     if isinstance(key, int):
         return lambda array: test(array[key])
@@ -414,7 +436,7 @@ def _compile_field(key: str | int, test: _Predicate) -> _Predicate:
 
 
 def _compile_steps(steps: tuple[Step, ...], test: _Predicate) -> _Predicate:
-    """Return a test that follows a path from a value, and tests the value at its end."""
+    """Return a predicate that applies `test` to the value at the end of a path in a JSON value."""
     if ANY_ELEMENT in steps:
         index = steps.index(ANY_ELEMENT)
         test_element = _compile_steps(steps[index + 1 :], test)
@@ -437,7 +459,7 @@ def _compile_steps(steps: tuple[Step, ...], test: _Predicate) -> _Predicate:
 
 
 def _compile_comparison(name: str, operand: Any) -> _Predicate:
-    """Return the test for an operator and its operand."""
+    """Return a predicate that compares a value with an operand by means of a filter operator."""
     match name:
         case "object":
             return lambda value: isinstance(value, dict)
@@ -484,7 +506,7 @@ def _is_equal(left: Any, right: Any) -> bool:
 
 
 def _compile_membership(operands: Sequence[Any]) -> _Predicate:
-    """Return a test for equality with at least one of the operands."""
+    """Return a predicate that holds if a value is equal to at least one of the operands."""
     unhashable = [value for value in operands if isinstance(value, _UNHASHABLE_OR_BOOL)]
     members = frozenset(value for value in operands if not isinstance(value, _UNHASHABLE_OR_BOOL))
 

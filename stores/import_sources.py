@@ -1,6 +1,7 @@
 """Sources of imports: JSON Lines, any store with langgraph's interface, and langgraph's tables.
 
-Each source yields pairs of the name of an item, for messages, and the item as a JSON object.
+For each item, a source yields the name of the item for error messages, and the item as a JSON
+object.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ def iter_text_lines(lines: Iterable[str], namespace: Namespace | None) -> Lines:
 def _complete_line(
     line_name: str, line: dict[str, Any], namespace: Namespace | None
 ) -> Mapping[str, Any]:
-    """Return the line of an item, completed with a namespace and a key.
+    """Add a missing namespace and a missing key to an item that was read from a line of JSON.
 
-    If the line has no key, the key is a hash of the content.
+    An item without a key gets a key that is the hash of its value.
     """
     if "value" not in line and "namespace" not in line:
         line = {"value": line, "key": line.get("key")}
@@ -111,9 +112,11 @@ def _check_line_fields(line_name: str, line: dict[str, Any]) -> None:
 
 
 def iter_store_items(store: BaseStore) -> Lines:
-    """Yield the present items of a store, by namespace. Its pages may be shorter than requested.
+    """Yield the current version of each item of a store, namespace by namespace.
 
-    perdure's own stores list the namespaces of notes only with a prefix that names them.
+    A page of namespaces may be shorter than requested, so pages are read until one is empty.
+    perdure's own stores list the namespaces of notes about memories only if the prefix begins with
+    the label `ROOT`.
     """
     notes = set[tuple[str, ...]]()
     for prefix in (None, (ROOT,)):
@@ -129,13 +132,14 @@ def iter_store_items(store: BaseStore) -> Lines:
 
 
 def _iter_namespace_items(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
-    """Yield the present items of one namespace."""
-    # The method `search` would refuse some labels that stores contain, so the operation is built
-    # here.
+    """Yield the current version of each item of one namespace."""
+    # The method `search` rejects some labels that a store may contain, so a `SearchOp` is built
+    # directly.
     op = SearchOp(namespace, limit=PAGE, refresh_ttl=False)
     while page := cast(list[SearchItem], store.batch([op])[0]):
         for item in page:
-            if tuple(item.namespace) == namespace:  # items of longer namespaces are read with these
+            # A search also returns the items of longer namespaces, which are skipped.
+            if tuple(item.namespace) == namespace:
                 times = item.created_at, item.updated_at
                 yield (
                     f"{item.key!r} in {namespace!r}",
@@ -171,7 +175,10 @@ def iter_langgraph_items(
 
 
 def _iter_file_items(path: str | os.PathLike[str], max_value_bytes: int) -> Lines:
-    """Yield the items of a file. Each value is read separately, because it may be large."""
+    """Yield the items of a file.
+
+    Each value is read by a query of its own, because a value may be large.
+    """
     database = SQLiteDatabase(
         path, None, read_only=True, tables=STORE_TABLES, max_value_bytes=max_value_bytes
     )
@@ -232,7 +239,10 @@ WHERE (prefix, key) > (%s, %s) ORDER BY prefix, key LIMIT %s
 
 
 def _build_row_line(path: str, row: tuple[Any, ...]) -> Line:
-    """Build the line for a row of langgraph's table, or an error if the row cannot be read."""
+    """Build the import line of an item from a row of langgraph's table.
+
+    If the row cannot be read, return an error in place of the line.
+    """
     prefix, key, value, created, updated, expires, ttl = row
     item_name = f"{path!r}, {key!r} in {prefix!r}"
     try:
