@@ -1,9 +1,11 @@
 """Search index of one namespace: its items, words and vectors as arrays, in memory and encoded.
 
-Rows are appended as items are put. The words of new rows go to a short list that each search scans.
-When the list has grown, `NamespaceIndex.compact` sorts it into the postings, which contain the rows
-of each word. A search works on an `IndexView`, which does not change while the index changes. The
-encoded form of an index consists of a header in JSON, the arrays, and the words.
+Rows are appended as items are put. The words of new rows are appended to an unsorted list, which
+each search scans as a whole. When the list of unsorted words has grown too long,
+`NamespaceIndex.compact` sorts its words into the postings. The postings are an inverted index: for
+each word, they contain the rows in which the word occurs. A search works on an `IndexView`, which
+does not change while the index changes. The encoded form of an index consists of a header in JSON,
+the arrays, and the words.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ Rows = NDArray[np.integer[Any]]
 # rows that contain a word, without duplicates, and the number of occurrences in each row
 WordHits = tuple[Ints, Floats]
 
-# if a filter selects fewer than one row in this many, only the selected rows are compared with the
-# query
+# if a filter selects less than a quarter of the rows, only the vectors of the selected rows are
+# compared with the query
 _FEW_DIVISOR: Final = 4
 NO_HITS: Final[WordHits] = np.empty(0, np.int64), np.empty(0, np.float32)
 ROW_DTYPE: Final = np.dtype(
@@ -50,7 +52,7 @@ ROW_DTYPE: Final = np.dtype(
         ("since", "<i8"),  # time of the put, microseconds since 1970
         ("position", "<f8"),
         ("at", "<f8"),  # time of the message, seconds since 1970; NaN if unknown
-        ("thread", "<i4"),  # number of the thread, or -1 for no thread; the same holds for `actor`
+        ("thread", "<i4"),  # number of the thread, or -1 if the item belongs to no thread
         ("actor", "<i4"),
         ("length", "<i4"),  # number of words
         ("asks", "?"),
@@ -59,15 +61,16 @@ ROW_DTYPE: Final = np.dtype(
     align=True,
 )
 FOREVER: Final = (1 << 63) - 1  # expiry of an item that never expires
-# minimum number of unsorted words that are sorted into the index; for vectors, the minimum is 1/64
-# of this number
+# minimum number of unsorted words before they are sorted into the postings; the minimum number of
+# unsorted vectors is 1/64 of this number
 _MIN_RECENT: Final = 1 << 13
-# words and vectors are sorted into the index when there is at least one unsorted entry per this
-# many sorted entries
+# words and vectors are sorted when the number of unsorted entries exceeds the number of sorted
+# entries divided by 32
 _RECENT_DIVISOR: Final = 32
 _MAX_WORD_COUNT: Final = 255  # maximum count of a word in one row
 _BYTES_PER_NAME: Final = 120  # approximate bytes of a name in a dict
-# number of bits for the row and for the count in a sort key, which consists of word, row and count
+# A sort key is an integer that consists of a word number, a row number and a count. These are the
+# numbers of bits for the row number and for the count.
 _ROW_BITS, _COUNT_BITS = 30, 8
 _LOG = logging.getLogger("perdure")
 _FORMAT_VERSION: Final = 3  # version of the encoded form of an index
@@ -79,7 +82,7 @@ _MAX_ENCODED_BYTES: Final = 1 << 29
 
 
 class IndexedItem(NamedTuple):
-    """The data of one item version that a search needs."""
+    """The search data of one version of an item."""
 
     id: int  # id of the version
     words: Sequence[str]  # tokens of the text
@@ -94,7 +97,7 @@ class IndexedItem(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """The ids of the rows by which the separation of an index was measured, and the result."""
+    """The measured separation of an index, and the ids of the rows that were measured."""
 
     ids: Ints
     separation: Separation
@@ -105,8 +108,9 @@ class Coverage(NamedTuple):
 
     newest: int  # highest id that was read
     items: int  # number of present items, including those that are excluded from search
-    embedded: int  # counter of vectors that were added to items later
-    closed: int  # sequence number of the newest closed version that was read
+    # counter that increases whenever vectors are stored for items that had been stored without them
+    embedded: int
+    closed: int  # sequence number of the newest replaced or deleted version that was read
 
 
 class NamespaceIndex:
@@ -134,18 +138,19 @@ class NamespaceIndex:
         self._clear_recent()
 
     def _clear_recent(self) -> None:
-        """Drop the cached view, and all words and vectors that have not been sorted in yet."""
+        """Drop the cached view, and all words and vectors that are not yet in the sorted arrays."""
         none = np.empty(0, np.int32)
         self._recent = (none, none, np.empty(0, np.uint8))  # unsorted words, their rows, and counts
         self._recent_vectors: list[bytes] = []
         self._recent_owners: list[int] = []
         self._view: IndexView | None = None
-        # the cached view is valid from the first to the second of these times
+        # The cached view is valid at times from the first bound up to, but not including, the
+        # second.
         self._view_bounds = (0, 0)
 
     @property
     def nbytes(self) -> int:
-        """The approximate size in memory, in bytes."""
+        """The approximate size of the index in memory, in bytes."""
         total = 3 * self.rows.nbytes + sum(map(len, self._recent_vectors))
         total += sum(array.nbytes for array in (*self.postings, *self._recent))
         if self.vectors is not None:
@@ -204,7 +209,7 @@ class NamespaceIndex:
         return list(zip(rows.tolist(), self.rows["id"][rows].tolist(), strict=True))
 
     def _append_vectors(self, row: int, vectors: bytes) -> None:
-        """Append the encoded vectors of a row to the recent vectors."""
+        """Append the encoded vectors of a row to the list of unsorted vectors."""
         if self.model is not None and vectors:
             self._recent_vectors.append(vectors)
             self._recent_owners += [row] * (len(vectors) // self.model.vector_bytes)
@@ -213,7 +218,9 @@ class NamespaceIndex:
         """Remove the items with these ids."""
         self.rows["alive"] &= ~np.isin(self.rows["id"], ids)
         if self._sample is not None and np.isin(self._sample.ids, ids).any():
-            self._sample = None  # The sample must be the one that another process would measure.
+            # The separation must be measured again without the removed rows, because every process
+            # must obtain the same result for the same rows.
+            self._sample = None
         self._compact_if_needed()
 
     def _compact_if_needed(self) -> None:
@@ -231,7 +238,10 @@ class NamespaceIndex:
             self.compact()
 
     def compact(self) -> None:
-        """Sort all words into the postings, and drop removed rows and words without rows."""
+        """Sort all words into the postings.
+
+        Removed rows are dropped, and so are words that no row contains.
+        """
         rows = self.rows
         order = sort_rows(rows, np.flatnonzero(rows["alive"]))
         positions = build_positions(order, len(rows))
@@ -241,13 +251,16 @@ class NamespaceIndex:
         key = np.concatenate([np.repeat(np.arange(len(starts) - 1), np.diff(starts)), words])
         row_of_word = positions[np.concatenate([sorted_rows, row_of_word])]
         is_present = row_of_word >= 0
-        key <<= _ROW_BITS  # The keys are changed in place, because there may be millions of them.
+        # The array of sort keys is changed in place, because it may have millions of elements.
+        key <<= _ROW_BITS
         key |= row_of_word
         key <<= _COUNT_BITS
         key |= np.concatenate([sorted_counts, counts])
         key = key[is_present]
         key[np.count_nonzero(is_present[: len(sorted_rows)]) :].sort()
-        key.sort(kind="stable")  # A stable sort merges the two sorted parts.
+        # The array consists of two sorted parts. For such an array, a stable sort is as fast as a
+        # merge.
+        key.sort(kind="stable")
         numbers = np.arange(len(self.vocabulary) + 1) << (_ROW_BITS + _COUNT_BITS)
         starts = np.searchsorted(key, numbers)
         used = np.flatnonzero(np.diff(starts))
@@ -283,13 +296,16 @@ class NamespaceIndex:
         return self.build_vectors(matrix.take_rows(order), owner[order]) if len(order) else None
 
     def build_vectors(self, matrix: VectorMatrix, owner: NDArray[np.int32]) -> Vectors:
-        """Return vectors with the row of each, and with sketches if there are many vectors."""
+        """Return the vectors with the row number of each vector.
+
+        If there are many vectors, sketches are added, by which searches estimate similarities.
+        """
         return Vectors(
             matrix.with_sketches() if len(owner) > self._approximate_above else matrix, owner
         )
 
     def _vector_parts(self) -> tuple[Vectors, ...]:
-        """Return the sorted vectors and the recent vectors, if there are any."""
+        """Return the sorted vectors and the unsorted vectors, each only if there are any."""
         parts = [] if self.vectors is None else [self.vectors]
         if self._recent_owners and self.model is not None:
             matrix = VectorMatrix.from_bytes(
@@ -333,7 +349,7 @@ class NamespaceIndex:
             return self._view
         rows, parts = self.rows, self._vector_parts()
         is_searchable = rows["length"] > 0
-        # A row without words and vectors is left out, because no search can find it.
+        # A row that has neither words nor vectors is left out, because no search can find the row.
         if not is_searchable.all():
             for part in parts:
                 is_searchable[part.owner] = True
@@ -359,10 +375,11 @@ class NamespaceIndex:
         return self._view
 
     def _get_separation(self, parts: Sequence[Vectors]) -> Separation:
-        """Return how well the vectors separate related rows from random ones, in the first rows.
+        """Return how well the vectors of the index separate related rows from random rows.
 
-        An earlier measurement is reused only if it was made with the same rows. The result
-        therefore depends only on the rows that are present.
+        An earlier measurement is reused only if it was made with the same rows. The separation is
+        measured in the oldest rows that have vectors. An earlier measurement is reused only if it
+        was made with the same rows, so the result depends only on the rows that are present. >
         """
         embedded = np.zeros(len(self.rows), bool)
         for _, owner in parts:
@@ -376,7 +393,10 @@ class NamespaceIndex:
         return self._sample.separation
 
     def _measure_separation(self, parts: Sequence[Vectors], first: Ints) -> Separation:
-        """Measure the separation in the rows `first`, which are the first rows with vectors."""
+        """Measure in the rows `first` how well the vectors separate related rows from random rows.
+
+        The rows `first` are the oldest rows that have vectors.
+        """
         size = len(first)
         if not size:
             return Separation()
@@ -407,7 +427,10 @@ class NamespaceIndex:
         return find_pairs_sharing_words(words, rows, count)
 
     def _collect_words_of_rows(self, positions: NDArray[np.int32]) -> tuple[Rows, Rows]:
-        """Return all words of the rows that have a position, and the row position of each word."""
+        """Return the number and the row position of each word of the rows that have a position.
+
+        A row has no position if `positions` is -1 for the row.
+        """
         starts, rows, _ = self.postings
         posting_positions = positions[rows]
         posting_hits = np.flatnonzero(posting_positions >= 0)
@@ -422,14 +445,17 @@ class NamespaceIndex:
 
 
 def build_numbering(names: Iterable[str] = ()) -> dict[str, int]:
-    """Return a dict that assigns consecutive numbers to its keys when they are first looked up."""
+    """Return a dict that assigns the next integer to a key when the key is first looked up."""
     numbering: dict[str, int] = defaultdict(lambda: len(numbering))
     numbering.update(zip(names, count()))
     return numbering
 
 
 def _renumber_names(rows: NDArray[Any], column: str, names: Mapping[str, int]) -> dict[str, int]:
-    """Renumber the names that rows use, update the rows, and return the numbers by name."""
+    """Give consecutive numbers to the names that the rows use, and return the number of each name.
+
+    Names that no row uses are dropped.
+    """
     used, numbers = np.unique(rows[column], return_inverse=True)
     absent = int(len(used) > 0 and used[0] < 0)
     rows[column] = numbers - absent
@@ -443,13 +469,15 @@ def _renumber_names(rows: NDArray[Any], column: str, names: Mapping[str, int]) -
 class Postings(NamedTuple):
     """The inverted index: for each word, the rows that contain the word."""
 
-    starts: Ints  # index of each word's first entry, and finally the index after the last entry
+    # The index of each word's first entry in `rows`. The last element is the index after the last
+    # entry.
+    starts: Ints
     rows: Rows  # rows that contain each word, ascending
     counts: NDArray[np.uint8]  # number of occurrences of the word in each row
 
 
 class Vectors(NamedTuple):
-    """Vectors with the row of each. The vectors of a row are adjacent."""
+    """Vectors, with the row number of each vector. The vectors of a row are adjacent."""
 
     matrix: VectorMatrix
     owner: NDArray[np.int32]
@@ -468,7 +496,7 @@ class Candidates:
 
     @cached_property
     def arrangement(self) -> Arrangement | None:
-        """The relations of the rows in their threads, or None if no row belongs to a thread."""
+        """The threads, neighbours and recency of the rows, or None if no row has a thread."""
         thread = np.asarray(self.rows["thread"], np.int64)
         if not (thread >= 0).any():
             return None
@@ -481,16 +509,19 @@ class IndexView:
 
     # rows of the index that the view contains; the rows of a thread are adjacent, in thread order
     order: Ints
-    vocabulary: Vocabulary  # words of the index; may have received more words since
+    # The words of the index. Words of rows that were added after the view was created may be
+    # included.
+    vocabulary: Vocabulary
     actors: Sequence[str]  # names by number
     threads: Sequence[str]  # names by number
     nbytes: int  # approximate size of the index in memory, in bytes
     rows: NDArray[Any]
     postings: Postings
-    # words, rows and counts that are not sorted into the postings yet
+    # word numbers, row numbers and counts that have not been sorted into the postings yet
     recent: tuple[Rows, Rows, NDArray[np.uint8]]
     vectors: tuple[Vectors, ...]
-    separation: Separation  # separation in all rows of the index, not only in the rows of the view
+    # how well vectors separate related rows from random rows, measured in all rows of the index
+    separation: Separation
 
     @cached_property
     def _is_whole(self) -> bool:
@@ -529,7 +560,8 @@ class IndexView:
 
     def frequent_words(self, min_share: float) -> list[str]:
         """Return the words that occur in at least the given share of the index's rows."""
-        # The words are copied, because another thread may add words meanwhile.
+        # The words of the vocabulary are copied, because another thread may add words to the
+        # vocabulary during the count.
         words = list(self.vocabulary)
         counts = np.bincount(self.recent[0], minlength=len(words))
         counts[: len(self.postings.starts) - 1] += np.diff(self.postings.starts)
@@ -539,7 +571,9 @@ class IndexView:
     def compute_cosines(self, query: Floats, approximate_above: int) -> Floats:
         """Return the best similarity of each row's vectors to the query; NaN means no vectors."""
         cosines = np.full(len(self.rows), np.nan, np.float32)
-        # The sketches select the best rows of the whole index. The view may contain none of them.
+        # Sketches would select the rows that are most similar in the whole index, and the view may
+        # contain none of these rows. If the view is a small part of the index, only the vectors of
+        # its rows are compared.
         is_small_part = _FEW_DIVISOR * len(self.order) < len(self.rows)
         for matrix, owner in self.vectors:
             if is_small_part:
@@ -558,11 +592,11 @@ class IndexView:
         return cosines if self._is_whole else cosines[self.order]
 
     def select_ids(self, ids: Ints) -> IndexView:
-        """Return a view that contains only the rows with the given ids."""
+        """Return an index view that contains only the rows with the given ids."""
         return replace(self, order=self.order[np.isin(self.rows["id"][self.order], ids)])
 
     def without_later_puts(self, moment: int) -> IndexView:
-        """Return a view without the rows that were put after the given time."""
+        """Return an index view without the rows of items that were put after the given time."""
         is_earlier = self.rows["since"][self.order] <= moment
         return self if is_earlier.all() else replace(self, order=self.order[is_earlier])
 
@@ -617,7 +651,7 @@ def decode_index(
 
 
 def _build_associated_data(path: bytes) -> AssociatedData:
-    """Return the associated data of a stored index, which binds it to its namespace."""
+    """Return the associated data by which the encryption binds a stored index to its namespace."""
     return ("index", path.decode())
 
 

@@ -1,11 +1,12 @@
 """Search indexes of all namespaces of a store: loading, updating, caching and merging them.
 
 Each namespace has a counter that increases with every change of its items. A search first compares
-the counters. An index that is older than this counter reads the items that are newer than its own,
-and drops the items that have been closed since. An index that is not in memory is read from its
-encoded form in the file. A search that had to analyse many texts writes the encoded form to the
-file. If all indexes together exceed a maximum number of bytes, the least recently searched are
-dropped from memory.
+the counter of a namespace with the counter that its index has recorded. If the counter of a
+namespace has increased since its index was updated, the search adds the items that are newer than
+the index, and drops the items that have been replaced or deleted. An index that is not in memory is
+read from the database, where it is stored in encoded form. If a search had to analyse many texts,
+it stores the encoded index in the database. If all indexes together exceed a maximum number of
+bytes, the indexes that have not been searched for the longest time are dropped from memory.
 """
 
 from __future__ import annotations
@@ -49,20 +50,23 @@ from perdure.stores.text import STOP_WORDS, find_nearest_words, is_misspellable
 from perdure.stores.vectors import Floats, Model
 
 USER_WORD: Final = "user"  # word by which extracted facts refer to their person
-MIN_NAME_SHARE: Final = 0.3  # minimum share of the rows that contain a word that names their person
-# maximum rows of a namespace in which the name of its person is looked up
+# A word is taken for the name of the namespace's person if at least this share of the rows contains
+# the word.
+MIN_NAME_SHARE: Final = 0.3
+# maximum number of rows of a namespace in which a search looks for the name of the namespace's
+# person
 _MAX_PERSONAL_ROWS: Final = 2_000
 _PAGE_ROWS: Final = 1 << 12  # number of rows that are read at a time
 # maximum number of words of a query that are corrected; each takes 1 ms
 _MAX_CORRECTED_WORDS: Final = 16
-# maximum number of similar words that are tried for one word, since some occur only in excluded
-# rows
+# maximum number of similar words that are tried as a correction of one word; several are needed
+# because some occur only in rows that the filter excludes
 _MAX_CORRECTIONS: Final = 64
 _UNSEARCHED_ITEM: Final = IndexedItem(0, (), False, b"", None, 0.0, None, math.nan, FOREVER, 0)
 _MIN_UNSAVED, _MAX_UNSAVED_QUARTER, _UNSAVED_DIVISOR = 16, 256, 16  # limits; see `_is_worth_saving`
 # key of the cache: the path of a namespace, and whether the index contains the closed versions
 _Key = tuple[bytes, bool]
-# path of a namespace, and a function that loads a view of its index
+# the path of a namespace, and a function that loads an index view of the namespace
 _ViewSource = tuple[bytes, Callable[..., Flow[IndexView]]]
 _ReadView = Callable[[bytes, IndexView], Any]
 
@@ -77,9 +81,11 @@ class QueryTerms(NamedTuple):
     words: Mapping[str, Sequence[str]]
     vector: Floats | None = None
     model: Model | None = None  # the model of the vector
-    # whether a word that no row contains is replaced by the most similar word
+    # Whether a word of the query that no row contains is replaced by the most similar word that a
+    # row contains.
     corrects_words: bool = True
-    # whether the query needs the rows that contain the name of their person
+    # Whether the query is about the person of the namespace, so that the rows with the person's
+    # name must be found.
     is_personal: bool = False
 
     def compute_cosines(
@@ -95,16 +101,17 @@ class QueryTerms(NamedTuple):
 
 @dataclass
 class CandidatePool:
-    """The rows that a search ranks, and the data about them that the query needs."""
+    """The rows that a search ranks, with the data by which the search ranks them."""
 
     candidates: Candidates
     actors: Sequence[str]  # name of each actor, by number
     thread_count: int  # number of threads
-    terms: dict[str, WordHits]  # rows that contain each word, for the words that occur
+    # For each word of the query that a row contains, the rows that contain the word.
+    terms: dict[str, WordHits]
     # similarity of each row to the query: NaN for a row without a vector; None if no vectors are
     # comparable
     cosines: Floats | None
-    separation: Separation  # separation of related rows from random ones by vectors
+    separation: Separation  # how well vectors separate related rows from random rows
 
     def __len__(self) -> int:
         return len(self.candidates.rows)
@@ -125,7 +132,7 @@ class CandidatePool:
         return rows, counts
 
     def merge_threads(self, names: Sequence[Hashable]) -> CandidatePool:
-        """Return a pool in which threads with equal names are one thread.
+        """Return a copy of the pool in which threads with equal names have the same thread number.
 
         Args:
             names: The name of each thread, by its number.
@@ -149,23 +156,24 @@ class CandidatePool:
 
 
 class SnapshotOutdated(Exception):
-    """The snapshot that a read uses is older than the index.
+    """Raised if a read uses a database snapshot that is older than the search index in memory.
 
-    The read must be repeated on a newer snapshot.
+    The read must be repeated on a newer snapshot of the database.
     """
 
 
 class _State(NamedTuple):
-    """The state of the whole store on which all indexes depend."""
+    """The state of a store that is common to the search indexes of all its namespaces."""
 
     erasures: int  # counter of erasures
-    embedded: int  # counter of vectors that were added to items later
-    closed: int  # sequence number of the newest closed version
+    # counter that increases whenever vectors are stored for items that had been stored without them
+    embedded: int
+    closed: int  # sequence number of the newest version that has been replaced or deleted
     model: Model | None
 
     @property
     def number(self) -> int:
-        """The number of the model, or 0 if the store has no model."""
+        """The number that the store gave to the embedding model, or 0 if the store has no model."""
         return 0 if self.model is None else self.model.number
 
 
@@ -206,9 +214,10 @@ class Indexes:
     # maximum bytes of all cached indexes; the most recently searched index always stays
     budget: int
     approximate_above: int
-    # function that writes a flow in the background; None if the store is read-only
+    # Function that runs a write in the background, given a function that makes the flow. It is None
+    # if the store is read-only.
     write_in_background: Callable[[Callable[[], Flow[object]]], None] | None
-    # function that is called after an erasure, also after one by another process
+    # Function that is called after an erasure by this process or by another process.
     on_erasure: Callable[[], None]
     warned_lacking: bool = False  # whether the warning about missing vectors was logged
     # guards the cache; code that holds the lock must not read from the database
@@ -225,9 +234,9 @@ class Indexes:
     def load_pool(self, selection: Selection, query: QueryTerms) -> Flow[CandidatePool]:
         """Load the rows of a selection, with the data by which a query ranks them.
 
-        For a search at a past time, the rows are present items and versions that have been closed
-        since then. If words of the query may be misspelt, the indexes are read a second time for
-        similar words.
+        A search at a past time ranks the current items, and the versions that have been replaced or
+        deleted since that time. If words of the query may be misspelt, the indexes are read a
+        second time for similar words.
 
         Raises:
             SnapshotOutdated: Another thread has read a newer state.
@@ -283,7 +292,7 @@ class Indexes:
         chosen_ids: Ints | None,
         read_view: _ReadView,
     ) -> Flow[list[Any]]:
-        """Call a function with each view that has rows, and return the results.
+        """Call a function with each index view that contains rows, and return the results.
 
         Args:
             sources: The path of each namespace, and a function that loads its view.
@@ -310,7 +319,10 @@ class Indexes:
     # -- the cache
 
     def _sync_state(self, state_row: Row) -> Flow[_State]:
-        """Return the state of the store, and drop erased data after an erasure."""
+        """Return the state of the store.
+
+        If items were erased, drop their data from memory first.
+        """
         erasures, embedded, closed, model = state_row
         state = _State(
             erasures, embedded, closed, None if model is None else Model.from_setting(model)
@@ -334,7 +346,7 @@ class Indexes:
     def _purge_index(
         self, cached: _CachedIndex, key: _Key, namespace: _NamespaceRow | None, state: _State
     ) -> Flow[None]:
-        """Update an index, and drop the words that none of its items contains any more."""
+        """Update an index after an erasure, and drop the words that no item contains any more."""
         with cached.lock:
             if cached.erasures >= state.erasures:
                 return
@@ -344,13 +356,14 @@ class Indexes:
             elif cached.changes != namespace.changes:
                 index = yield from self._bring_up_to_date(cached, namespace, state)
                 index.compact()
-                cached.unsaved = namespace.items  # The erasure has deleted the stored index.
+                # An erasure deletes the stored index, so all items must be saved again.
+                cached.unsaved = namespace.items
             cached.erasures = state.erasures
 
     def _get_cached_index(self, key: _Key, state: _State, *, admit: bool) -> _CachedIndex:
         """Return the cached index of a namespace, or a new one.
 
-        With `admit`, a new index is added to the cache.
+        If `admit` is true, a new index is added to the cache.
         """
         with self._lock:
             cached = self._cached.get(key)
@@ -400,11 +413,11 @@ class Indexes:
     def _load_closed_view(
         self, path: bytes, ids: Sequence[int], state: _State, *, admit: bool
     ) -> Flow[IndexView]:
-        """Load a view of some closed versions of a namespace.
+        """Load an index view of some replaced or deleted versions of items of a namespace.
 
-        The underlying index contains all closed versions that any search has loaded. The view
-        therefore contains no measured separation, because the measurement would depend on earlier
-        searches.
+        The index behind the view contains all replaced or deleted versions that any search has
+        loaded. The view has no measured separation of its vectors, because the measurement would
+        depend on the versions that earlier searches have loaded.
         """
         cached = self._get_cached_index((path, True), state, admit=admit)
         closed = np.array(ids, np.int64)
@@ -439,7 +452,8 @@ class Indexes:
         rows = yield self.sql("search_data_by_ids", state.number, json.dumps(ids))
         searched = {number: (vectors, fields) for number, vectors, fields in rows}
         rows = yield self.sql("versions_by_ids", json.dumps([*searched]))
-        # A fixed order makes the scores of two searches equal to the last bit.
+        # The rows are sorted by id. If their order varied between two searches, their scores could
+        # differ in the last bit.
         rows = sorted(rows, key=lambda row: row[0])
         entries = self._build_indexed_items(
             [(*row, *searched[row[0]]) for row in rows], state.model
@@ -451,9 +465,9 @@ class Indexes:
     def _bring_up_to_date(
         self, cached: _CachedIndex, namespace: _NamespaceRow, state: _State
     ) -> Flow[NamespaceIndex]:
-        """Update the index of a namespace to the present state, and return it.
+        """Update the index of a namespace to the current state of the database, and return it.
 
-        If the update fails, the index is discarded.
+        If the update of an index fails, the index is discarded.
         """
         try:
             if cached.model_number != state.number:
@@ -510,10 +524,10 @@ class Indexes:
         namespace: _NamespaceRow,
         state: _State,
     ) -> Flow[None]:
-        """Remove items that are no longer present.
+        """Remove items from an index if they have been replaced or deleted in the database.
 
-        The method reads the ids of the versions closed since the last update if there are few, and
-        otherwise the ids of all present items.
+        If few versions were replaced or deleted since the last update, their ids are read from the
+        database. If there are many, the ids of all current items are read instead.
         """
         if state.closed - coverage.closed <= max(_PAGE_ROWS, namespace.items):
             rows = yield self.sql("closed_since", coverage.closed, namespace.namespace_key)
@@ -557,10 +571,11 @@ class Indexes:
     def _refresh_expiries(
         self, cached: _CachedIndex, index: NamespaceIndex, now: int, until: int
     ) -> Flow[None]:
-        """Read again the expiry of each item that seems to have expired.
+        """Read the expiry of each item again that has expired according to the index.
 
-        A read may have restarted the time to live of such an item. If `until` is in the future,
-        later reads may still restart it, so the next search reads these expiries again.
+        An item may not have expired after all, because a read of an item can restart its time to
+        live. If `until` is in the future, the expiries up to `until` may change until then, so the
+        next search reads them again.
         """
         since = min(cached.expired_until, now)  # the clock may have stepped back
         if expiring := index.find_expiring(since, until):
@@ -568,7 +583,10 @@ class Indexes:
         cached.expired_until = now
 
     def _build_indexed_items(self, rows: Sequence[Row], model: Model | None) -> list[IndexedItem]:
-        """Build the search data of some versions. Vectors that are not stored are computed here."""
+        """Build the search data of some versions.
+
+        Vectors that are not stored are computed by this method.
+        """
         values = [self.records.decode_row_value(row) for row in rows]
         without_vectors = [
             (value, row[11]) for row, value in zip(rows, values, strict=True) if row[10] is None
@@ -630,9 +648,9 @@ def _is_worth_saving(unsaved: int, items: int) -> bool:
 
 
 def _find_rows_by_word(view: IndexView, words: Iterable[str]) -> dict[str, WordHits]:
-    """Return for each of the words the rows of a view that contain the word.
+    """Return a dict from each of `words` to the rows of an index view that contain the word.
 
-    Absent words are left out.
+    Words that no row contains are left out.
     """
     hits = ((word, view.find_word(word)) for word in words)
     return {word: term for word, term in hits if len(term[0])}
@@ -641,7 +659,7 @@ def _find_rows_by_word(view: IndexView, words: Iterable[str]) -> dict[str, WordH
 def _find_unknown_words(pool: CandidatePool, query: QueryTerms) -> list[str]:
     """Return the words of a query that may be misspelt.
 
-    No row contains one of these words or its synonyms.
+    A word may be misspelt if no row contains the word or one of its synonyms.
     """
     if not (query.corrects_words and len(pool)):
         return []
@@ -656,7 +674,7 @@ def _find_unknown_words(pool: CandidatePool, query: QueryTerms) -> list[str]:
 def _find_corrections(
     read_views: Callable[[_ReadView], Flow[list[Any]]], words: Sequence[str]
 ) -> Flow[dict[str, WordHits]]:
-    """Return for each unknown word the rows that contain the most similar word."""
+    """Return a dict from each unknown word to the rows that contain the most similar word."""
     similar_words = yield from read_views(
         lambda _, view: [view.vocabulary.similar_words(word) for word in words]
     )
@@ -675,7 +693,9 @@ def _find_corrections(
 
 
 def _merge_rows_by_word(parts: Sequence[tuple[int, dict[str, WordHits]]]) -> dict[str, WordHits]:
-    """Merge the rows of each word from several namespaces into one numbering of rows.
+    """Merge the rows of each word from several namespaces.
+
+    The rows are renumbered, so that each namespace's rows follow those of the preceding namespace.
 
     Args:
         parts: For each namespace, the number of its rows and the rows of its words.

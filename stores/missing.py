@@ -1,6 +1,7 @@
 """Computation of vectors for new puts, for items whose embedder failed, and for a new model.
 
-If the embedder fails for an item, searches find the item by its words until it gets vectors.
+If the embedder fails for an item, searches find the item by its words until its vectors can be
+computed.
 """
 
 from __future__ import annotations
@@ -57,9 +58,11 @@ class MissingEmbeddings:
         return model
 
     async def retry_pending(self, put_count: int) -> None:
-        """Compute vectors for some pending items after a successful put of `put_count` items.
+        """Compute missing vectors after a put of `put_count` items.
 
-        Items whose embedding has failed too often are skipped.
+        At most `put_count + 16` items receive vectors.
+
+        Items whose embedding has failed more than `_MAX_RETRIED_ATTEMPTS` times are skipped.
         """
         if not self._may_retry:
             return
@@ -100,11 +103,11 @@ class MissingEmbeddings:
         return (yield from fetch_rows(sql, after_id, *prefix_range(prefix), attempts, limit))
 
     def count_missing(self) -> Flow[int]:
-        """Return the number of items without vectors of the file's model."""
+        """Return the number of items that have no vectors of the store's recorded model."""
         rows = yield self._sql("get_setting", "model")
         model = Model.from_setting(rows[0][0]) if rows else None
-        # Vectors of earlier models can exist only if the model replaced another one and stores its
-        # vectors.
+        # Vectors of an earlier model can exist only if the current model is not the store's first
+        # model, and if vectors of the current model are stored.
         if model is None or model.number < 2 or self._embeddings.derives_vectors(model):
             rows_of_count = yield self._sql("count_pending")
         else:
@@ -148,8 +151,8 @@ class MissingEmbeddings:
                 await self._runner.write(
                     partial(self._parts.writer.record_failure, group[0][0], str(exc))
                 )
-                # Two failures without a success are probably not caused by the texts, so the error
-                # is raised.
+                # If two attempts failed and none succeeded, the cause is probably not the texts but
+                # the embedder. The error is raised.
                 if last_error is not None and not embedded_count:
                     raise
                 last_error = exc
@@ -175,7 +178,8 @@ class MissingEmbeddings:
         """Return the effect of embedding texts."""
         embedder = self._embeddings.embedder
         assert embedder is not None
-        # The embedder is slow, so it runs in a thread of its own instead of a reading thread.
+        # The embedder is slow, so a separate thread runs it, not one of the threads that read from
+        # the database.
         if self._embeddings.in_process:
             embed = partial(embedder.embed, chunks)
             return Effect(embed, lambda: self._parts.database.run_in_thread(embed))
@@ -191,7 +195,7 @@ class MissingEmbeddings:
     # -- vectors of another model
 
     async def reembed(self, progress: Progress | None) -> int:
-        """Compute all vectors again with the present model, and return how many were computed."""
+        """Compute all vectors again with the current model, and return how many were computed."""
         model = self._require_model()
         if self._embeddings.embed_quickly is not None:
             number = await self._runner.write(
@@ -219,7 +223,10 @@ class MissingEmbeddings:
         return embedded_count
 
     async def _drop_old_vectors(self, model_number: int, progress: Progress | None) -> int:
-        """Drop the stored vectors of earlier models, if searches compute the present vectors."""
+        """Drop the stored vectors of earlier models.
+
+        Stored vectors are not needed if searches compute the vectors of the current model.
+        """
         dropped_count = 0
         while rows := (
             await self._runner.write(

@@ -1,8 +1,8 @@
 """Checks of namespaces and keys, and the encoding of a namespace as a path of bytes.
 
 A path consists of the labels of a namespace in UTF-8, each followed by a NUL byte. No label
-contains a NUL byte. Paths therefore sort like tuples of labels, and all paths under a prefix form
-one range.
+contains a NUL byte. Sorting paths is therefore the same as sorting tuples of labels. All paths
+under a prefix are adjacent in that order, so a range condition selects them.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def matches_conditions(conditions: Iterable[MatchCondition], namespace: Sequence
 
 
 def _matches_condition(condition: MatchCondition, namespace: Sequence[str]) -> bool:
-    """Return whether a namespace begins or ends with the labels of one condition."""
+    """Return whether the labels of a namespace begin, or end, with the labels of the condition."""
     pattern: Sequence[str] = condition.path
     if condition.match_type == "suffix":
         pattern, namespace = pattern[::-1], namespace[::-1]
@@ -179,7 +179,7 @@ def check_condition(condition: MatchCondition) -> None:
 
 
 def find_literal_prefix(conditions: Iterable[MatchCondition]) -> bytes:
-    """Return the longest prefix, as a path, that all matching namespaces are known to share."""
+    """Return the longest path prefix that every namespace must have to meet the conditions."""
     longest = b""
     for condition in conditions:
         if condition.match_type == "prefix":

@@ -1,8 +1,8 @@
-"""The normal form of a text, which is equal for texts that consist of the same words.
+"""The normal form of a text. Two texts that consist of the same words have equal normal forms.
 
 The normal form ignores letter case, punctuation, white space and variants of letters. Tombstones
-contain hashes of normal forms. If the normal form changed, stored tombstones would no longer match
-any text.
+contain hashes of normal forms of texts. The computation of normal forms must not change, because
+the hashes in stored tombstones would no longer match any text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MEANINGFUL_INSIDE: Final = re.compile(
     r"|(?<=[-\u2212])(?<![\w.,].)(?=\d))"
 )
 _MAY_HAVE_MEANINGFUL: Final = re.compile(r"[\d']")
-# signs that have a meaning at the start or end of a word: A-, 5*, .NET
+# matches punctuation that has a meaning at the start or end of a word, as in A-, 5* and .NET
 _SIGNS_AT_WORD_ENDS: Final = re.compile(
     r"(?<=\d)[*\u2212-]++(?=[\s.,;:!?)\]}\"']|$)"
     r"|(?<=[^\W\d_])(?<![^\W_]{4})[*\u2212-]++(?=[\s.,;:!?)\]}\"']|$)"
@@ -33,11 +33,13 @@ _SIGNS_AT_WORD_ENDS: Final = re.compile(
 _SIGN_REPLACEMENTS: Final = str.maketrans({"-": "\u2212", "*": "\u2217", ".": "\u2219"})
 _EMPHASIS: Final = re.compile(r"(?<![\w*])\*{1,3}(?=[^\s*])([^*\n]++)(?<!\s)\*{1,3}")
 _SUPERSCRIPTS: Final = re.compile(
-    # a superscript becomes ^ and digits, except after a unit of length: m² becomes m2
+    # A superscript is replaced by ^ and digits, as in x^2. After a unit of length, a superscript is
+    # replaced by digits only: m² becomes m2.
     "((?<![^\\W_])[cdkm]?m)?([\u00b2\u00b3\u00b9\u2070\u2074-\u207b]+)"
 )
-# matches 30 combining marks on one letter. Sorting more of them would take quadratic time, so a
-# joiner is inserted after them (the Stream-Safe Text Format of Unicode Standard Annex 15).
+# Matches 30 combining marks after one letter. Sorting a longer sequence of marks would take
+# quadratic time, so a joiner is inserted after each 30 marks (the Stream-Safe Text Format of
+# Unicode Standard Annex 15).
 _MARK_RUN: Final = re.compile(r"([^\w\s\x00-\x7f]{30})(?=[^\w\s\x00-\x7f])")
 _PLACEHOLDERS: Final = {mark: chr(1 + i) for i, mark in enumerate(".,:/'-")}
 _LETTER_VARIANTS: Final = str.maketrans(
@@ -65,10 +67,10 @@ def normalize_text(text: str) -> str:
 
 
 def unify_letters(text: str) -> str:
-    """Return the text with one variant of each letter.
+    """Return the text with all variants of a letter replaced by one form, by Unicode normalisation.
 
-    Signs at the start or end of a word are replaced by special characters, so that they distinguish
-    words.
+    If a punctuation mark at the start or end of a word has a meaning, as in `5*`, a special
+    character replaces the mark. The mark is then not removed with the other punctuation.
     """
     if not text.isascii():
         plain = _MARK_RUN.sub(

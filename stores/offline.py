@@ -1,8 +1,8 @@
 """The default embedder: a static table of English word pieces inside the package, read with numpy.
 
 It runs no neural network and needs no network access. The table was computed from the vocabulary of
-sentence-transformers/all-MiniLM-L6-v2 by the method of model2vec. `weights/NOTICE` names its
-origin, and `benchmarks/static_embedder.py` computes it again.
+sentence-transformers/all-MiniLM-L6-v2 by the method of model2vec. `weights/NOTICE` names the origin
+of the table, and the script `benchmarks/static_embedder.py` computes the table again.
 """
 
 from __future__ import annotations
@@ -24,22 +24,27 @@ from perdure.stores.vectors import Floats, normalize_rows
 
 NAME = "perdure/static-en-256@d1a242f8a524"
 DIMS = 256
-_UNKNOWN_ID = 1  # id of [UNK]; its row is zero, so it has no effect on a vector
+# Id of the token [UNK], which stands for an unknown word. The table's row for [UNK] is zero, so
+# unknown words have no effect on the vector of a text.
+_UNKNOWN_ID = 1
 # maximum characters of a word; a longer word is unknown, as in BERT's tokenizer
 _MAX_WORD_LENGTH = 100
-_MEMO_SIZE = 1 << 16  # maximum number of words in each memo; both memos together take at most 10 MB
+# maximum number of words in each of the two caches of token ids, which together take at most 10 MB
+_MEMO_SIZE = 1 << 16
 # maximum characters of a run whose token ids are cached; longer runs are URLs or scripts without
 # spaces, which seldom recur
 _MAX_MEMO_LENGTH = 32
-# minimum average letters of a word's pieces; a word with shorter pieces counts as unknown
+# Minimum average number of letters in the word pieces of a known word. A word whose pieces are
+# shorter counts as unknown.
 _MIN_PIECE_LENGTH = 3
-# minimum share of letters of a query in known words; English queries have 0.7 or more, "xyzzy
-# plugh" has 0
+# Minimum share of a query's letters that must be in known words. English queries have a share of
+# 0.7 or more, and "xyzzy plugh" has a share of 0.
 _MIN_KNOWN_SHARE = 0.5
-# number of tokens whose rows are added up at a time, which limits memory to 1 MB
+# number of tokens whose vectors are summed at a time, which limits the memory to 1 MB
 _TOKENS_AT_ONCE = 4096
 
-# str.split() splits at these characters; BERT's tokenizer drops them like other control characters
+# Control characters that Python's str.split() treats as white space. BERT's tokenizer drops them,
+# as it drops other control characters.
 _CONTROL_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
 _CJK = re.compile(  # matches the characters that BERT counts as Chinese
     "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
@@ -59,9 +64,9 @@ class _FoldedCharacters(dict[int, str]):
 
 
 def _fold_character(char: str) -> str:
-    """Return a character in lower case, or nothing for an accent.
+    """Return a character in lower case, or an empty string for an accent.
 
-    Punctuation is set apart by spaces.
+    Punctuation is surrounded with spaces.
     """
     category = unicodedata.category(char)
     if category in ("Cc", "Cf", "Co", "Mn") or char == "\ufffd":
@@ -77,7 +82,8 @@ def _fold_character(char: str) -> str:
 class _TokenMemo(dict[str, tuple[int, ...]]):
     """The token ids of words.
 
-    If a word is new, its token ids are computed, and stored unless the word is long.
+    The token ids of a new word are computed at the first look-up. The ids of a long word are not
+    cached, because long words seldom recur.
     """
 
     def __init__(self, look_up: Callable[[str], tuple[int, ...]]) -> None:
@@ -95,9 +101,10 @@ class _TokenMemo(dict[str, tuple[int, ...]]):
 class WordPieceTokenizer:
     """Splits text into token ids as BERT's uncased tokenizer does.
 
-    It adds no [CLS] and [SEP] and does not truncate. `[UNK]` and `[PAD]` in a text are ordinary
-    text. Character classes are those of Python's Unicode tables, which are newer than the
-    original's. The two versions differ only in scripts that no token covers.
+    The tokenizer adds no [CLS] and [SEP] tokens and does not truncate texts. `[UNK]` and `[PAD]` in
+    a text are ordinary text. Character classes are taken from the Unicode tables of Python, which
+    are newer than the tables that BERT's own tokenizer uses. The older and the newer Unicode tables
+    lead to different results only in writing systems for which BERT's vocabulary has no tokens.
 
     Source: https://arxiv.org/abs/1810.04805 and https://arxiv.org/abs/2012.15524 (greedy longest
     match first).
@@ -108,7 +115,7 @@ class WordPieceTokenizer:
         self._longest = max(map(len, tokens), default=1)
         self._fold = _FoldedCharacters()
         self._memo = _TokenMemo(self._tokenize_word)
-        # The forms `lake`, `Lake,` and `"lake` share one entry of the memo.
+        # The texts `lake`, `Lake,` and `"lake` share one cache entry for the word `lake`.
         self._parts_memo = _TokenMemo(self._split_into_pieces)
 
     def token_ids(self, text: str) -> list[int]:
@@ -124,7 +131,8 @@ class WordPieceTokenizer:
     def share_of_known_letters(self, text: str) -> float:
         """Return the share of a text's letters that belong to words of the vocabulary.
 
-        A word belongs to the vocabulary if the word or its stem consists of long pieces.
+        A word belongs to the vocabulary if the word or its stem can be split into word pieces that
+        are not too short.
         """
         words = [word for word in split_words(text) if len(word) > 1]
         unknown_words = [word for word in words if not self._has_long_pieces(word)]
@@ -136,11 +144,11 @@ class WordPieceTokenizer:
         return 1 - unknown_letters / sum(map(len, words)) if words else 1.0
 
     def _has_long_pieces(self, word: str) -> bool:
-        """Return whether the pieces of a word are long enough to carry its meaning."""
+        """Return whether the word pieces of a word are long enough to represent its meaning."""
         return len(word) >= _MIN_PIECE_LENGTH * len(self._parts_memo[word]) - 1
 
     def clear_memo(self) -> None:
-        """Drop the stored words."""
+        """Drop the cached token ids of all words."""
         self._memo.clear()
         self._parts_memo.clear()
 
@@ -173,13 +181,14 @@ class WordPieceTokenizer:
 class StaticEmbedder:
     """The default embedder: English, offline, 12,000 texts of 50 words per second on one core.
 
-    The vector of a text is the normalised mean of its tokens' rows. The vector is zero, and
-    therefore similar to no other vector, if the text is in another language (see
-    `perdure.stores.text.detect_language`) or has no token with a meaning. The table contains pieces
-    of foreign words, but their rows carry no meaning. The rows of the most frequent punctuation are
-    zero. The vector depends on no other text. The order of words does not count. Texts are not
-    truncated, so the vector of a long text is an average with little meaning. Embed a long text in
-    chunks (`perdure.stores.text`).
+    The vector of a text is the normalised mean of its tokens' rows. The vector is zero, and has no
+    similarity to any other vector, if the text is in a language other than English (see
+    `perdure.stores.text.detect_language`). The vector is also zero if every token of the text has a
+    zero row in the table. The table has rows for word pieces of other languages, but these rows do
+    not represent their meaning. The table's rows for the most frequent punctuation marks are zero.
+    The vector depends on no other text. The order of words does not count. Texts are not truncated,
+    so the vector of a long text is an average with little meaning. Embed a long text in chunks
+    (`perdure.stores.text`).
 
     The table is read once in each process, at the first use, in about 15 ms. OS threads may share
     an object.
@@ -207,7 +216,8 @@ class StaticEmbedder:
     def embed_query(self, text: str) -> Floats:
         """Return the vector of a query.
 
-        The vector is also zero if most of the words are not in the vocabulary.
+        The vector of a query is also zero if most letters of the query are in words that are not in
+        the vocabulary.
         """
         is_known = (
             detect_language(text) == ENGLISH
@@ -221,7 +231,7 @@ class StaticEmbedder:
         return await asyncio.to_thread(self.embed, texts)
 
     def clear_cache(self) -> None:
-        """Drop the words that were seen. The next texts take a little longer."""
+        """Drop the cached token ids of words. The next texts take a little longer."""
         if _cached_weights is not None:
             _cached_weights[1].clear_memo()
 
@@ -231,12 +241,12 @@ _weights_lock = threading.Lock()
 
 
 def _load_weights() -> tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int]]:
-    """Return the table, the tokenizer and the ids of foreign tokens.
+    """Return the table of vectors, the tokenizer, and the ids of tokens that are not English.
 
-    They are read once in a process.
+    The table and the vocabulary are read once in a process.
 
-    Foreign tokens are stop words of other languages and letters of other scripts. A text without
-    any foreign token counts as English without further checks.
+    Tokens that are not English are stop words of other languages, and letters of other writing
+    systems. A text that contains only English tokens counts as English without further checks.
 
     Returns:
         The table, int8[tokens, DIMS]; the tokenizer; and the ids of foreign tokens.
@@ -249,7 +259,7 @@ def _load_weights() -> tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int
 
 
 def _read_weights() -> tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int]]:
-    """Read and check the table and its vocabulary."""
+    """Read and check the table of vectors and the list of its tokens."""
     folder = files("perdure.stores") / "weights"
     try:
         with (folder / "static-en-256.npy").open("rb") as file:
