@@ -80,7 +80,7 @@ def _to_json_type(value: Any) -> Any:
 
 
 def format_as_text(value: Any) -> str:
-    """Return a text unchanged, and another value as JSON."""
+    """Return a string unchanged, or any other value encoded as JSON."""
     return value if isinstance(value, str) else encode_json(value).decode()
 
 
@@ -113,11 +113,11 @@ class JSONReply(Response):
 
 
 async def build_json_reply(content: Any) -> Response:
-    """Build a reply with stored values. They are encoded in another thread.
+    """Build a reply with stored values. The values are encoded in another thread.
 
     Encoding the values of a long conversation would block the event loop. Endpoints do not return
-    such values themselves, because FastAPI would pass them through pydantic, which refuses some of
-    them.
+    stored values directly, because FastAPI would pass the values through pydantic, and pydantic
+    refuses some values.
     """
     return await asyncio.to_thread(JSONReply, content)
 
@@ -146,6 +146,6 @@ def split_url(url: str) -> SplitResult:
 
 
 def wants_json(request: Request) -> bool:
-    """Return whether a request for a page wants JSON, by its suffix or its Accept header."""
+    """Return whether a client asks for JSON, by the URL suffix or by the Accept header."""
     accepts = request.headers.get("accept", "")
     return request.url.path.endswith(".json") or accepts.startswith("application/json")

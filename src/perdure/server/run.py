@@ -163,7 +163,10 @@ class Run:
 
     @property
     def number_before_events(self) -> int:
-        """Return the number that precedes the number of the run's first event."""
+        """Return the event number directly before the first event of the run.
+
+        Events with a higher number belong to this run or to a later run.
+        """
         return 0 if self.feed is None else self.row.live.seq * NUMBERS_PER_RUN
 
     @property
@@ -188,7 +191,8 @@ class Run:
             log.last_lost if log.last_lost > max(self.number_before_events, self.last_stored) else 0
         )
         if not events:
-            # If there are no new events, store only the fact that dropped events were lost.
+            # There are no new events. If events were dropped before they were stored, store a batch
+            # without events that records the loss.
             return EventBatch(last_lost, last_lost, [], last_lost) if last_lost else None
         entries = [(event.kind, event.frame) for event in events]
         outdated_until = self._find_last_outdated_number(sum(event.size for event in events))
@@ -197,7 +201,9 @@ class Run:
         )
 
     def _find_last_outdated_number(self, size: int) -> int:
-        """Return the highest number of the stored events that are deleted for new events.
+        """Return the number of the last stored event that is deleted to make room for new events.
+
+        Return 0 if no stored event is deleted.
 
         Args:
             size: The size of the new events, in bytes.
@@ -233,18 +239,18 @@ class Run:
         self._cancel_task()
 
     def _cancel_task(self) -> None:
-        """Cancel the task while it runs the graph."""
+        """Cancel the run's task if the task may be cancelled now; see `mark_playing`."""
         if self._is_playing and self.task is not None:
             self._is_playing = False
-            # If this code runs in the task itself, the task continues and checks for the
-            # cancellation later.
+            # If the run's task itself executes this method, the task is not cancelled. The task
+            # checks later whether the run was cancelled.
             if self.task is not asyncio.current_task():
                 self.task.cancel()
 
     def update_row(self, row: RunRow) -> None:
-        """Replace the row by a row from the database.
+        """Replace the row in memory by the run's row from the database.
 
-        If the new row contains a cancellation, cancel the run.
+        If the row from the database contains a cancellation, cancel the run.
         """
         previous, self.row, self.row_read_at = self.row.live, row, time.monotonic()
         self.may_have_started = self.may_have_started or row.live.owner != previous.owner
@@ -257,13 +263,13 @@ class Run:
             self.cancel(row.live.cancel_action)
 
     async def wait_until_ended(self) -> None:
-        """Wait until the run has ended. Cancelling the wait does not cancel the run."""
+        """Wait until the run has ended. If the waiting caller is cancelled, the run continues."""
         if self.task is not None:
             await asyncio.wait([self.task])
 
     @contextlib.contextmanager
     def mark_executing(self) -> Iterator[None]:
-        """Mark the run as executed by this process until the block ends."""
+        """Mark the run as executed by this process until the `with` block ends."""
         self.ownership_lost = self.has_unstored_input = self.thread_is_clean = False
         self.failure, self.outcome, self.carried_out = None, "pending", None
         self.cancelled = self.cancelled or self.row.live.cancel_action
@@ -275,7 +281,10 @@ class Run:
 
     @contextlib.contextmanager
     def mark_playing(self) -> Iterator[None]:
-        """Allow cancelling the run's task until the block ends, and record how the block ended."""
+        """Allow other code to cancel the run's task within the `with` block.
+
+        If the block is cancelled or raises an error, the outcome of the run is recorded.
+        """
         self._is_playing = True
         try:
             yield
@@ -296,7 +305,8 @@ class Run:
 
         If this method is called several times, only the first error is kept.
 
-        The traceback is dropped, because its frames keep the state of the graph in memory.
+        The traceback of the error is dropped, because the frames of the traceback would keep the
+        state of the graph in memory.
         """
         self.outcome, self.failure = "error", self.failure or _remove_tracebacks(exc)
 
@@ -314,9 +324,9 @@ class Run:
             raise asyncio.CancelledError
 
     def drop_events(self) -> None:
-        """Drop the events. Also drop the output, unless a request waits for the output.
+        """Drop the events of the run. Drop the output of the run unless a request waits for it.
 
-        Readers that have already started continue to read the old log.
+        Readers that have already started continue to read the log that they have opened.
         """
         self.events_dropped, self.output_event, self.log = True, None, Log()
         self.log.close()
@@ -349,7 +359,7 @@ class Run:
 
 
 def _remove_tracebacks(exc: Exception) -> Exception:
-    """Remove the tracebacks of an error, of its causes and of the errors of its groups."""
+    """Remove the tracebacks of an error, of its causes, and of the errors in an exception group."""
     visited, pending = set[int](), list[BaseException | None]([exc])
     while pending:
         error = pending.pop()

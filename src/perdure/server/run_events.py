@@ -47,7 +47,8 @@ class StoredEvents:
             return
         log, number_before = run.events, run.number_before_events
         log.is_recorded = True
-        # Earlier runs may have emitted events in other processes. This log may lack these events.
+        # Other processes may have emitted events of earlier runs of the thread. The log in this
+        # process may lack these events.
         is_behind = log.last // NUMBERS_PER_RUN < number_before // NUMBERS_PER_RUN - 1
         if run.may_have_started or is_behind:
             synchronize = self.fetch_events if log.has_readers else self.leave_to_database
@@ -65,7 +66,7 @@ class StoredEvents:
             self._task = asyncio.create_task(self._store_periodically(), context=Context())
 
     async def _store_periodically(self) -> None:
-        """Store new events at regular intervals, until no run is recorded."""
+        """Store new events at regular intervals while the events of any run are recorded here."""
         while self._recorded:
             await asyncio.sleep(STORE_INTERVAL_S)
             async with self._writing:
@@ -73,15 +74,17 @@ class StoredEvents:
                     while await self._store_waiting_events():
                         pass
                 except StorageError as exc:
-                    # The events are stored after the next interval, together with newer events.
-                    # The message of the error may contain users' content, so log only its type.
+                    # The events that could not be stored are stored after the next interval. Log
+                    # only the type of the storage error, because the error message may contain
+                    # users' content.
                     error_type = type(exc).__name__
                     _LOGGER.warning("events of runs are not stored yet (%s)", error_type)
 
     async def _store_waiting_events(self) -> bool:
-        """Store events in one transaction.
+        """Store events of the recorded runs that are not stored yet, in one transaction.
 
-        Return whether the transaction was full, so that events may remain.
+        Return True if the size limit of the transaction was reached, because more events may have
+        to be stored then.
         """
         batches, remaining_bytes = dict[Run, EventBatch](), BATCH_BYTES
         for run in self._recorded:
@@ -116,9 +119,10 @@ class StoredEvents:
             return run.build_event_batch(closing)
 
     async def hand_over(self, run: Run, live: LiveRun) -> None:
-        """Store the remaining events of a run that another process continues.
+        """Store the remaining events of a run that is continued by another process.
 
-        Nothing is stored if the other process has already stored events of the run.
+        Nothing is stored if the process that continues the run has already stored events of the
+        run.
         """
         with suppress(StorageError):
             if batch := await self.store_all_but_last(run, live):
@@ -128,7 +132,7 @@ class StoredEvents:
     # -- runs of other processes
 
     async def fetch_events(self, log: Log, thread_key: int, seq_range: tuple[int, int]) -> None:
-        """Add the events that other processes have stored to a log.
+        """Append to a log the events that other processes have stored in the database.
 
         Args:
             log: The log.
@@ -141,7 +145,8 @@ class StoredEvents:
                     log.extend(_to_logged_events(batch, log.last))
                     log.skip_to(batch.last_number)
                     log.last_stored = max(log.last_stored, batch.last_number)
-        except LookupError:  # Ignore the error here, because readers of the log receive it.
+        except LookupError:
+            # Ignore the error, because each reader of the log receives the same error.
             await self.leave_to_database(log, thread_key, seq_range)
 
     async def _read_batches(
@@ -163,7 +168,9 @@ class StoredEvents:
     async def leave_to_database(
         self, log: Log, thread_key: int, seq_range: tuple[int, int]
     ) -> tuple[int, int, RunState] | None:
-        """Empty a log if the database has newer events, so that readers read from the database.
+        """Empty a log if the database has newer events than the log.
+
+        Readers of an emptied log read the events from the database.
 
         Returns:
             The newest stored event; see `RunTable.find_newest_event`.
@@ -176,7 +183,7 @@ class StoredEvents:
         return newest
 
     async def load_events(self, run: Run) -> None:
-        """Let a run's readers read the events that this process lacks from the database."""
+        """Let readers of a run receive events that the database has and this process lacks."""
         if run.events_dropped or (run.is_elsewhere and not run.log.has_readers):
             log = Log() if run.events_dropped else run.log
             newest = await self.leave_to_database(log, run.thread_key, run.seq_range)
@@ -197,8 +204,8 @@ class StoredEvents:
 
         If `number` is None, all events are yielded.
 
-        Events that the log does not have are read from the database. The account counts their
-        memory. See `Log.read_after`.
+        Events that the log does not have are read from the database. The memory of these events is
+        counted by `account`. See `Log.read_after`.
 
         Args:
             log: The log of the run or of the thread.
@@ -228,7 +235,8 @@ class StoredEvents:
                     is_new_reader, position = False, events[-1].number
                 return
             except LookupError:
-                # The missing events may have been stored in the database in the meantime.
+                # Events that are missing in the log may have been stored in the database since the
+                # last read.
                 if not await self._read_batches(thread_key, seq_range, position):
                     raise
 
@@ -241,9 +249,9 @@ class StoredEvents:
         seq_range: tuple[int, int],
         account: EventAccount,
     ) -> AsyncIterator[tuple[int, list[LoggedEvent]]]:
-        """Yield stored events that a log lacks.
+        """Yield the stored events that a log lacks, as pairs of a number and a list of events.
 
-        Each list comes with the number up to which it is complete.
+        After each list, the reader has received all events up to the number in the pair.
         """
         while position < log.last_dropped:
             batches = StoredBatches(
@@ -283,9 +291,9 @@ class StoredBatches:
     def events_after(
         self, position: int, is_new_reader: bool
     ) -> Iterator[tuple[int, list[LoggedEvent]]]:
-        """Yield lists of events until events are dropped.
+        """Yield pairs of a number and a list of events, until events are dropped from memory.
 
-        Each list comes with the number of its last event.
+        After each list, the reader has received all events up to the number in the pair.
 
         Raises:
             EventDropped: Events are missing between the reader's last event and the first event
@@ -318,11 +326,11 @@ class StoredBatches:
 
 
 def _skip_run_events(number: int, seq_range: tuple[int, int]) -> int:
-    """Return the number after which events are read.
+    """Return the event number after which the events of a run or of a thread are read.
 
-    For readers of a thread, the returned number skips the events of single runs.
-
-    Readers of a thread receive only events whose number is at least `NUMBERS_PER_RUN`.
+    Readers of a thread receive only events whose number is at least `NUMBERS_PER_RUN`. Events with
+    lower numbers belong to single runs. For readers of a thread, the returned number is therefore
+    at least `NUMBERS_PER_RUN - 1`.
     """
     return max(number, NUMBERS_PER_RUN - 1) if seq_range == ALL_RUNS else number
 

@@ -1,8 +1,9 @@
-"""Execute a run: play its graph under the lock of its thread, and store its end.
+"""Execute a run while the lock of its thread is held, and store how the run ended.
 
-The thread is cleaned up, and the end of the run is stored, before the lock is released. Otherwise a
-program that waits for the lock could continue from the state of a run that is then rolled back. A
-cancellation is accepted until the end is stored. A cancellation that was accepted is carried out.
+Before the lock is released, the thread is cleaned up and the end of the run is stored. If the lock
+were released earlier, a program that waits for the lock could continue from the state of a run that
+is then rolled back. A run can be cancelled until the end of the run is stored. Each cancellation
+that the server has accepted is carried out.
 """
 
 from __future__ import annotations
@@ -86,14 +87,14 @@ class GraphServer(Protocol):
     teams: RunTeams | None
 
     def measure_run(self) -> AbstractContextManager[None]:
-        """Measure the run of a graph until the block ends."""
+        """Measure the duration of a graph's execution until the `with` block ends."""
 
     def get_player(self, run: Run) -> Player:
-        """Return the object that plays a run."""
+        """Return the `Player` that executes the graph of a run."""
 
 
 class ServedDatabase(Protocol):
-    """The attributes and methods of a database's runs that are needed to execute one of these runs.
+    """The attributes and methods that `RunExecution` needs from the runs of a database.
 
     Attributes:
         saver: The checkpointer of the database.
@@ -288,8 +289,8 @@ class RunExecution:
 
         Return None if another process owns the run now.
 
-        The attempt is repeated until it succeeds, for example while the disk is full. The graph is
-        not run again.
+        If the end of the run cannot be stored, for example because the disk is full, the server
+        tries again until it succeeds. The graph is not executed again.
         """
         run = self._run
         while not run.ownership_lost:
@@ -312,7 +313,7 @@ class RunExecution:
         return None
 
     async def _clean_up_thread(self) -> None:
-        """Cancel the run as it was requested, and determine the status with which it ends."""
+        """Roll back or interrupt the run if it was cancelled, and determine its final status."""
         run = self._run
         run.carried_out = run.cancelled
         if run.carried_out == "rollback" or run.temporary:
@@ -337,7 +338,8 @@ class RunExecution:
         await self._saver.adelete_for_runs([run.run_id], thread_id=run.thread_id)
         await restore_start(self._saver, run)
         if run.former_status is not None:
-            # The graph had already ended when the rollback was requested.
+            # The rollback was requested after the graph had ended, so restore the status that the
+            # thread had before the run.
             await self._threads.set_run_status(run.thread_id, run.former_status)
         if run.request.webhook:
             await WebhookTable(self._saver).delete(run.run_id)
@@ -348,13 +350,15 @@ class RunExecution:
         run, is_late = self._run, self._run.outcome != "interrupted"
         run.outcome, run.failure = "interrupted", None
         if is_late and run.former_status is not None:
-            # The thread still has the status of a successful run.
+            # The run was cancelled after its last step, so the thread has the status of a
+            # successful run.
             await self._threads.set_run_status(run.thread_id, "interrupted")
 
     async def _prepare_webhook(self, url: str) -> None:
         """Prepare the statement that stores the webhook together with the end of the run.
 
-        The webhook of a temporary run is stored immediately, because the run's thread is deleted.
+        The webhook of a temporary run is stored immediately, because the thread of a temporary run
+        is deleted before the end of the run is stored.
         """
         run = self._run
         ended_row = run.row._replace(
@@ -383,7 +387,10 @@ class RunExecution:
             )
 
     async def _try_store_end(self) -> _StoredEnd | None:
-        """Store the end of the run, or return None if the run was cancelled again."""
+        """Store the end of the run.
+
+        Return None if the run has a new cancellation that was not carried out yet.
+        """
         run, live, runs = self._run, self._live, self._runs
         if run.cancelled != run.carried_out and not run.temporary:
             return None
@@ -405,9 +412,10 @@ class RunExecution:
         return _StoredEnd(claimed, closing, error)
 
     def _publish_end(self, end: _StoredEnd) -> None:
-        """Show the end of the run to readers, and start the next run of the thread.
+        """Publish the end of the run to readers, and start the next run of the thread.
 
-        If another process owns the next run, the rows of runs are read again immediately.
+        If this process has not loaded the next run, the rows of runs are read immediately instead
+        of after the regular interval.
         """
         run, live, runs_by_id = self._run, self._live, self._runs.runs_by_id
         if run.rolled_back:

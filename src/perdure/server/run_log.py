@@ -105,7 +105,7 @@ class EventStream(StreamingResponse):
                 await send(message)
 
         async def send_events(message: Message) -> None:
-            """Send a part of the events, and record whether it ends in the middle of an event."""
+            """Send a part of the stream, and record whether the part ends within an event."""
             nonlocal is_within_event
             ends = message.get("body", b"\n\n").endswith(b"\n\n")
             is_within_event = is_within_event or not ends
@@ -179,7 +179,7 @@ class LoggedEvent:
         return self.read_range(self.find(b"\ndata: ") + 7, self.size - 2)
 
     def read_range(self, start: int, stop: int) -> bytes:
-        """Return a range of the bytes of the frame.
+        """Return the bytes of the frame from index `start` to index `stop`, without `stop`.
 
         Raises:
             EventDropped: The event was dropped.
@@ -196,7 +196,7 @@ class LoggedEvent:
         """
         if self._content is None:
             raise EventDropped(self.number)
-        # Pass 0, because an mmap otherwise searches from its file position.
+        # Pass 0 as the start index, because `mmap.find` starts at the file position by default.
         return self._content.find(text, 0)
 
     def drop(self) -> None:
@@ -209,9 +209,10 @@ class LoggedEvent:
 def split_frames(
     events: Iterable[LoggedEvent], rename: Callable[[LoggedEvent], bytes] | None = None
 ) -> Iterator[bytes]:
-    """Yield the frames of events in parts of at most `CHUNK_BYTES`. Small frames are joined.
+    """Yield the frames of events as byte strings of at most `CHUNK_BYTES`. Small frames are joined.
 
-    While a frame is sent, no other copy of it exists, so that `drop` frees its memory.
+    While a large frame is sent in parts, only the event itself keeps the whole frame. Therefore
+    `LoggedEvent.drop` can free the memory of the frame at any moment.
 
     Args:
         events: The events to send.
@@ -237,7 +238,7 @@ def split_frames(
         while start < event.size:
             stop = start + CHUNK_BYTES - len(prefix)
             if event.size - stop < 2:
-                # Send the two line feeds at the end of an event in the same part.
+                # Never split the two line feeds at the end of an event between two parts.
                 stop = event.size
             try:
                 part = prefix + event.read_range(start, stop)
@@ -303,7 +304,7 @@ class Log:
 
     @property
     def is_lost(self) -> bool:
-        """Return whether all events were dropped, and the newest one was not stored before."""
+        """Return whether all events were dropped, and the newest event was never stored."""
         return 0 < self.last == self.last_lost
 
     @property
@@ -313,10 +314,11 @@ class Log:
 
     @property
     def drop_priority(self) -> int:
-        """Return how little readers lose by dropping events; see `EventHolder.drop_priority`."""
+        """Return the priority for dropping events of this log; see `EventHolder.drop_priority`."""
         oldest = self._entries[0].number
         if self.is_recorded and oldest > self.last_stored:
-            # The event is not stored yet, and later readers need it.
+            # The log is recorded, but the oldest event is not stored in the database yet. Readers
+            # that start later would miss this event if it were dropped now.
             return 0
         if oldest <= self._find_last_received_number():
             return 2
@@ -334,7 +336,7 @@ class Log:
         return min(self._received_numbers.values(), default=self.last)
 
     def set_account(self, account: EventAccount) -> None:
-        """Let another account count the memory of the events."""
+        """Replace the `EventAccount` that counts the memory of the log's events."""
         if self._account is account:
             return
         size = self.size
@@ -373,7 +375,7 @@ class Log:
         self.extend([self.make_event(self.last + 1, event, data, kind)])
 
     def extend(self, events: Iterable[LoggedEvent]) -> None:
-        """Append those events that are newer than the newest event, and wake the readers."""
+        """Append the events that are newer than the log's last event, and wake the readers."""
         for event in events:
             if event.number > self.last:
                 self._count_event(event)
@@ -400,7 +402,7 @@ class Log:
     def close(self) -> None:
         """Declare that no more events follow.
 
-        The iteration of each reader ends after it has received all events.
+        The iteration of a reader ends after the reader has received all events.
         """
         self._closed = True
         self._wake_readers()
@@ -424,9 +426,10 @@ class Log:
     ) -> AsyncIterator[list[LoggedEvent]]:
         """Yield the events with a higher number than `number`, and wait for new events.
 
-        The iteration ends when the log is closed or the reader loses its access.
+        The iteration ends when the log is closed, or when `check_access` raises an error because
+        the reader may no longer read.
 
-        Events count as received when the reader requests the next events.
+        An event counts as received when the reader requests the events that follow it.
 
         Raises:
             LookupError: Events after the number are no longer kept.
@@ -460,10 +463,11 @@ class Log:
             self._end_if_unused()
 
     def drop_oldest_events(self) -> None:
-        """Drop the oldest events, about half of all.
+        """Drop about half of the events of the log, the oldest events first.
 
-        If the oldest event is stored, only stored events are dropped. If the events are not
-        recorded, events that all readers have received count as stored.
+        If the oldest event is expendable, only expendable events are dropped. Events that are
+        stored in the database are expendable. If the log is not recorded, events that all readers
+        have received are expendable, too.
         """
         expendable = (
             self.last_stored
@@ -497,7 +501,10 @@ class Log:
         self._remove_oldest(count)
 
     def _count_event(self, event: LoggedEvent) -> None:
-        """Add the size of an event to the account, and record when the event was added."""
+        """Add the size of an event to the size of the log, and to the log's `EventAccount`.
+
+        The event keeps the value of `EventMemory.total_added`, which shows how old the event is.
+        """
         if self._account is None:
             self.size += event.size
         else:

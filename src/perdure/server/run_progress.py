@@ -1,13 +1,15 @@
 """Find out which steps of a run were completed before its server died.
 
-A checkpoint carries the id of the run that put it in its metadata. An answer to a question is
-stored before the next checkpoint, as a pending write that does not name the run. A run with a
-`Command` therefore first stores how many answers and updates the checkpoint has, and the next
-server counts them again. Values are never compared, because the same answer may be given twice.
+The metadata of a checkpoint contains the id of the run that stored the checkpoint. An answer to a
+question is stored earlier, as a pending write of an existing checkpoint, and a pending write does
+not name its run. Therefore a run with a `Command` first counts the answers and updates among the
+pending writes of the checkpoint from which it starts, and stores the counts. A server that
+continues the run counts the answers and updates again, and compares the counts. The values of
+answers are never compared, because two different answers may have the same value.
 
-A run without an input writes to a checkpoint that another run has stored. Before it
-writes there, such a run stores a copy of the checkpoint's pending writes. A rollback of the run
-restores these writes.
+A run without an input adds pending writes to a checkpoint that another run has stored. Before a run
+without an input adds its first write, it stores a copy of the checkpoint's existing pending writes.
+A rollback of the run restores the pending writes from this copy.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ from perdure.checkpointers.undo_writes import FormerCheckpoint, FormerWrites, un
 from perdure.server.run import Run
 
 Progress: TypeAlias = Literal["applied", "asks", "overtaken"]
-"""How far a run came: its input was applied and the run can continue, it has asked a question, or
-another run of the thread came after it."""
+"""How far a run came. The value `"applied"` means that its input was applied and the run can
+continue. The value `"asks"` means that the run has asked a question. The value `"overtaken"` means
+that another run of the thread came after it."""
 # Channel under which the counts are stored. No graph has a channel with this name.
 _START_CHANNEL: Final = "__run_start"
 _START_PATH: Final = f"run start{ASIDE_SUFFIX}"
@@ -36,7 +39,7 @@ _SPECIAL_CHANNELS: Final = frozenset(
 
 
 class _Counts(NamedTuple):
-    """Counts of the answers and updates among the pending writes of a checkpoint.
+    """Numbers of answers and of updates among the pending writes of a checkpoint.
 
     Attributes:
         answers: The answers that tasks have received.
@@ -48,7 +51,7 @@ class _Counts(NamedTuple):
 
     @classmethod
     def from_writes(cls, writes: Iterable[tuple[str, str, Any]]) -> _Counts:
-        """Count the answers and updates among pending writes."""
+        """Count the answers to interrupts and the updates of commands among pending writes."""
         answers = updates = 0
         for task_id, channel, value in writes:
             if task_id == NULL_TASK:
@@ -59,10 +62,11 @@ class _Counts(NamedTuple):
 
 
 async def store_start(saver: Checkpointer, run: Run, config: RunnableConfig) -> None:
-    """Store the counts and the former writes of the checkpoint from which a run starts.
+    """Store the data that are needed to find the progress of a run and to roll it back.
 
-    Nothing is stored for a run with an input, because such a run first stores a checkpoint of its
-    own.
+    The data are the `_Counts` and the existing pending writes of the checkpoint from which the run
+    starts. Nothing is stored for a run with an input, because a run with an input first stores a
+    checkpoint of its own.
     """
     if run.request.command is None and run.request.input is not None:
         return
@@ -91,7 +95,8 @@ async def restore_start(saver: Checkpointer, run: Run) -> None:
         return
     run_writes = [write for write in start[0].pending_writes or () if write[0] == run.run_id]
     stored = [value for _, channel, value in run_writes if channel == FORMER_WRITES_CHANNEL]
-    # Restore the checkpoint from which the run started last.
+    # Restore the checkpoints in reverse order, so that the checkpoint from which the run started is
+    # the last to be restored.
     for ns, checkpoint_id, tasks in reversed(stored[0] if stored else ()):
         position = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
         checkpoint = await saver.aget_tuple(
@@ -136,8 +141,8 @@ async def find_progress(saver: Checkpointer, run: Run) -> Progress | None:
         checkpoint.config != head.config,
     )
     if not is_answered and counts_after.updates == counts_before.updates:
-        # The answer of the run belongs to the question at the checkpoint from which the run
-        # started.
+        # The run's answer was not stored. The answer belongs to a question of the checkpoint from
+        # which the run started, so a newer checkpoint must not receive the answer.
         return "overtaken" if has_moved and run.request.command.resume is not None else None
     if has_moved:
         return "overtaken"
@@ -157,7 +162,7 @@ async def is_input_stored(saver: Checkpointer, run: Run) -> bool:
 async def _find_start_checkpoint(
     saver: Checkpointer, config: RunnableConfig, run: Run
 ) -> tuple[CheckpointTuple, _Counts] | None:
-    """Return the checkpoint from which a run started, and its counts at that time."""
+    """Return the checkpoint from which a run started, and the `_Counts` that the run stored."""
     async for checkpoint in saver.alist(config):
         for task, channel, value in checkpoint.pending_writes or ():
             if (task, channel) == (run.run_id, _START_CHANNEL):
@@ -166,12 +171,13 @@ async def _find_start_checkpoint(
 
 
 async def _read_former_writes(saver: Checkpointer, start: CheckpointTuple) -> list[list[Any]]:
-    """Return the writes of tasks to a checkpoint and to waiting checkpoints of its subgraphs.
+    """Return the pending writes of a checkpoint and of the checkpoints of its waiting subgraphs.
 
-    Each element consists of a checkpoint's namespace, a checkpoint's id, and a dict. The dict has
-    an entry for each task, which says whether the task has a result, how many answers it has, and
-    which questions and errors it has by channel. The answers themselves need not be stored, because
-    a task's answers are only ever appended.
+    Each element of the list consists of a checkpoint's namespace, the checkpoint's id, and a dict
+    with an entry for each task. The entry of a task is a list of three values: whether the task has
+    a result, the number of answers to the task, and a dict of the task's questions and errors by
+    channel. The answers need not be copied, because new answers to a task are only appended to its
+    earlier answers.
     """
     thread_id = start.config["configurable"]["thread_id"]
     former, checkpoints = list[list[Any]](), [start]

@@ -1,8 +1,9 @@
 """Manage the runs of a database in this process, and the rows of runs that several servers share.
 
-Among all servers, only one run of a thread is executed at a time. A process is alive as long as it
-holds a lock with its own name. If that lock is free, another process takes over its runs and
-continues them from their last checkpoints.
+Even if several servers share the database, only one run of a thread is executed at a time. A server
+process is alive as long as it holds a lock with its own name. If the lock of a process is free, the
+process has died. Another process then takes over the runs of the dead process, and continues the
+runs from their last checkpoints.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ RETRY_PAUSE_S: Final = 0.05
 """Seconds before an operation is tried again."""
 DUE_PER_SWEEP: Final = 100
 """The maximum number of delayed runs that one sweep starts before it looks at other rows."""
-_LIVENESS_LOCK_PREFIX: Final = "perdure.server/"  # The name of the process follows this prefix.
+# Prefix of the names of liveness locks. In the name of a lock, the name of a process follows the
+# prefix.
+_LIVENESS_LOCK_PREFIX: Final = "perdure.server/"
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
 
 
@@ -69,7 +72,7 @@ class RunServer(GraphServer, Protocol):
     is_closed: bool
 
     def is_open(self, tenant: str | None, runs: DatabaseRuns) -> bool:
-        """Return whether `runs` are the current runs of the tenant's open database."""
+        """Return whether the tenant's open database is the database that `runs` manages."""
 
     def keep_database_open(self, tenant: str | None) -> AbstractContextManager[None]:
         """Keep the database of a tenant open until the block ends."""
@@ -78,10 +81,10 @@ class RunServer(GraphServer, Protocol):
         """Start the crons that are due, and send the webhooks that are due."""
 
     def register_run(self, run: Run) -> None:
-        """Record that a task follows the run."""
+        """Register a run for which this process has started a task."""
 
     def unregister_run(self, run: Run) -> None:
-        """Record that no task follows the run any more."""
+        """Unregister a run whose task in this process ends."""
 
     def feeds_with_readers(self, tenant: str | None) -> Mapping[str, Log]:
         """Return the event logs of threads that have readers, by the ids of the threads."""
@@ -108,7 +111,8 @@ class DatabaseRuns:
         self.saver, self.table = database.saver, RunTable(database.saver)
         self.events, self.erasures = StoredEvents(self.table), ErasureCounts(self.table)
         self.owner, self.runs_by_id = "", dict[str, Run]()
-        # Names that this process had when it held locks that it has lost.
+        # Names that this process used before it lost its liveness lock. Each new lock has a new
+        # name.
         self._former_owners = set[str]()
         self.ready, self._wake = asyncio.Event(), asyncio.Event()
         self._lock: Any = None
@@ -209,13 +213,13 @@ class DatabaseRuns:
         if time.monotonic() - self._cleaned_up_at > CLEANUP_INTERVAL_S:
             has_more = False
             with contextlib.suppress(PerdureError):
-                # If the deletion fails, runs must not be delayed.
+                # Ignore an error of these deletions, because the error must not delay any runs.
                 has_more = await self.threads.delete_expired(EXPIRED_PER_SWEEP) == EXPIRED_PER_SWEEP
                 await self.table.delete_old_events()
             self._cleaned_up_at = self._cleaned_up_at if has_more else time.monotonic()
 
     def _start_due_work(self) -> None:
-        """Start crons and webhooks in a task, because handlers of an Auth file may take long."""
+        """Start crons and webhooks in a task, because the handlers of an Auth file may be slow."""
         if self.due_work.done():
             if exc := self.due_work.exception():
                 _LOGGER.warning("crons and webhooks could not be started (%s)", type(exc).__name__)
@@ -226,7 +230,7 @@ class DatabaseRuns:
         self._wake.set()
 
     async def _start_delayed_run(self, live: LiveRun) -> bool:
-        """Start a delayed run whose time has come."""
+        """Start a delayed run that is due."""
         try:
             for row in await self.table.list_runs(live.thread_id, live.run_id):
                 strategy = row.details["multitask_strategy"]
@@ -247,9 +251,12 @@ class DatabaseRuns:
             await self.table.end_run(live, "error", error, known_cancel="rollback")
 
     async def _take_over_runs(self, owner: str, runs: Collection[LiveRun]) -> bool:
-        """Take over the runs of a process that has died. Its lock is free if it has died."""
+        """Take over the runs of another process if this process has died. Return whether it has.
+
+        The liveness lock of a process that has died is free.
+        """
         if owner in self._former_owners:
-            # The owner is this process itself, under its name before it lost its lock.
+            # `owner` is a name that this process itself used before it lost its liveness lock.
             await self.table.release_runs(owner)
             runs, owner = [run._replace(owner="") for run in runs], ""
         if not owner:
@@ -325,7 +332,7 @@ class DatabaseRuns:
         return run
 
     def follow_run(self, run: Run, context: Context | None = None) -> Run:
-        """Start the task that follows a run to its end. The run may be executed by any process."""
+        """Start a task that executes a run, or waits while another process executes the run."""
         self.runs_by_id[run.run_id] = run
         run.task = asyncio.create_task(self._follow_to_end(run), context=context)
         self.server.register_run(run)
@@ -334,7 +341,7 @@ class DatabaseRuns:
         return run
 
     async def _follow_to_end(self, run: Run) -> None:
-        """Execute the run when this process owns it, and wait while another process owns it."""
+        """Execute the run while this process owns the run. Wait while another process owns it."""
         ended_here = False
         with self.server.keep_database_open(self.tenant):
             try:

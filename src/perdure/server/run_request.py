@@ -1,4 +1,4 @@
-"""The body of a request for a run. The checks refuse values that only the server may set."""
+"""The body of a request for a run. Validation refuses values that only the server may set."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MAX_DELAY_S: Final = 10 * 365 * 24 * 3600
 
 
 class Goto(BaseModel):
-    """A node that the graph continues with, and the input of the node."""
+    """A node with which a `Command` continues the graph, and the input for the node."""
 
     node: str
     input: Any = None
@@ -50,10 +50,10 @@ def _as_list(value: Any) -> Any:
 
 
 def _choose_modes(modes: list[StreamMode]) -> list[StreamMode]:
-    """Return each mode once.
+    """Return the stream modes without duplicates. If there are none, return `["values"]`.
 
-    If both `messages` and `messages-tuple` are requested, `messages` is left out, as in langgraph's
-    server. Otherwise each token would be sent twice. Without a mode, the result is `values`.
+    If a client requests both `messages` and `messages-tuple`, the mode `messages` is left out, as
+    in langgraph's server, because the two modes together would send each token twice.
     """
     chosen = [*dict.fromkeys(modes)] or ["values"]
     return [mode for mode in chosen if mode != "messages" or "messages-tuple" not in chosen]
@@ -70,7 +70,10 @@ def expand_arrays(values: Any) -> Any:
 
 
 def _expand_array(value: Any) -> list[Any]:
-    """Return the elements of a text that is a JSON array, or a list with only the value itself."""
+    """Return the elements of a string that contains a JSON array.
+
+    Any other value is returned as the only element of a list.
+    """
     if isinstance(value, str) and value.startswith("["):
         try:
             array = json.loads(value)
@@ -144,7 +147,7 @@ class CommandFields(WithoutNulls):
     def writes(self) -> list[tuple[str, Any]]:
         """Return the writes that langgraph stores for the command before the graph runs.
 
-        At this time, langgraph does not store answers whose keys are ids of interrupts.
+        Before the graph runs, langgraph does not store answers whose keys are ids of interrupts.
         """
         update = self.update or []
         writes = [*update.items()] if isinstance(update, dict) else [*update]
@@ -227,12 +230,10 @@ class RunRequest(WithoutNulls):
         return self
 
     def _choose_input(self) -> None:
-        """Drop the command if it is empty.
+        """Drop an empty command. If the command is not empty, drop the input of the request.
 
-        Otherwise, drop the input that was sent together with the command.
-
-        Together with an answer to an interrupt, clients also send the transcript or an empty object
-        as the input.
+        Clients also send an input together with an answer to an interrupt. This input is the
+        transcript or an empty object.
         """
         if self.command is not None and self.command.is_empty:
             self.command = None
@@ -240,7 +241,7 @@ class RunRequest(WithoutNulls):
             self.input = None
 
     def check_metadata(self) -> None:
-        """Check the metadata that the checkpoints of the run would have.
+        """Check the metadata with which the checkpoints of the run will be stored.
 
         Raises:
             ConfigurationError: See `validate_metadata`.
@@ -253,7 +254,7 @@ class RunRequest(WithoutNulls):
         validate_metadata({**labels, **self.config.metadata, **self.metadata})
 
     def graph_input(self) -> Any:
-        """Return the command of the request, or the input if there is no command."""
+        """Return the `Command` for the graph, or the input if the request has no command."""
         return self.command.to_command() if self.command else self.input
 
     @property
@@ -268,7 +269,7 @@ class RunRequest(WithoutNulls):
 
     @property
     def has_message(self) -> bool:
-        """Return whether the request has new content in addition to an answer to a question."""
+        """Return whether the request contains new input for the graph, not only an answer."""
         if self.command is None:
             return self.input is not None
         sends = [target for target in self.command.goto if not isinstance(target, str)]
@@ -277,8 +278,9 @@ class RunRequest(WithoutNulls):
     def with_assistant(self, assistant: Mapping[str, Any]) -> Self:
         """Return the request combined with the configuration of its assistant.
 
-        Values of the request override values of the assistant in `configurable`, in the metadata of
-        the config, in the context and in the metadata. Tags are added.
+        In the context, in the metadata, and in the config's `configurable` and `metadata`, a value
+        of the request replaces the assistant's value with the same name. The tags of the request
+        are added to the tags of the assistant.
 
         Raises:
             ConfigurationError: The combined metadata is too large.
@@ -300,7 +302,7 @@ class RunRequest(WithoutNulls):
         return combined
 
     def check_reserved_names(self, thread_id: str, user: str) -> None:
-        """Refuse values that only the server may set.
+        """Refuse a config or a context with a value that only the server may set.
 
         Args:
             thread_id: The thread of the run.
@@ -331,7 +333,7 @@ class RunRequest(WithoutNulls):
 
     @property
     def checkpoint_ids(self) -> dict[str, str]:
-        """Return the ids of the checkpoints that the request names, by their namespaces."""
+        """Return a dict that maps checkpoint namespaces to the checkpoint ids in the request."""
         configurable = self._merged_configurable
         named_ids = {configurable.get("checkpoint_ns", ""): configurable.get("checkpoint_id")}
         return {
@@ -345,7 +347,7 @@ class RunRequest(WithoutNulls):
 
     @property
     def _merged_configurable(self) -> dict[str, Any]:
-        """Return the `configurable` of the config, with the checkpoint that the request names."""
+        """Return `configurable` of the request's config, updated with the requested checkpoint."""
         configurable = self.config.configurable.model_dump(exclude_unset=True)
         configurable |= (self.checkpoint or CheckpointRef()).model_dump(exclude_none=True)
         configurable |= {"checkpoint_id": self.checkpoint_id} if self.checkpoint_id else {}

@@ -97,7 +97,8 @@ class Runs:
         self.memory = EventMemory(limits)
         self._by_tenant: dict[str | None, DatabaseRuns] = {}
         self._feeds: WeakValueDictionary[tuple[str | None, str], Log] = WeakValueDictionary()
-        self._recent: list[Log] = []  # The feed that was requested most recently comes first.
+        # Feeds that were requested recently. The feed of the latest request comes first.
+        self._recent: list[Log] = []
         self._under_way: dict[Run, Player] = {}
         self.schedule: Scheduler | None = None
         self.webhooks = webhooks or Webhooks()
@@ -113,7 +114,8 @@ class Runs:
             try:
                 await (await self._databases.get_or_open(tenant)).saver.setup()
             except ConfigurationError as exc:
-                # Only log the error, because each request for the tenant raises it again.
+                # Log the error instead of raising it, because each later request for the tenant
+                # raises the same error.
                 _LOGGER.warning("runs of earlier servers are not continued: %s", exc)
             except StorageUnavailable as exc:
                 _LOGGER.warning(
@@ -129,7 +131,7 @@ class Runs:
     async def get_database_runs(self, tenant: str | None) -> DatabaseRuns:
         """Return the runs of a tenant.
 
-        After this call, this process also takes over runs of the tenant from dead processes.
+        From this call on, this process takes over the tenant's runs from processes that have died.
         """
         database = await self._databases.get_or_open(tenant)
         runs = self._by_tenant.get(tenant)
@@ -138,7 +140,7 @@ class Runs:
         return runs
 
     def is_open(self, tenant: str | None, runs: DatabaseRuns) -> bool:
-        """Return whether `runs` are the current runs of the tenant's open database."""
+        """Return whether the tenant's open database is the database that `runs` manages."""
         return self._databases.is_open(tenant, runs.database)
 
     async def start_due_work(self, runs: DatabaseRuns) -> None:
@@ -148,27 +150,27 @@ class Runs:
         await self.webhooks.start_due_deliveries(runs)
 
     def register_run(self, run: Run) -> None:
-        """Record that a task follows the run, and create the player of the run."""
+        """Register a run for which this process has started a task, and create its `Player`."""
         run.log.set_account(self.memory.get_account(run.tenant, run.user))
         self._under_way[run] = self._players[run.protocol](run, self)
 
     def get_player(self, run: Run) -> Player:
-        """Return the object that plays a run."""
+        """Return the `Player` that executes the graph of a run."""
         return self._under_way[run]
 
     def unregister_run(self, run: Run) -> None:
-        """Record that no task follows the run any more."""
+        """Unregister a run whose task in this process ends."""
         self._under_way.pop(run, None)
 
     def get_feed(self, tenant: str | None, thread_id: str, thread_key: int, user: str = "") -> Log:
         """Return the log of events of a thread.
 
-        If there is a log of a deleted thread with the same id, it is closed. A new log is counted
-        for the user.
+        A log of a deleted thread with the same id is closed and replaced. The memory of a new log
+        is counted for `user`.
         """
         feed, account = self._feeds.get((tenant, thread_id)), self.memory.get_account(tenant, user)
         if feed is not None and feed.thread_key != thread_key:
-            # The feed belongs to a deleted thread with the same id.
+            # The log belongs to a deleted thread that had the same id as this thread.
             feed.close()
             feed = None
         feed = feed or Log(thread_key, account)
@@ -187,7 +189,7 @@ class Runs:
         }
 
     async def get_thread_key(self, tenant: str | None, thread_id: str) -> int:
-        """Return the key of a thread; see `RunTable.get_thread_key`."""
+        """Return the database key of a thread; see `RunTable.get_thread_key`."""
         return await (await self.get_database_runs(tenant)).table.get_thread_key(thread_id)
 
     async def open_feed(self, identity: Identity, thread_id: str, thread_key: int) -> Log:
@@ -221,7 +223,7 @@ class Runs:
     ) -> AsyncIterator[list[LoggedEvent]]:
         """Yield the events of a log; see `StoredEvents.read_after`.
 
-        The events end if messages are erased from the thread.
+        The stream of events ends if messages are erased from the thread.
 
         Args:
             identity: The reader.
@@ -280,9 +282,12 @@ class Runs:
         if number is None or log.removals is None:
             log.note_removals(number, read_at)
         if number is None or number <= (log.removals or 0):
-            # The log may already have a newer number.
+            # The number of erasures that the log has recorded may already be higher than the number
+            # that was read.
             return read_at
-        was_empty = log.is_empty  # The erasure has also deleted the older events in the database.
+        # If the log is empty, no event from before the erasure is left, because the erasure has
+        # deleted the stored events from the database.
+        was_empty = log.is_empty
         log.clear_until(log.last)
         stale = [
             run
@@ -330,8 +335,9 @@ class Runs:
     async def encode_output(self, run: Run) -> bytes:
         """Return the values after the last step of a run that has ended, as JSON.
 
-        The values do not contain erased messages. Values that are no longer in memory are read from
-        the database. The result is `null` for a temporary run whose values are no longer in memory.
+        The returned values do not contain erased messages. Values that are no longer in memory are
+        read from the database. The result is `null` for a temporary run whose values are no longer
+        in memory.
         """
         is_in_memory = run.output is not None or run.output_event is not None
         if is_in_memory and not run.temporary:
@@ -372,7 +378,10 @@ class Runs:
             raise Refused(why, 503, {"Retry-After": "1"})
 
     def forget_thread(self, tenant: str | None, thread_id: str) -> None:
-        """Forget the runs and the events of a deleted thread, since a new thread may get its id."""
+        """Forget the runs and the events of a deleted thread.
+
+        A new thread may get the id of the deleted thread.
+        """
         runs = self._by_tenant.get(tenant)
         runs_by_id = runs.runs_by_id if runs is not None else {}
         for run in [run for run in runs_by_id.values() if run.thread_id == thread_id]:
@@ -397,7 +406,7 @@ class Runs:
         sender: Sender | None = None,
         person: str | None = None,
     ) -> Run:
-        """Store a new run, and start it. The call must be permitted for the thread.
+        """Store a new run and start it. The caller has checked that `call` may use the thread.
 
         A delayed run is only stored, and has no task yet.
 
@@ -465,7 +474,8 @@ class Runs:
             raise
         run.row = run.row._replace(live=accepted or run.row.live)
         if not_before:
-            del runs.runs_by_id[run.run_id]  # The next request for the run loads it again.
+            # The next request that names this run loads the run from the database.
+            del runs.runs_by_id[run.run_id]
             return run
         # Use an empty context for a cron, because the run must not inherit the locks that the
         # schedule holds in its context.
@@ -480,7 +490,7 @@ class Runs:
     ) -> None:
         """Raise the error for a run that was not accepted.
 
-        Return without an error if the run was stored, and only the reply of the database was lost.
+        If the run was stored, and only the reply of the database was lost, no error is raised.
         """
         stored = await runs.table.list_runs(run.thread_id, run.run_id)
         if stored:
@@ -545,7 +555,8 @@ class Runs:
             if not tasks:
                 break
             await asyncio.wait(tasks, timeout=min(remaining_s, 0.2))
-        # Stop the runs before readers are disconnected, because the disconnection may cancel runs.
+        # Stop the runs before the readers are disconnected, because the disconnection of a reader
+        # may cancel a run.
         await self._stop_all_runs()
 
     async def _stop_all_runs(self) -> None:
@@ -566,8 +577,8 @@ class Runs:
         await self._stop_all_runs()
         await self.webhooks.aclose()
         for runs in self._by_tenant.values():
-            # If the release fails, other servers take over the runs when this process has released
-            # its lock.
+            # If the runs cannot be released here, other servers take over the runs as soon as this
+            # process has released its liveness lock.
             with contextlib.suppress(PerdureError):
                 if runs.owner and self.is_open(runs.tenant, runs):
                     await runs.table.release_runs(runs.owner)
@@ -577,9 +588,10 @@ class Runs:
 
 
 def extract_login_fields(login: Any) -> Any:
-    """Return the user of an authentication handler as a mapping that can be stored, or None.
+    """Return a user, as an authentication handler returned it, in a form that can be stored.
 
-    Another process needs this mapping to continue a run of the user.
+    Return None if the user has no fields. Another process needs the stored user to continue the
+    user's runs.
     """
     return login if isinstance(login, Mapping) else getattr(login, "__dict__", None)
 

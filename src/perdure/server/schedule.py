@@ -1,8 +1,8 @@
 """Compute when crons are due, and start their runs.
 
-One of several servers starts the run, because the transaction that stores the run also moves the
-cron to its next time. If no server ran at one or more due times, the cron runs once when a server
-starts.
+If several servers share a database, exactly one server starts the run of a due cron, because the
+transaction that stores the run also moves the cron to its next due time. If no server ran at one or
+more due times, the cron runs once when a server starts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ _SCHEDULE_NAMES: Final = (
 )
 # Maximum number of characters in a schedule, which is parsed each time the cron is due
 _MAX_SCHEDULE_LENGTH: Final = 200
-_RETRY_STATUSES: Final = (429, 503)  # HTTP statuses of a refused run after which the cron stays due
+# If the run of a cron is refused with one of these HTTP statuses, the cron stays due.
+_RETRY_STATUSES: Final = (429, 503)
 _LOGGER: Final = logging.getLogger(__name__)
 
 
@@ -64,9 +65,10 @@ class CronOptions(WithoutNulls):
     def next_time(self, after: float) -> float | None:
         """Return the next due time in seconds since the epoch, or None if there is none.
 
-        If a change of clocks skips a time of day, the cron is due at the first moment after it. If
-        the clocks repeat a time of day, the cron is due once, unless the hour of the schedule is
-        `*`. A disabled cron has no next time.
+        If the clocks skip a time of day because of daylight saving time, the cron is due at the
+        first moment after the skipped time. If the clocks repeat a time of day, the cron is due
+        only at its first occurrence, unless the hour of the schedule is `*`. A disabled cron has no
+        next time.
 
         Raises:
             ConfigurationError: The schedule or the timezone is invalid.
@@ -98,7 +100,7 @@ class CronOptions(WithoutNulls):
 
 
 class CronRequest(RunRequest, CronOptions):
-    """The body of a request for a cron: the request for its runs, and their schedule."""
+    """The body of a request for a cron. It defines the run to start and its schedule."""
 
 
 def _next_in_zone(times: croniter, zone: ZoneInfo) -> datetime:
@@ -147,10 +149,11 @@ class Schedule:
     async def _reset_late_crons(self, table: CronTable) -> None:
         """Recompute due times that were computed while the clock of a server was ahead.
 
-        Such a time is later than the cron's next time according to the present clock. A due time
-        may also be missing, because the clock was past the end time of the cron. A difference of up
-        to `CLOCK_SKEW_S` is ignored. Without this tolerance, a cron that a server with a fast clock
-        started early would be started again at the correct time.
+        A due time is recomputed if it is later than the next time that results from the current
+        clock. A missing due time is recomputed, too, because it may be missing only because the
+        fast clock was past the end time of the cron. A due time that is too late by at most
+        `CLOCK_SKEW_S` seconds is kept. Otherwise, if a server with a fast clock had started a cron
+        early, a server with a correct clock would start the same cron again.
         """
         for cron in await table.list_not_due_before(time.time() + CLOCK_SKEW_S):
             try:
@@ -167,8 +170,8 @@ class Schedule:
                         "the due time of cron %s was too late, and was computed again", cron.cron_id
                     )
             except Exception as exc:
-                # The error concerns only this cron. The other crons are still checked.
-                # The message of the error may contain users' content, so log only its type.
+                # An error that concerns one cron must not prevent the check of the other crons. Log
+                # only the type of the error, because the error message may contain users' content.
                 error_type = type(exc).__name__
                 _LOGGER.info(
                     "the due time of cron %s cannot be checked (%s)", cron.cron_id, error_type
@@ -177,13 +180,14 @@ class Schedule:
     async def _start_cron(
         self, runs: DatabaseRuns, table: CronTable, cron: CronRow, now: float
     ) -> None:
-        """Start the run of a cron.
+        """Start the run of a cron that is due.
 
-        If the run is refused, postpone the cron to its next due time.
+        If the run is refused, move the cron to its next due time.
         """
         content = cron.content
         if content["graph"] not in self._runs.graphs:
-            return  # Leave the cron to a server that serves the graph.
+            # A server that serves the graph of this cron starts the run.
+            return
         request_fields = {**content["payload"], "metadata": content["metadata"]}
         request = CronRequest.model_validate(request_fields)
         request.on_completion = request.on_run_completed

@@ -30,8 +30,8 @@ _MAX_KEY_CHARS: Final = 16_000  # Maximum number of characters in a key or token
 class Sessions:
     """The browser sessions of a server.
 
-    A session stores only the key or token of its user. Each request is authenticated again with
-    this key or token, so a session ends when its key is revoked.
+    A session stores only the key or token of its user. Each request of a session is authenticated
+    again with the stored key or token, so a session ends when its key is revoked.
 
     Args:
         keys: The mapping from session ids to the key and the expiry time of each session. It may be
@@ -62,7 +62,7 @@ class Sessions:
         self._logins.pop(connection.cookies.get(_COOKIE, ""), None)
 
     def add_session_key(self, scope: Any) -> bool:
-        """Add the key of the session to the headers of a request that has no key.
+        """Add the key or token of a session to the headers of a request that has no key.
 
         Return whether a key was added.
         """
@@ -71,7 +71,8 @@ class Sessions:
             return False
         session_id = connection.cookies.get(_COOKIE)
         if session_id is None:
-            # Skip the lookup of the session, which may be a call to another process.
+            # A request without a cookie has no session. Do not search for a session, because the
+            # search may be a call to another process.
             return False
         key, expires_at = self._logins.get(session_id, ("", 0.0))
         if expires_at <= monotonic():
@@ -146,9 +147,10 @@ def _restrict_to_pages(path: str) -> str:
 
 
 def _build_key_headers(key: str) -> list[tuple[bytes, bytes]]:
-    """Return a key or token as both headers in which clients may send it.
+    """Return a key or token in each of the two headers in which clients may send it.
 
-    Both headers are needed, because an authentication handler may read either of them.
+    An authentication handler may read either `Authorization` or `X-API-Key`, so both headers are
+    needed.
     """
     authorization = key if " " in key else f"Bearer {key}"
     return [(b"authorization", authorization.encode()), (b"x-api-key", key.encode())]

@@ -21,7 +21,7 @@ _LOG: Final = logging.getLogger("perdure.server")
 def read_teams(user: Any) -> frozenset[str]:
     """Return the field `teams` of a user that an authentication handler returned.
 
-    If the field is not a list of names, log an error and return an empty set.
+    If the field `teams` is not a list of names, log an error and return an empty set.
     """
     teams = getattr(user, "teams", None) or ()
     is_list = not isinstance(teams, str) and isinstance(teams, Iterable)
@@ -63,7 +63,10 @@ def is_team_namespace(namespace: Sequence[str]) -> bool:
 
 
 def build_team_argument(team: str | None) -> dict[str, Any]:
-    """Return a dict with the `namespace` of a team's memory, or an empty dict without a team."""
+    """Return the argument `namespace` for the memory of a team, as a dict.
+
+    If `team` is None, the dict is empty.
+    """
     return {} if team is None else {"namespace": (TEAMS, team)}
 
 
@@ -121,7 +124,7 @@ def check_requested_teams(identity: Identity, names: Iterable[str]) -> None:
 
 
 class RunTeams:
-    """Chooses the teams whose memory runs use. One object belongs to each server.
+    """Chooses the teams whose memory is used by a run. One object belongs to each server.
 
     Attributes:
         identities_list_teams: Whether identities list the teams of users. If not, as on a server
@@ -138,8 +141,8 @@ class RunTeams:
     def choose_teams(self, tenant: str | None, sender: Sender, person: Person) -> list[str] | None:
         """Return the teams whose memory a run uses, sorted by name.
 
-        A run uses the teams that both the person and the caller are members of. A caller who may
-        act for the person uses all teams of the person.
+        A run uses the teams of which both the person and the caller are members. If the caller may
+        act for the person, the run uses all teams of which the person is a member.
 
         Args:
             tenant: The tenant of the run, or None.

@@ -1,7 +1,7 @@
-"""Metrics for Prometheus and spans for OpenTelemetry. Both are off unless configured.
+"""Record metrics for Prometheus and spans for OpenTelemetry.
 
-Labels and attributes contain the names of routes, parts and operations. They never contain content,
-ids or users.
+Metrics and spans are off unless they are configured. Labels and attributes contain the names of
+routes, parts and operations. Labels and attributes never contain content, ids or users.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from perdure.server.guard import RequestSummary
 
 _LOG: Final = logging.getLogger("perdure.server")
-# upper bounds of the histograms' buckets, in seconds
+# Upper bounds of the histograms' buckets, in seconds
 _BUCKETS_S: Final = (
     0.0005,
     0.001,
@@ -46,8 +46,10 @@ _BUCKETS_S: Final = (
     10,
     60,
 )
-_RECOUNT_INTERVAL_S: Final = 60.0  # seconds until sizes and jobs are counted again
-_MAX_COUNT_WAIT_S: Final = 0.5  # seconds that a reply waits for the count
+# Seconds after which the sizes of the database and the extraction jobs are counted again
+_RECOUNT_INTERVAL_S: Final = 60.0
+# Maximum number of seconds for which a reply with metrics waits for a new count of sizes and jobs
+_MAX_COUNT_WAIT_S: Final = 0.5
 _MEASURED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     "threads": ("put", "put_writes", "get_tuple", "history", "erase", "delete_thread"),
     "store": ("put", "get", "delete", "search", "batch", "list_namespaces", "forget"),
@@ -120,7 +122,8 @@ class Telemetry:
         for name in _MEASURED_METHODS[part]:
             sync_method, async_method = getattr(base, name), getattr(base, f"a{name}")
             methods[name] = self._measure(part, name)(sync_method)
-            # an async method that wraps the sync one calls it, which is measured already
+            # An async method that calls the sync method is not measured, because the sync method is
+            # measured already.
             if getattr(async_method, "__wrapped__", None) is not sync_method:
                 methods[f"a{name}"] = self._ameasure(part, name)(async_method)
         return type(base.__name__, (base,), methods)
@@ -141,19 +144,19 @@ class Telemetry:
 
     @asynccontextmanager
     async def _ameasure(self, part: str, operation: str) -> AsyncIterator[None]:
-        """Measure an async operation. As a decorator, it includes the time of each await."""
+        """Measure the duration of an async operation, including the time that it spends waiting."""
         with self._measure(part, operation):
             yield
 
     def measure_run(self) -> AbstractContextManager[None]:
-        """Return a context manager that measures the run of a graph."""
+        """Return a context manager that measures the duration of a graph's execution."""
         return self._measure("graph", "run")
 
     @contextmanager
     def measure_request(
         self, headers: Mapping[str, str], summary: RequestSummary
     ) -> Iterator[None]:
-        """Measure a request until its reply has ended.
+        """Record the duration of a request until the end of its reply, and a span for the request.
 
         Args:
             headers: The headers of the request; its span continues a trace that they name.
@@ -174,10 +177,14 @@ class Telemetry:
 
     @contextmanager
     def _start_span(self, name: str, headers: Mapping[str, str] | None = None) -> Iterator[Span]:
-        """Start a span. With headers, it is a server span that continues the caller's trace."""
+        """Start a span.
+
+        If headers are passed, the span is a server span that continues the caller's trace.
+        """
         kind = SpanKind.INTERNAL if headers is None else SpanKind.SERVER
         context = None if headers is None else extract(dict(headers))
-        # the message of an error may contain stored text, so only its class is recorded
+        # Record only the class of an error, because the message of an error may contain stored
+        # text.
         without_message: Any = {"record_exception": False, "set_status_on_exception": False}
         with self._tracer.start_as_current_span(name, context, kind, **without_message) as span:
             try:
@@ -192,8 +199,9 @@ class Telemetry:
     async def render_metrics(self, database: OpenDatabase) -> bytes:
         """Return the metrics in Prometheus's text format.
 
-        Sizes and jobs are counted at most once a minute. If a count takes longer than
-        `_MAX_COUNT_WAIT_S` seconds, the values of the previous count are returned.
+        The sizes of the database and the extraction jobs are counted at most once a minute. If a
+        count takes longer than `_MAX_COUNT_WAIT_S` seconds, the values of the previous count are
+        returned.
         """
         from prometheus_client import generate_latest
 
@@ -234,7 +242,9 @@ class Telemetry:
 
 
 def _build_tracer(exporters: str) -> Tracer:
-    """Return a tracer of the process's provider, or of a new provider with these exporters.
+    """Return a tracer of the process's tracer provider.
+
+    If the process has no tracer provider, install a new provider with the named exporters.
 
     Args:
         exporters: The names of exporters, separated by commas.

@@ -26,7 +26,8 @@ from perdure.server.runs import Runs, ServerRuns
 
 routes = APIRouter(tags=["runs"])
 ThreadMode = Literal["run_modes", "lifecycle", "state_update"]
-_EVENT_ID: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,18}))?")  # `seq` of a run, and event
+# Pattern of an event's id, which consists of the `seq` of a run and the number of the event
+_EVENT_ID: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,18}))?")
 
 
 @routes.get("/threads/{thread_id}/stream")
@@ -38,7 +39,7 @@ async def join_thread(
     thread_id: PathId,
     stream_mode: Annotated[list[ThreadMode] | None, Query(), BeforeValidator(expand_arrays)] = None,
 ) -> Response:
-    """Stream the events of a thread's runs, or those after the event that Last-Event-ID names."""
+    """Stream the events of a thread's runs, from the event after Last-Event-ID if it is set."""
     await call.permit_thread(thread_id)
     frames = ThreadFrames(call, runs, request, thread_id)
     last = request.headers.get("last-event-id", "")
@@ -105,7 +106,7 @@ class ThreadFrames:
         return min(live_seqs, default=runs[-1][0] if runs else 0), None
 
     async def _list_runs_after(self, seq: int) -> list[tuple[int, str, RunState]]:
-        """Return the `seq`, the id and the status of each run with a higher `seq`."""
+        """Return the `seq`, the id and the status of each run whose `seq` is above the argument."""
         return await (await self._runs.get_database_runs(self._tenant)).table.list_runs_after(
             self._thread_id, seq
         )
@@ -133,7 +134,7 @@ class ThreadFrames:
     async def _iter_run_frames(
         self, run_id: str, seq: int, number: int | None, modes: Collection[str]
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the frames of the events of one run.
+        """Yield the frames of one run's events, in the format of server-sent events.
 
         Args:
             run_id: The run.

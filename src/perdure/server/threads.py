@@ -1,10 +1,11 @@
 """Provide the threads of the checkpointer, together with the metadata that clients set for them.
 
 The metadata that clients set is stored in the row of the thread, because no checkpoint contains it.
-The row also shows that a thread exists if it has no checkpoints, and stores how the last run on the
-server ended. The newest checkpoint shows whether the thread waits for an answer, whichever program
-wrote this checkpoint. A new thread only reserves its id. If another program writes the first
-checkpoint, the metadata of the client is ignored.
+The row shows that the thread exists even if the thread has no checkpoints. The row also stores how
+the thread's last run on the server ended. The newest checkpoint shows whether the thread waits for
+an answer, no matter which program stored this checkpoint. A new thread only reserves its id. If
+another program stores the first checkpoint of a new thread, the metadata that a client has set for
+the new thread is ignored.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ _NO_LIMIT: Final = 1 << 31
 _RUNS_PER_READ: Final = 500  # Number of runs that a search reads at once
 LOCK_RELEASE_S: Final = 0.5
 """Seconds for which a change of a thread without a live run waits for the lock of the thread."""
-# Seconds for which a deletion waits until another program has released the thread
+# Maximum number of seconds for which a deletion waits for a thread's lock that another program
+# holds
 _DELETE_WAIT_S: Final = 5
 
 
@@ -205,7 +207,8 @@ class Threads:
         if existing is None:
             raise already_exists_error(f"a thread {thread_id!r}")
         if not matches_filter(existing.metadata, self._filter):
-            # Raise the same error as every other request for this thread.
+            # The caller may not reach the thread, so raise the error for a thread that does not
+            # exist.
             raise _unknown_thread_error(thread_id)
         return existing
 
@@ -263,7 +266,7 @@ class Threads:
     async def set_run_status(
         self, thread_id: str, status: RunStatus, former_row: ListedThread | None = None
     ) -> None:
-        """Store how the last run of a thread ended, if this differs from the stored status.
+        """Store how the last run of a thread ended, unless the same status is already stored.
 
         Args:
             thread_id: The thread.
@@ -326,7 +329,7 @@ class Threads:
         return deleted_count
 
     async def prune(self, thread_id: str, keep: Retention) -> None:
-        """Delete the checkpoints of a thread that a retention rule does not keep.
+        """Apply a retention rule to a thread, and delete the checkpoints that it does not keep.
 
         `prune` raises the same errors as `get` and `lock_for_change`.
         """
@@ -367,7 +370,9 @@ class Threads:
         status: RunStatus = "idle" if is_continued else source["status"]
         try:
             await self._list.acopy_thread(thread_id, target, checkpoint_id, client, status)
-        except UnknownThread:  # The thread has no checkpoint, so create a new thread instead.
+        except UnknownThread:
+            # The thread has no checkpoint that could be copied, so create a thread with its
+            # metadata.
             return await self.create(target, client.metadata, source_user=user)
         except InvalidConfig as exc:
             raise already_exists_error(f"a thread {target!r}") from exc
@@ -401,7 +406,9 @@ class Threads:
                     break
                 except StorageUnavailable as exc:
                     if not isinstance(exc.__cause__, TimeoutError):
-                        raise  # The error does not show whether a run is in progress.
+                        # The lock could not be requested, so it is unknown whether a run holds the
+                        # lock.
+                        raise
                     if attempt == len(timeouts) or await table.list_live_run_ids(thread_id):
                         raise AlreadyLocked(message) from exc
             if await table.list_live_run_ids(thread_id):
@@ -409,7 +416,7 @@ class Threads:
             yield
 
     def find_person(self, thread: ListedThread) -> str | None:
-        """Return the person of a thread; see `person.find_person`."""
+        """Return the user whose memories the thread's runs use; see `person.find_person`."""
         return find_person(thread, owners_are_people=self._owners_are_people)
 
     async def is_readable_by(self, thread_id: str, person: str) -> bool:
@@ -419,7 +426,8 @@ class Threads:
     def _is_readable_by(self, thread: ListedThread, person: str) -> bool:
         """Return whether a thread belongs to the person, or does not belong to anybody.
 
-        If a thread has no person, or no memories are made from it, its owner may read it.
+        If `find_person` returns None, for example because no memories are made from the thread, the
+        thread belongs to the `owner` in its metadata.
         """
         owner = self.find_person(thread) or thread.metadata.get("owner")
         return owner is None or owner == person
@@ -441,7 +449,8 @@ class Threads:
             )
         thread = await self._list.aget(thread_id)
         if thread is None and self._is_busy(thread_id):
-            # A new or a deleted thread has a run in progress.
+            # This process still has a run with this thread id. Read the row again, because the
+            # thread may just have been created. If it still has no row, the thread was deleted.
             thread = await self._list.aget(thread_id)
             if thread is None:
                 raise already_exists_error(f"a thread {thread_id!r}")
@@ -458,11 +467,12 @@ class Threads:
     ) -> list[Thread]:
         """Return one page of the threads that match a query.
 
-        The search is one SELECT over the rows of threads. SQL evaluates the order, the time, the
-        status, and the texts and numbers in the metadata. SQL also evaluates the search text,
-        unless the database is encrypted. For all other conditions, the rows of all threads are
-        decrypted outside of the event loop. A search that is sorted by status runs one SELECT for
-        each status, because the status of some threads depends on their heads.
+        The search is a single SELECT statement over the rows of all threads. SQL evaluates the sort
+        order, the time, the status, and the texts and numbers in the metadata. Unless the database
+        is encrypted, SQL evaluates the search text, too. For conditions that SQL cannot evaluate,
+        the rows of all threads are decrypted outside of the event loop. A search that is sorted by
+        status runs one SELECT for each status, because the status of some threads depends on their
+        heads.
         """
         if query.sort_by == "status":
             return await self._search_by_status(query, limit, offset)
@@ -471,7 +481,7 @@ class Threads:
         )
 
     async def find_ids_of_person(self, query: ThreadQuery) -> set[str]:
-        """Return the ids of those threads that match the query and whose person the query names."""
+        """Return the ids of the threads that match the query and belong to the query's person."""
         match = self._build_thread_matcher(query)
 
         def match_person(row: ListedThread) -> str | None:
@@ -553,8 +563,8 @@ class Threads:
     async def _search_by_status(self, query: ThreadQuery, limit: int, offset: int) -> list[Thread]:
         """Return one page of the threads that match a query, sorted by their status."""
         statuses = sorted(get_args(RunStatus), reverse=query.sort_order != "asc")
-        # Use a dict by id, because a thread whose status changes during the search may be found
-        # twice.
+        # A thread whose status changes during the search may be found twice. The dict keeps each
+        # thread only once.
         threads_by_id: dict[str, Thread] = {}
         for status in statuses if query.status is None else (query.status,):
             if len(threads_by_id) < limit + offset:
@@ -612,9 +622,10 @@ def _convert_condition_to_metadata(condition: tuple[str, Any]) -> tuple[str, Any
 
 
 def _choose_stored_fields(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
-    """Return the metadata of clients and the run status to store for a thread.
+    """Return the clients' metadata and the run status that the row of a thread should contain.
 
-    If another program has written the first checkpoint, both are reset.
+    If another program has stored the first checkpoint of the thread, the metadata is empty and the
+    run status is `"idle"`.
     """
     client = thread.client or ClientMetadata({})
     if not client.is_reserved or thread.head_metadata is None:
@@ -658,7 +669,7 @@ def _build_thread(thread: ListedThread) -> Thread:
 def _choose_status(status: ThreadStatus, last_run_status: RunStatus) -> RunStatus:
     """Return the status of a thread from its head and from the end of its last run on this server.
 
-    Other programs may have continued the thread since that run.
+    Other programs may have continued the thread after its last run on this server.
     """
     if status.state == "waiting":
         return "interrupted"

@@ -67,7 +67,7 @@ class Webhooks:
         self._tasks = set[asyncio.Task[None]]()
 
     def check_url(self, url: str) -> None:
-        """Refuse a URL whose host was not allowed when the server was started.
+        """Refuse a URL whose host is not one of the hosts that `Webhooks` may call.
 
         Raises:
             ConfigurationError: The host is not allowed, or the URL is invalid.
@@ -81,7 +81,7 @@ class Webhooks:
             )
 
     async def start_due_deliveries(self, runs: DatabaseRuns) -> None:
-        """Start to send the webhooks of a tenant that are due."""
+        """Start sending the tenant's webhooks that are due."""
         free_slots = _MAX_CONCURRENT - len(self._tasks)
         if not self._hosts or not free_slots:
             return
@@ -92,7 +92,7 @@ class Webhooks:
             task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Stop. Remaining webhooks are sent by the next process."""
+        """Stop sending. A server process that starts later sends the remaining webhooks."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -151,7 +151,8 @@ class Webhooks:
                 extensions={"sni_hostname": _encode_host_as_ascii(target)},
             ) as reply,
         ):
-            if not reply.is_success:  # Redirects are not followed, so a redirect is an error, too.
+            # httpx does not follow redirects here, so a redirect counts as an error, too.
+            if not reply.is_success:
                 raise httpx.HTTPError(f"the host answered with the status {reply.status_code}")
 
 
@@ -176,10 +177,10 @@ def _parse_origin(url: str) -> tuple[str, str]:
 
 
 def _encode_host_as_ascii(url: httpx.URL) -> str:
-    """Return the host of a URL for DNS and TLS, encoded by IDNA 2008.
+    """Return the host of a URL for DNS and TLS, encoded according to IDNA 2008.
 
-    `socket.getaddrinfo` and `ssl` encode names with other characters by IDNA 2003, which may yield
-    another domain.
+    `socket.getaddrinfo` and `ssl` encode names with non-ASCII characters according to IDNA 2003,
+    which may yield another domain.
     """
     return url.raw_host.decode("ascii")
 
@@ -211,7 +212,7 @@ async def _resolve_address(url: httpx.URL) -> str:
 def _is_public_address(address: IPv4Address | IPv6Address) -> bool:
     """Return whether an address can be reached from the public internet.
 
-    IPv6 addresses that contain an IPv4 address count as that address.
+    If an IPv6 address contains an IPv4 address, the contained IPv4 address is checked instead.
     """
     if isinstance(address, IPv6Address):
         nat64_address = IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64_PREFIX else None

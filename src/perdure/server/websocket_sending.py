@@ -18,16 +18,17 @@ _Protocol: Any = AutoWebSocketsProtocol or object
 class WebSocketProtocol(_Protocol):  # type: ignore[misc]
     """The websocket protocol of uvicorn, which holds at most one message for a client.
 
-    uvicorn's own `send` returns as soon as a message is in the buffer of the connection. If the
-    application then ends, the buffer stays in memory until the client has read all of it.
+    uvicorn's own `send` returns as soon as a message is in the send buffer of the connection. If
+    the application ends directly after `send`, the buffer stays in memory until the client has read
+    the whole buffer.
     """
 
     async def send(self, message: Any) -> None:
         """Send a message, and wait until the client has read most of it."""
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
-            # Without this flag, uvicorn's SansIO protocol logs an error if an HTTP reply has
-            # refused the handshake.
+            # An HTTP reply has refused the websocket handshake. Without the flag
+            # `handshake_complete`, uvicorn's SansIO protocol would log an error.
             self.handshake_complete = True
         if (writable := getattr(self, "writable", None)) is not None:
             await writable.wait()
@@ -44,8 +45,9 @@ class WebSocketProtocol(_Protocol):  # type: ignore[misc]
 class WebSocketSender:
     """Sends messages to a websocket one at a time.
 
-    The sender is the `EventHolder` of the message that is being sent. If the message is dropped,
-    the sender stops waiting for the client, and the connection is closed.
+    The sender is the `EventHolder` of the message that is being sent. If `EventMemory` drops this
+    message, the sender no longer waits until the client has read the message, and the connection is
+    closed.
 
     Attributes:
         size: The size in bytes of the message that is being sent, or 0.
@@ -63,7 +65,7 @@ class WebSocketSender:
     async def send(self, read: Callable[[], bytes]) -> None:
         """Send a message.
 
-        The message is read from memory only after all earlier messages were sent.
+        The sender calls `read` only after all earlier messages were sent.
 
         Args:
             read: Returns the message.
