@@ -1,4 +1,4 @@
-"""A chat graph whose threads resume, and an agent that can also use memory tools."""
+"""Build a chat graph that continues stored threads, and an agent that can also use memory tools."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def chat_graph(
         tools: The tools that the model may call.
         memory: The parts that select the messages for the model, in the order of their application.
             The part that trims comes last. Learners, such as `remember_turns()`, run after the
-            answer. Then `summarize(…)` changes the state. If a summary is due within a turn, the
-            learners and `summarize(…)` also run between two calls of the model.
+            answer. After the learners, `summarize(…)` changes the state. If a summary is due within
+            a turn, the learners and `summarize(…)` also run between two calls of the model.
         checkpointer: The checkpointer that stores the thread.
         store: The store that keeps memories and instructions.
     """
@@ -136,14 +136,15 @@ def memory_agent(
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """Compile a chat graph with the tools `manage_memory` and `search_memory`.
 
-    The agent recalls memories that answer the user's message, and remembers the turns of a run at
-    its end. The user is passed with each run as `context={"user_id": …}` or as `user_id` in
-    `configurable`.
+    The agent recalls memories that answer the user's message. At the end of a run, the agent stores
+    the turns of the run as memories. The user is passed with each run as `context={"user_id": …}`
+    or as `user_id` in `configurable`.
 
     Args:
         model: See `chat_graph`.
         tools: Further tools that the model may call.
-        memory: See `chat_graph`. A part `use_memories(…)` replaces that of the agent.
+        memory: See `chat_graph`. A part `use_memories(…)` in `memory` replaces the agent's own
+            `use_memories`.
         namespace: The namespace template of the memories; see `Template`.
         gate: The admission check for new memories.
         checkpointer: See `chat_graph`.
@@ -164,7 +165,7 @@ def memory_agent(
 
 
 def _name_parts(parts: Sequence[Part]) -> dict[str, Part]:
-    """Return the memory parts of a graph by the names of their nodes."""
+    """Choose a unique node name for each memory part of a graph. Return the parts by node name."""
     parts_by_name: dict[str, Part] = {}
     for part in parts:
         name = _NODE_NAMES.get(type(part).__name__, type(part).__name__.lower())
@@ -173,10 +174,11 @@ def _name_parts(parts: Sequence[Part]) -> dict[str, Part]:
 
 
 def _hide_removals_from_stream(part: Part) -> Runnable[Any, Any]:
-    """Wrap a node so that its updates do not appear in a stream of messages.
+    """Wrap a memory part as a node whose updates do not appear in a stream of messages.
 
-    The wrapped node returns its update as a list of pairs. With `stream_mode="messages"`, langgraph
-    streams only messages in an update that is a dict.
+    The node that this function returns gives langgraph its update as a list of pairs. With
+    `stream_mode="messages"`, langgraph streams the messages in an update only if the update is a
+    dict.
     """
 
     async def updating(state: Any, config: RunnableConfig) -> Command[Any]:
@@ -191,10 +193,10 @@ def _choose_next_step(
 ) -> str:
     """Return the name of the next node.
 
-    The next node is the first of `steps` that is not a summary or is a summary that is due. A
-    summary that is not due is skipped, because each node costs a checkpoint. If no step is left,
-    the next node is END. With `may_return`, the next node is `respond` if no step is left and the
-    model has not answered the last tool results.
+    The next node is the first of `steps`, without the summaries that are not due. A summary that is
+    not due is skipped, because each node costs a checkpoint. If all steps are skipped or `steps` is
+    empty, the next node is END. With `may_return`, the next node is `respond` in place of END if
+    the model has not answered the last tool results.
     """
     due_steps = (
         step
@@ -206,7 +208,10 @@ def _choose_next_step(
 
 
 def _choose_step_after_tools(steps: Sequence[str], nodes: dict[str, Part], state: Any) -> str:
-    """Return the name of the node after the tools, which is `respond` if no summary is due."""
+    """Return the name of the node that runs after the node `tools`.
+
+    The name is `respond` if no summary is due.
+    """
     summaries = (part for part in nodes.values() if isinstance(part, Summarize))
     is_due = any(summary.is_due(state) for summary in summaries)
     return _choose_next_step(steps, nodes, state) if is_due else "respond"

@@ -30,7 +30,10 @@ summarised."""
 
 
 def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """Build a chat that recalls and remembers, trims, and summarises if there is a model."""
+    """Build a chat graph that recalls memories, trims requests and remembers turns.
+
+    If the settings name a model, the graph also summarises old messages.
+    """
     return build_memory_chat(_load_settings(), _choose_namespace(config))
 
 
@@ -42,7 +45,7 @@ def agent(config: RunnableConfig) -> CompiledStateGraph[Any, Any, Any, Any]:
 def build_memory_chat(
     chosen_settings: settings.Settings, namespace: tuple[str, ...] = NAMESPACE
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """Build `memory_chat` with the model of these settings."""
+    """Build the graph `memory_chat` with the model that `chosen_settings` names."""
     model = build_configured_model(chosen_settings)
     parts: list[Part] = [use_memories(namespace=namespace)]
     if model is not None:
@@ -58,7 +61,7 @@ def build_memory_chat(
 def build_memory_agent(
     chosen_settings: settings.Settings, namespace: tuple[str, ...] = NAMESPACE
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """Build `agent` with the model of these settings."""
+    """Build the graph `agent` with the model that `chosen_settings` names."""
     model, window = build_configured_model(chosen_settings), trim(max_tokens=MAX_TOKENS)
     return memory_agent(model, memory=[window], namespace=namespace)
 
@@ -100,9 +103,14 @@ def _load_settings() -> settings.Settings:
 
 
 def _choose_namespace(config: RunnableConfig) -> tuple[str, ...]:
-    """Return the namespace template of the memories, for the user of the run or of the settings."""
+    """Return the namespace template of the memories.
+
+    If the run has no user, the template contains the user of the settings.
+    """
     configurable = config.get("configurable", {})
-    # langgraph's server passes "" if there is no user; perdure's server marks runs without memory
+    # The config has a user, or marks a run that has no memory. langgraph's server sets `user_id` to
+    # "" for a run without a user. perdure's server sets `WITHOUT_MEMORY_KEY` for a run without
+    # memory.
     if configurable.get("user_id") or configurable.get(WITHOUT_MEMORY_KEY):
         return NAMESPACE
     return (NAMESPACE[0], _load_settings().user)

@@ -31,7 +31,7 @@ _CORS_REASON: Final = (
 
 
 class _Section(BaseModel):
-    """A section of `langgraph.json`. Keys that a subclass does not declare have no effect."""
+    """A section of `langgraph.json`. A JSON key that is not a declared field has no effect."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -158,12 +158,12 @@ class LanggraphFile:
 
     @property
     def graph_names(self) -> tuple[str, ...]:
-        """The names of the graphs, in the order of the file."""
+        """The names of the graphs, in the order in which `langgraph.json` lists the graphs."""
         return tuple(self._sections.graphs)
 
     @property
     def auth(self) -> str | None:
-        """The path of the authentication handlers, or None."""
+        """The location of the authentication handlers, such as `"./auth.py:auth"`, or None."""
         auth = self._sections.auth
         return str(self.path.parent / auth.path) if auth else None
 
@@ -222,7 +222,9 @@ class LanggraphFile:
             index = section.index.model_dump(
                 include=set(_StoreIndex.model_fields), exclude_none=True
             )
-            if ".py:" in index["embed"]:  # a text without a path names a provider and a model
+            # A value without ".py:" is the name of a provider and a model, such as
+            # "openai:text-embedding-3-small".
+            if ".py:" in index["embed"]:
                 index["embed"] = import_object(
                     index["embed"], self.path.parent, "store.index.embed"
                 )
@@ -242,7 +244,10 @@ class LanggraphFile:
         return import_object(location, self.path.parent, "http.app")
 
     def _set_environment(self) -> None:
-        """Set the variables of `env`, and add the folder and local dependencies to `sys.path`."""
+        """Set the environment variables of `env`, and add folders to `sys.path`.
+
+        The folders are the folder of `langgraph.json` and the local dependencies.
+        """
         folder = self.path.parent
         for dependency in [".", *self._sections.dependencies]:
             folder_path = str((folder / dependency).resolve())
@@ -290,7 +295,7 @@ def check_graph(description: str, graph: Any) -> None:
     """Check that an object is a graph, compiled or not, or may return one when it is called.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: The object is not a graph and cannot return a graph.
     """
     from langgraph.graph import StateGraph
     from langgraph.pregel import Pregel
@@ -323,10 +328,13 @@ def _import_file(file: Path) -> ModuleType:
 
 
 def _check_origins(cors: _Cors | None, path: str | Path) -> tuple[str, ...]:
-    """Return the exact origins of a section `http.cors`.
+    """Return the origins that a section `http.cors` allows.
+
+    Each origin is the exact address of one site.
 
     Raises:
-        ConfigurationError: The section allows any site, or sites by a pattern, or credentials.
+        ConfigurationError: The section allows any site, allows sites by a pattern, or allows
+            credentials.
     """
     if cors is None:
         return ()

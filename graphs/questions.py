@@ -1,7 +1,8 @@
 """Read the questions of interrupted runs, and build the answers that resume the runs.
 
-langchain's `HumanInTheLoopMiddleware` asks whether tools may be called. Its question is about one
-call, or about all calls of a message. A question of another form is answered with text or JSON.
+langchain's `HumanInTheLoopMiddleware` interrupts a run to ask whether tools may be called. A
+question of this middleware asks about one tool call, or about all tool calls of a message. A person
+answers a question of any other program with text or JSON.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ class _AllowedDecisions(BaseModel):
 
 
 class _BatchReview(BaseModel):
-    """A question about all tool calls of a message."""
+    """A question that asks a person to review all tool calls of a message."""
 
     action_requests: list[ToolReview]
     review_configs: list[_AllowedDecisions]
 
 
 def find_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
-    """Return the tool calls that a question concerns, or [] if the question has another form.
+    """Return the tool calls that a question asks about, or [] if it does not ask about tool calls.
 
     Args:
         question: A dict with the `value` of an interrupt, and its `response_schema`, if any.
@@ -74,12 +75,15 @@ def find_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
 
 
 def is_single_review(value: Any) -> bool:
-    """Return whether a question concerns a single tool call, so that one decision answers it."""
+    """Return whether a question asks about a single tool call and so needs only one decision."""
     return isinstance(value, Mapping) and value.get("type") == "tool_approval"
 
 
 def build_answer(question: Mapping[str, Any], decisions: Sequence[dict[str, Any]]) -> Any:
-    """Build the answer to a question about tool calls, from one decision for each call."""
+    """Build the answer to a question that asks about tool calls.
+
+    `decisions` contains one decision for each call.
+    """
     return decisions[0] if is_single_review(question["value"]) else {"decisions": [*decisions]}
 
 

@@ -17,11 +17,12 @@ from perdure.stores.text import STOP_WORDS
 NOTICE: Final = "(No model is configured; set PERDURE_MODEL for real answers.)"
 _WORD_PATTERN: Final = re.compile(r"\w+")
 _MEMORIES_PATTERN: Final = re.compile(r"<memories>\n(.*?)\n</memories>", re.DOTALL)
-_MAX_QUOTES = 2  # maximum numbers of quotes from the thread and from the memories
+# maximum number of quotes from the thread, and maximum number of quotes from memories
+_MAX_QUOTES = 2
 
 
 class QuotingResponder(BaseChatModel):
-    """A chat model that answers by quoting earlier messages that share words with the newest."""
+    """A chat model whose answers quote earlier messages that share words with the question."""
 
     @property
     def _llm_type(self) -> str:
@@ -53,7 +54,7 @@ def _build_answer(messages: list[BaseMessage]) -> str:
 
 
 def _quote_thread(words: set[str], thread: list[BaseMessage]) -> list[str]:
-    """Return lines that quote the messages of the thread with the most shared words."""
+    """Return lines that quote the messages of a thread that contain the most of the given words."""
     shared_counts = [len(words & _extract_words(m.text)) * (NOTICE not in m.text) for m in thread]
     best_matches = sorted(zip(shared_counts, range(len(thread)), strict=True))[-_MAX_QUOTES:]
     quoted_messages = [thread[i] for i in sorted(i for score, i in best_matches if score)]
@@ -65,7 +66,7 @@ def _quote_thread(words: set[str], thread: list[BaseMessage]) -> list[str]:
 
 
 def _quote_memories(words: set[str], messages: list[BaseMessage]) -> list[str]:
-    """Return lines that quote memories which share words with the newest message."""
+    """Return lines that quote recalled memories that contain at least one of the given words."""
     quotes = []
     system_text = "\n".join(
         message.text for message in messages if isinstance(message, SystemMessage)

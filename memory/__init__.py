@@ -95,8 +95,8 @@ __all__ = sorted(name for name, module in _MODULE_OF.items() if module not in _U
 class _Package(ModuleType):
     """The class of this package's module object.
 
-    It ensures that `perdure.memory.recall` is the function, although a module of the package has
-    the same name.
+    The class ensures that the attribute `perdure.memory.recall` is the function `recall`, although
+    the package also has a module named `recall`.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -107,8 +107,8 @@ class _Package(ModuleType):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # The import system sets each imported module as an attribute of the package. That would
-        # hide a function with the same name.
+        # The import system sets each imported module as an attribute of its package. A module that
+        # is set as an attribute would hide the function with the same name.
         if not (name in _MODULE_OF and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 

@@ -1,10 +1,10 @@
-"""Chat memories of LangChain, LangChain4j and Spring AI, with their names and rules.
+"""Provide chat memories with the names and rules of LangChain, LangChain4j and Spring AI.
 
 If the messages are stored in a checkpointer, `history()` still returns evicted messages until the
 memory is cleared.
 
-Sources: LangChain4j, https://docs.langchain4j.dev/tutorials/chat-memory, and Spring AI,
-https://docs.spring.io/spring-ai/reference/api/chat-memory.html.
+The rules are documented by LangChain4j (https://docs.langchain4j.dev/tutorials/chat-memory) and by
+Spring AI (https://docs.spring.io/spring-ai/reference/api/chat-memory.html).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ __all__ = [
     "TokenWindowChatMemory",
     "VectorStoreChatMemoryAdvisor",
 ]
-# value of `last_n` that selects all messages; the largest 32-bit integer, as in Java
+# Value of `last_n` that selects all messages. The value is Java's Integer.MAX_VALUE.
 ALL: Final = 2**31 - 1
 _LOG: Final = logging.getLogger(__name__)
 _NAMESPACE: Final = "chat_memory"
@@ -86,11 +86,11 @@ _ROLES: Final = {"human": "user", "ai": "assistant"}
 class ChatMemoryStore(Protocol):
     """A store of chat memories.
 
-    It returns the messages of each memory in order, from the oldest to the newest.
+    A store returns the messages of a chat memory in order, from the oldest to the newest.
 
-    A store may also have `change_messages(memory_id, change)`. It replaces the messages with
-    `change(messages)` in one step, so that no message is lost if two processes add messages at the
-    same time.
+    A store may also have `change_messages(memory_id, change)`. The method `change_messages`
+    replaces the messages with `change(messages)` in one step, so that no message is lost if two
+    processes add messages at the same time.
     """
 
     def get_messages(self, memory_id: Any) -> Sequence[BaseMessage]:
@@ -148,7 +148,7 @@ class InMemoryChatMemoryStore(_StoredMessages):
         return list(self._messages.get(memory_id, ()))
 
     def change_messages(self, memory_id: Any, change: MessagesChange) -> None:
-        """Replace the messages of a memory with `change(messages)`, in one atomic step."""
+        """Replace a chat memory's messages with the result of `change(messages)`, atomically."""
         with self._lock:
             self._messages[memory_id] = check_stored_messages(change(self.get_messages(memory_id)))
 
@@ -160,7 +160,7 @@ class InMemoryChatMemoryStore(_StoredMessages):
 class CheckpointerChatMemoryStore(_StoredMessages):
     """A store that keeps each chat memory in a thread of a checkpointer.
 
-    The id of a memory is the id of its thread.
+    The id of a chat memory is also the id of the thread that stores the chat memory.
 
     Args:
         checkpointer: The checkpointer.
@@ -176,7 +176,7 @@ class CheckpointerChatMemoryStore(_StoredMessages):
         return self._open_thread(memory_id).messages
 
     def change_messages(self, memory_id: Any, change: MessagesChange) -> None:
-        """Replace the messages of a memory with `change(messages)`, in one atomic step."""
+        """Replace a chat memory's messages with the result of `change(messages)`, atomically."""
         self._open_thread(memory_id).replace_messages(change)
 
     def delete_messages(self, memory_id: Any) -> None:
@@ -216,7 +216,7 @@ class WindowChatMemory(ABC):
         """Return whether the messages fit into the window."""
 
     def add(self, messages: BaseMessage | Sequence[BaseMessage]) -> None:
-        """Append one or several messages, and evict those that no longer fit into the window.
+        """Append one or several messages. Evict old messages that no longer fit into the window.
 
         Evicted messages are also removed from the store.
         """
@@ -229,7 +229,7 @@ class WindowChatMemory(ABC):
             self.store.update_messages(self.id, changed)
 
     def messages(self) -> list[BaseMessage]:
-        """Return the messages of the window for a request to the model.
+        """Return the messages that the window still contains, for a request to a model.
 
         Messages that model providers would reject are left out or repaired.
         """
@@ -242,12 +242,13 @@ class WindowChatMemory(ABC):
         self.store.delete_messages(self.id)
 
     def apply_window(self, messages: Messages, new_messages: Messages = ()) -> list[BaseMessage]:
-        """Append new messages to `messages`, and return those that fit into the window.
+        """Append new messages to `messages`, and return the messages that fit into the window.
 
         A new system message replaces the previous one, and is never evicted. A new system message
-        that is blank, or equal to a stored one, is ignored. Other messages are evicted, beginning
-        with the oldest. A tool call is evicted together with its results. If a single message is
-        larger than the window, it is evicted together with all messages before it.
+        that is blank, or equal to a stored one, is ignored. Messages that are not system messages
+        are evicted from the window, beginning with the oldest. A tool call is evicted from the
+        window together with its results. If a single message is larger than the window, the message
+        is evicted together with all earlier messages.
         """
         window = list(messages)
         for message in new_messages:
@@ -345,9 +346,10 @@ class ChatMemoryRepository(Protocol):
 class MessageChatMemory:
     """A chat memory that returns the newest messages of each conversation.
 
-    The window follows the rules of LangChain4j. In addition, as in Spring AI, messages before the
-    first human message are not returned, except for system messages. If the window has no human
-    message, only system messages are returned.
+    The rules of LangChain4j decide which messages are in the window of a conversation. As in Spring
+    AI, messages of the window before the first human message are not returned, except for system
+    messages. If the window of a conversation has no human message, only system messages are
+    returned.
 
     Args:
         repository: The repository, or None for one in memory.
@@ -399,7 +401,8 @@ class MessageChatMemory:
         """Load all messages, oldest first.
 
         Some repositories, such as the example in Spring AI's documentation, return the newest
-        message first. A second read, of all messages except one, shows the order.
+        message first. To find out the order, the newest messages are read again, without the oldest
+        message. The message that is missing in the second read is the oldest message.
         """
         stored = check_stored_messages(self.repository.load(conversation_id, ALL))
         if len(stored) < 2 or isinstance(self.repository, _StoredMessages):
@@ -414,7 +417,8 @@ class MessageChatMemory:
 class InMemoryChatMemoryRepository(InMemoryChatMemoryStore, MessageChatMemory):
     """A repository that keeps conversations in a dict of this process.
 
-    As in Spring AI's documentation, the object can also be used as a chat memory without a window.
+    The object can also be used as a chat memory that returns all messages of a conversation, as in
+    an example of Spring AI's documentation.
     """
 
     def __init__(self) -> None:
@@ -425,19 +429,19 @@ class InMemoryChatMemoryRepository(InMemoryChatMemoryStore, MessageChatMemory):
 class CheckpointerChatMemoryRepository(CheckpointerChatMemoryStore):
     """A repository that keeps each conversation in a thread of a checkpointer.
 
-    The id of a conversation is the id of its thread.
+    The id of a conversation is also the id of the thread that stores the conversation.
     """
 
 
 class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
-    """Base class of advisors, which add a chat memory to a chat model.
+    """Base class of advisors. An advisor is a runnable that adds a chat memory to a chat model.
 
     For example, `advisor.invoke("Hello", config)` returns the model's answer.
 
-    The input is the same as that of a chat model. The id of the conversation is
+    An advisor accepts the same input as a chat model. The id of the conversation is
     `configurable["conversation_id"]` in the config. After the model has answered, the advisor adds
-    the new messages to the memory. These are the last human message of the request, all messages
-    after it, and the answer.
+    the new messages to the chat memory. The new messages are the last human message of the request,
+    all messages after that human message, and the model's answer.
 
     Args:
         model: A chat model, with tools or without, or another advisor.
@@ -448,7 +452,7 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
         self.model: Runnable[Any, Any] = check_instance("model", model, Runnable, "a chat model")
 
     def bind_tools(self, tools: Sequence[Any], **options: Any) -> Self:
-        """Return a copy of this advisor whose model has these tools; see `model.bind_tools`.
+        """Return a copy of the advisor with `tools` bound to the model; see `model.bind_tools`.
 
         Raises:
             ConfigurationError: The model is a chain, to which tools cannot be bound.
@@ -471,9 +475,9 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
     def remember(
         self, conversation_id: str, messages: list[BaseMessage], author: str | None = None
     ) -> None:
-        """Add the new messages of a request, and the model's answer, to the memory.
+        """Add the new messages of a request and the model's answer to the chat memory.
 
-        `author` is the user of the run.
+        The argument `author` is the user of the run, or None if the run has no user.
         """
 
     def _build_chain(self, input: Any, config: RunnableConfig, **kwargs: Any) -> Runnable[Any, Any]:
@@ -508,21 +512,22 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
             SystemMessage(system_text) if system_text else None,
             _remove_system_messages(messages),
         )
-        # The inner advisor may add tool calls, so only that advisor can order the messages.
+        # If the model is an advisor itself, leave the order of the messages to that inner advisor,
+        # because the inner advisor may add messages with tool calls.
         if isinstance(self.model, ChatMemoryAdvisor):
             return [*filter(None, [system]), *others]
         return ModelInput(system, iter_turns(others)).to_messages()
 
 
 class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
-    """An advisor that sends the conversation in a chat memory to the model, before the request.
+    """An advisor that inserts the conversation from a chat memory before the messages of a request.
 
     Args:
         model: A chat model, or another advisor.
         memory: A `MessageChatMemory`, or an object with the same `add` and `get`. A
             `MessageWindowChatMemory` or `TokenWindowChatMemory` is used as the window of each
-            conversation. Its store then has the conversation under the conversation's id, and not
-            under the memory's own id.
+            conversation. The store of such a window has the conversation under the id of the
+            conversation, and not under the attribute `id` of the window.
     """
 
     def __init__(self, model: Runnable[Any, Any], memory: Any) -> None:
@@ -533,7 +538,11 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
         self.memory = check_instance("memory", memory, kind, expected)
 
     def build_messages(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
-        """Return one message with all system texts, then the conversation and the request."""
+        """Return the messages to send to the model for a request.
+
+        The first message contains the texts of all system messages. The remembered conversation and
+        the messages of the request follow.
+        """
         if isinstance(self.memory, WindowChatMemory):
             remembered = replace(self.memory, id=conversation_id).messages()
         else:
@@ -545,7 +554,7 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
     def remember(
         self, conversation_id: str, messages: list[BaseMessage], author: str | None = None
     ) -> None:
-        """Add the new messages of a request, and the model's answer, to the memory."""
+        """Add the new messages of a request and the model's answer to the chat memory."""
         if isinstance(self.memory, WindowChatMemory):
             replace(self.memory, id=conversation_id).add(messages)
         else:
@@ -553,10 +562,11 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
 
 
 class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
-    """An advisor that adds similar earlier messages to the system message.
+    """An advisor whose system message quotes earlier messages that are similar to the question.
 
-    Each message of a conversation is stored as an item in a langgraph store that has an index.
-    Combine this advisor with a `MessageChatMemoryAdvisor` to also send the newest messages.
+    An advisor is a runnable that adds a chat memory to a chat model. Each message of a conversation
+    is stored as an item in a langgraph store that has an index. Combine this advisor with a
+    `MessageChatMemoryAdvisor` to also send the newest messages.
 
     Args:
         model: A chat model, or another advisor.
@@ -579,7 +589,10 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         self._options = cosine if adapter.versioned else {}
 
     def build_messages(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
-        """Return a system message that quotes similar messages, then the request."""
+        """Return the messages to send to the model for a request.
+
+        The system message quotes stored messages that are similar to the last human message.
+        """
         question = next((m.text for m in reversed(request) if isinstance(m, HumanMessage)), "")
         options = {"query": question, "limit": self.top_k, **self._options}
         namespace = (_NAMESPACE, conversation_id)
@@ -600,7 +613,7 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
     ) -> None:
         """Store each message with text as an item.
 
-        Items in perdure's stores also record the author.
+        In a store of perdure, the provenance of each item names the user of the run as its author.
         """
         namespace = (_NAMESPACE, conversation_id)
         put: Callable[..., Any] = partial(PutOp, index=["text"])

@@ -2,7 +2,7 @@
 
 A worker determines which threads are due, and puts one job for each of them on a queue. The queue
 consists of DBOS workflows, and DBOS gives each job to one worker. If the queue is lost, no
-extraction is lost, because a worker determines the due threads again. Importing this module takes
+extraction is lost, because the workers search again for due threads. Importing this module takes
 about a second, because the module imports DBOS.
 """
 
@@ -61,7 +61,8 @@ except ImportError as exc:
 
 logger = logging.getLogger("perdure.background")
 _WORKER_LOST_ERROR: Final = "the worker ended before the extraction was done"
-# maximum number of jobs on the queue; other due threads are queued later
+# Maximum number of jobs on the queue. While the queue is full, no jobs for further due threads are
+# added.
 _MAX_QUEUED_JOBS: Final = 100
 # minimum and maximum seconds between two searches for due threads
 _TICK_BOUNDS_S: Final = (0.05, 5.0)
@@ -71,7 +72,8 @@ _LOST_AFTER_S: Final = 60.0
 _EXTRACT_WORKFLOW_NAME: Final = "perdure.extract"
 _EXTRACT_ALL_WORKFLOW_NAME: Final = "perdure.extract_all"
 _QUEUE_NAME: Final = "perdure.extraction"
-# Without this handler, DBOS adds a handler that prints log messages.
+# Give the logger of DBOS a handler that does nothing. If the logger has no handler, DBOS adds a
+# handler that prints log messages.
 logging.getLogger("dbos").addHandler(logging.NullHandler())
 _WORKFLOW_VERSION: Final = "2"  # DBOS gives a job only to workers of the same version
 _APPLICATION_NAME: Final = "perdure"
@@ -159,7 +161,7 @@ class Background:
         return self
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """Stop the extraction. Threads that have not been extracted by then remain due.
+        """Stop the extraction. Threads whose extraction has not ended before the stop remain due.
 
         Args:
             timeout_s: Seconds to wait for running extractions.
@@ -199,10 +201,11 @@ class Background:
         self._get_queue().put(self._due.build_job(thread_id, config))
 
     def every(self, cron: str | None, timezone: str | None = None) -> None:
-        """Extract all threads on a schedule, including threads whose extraction was given up.
+        """Set a schedule on which the memories of all threads are extracted.
 
-        The database of the queue stores the schedule. If no worker is running at a scheduled time,
-        that time is skipped.
+        A thread whose extraction has failed so often that it is no longer repeated is included in
+        the schedule. The database of the queue stores the schedule. If no worker is running at a
+        scheduled time, that time is skipped.
 
         Args:
             cron: Five fields like `"0 3 * * *"`, or None to remove the schedule.
@@ -211,15 +214,15 @@ class Background:
         self._get_queue().schedule_extract_all(cron, timezone)
 
     def flush(self, timeout_s: float = 60.0) -> list[ExtractionJob]:
-        """Queue all threads, and wait for their extraction.
+        """Queue all threads with unread messages, and wait for their extraction.
 
-        Threads whose extraction was given up are left out.
+        A thread is left out if its extraction has failed so often that it is no longer repeated.
 
         Args:
             timeout_s: The maximum number of seconds to wait.
 
         Returns:
-            The jobs that have not been done.
+            The jobs that are not done.
         """
         end = time.monotonic() + check_seconds("timeout_s", timeout_s)
         keys = self._queue_all_threads(dead=False) | self._get_queue().read_unfinished_jobs().keys()
@@ -241,17 +244,18 @@ class Background:
             job.key: replace(job, state="running") if running_by_key.get(job.key) else job
             for job in self._due.list_jobs(exclude_read=True)
         }
-        # Read the done jobs last. A job that finishes between the two reads is then in at least one
-        # list.
+        # Read the list of done jobs after the list of due jobs. Because of this order, a job that
+        # finishes while the lists are read is in at least one list.
         jobs = {job.key: job for job in queue.list_done_jobs()} | due
         return [job for job in jobs.values() if state in (None, job.state)]
 
     def unassigned(self) -> list[str]:
         """Return the ids of threads that cannot be extracted because their user is unknown.
 
-        The newest checkpoint of such a thread lacks a value that the namespace needs, such as
-        `user_id`. A worker logs a warning with the number of these threads when the first ones
-        appear, and again each time the number has doubled.
+        A thread is unassigned if its newest checkpoint lacks a value with which the namespace
+        template must be filled in, such as `user_id`. A worker logs a warning with the number of
+        unassigned threads when the number first exceeds zero, and again each time the number has
+        doubled.
         """
         threads = DueThreads(self.extraction, self.pace)  # a new object has no deleted threads
         threads.list_jobs(exclude_deleted=False)
@@ -276,7 +280,7 @@ class Background:
         return {job.key for job in jobs}
 
     def _run_queueing_loop(self) -> None:
-        """Queue due threads at regular intervals until the extraction is stopped."""
+        """Put due threads on the queue at regular intervals until `stop` is called."""
         shortest, longest = _TICK_BOUNDS_S
         delay_s = min(self.pace.backoff_s, self.pace.delay_s or longest)
         pause, deleted_at = min(longest, max(shortest, delay_s / 4)), 0.0
@@ -298,8 +302,9 @@ class Background:
         """Put due threads on the queue, and record a failure for each job whose worker died."""
         queue = self._get_queue()
         running_by_key = queue.read_unfinished_jobs()
-        # List the due threads after reading the queue. A thread that another worker has just
-        # extracted is then in neither result, and is not queued again.
+        # List the due threads after reading the queue. If another worker extracts a thread between
+        # the two steps, the thread is no longer due when the due threads are listed, and so is not
+        # queued again.
         due = [job for job in self._due.list_jobs(exclude_deleted=False) if job.state == "due"]
         if any(running_by_key.get(job.key) for job in due):
             for job in queue.cancel_lost_jobs(self.pace.limit_s + _LOST_AFTER_S):
@@ -310,7 +315,10 @@ class Background:
             queue.put(job)
 
     def _warn_of_unassigned_threads(self, unassigned: list[str]) -> None:
-        """Log a warning if the number of unassigned threads has doubled since the last warning."""
+        """Log a warning if the number of unassigned threads has doubled since the last warning.
+
+        A thread is unassigned if its user is unknown, so that the thread cannot be extracted.
+        """
         count = len(unassigned)
         if count and count >= 2 * self._warned_count:
             self._warned_count = count
@@ -322,9 +330,10 @@ class Background:
             )
 
     def _run_job(self, job: ExtractionJob) -> dict[str, Any]:
-        """Extract a thread, and return the result for DBOS.
+        """Extract the memories of a thread.
 
-        Errors are recorded as failures of the job and are not raised.
+        Return a dict that DBOS stores as the result of the job. Errors are recorded as failures of
+        the job and are not raised.
         """
         result: dict[str, Any] = {"thread_id": job.thread_id, "namespace": list(job.namespace)}
         if self._stop.is_set():
@@ -333,7 +342,8 @@ class Background:
         try:
             if (report := self._extract_within_time_limit(job)) is not None:
                 result["report"] = report
-                # If no message was read, another worker extracted the thread first.
+                # A report without messages means that another worker has already extracted the
+                # memories of the thread.
                 if report["messages"]:
                     self._log_and_notify(replace(job, state="done", report=report))
         except BaseException as exc:
@@ -382,12 +392,14 @@ class Background:
                 return
             head = heads[0].checkpoint_id if heads else None
             watermark = run(read_watermark(adapter, job.namespace, job.thread_id, name))
-            if (
-                exc is None and watermark.checkpoint_id == head
-            ):  # The worker ended after it had written the result, so this is not a failure.
+            # If the watermark has reached the head, the lost worker had written its result before
+            # the worker ended, so the job has not failed.
+            if exc is None and watermark.checkpoint_id == head:
                 return
             watermark = watermark.with_failure(error, datetime.now(UTC), head, final=final)
-            with suppress(errors.VersionConflict):  # Another extraction changed the watermark.
+            # If another extraction has changed the watermark of the thread, read the watermark
+            # again.
+            with suppress(errors.VersionConflict):
                 run(adapter.write([watermark.build_put(job.namespace, job.thread_id)]))
                 state: State = (
                     "dead" if final or watermark.attempts > self.pace.retries else "retrying"
@@ -425,7 +437,9 @@ def run_worker(background: Background) -> None:
             # timeout.
             while not stop_requested.wait(1.0):
                 pass
-            stack.close()  # From here on, a second signal ends the process at once.
+            # Restore the previous signal handlers, so that a second signal ends the process at
+            # once.
+            stack.close()
             background.stop()
 
 
@@ -600,7 +614,7 @@ class JobQueue:
             yield lost
 
     def _acquire_worker_id(self, stack: ExitStack) -> str:
-        """Lock the first free worker number on this machine, and return the id of this worker."""
+        """Lock the first free worker number on this machine, and return the id of the worker."""
         for number in count():
             with suppress(TimeoutError):
                 stack.enter_context(file_lock(f"{self._locks}.worker-{number}", 0))
@@ -690,14 +704,14 @@ def resolve_queue_location(database: Any, store: Any) -> tuple[str | None, str]:
 
 
 def _refuse_transaction_pooler(url: str) -> None:
-    """Raise an error if the URL leads to a connection pooler that shares sessions.
+    """Raise an error if the URL is that of a connection pooler that works per transaction.
 
-    Such a pooler may run each transaction of a connection in another session.
-
-    DBOS needs a session per connection, because it uses LISTEN and session-level locks.
+    A connection pooler that works per transaction may run two transactions of a client's connection
+    in different sessions of the server. DBOS needs one session for each connection, because DBOS
+    uses LISTEN and session-level locks.
 
     Raises:
-        ConfigurationError: The URL leads to a pooler that shares sessions.
+        ConfigurationError: The URL is that of a pooler that works per transaction.
     """
     if not url.startswith(_POSTGRES):
         return

@@ -1,10 +1,11 @@
 """Write summaries after a turn, so that the user does not wait for them.
 
-A summary is stored as a pending write of langgraph's null task at the thread's head checkpoint.
-LangGraph stores the update of a `Command` in the same way. The next run that starts from this
-checkpoint applies the summary. If a run read the checkpoint before the summary was stored, that run
-does not apply the summary, and its new head checkpoint does not contain the summary. Storing a
-summary adds no checkpoint, so it never creates a branch of the thread.
+A summary is stored at the thread's head checkpoint, as a pending write of langgraph's null task.
+The null task is the task id for writes that come from outside of the graph's nodes. LangGraph also
+uses the null task to store the update of a `Command`. The next run that starts from the head
+checkpoint applies the summary. A run that read the head checkpoint before the summary was stored
+does not apply the summary. The summary is also missing in the checkpoints that such a run adds.
+Storing a summary adds no checkpoint, so it never creates a branch of the thread.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class SavedThread(NamedTuple):
 def find_saved_thread() -> SavedThread | None:
     """Return the thread of the current run.
 
-    The result is None if no graph is running, if the graph has no checkpointer, or in a subgraph.
+    The result is None if no graph is running, if the running graph is a subgraph, or if the graph
+    has no checkpointer.
     """
     from langgraph.config import get_config
     from langgraph.runtime import get_runtime
@@ -88,7 +90,8 @@ class SavedHead(NamedTuple):
 async def read_head(thread: SavedThread, messages_key: str) -> SavedHead | None:
     """Return the head checkpoint of a thread, or None if the thread has no checkpoint.
 
-    If the channel `messages_key` is a `DeltaChannel`, the values of all such channels are rebuilt.
+    If the channel `messages_key` is a `DeltaChannel`, the values of all channels of the type
+    `DeltaChannel` are rebuilt.
     """
     from perdure.checkpointers.checkpointer import Checkpointer  # imported only if it is needed
 
@@ -109,7 +112,7 @@ def can_store_summary(head: CheckpointTuple) -> bool:
     """Return whether a summary may be stored at a head checkpoint.
 
     A summary may be stored if no run is in progress, no interrupt is pending, and the checkpoint
-    has no write of the null task.
+    has no pending write of langgraph's null task.
     """
     from perdure.checkpointers.status import (  # imported only if needed
         TaskWrite,
@@ -119,7 +122,8 @@ def can_store_summary(head: CheckpointTuple) -> bool:
     pending = head.pending_writes or ()
     writes = [TaskWrite(task, "", channel, value) for task, channel, value in pending]
     if any(write.task_id == _NULL_TASK for write in writes):
-        return False  # The write is an earlier summary, or an answer to an interrupt.
+        # The pending write of the null task is an earlier summary or an answer to an interrupt.
+        return False
     versions, seen = head.checkpoint["channel_versions"], head.checkpoint["versions_seen"]
     values = head.checkpoint["channel_values"]
     return build_thread_status(values, versions, seen, writes).state == "idle"
@@ -128,11 +132,11 @@ def can_store_summary(head: CheckpointTuple) -> bool:
 async def store_summary(
     thread: SavedThread, head: SavedHead, messages_key: str, writes: dict[str, Any]
 ) -> bool:
-    """Store the channel writes of a summary at a head checkpoint, while holding the thread's lock.
+    """Store a summary as pending writes of a head checkpoint, while holding the thread's lock.
 
     Returns:
-        Whether the writes were stored. They are discarded if the thread has another head or was
-        deleted, or if messages were erased or changed.
+        Whether the pending writes were stored. The pending writes are discarded if the thread has a
+        different head or was deleted, or if messages were erased or changed.
     """
     saver = thread.saver
     from perdure.checkpointers.checkpointer import Checkpointer  # imported only if it is needed

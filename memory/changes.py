@@ -2,9 +2,10 @@
 
 The plan of a change depends on the stored memories. In a store with versions, the plan is written
 by compare-and-set: each put names the version that was read, and each change also increments a
-counter of its namespace. If two changes are made at the same time, the second write fails, and its
-change is planned again. `plan_proposal` plans the changes that an extractor proposes.
-`MemoryWriter` plans the changes that a person, a tool or an application requests.
+counter of its namespace. If two processes change memories of one namespace at the same time, the
+second write fails, and the change of the second process is planned again from the new memories.
+`plan_proposal` plans the changes that an extractor proposes. `MemoryWriter` plans the changes that
+a person, a tool or an application requests.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ _LOCK_WAIT_S: Final = 10.0
 
 After that, the change is planned without the lock, and a conflict is detected when it is written.
 """
-# maximum number of times that a change is planned; a try fails if another change was written first
+# Maximum number of attempts to plan and write a change. An attempt fails if another change was
+# written to the namespace after the plan was made.
 MAX_TRIES: Final = 50
 _TRUST_RANKS: Final[Mapping[str, int]] = {"user": 3, "system": 2, "assistant": 1, "tool": 0}
 """Trust classes by rank. A memory can only be changed on words of the same or a higher rank."""
@@ -107,10 +109,10 @@ CurrentMemories = Mapping[str, Memory]
 
 
 async def build_change_counter_puts(adapter: StoreAdapter, namespace: Namespace) -> list[PutItem]:
-    """Return a list with the put that increments the change counter of a namespace.
+    """Return a list with one put, which increments the change counter of a namespace.
 
-    If another change is written before this put, writing the put raises `VersionConflict`. For a
-    store without versions, the list is empty.
+    If another change is written before the counter is incremented, writing the put raises
+    `VersionConflict`. For a store without versions, the returned list is empty.
     """
     if not adapter.versioned:
         return []
@@ -127,7 +129,7 @@ async def build_change_counter_puts(adapter: StoreAdapter, namespace: Namespace)
 async def plan_and_write(
     adapter: StoreAdapter, plan: Callable[[], Operation[ChangePlan]], tries: int = MAX_TRIES
 ) -> ChangePlan:
-    """Plan a change and write it. If another change was written in between, plan again.
+    """Plan a change and write it. If the write fails because of another change, plan again.
 
     Args:
         adapter: The store.
@@ -158,7 +160,8 @@ async def plan_and_write_exclusively(
     """Plan and write a change while holding this process's lock of the namespace.
 
     Without the lock, many simultaneous changes would conflict, and each of them would be planned
-    again many times. In a store without versions, conflicts would not even be detected.
+    again many times. In a store without versions, conflicts are not detected, so a change without
+    the lock could overwrite another change.
 
     Args:
         adapter: The store.
@@ -227,11 +230,13 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
         parts.append(await plan(gate))
     adds_events = {TURN, EPISODE}.issuperset(change.candidate.kind for change in additions)
     if (deletions.puts or admitted.puts) and not (adds_events and not proposal.revisions):
-        # New turns and episodes cannot conflict with facts, so they do not increment the counter.
+        # A change that only adds turns and episodes does not increment the change counter, because
+        # new turns and episodes cannot conflict with other memories.
         parts.append(ChangePlan(counter_puts))
     puts: dict[tuple[Namespace, str], PutItem] = {}
     for put in (put for part in parts for put in part.puts):
-        # Two superseded facts may set the end date of the same turn.
+        # Use only the first put for a key. Several puts for one key exist if two superseded facts
+        # come from the same turn, because each fact sets the end date of the turn.
         puts.setdefault((put.namespace, put.key), put)
     return ChangePlan(list(puts.values()), [outcome for part in parts for outcome in part.outcomes])
 
@@ -239,7 +244,7 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
 async def _separate_known_episodes(
     additions: Sequence[Addition], scope: Scope
 ) -> tuple[Sequence[Addition], ChangePlan]:
-    """Split off the new episodes whose messages already have a stored episode.
+    """Separate the new episodes that come from messages from which an episode is already stored.
 
     Returns:
         The remaining additions, and a plan with the outcomes of the episodes that were split off.
@@ -293,7 +298,7 @@ def _is_permitted_replacement(revision: Revision, current: CurrentMemories) -> b
 
 
 def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> ChangePlan:
-    """Plan the revisions that delete a memory, and refuse the revisions that are not permitted."""
+    """Plan the deletion of memories, and refuse the revisions that are not permitted."""
     puts: list[PutItem] = []
     outcomes: list[Outcome] = []
     for revision in revisions:
@@ -304,7 +309,8 @@ def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> 
             outcomes.append(Outcome("refused", revision.key, reason, check))
         elif revision.change == "deleted":
             puts.append(build_removal(memory.namespace, memory.key, memory.version))
-            # Turns get no tombstone, because an edited message may get its old text back.
+            # A deleted turn gets no tombstone. If a user edits a message and later restores the old
+            # text, a tombstone would prevent the old text from being stored again.
             if memory.kind != TURN:
                 puts += build_tombstones(memory, "deleted")
             outcomes.append(Outcome("deleted", memory.key))
@@ -314,7 +320,10 @@ def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> 
 async def _find_new_turn_end_dates(
     changes: Sequence[Change], current: CurrentMemories, scope: Scope
 ) -> dict[str, str]:
-    """Return the end dates of new turns whose facts have already been superseded, by message id."""
+    """Return end dates for new turns from which superseded facts came, by message id.
+
+    An end date is the time until which a turn was true.
+    """
     new_candidates = [change.candidate for change in changes if change.key not in current]
     turns = [
         change.provenance for change in new_candidates if change.kind == TURN and change.provenance
@@ -330,14 +339,14 @@ async def plan_admitted_changes(
     gate: Gate,
     scope: Scope,
 ) -> ChangePlan:
-    """Let the gate judge changes, and plan the changes that the gate admits.
+    """Let the gate check changes, and plan the changes that the gate admits.
 
     Args:
         changes: The changes to judge.
         current: The stored memories under the keys of the changes. An admitted change replaces the
             memory under its key.
-        end_dates: Dates (ISO 8601) until which the turns of messages were true, by message id. This
-            function adds the dates of the facts that it supersedes.
+        end_dates: Dates (ISO 8601) until which the turns of messages were true, by message id.
+            `plan_admitted_changes` adds the dates of the facts that it supersedes.
         gate: The gate.
         scope: The namespace of the memories, and the run.
 
@@ -372,8 +381,8 @@ async def plan_admitted_changes(
                 source = proposed.candidate.provenance
                 turn_puts += await build_superseded_turn_puts(scope.adapter, memory, until, source)
                 if source and memory.provenance and memory.provenance.thread_id == source.thread_id:
-                    # The changes may include new turns from messages that are no longer sources of
-                    # the memory.
+                    # `changes` may add turns for messages from which the memory came before, but no
+                    # longer comes. Such turns get the memory's end date.
                     dropped_ids = find_dropped_messages(memory.provenance, source)
                     end_dates |= dict.fromkeys(dropped_ids, until.isoformat())
         elif (
@@ -393,7 +402,7 @@ async def plan_admitted_changes(
 def _build_candidate(proposed: Change, current: CurrentMemories) -> Candidate:
     """Return the candidate of a change.
 
-    The candidate of a revision gets the stored memory's kind.
+    If the change is a revision, the candidate gets the kind of the stored memory.
     """
     if isinstance(proposed, Addition):
         return proposed.candidate
@@ -403,7 +412,7 @@ def _build_candidate(proposed: Change, current: CurrentMemories) -> Candidate:
 def _plan_replacement(
     proposed: Change, put: PutItem, memory: Memory, end_date: datetime, admitted_outcome: Outcome
 ) -> tuple[list[PutItem], Outcome]:
-    """Plan the put that replaces a stored memory with an admitted change.
+    """Plan the put with which an admitted change replaces the value of a stored memory.
 
     Returns:
         The put in a list, and the outcome. The list is empty if the memory stays as it is.
@@ -428,7 +437,7 @@ def _plan_replacement(
 
 
 def _add_end_date(put: PutItem, current: CurrentMemories, end_dates: Mapping[str, str]) -> PutItem:
-    """Add an end date to the put of a new turn if its fact has already been superseded."""
+    """Add an end date to a new turn's put if `end_dates` contains a message of the turn."""
     value, ids = put.value or {}, put.provenance.message_ids if put.provenance else ()
     if value.get("kind") != TURN or put.key in current or end_dates.keys().isdisjoint(ids):
         return put
@@ -438,9 +447,9 @@ def _add_end_date(put: PutItem, current: CurrentMemories, end_dates: Mapping[str
 def _choose_end_date(proposed: Change, memory: Memory) -> datetime:
     """Return the time until which a superseded memory was true.
 
-    If the revision has a date, that date is returned. Otherwise, the time of the new text is
-    returned, provided that this time is later than the time of the previous text. Otherwise the
-    current time is returned.
+    If the change is a revision with an end date, the end date is returned. If the change has no end
+    date, the time when the new text was stated is returned. If that time is unknown, or is not
+    later than the time when the previous text was stated, the current time is returned.
     """
     if isinstance(proposed, Revision) and proposed.until:
         return proposed.until
@@ -505,7 +514,10 @@ class MemoryWriter:
         memory_key = generated_key if key is None else check_key(key)
 
         async def plan() -> ChangePlan:
-            """Plan the addition of the memory, or the change of the memory that has the key."""
+            """Plan to add the memory.
+
+            If a stored memory already has the key, plan to change the stored memory.
+            """
             counter_puts = await build_change_counter_puts(self.adapter, self.namespace)
             existing = await self.adapter.get(self.namespace, memory_key)
             if existing is None:
@@ -568,8 +580,8 @@ class MemoryWriter:
     async def delete(self, key: str) -> Outcome:
         """Delete a memory, and write tombstones of all its texts.
 
-        If the store has no room for tombstones, the memory is deleted without tombstones, and the
-        reason in the outcome states this.
+        If the store has no room for tombstones, the memory is deleted without tombstones. The
+        `reason` of the outcome is then `NO_TOMBSTONE_REASON`.
 
         Raises:
             UnknownMemory: There is no memory with this key.
@@ -636,7 +648,10 @@ class MemoryWriter:
         ended_at: datetime | None,
         counter_puts: Sequence[PutItem],
     ) -> ChangePlan:
-        """Plan the replacement of a memory's text and fields, or nothing if they are unchanged."""
+        """Plan the replacement of a memory's text and fields.
+
+        If the text and the fields are unchanged, the plan contains no puts.
+        """
         value = self.build_value(memory, previous.value)
         if value == get_content_fields(previous.value):
             return ChangePlan(outcomes=[Outcome("unchanged", previous.key, UNCHANGED_REASON)])
@@ -683,7 +698,7 @@ class MemoryWriter:
 def complete_provenance(
     config: RunnableConfig | None, provenance: Provenance | None = None
 ) -> Provenance:
-    """Return the provenance of a memory, completed with the defaults.
+    """Return the provenance of a memory, with default values in place of missing values.
 
     If `provenance` is None, the memory comes from the run's user at the current time. If the
     provenance has no trust class, the class `"user"` is set.

@@ -38,13 +38,13 @@ class ThreadMessageHistory(BaseChatMessageHistory):
     """The chat message history of one thread, stored in the channel `messages` of the root graph.
 
     Any chat graph with the same checkpointer can continue the thread. With a perdure checkpointer,
-    each write locks the thread. With one of langgraph's checkpointers, simultaneous writes
-    overwrite each other, and the last write wins.
+    each write locks the thread. The checkpointers of langgraph have no lock for threads, so
+    simultaneous writes overwrite each other, and the last write wins.
 
     Args:
         checkpointer: The checkpointer that stores the thread.
         thread_id: The id of the thread, or None for a new thread.
-        keep_history: Whether `clear` keeps the messages in the history of the thread. Otherwise
+        keep_history: Whether `clear` keeps the messages in the history of the thread. If False,
             `clear` deletes the thread.
     """
 
@@ -98,21 +98,22 @@ class ThreadMessageHistory(BaseChatMessageHistory):
             versions = previous["channel_versions"]
             version = self.checkpointer.get_next_version(max(versions.values(), default=None), None)
             checkpoint: Checkpoint = {
-                **previous,  # This keeps the other channels and the state of the next nodes.
+                # Keep the channels other than `messages`, and keep the state of the next nodes.
+                **previous,
                 "id": fresh["id"],
                 "ts": fresh["ts"],
                 "channel_values": {**previous["channel_values"], "messages": changed},
                 "channel_versions": {**versions, "messages": version},
                 # None makes langgraph check all channels for the next nodes. With a list of
-                # channels, it would check only these.
+                # channels, langgraph would check only the channels in the list.
                 "updated_channels": None,
             }
             step = head.metadata.get("step", -1) + 1 if head else 0
             metadata: CheckpointMetadata = {"source": "update", "step": step, "parents": {}}
             counters = {**(head.metadata.get(COUNTERS) or {})} if head else {}
             counters.pop("messages", None)
-            # The counters keep `prune` from deleting checkpoints that other `DeltaChannel`s still
-            # need.
+            # Keep the counters of the `DeltaChannel`s other than `messages`, so that `prune` does
+            # not delete checkpoints from which the values of these channels are rebuilt.
             if counters:
                 metadata["counters_since_delta_snapshot"] = counters
             config = head.config if head else self._config
@@ -121,7 +122,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
     def clear(self) -> None:
         """Delete the thread with its history.
 
-        With `keep_history`, only remove the current messages.
+        If `keep_history` is True, the thread is kept, and only its current messages are removed.
         """
         if self.keep_history:
             self.replace_messages(lambda _: [])
@@ -138,7 +139,10 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         )
 
     def _lock_thread(self) -> ExitStack:
-        """Lock the thread, if the checkpointer can, until the returned context manager exits."""
+        """Lock the thread until the returned context manager exits.
+
+        Do nothing if the checkpointer cannot lock threads.
+        """
         context = ExitStack()
         # The attribute `lock` of langgraph's checkpointers is a lock object, which is not callable.
         lock = getattr(self.checkpointer, "lock", None)
@@ -149,7 +153,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
 
 
 def _add_missing_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
-    """Return the messages with unique ids.
+    """Return the messages, each with a unique id.
 
     A message gets a new id if it has none, or if an earlier message has the same id.
     """
@@ -162,11 +166,10 @@ def _add_missing_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
 
 
 def check_stored_messages(messages: Messages, subject: str = "the messages") -> list[BaseMessage]:
-    """Check messages, and return those to store.
+    """Check messages, and return the messages that are to be stored.
 
-    Messages that perdure has only added to a request are left out.
-
-    `subject` is the name of the messages in the error message.
+    Messages that perdure has added for a single request to a model are not stored, and so are left
+    out. `subject` describes the checked messages in an error message.
 
     Raises:
         InvalidMessages: A value is not a message, or is a `RemoveMessage`.

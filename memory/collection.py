@@ -1,12 +1,12 @@
 """Store, search and erase the memories in a namespace, and manage their quarantine.
 
-A `Collection` does this for one namespace. The functions `remember`, `memories` and `forget` do a
-single operation without a `Collection`. `Quarantine` lists the candidates that the gate has put
-into quarantine.
+A `Collection` stores, searches and erases the memories of one namespace. The functions `remember`,
+`memories` and `forget` do a single operation without a `Collection`. `Quarantine` lists the
+candidates that the gate has put into quarantine.
 
-An erasure first writes tombstones, so that an interrupted erasure can be repeated. Other stores
-than perdure's can only delete items, and the deleted bytes may remain in their files. The receipt
-is then not `clean`.
+An erasure first writes tombstones, so that an interrupted erasure can be repeated. A store that is
+not one of perdure's can only delete items, and the deleted bytes may remain in its files. The
+receipt of an erasure from such a store is not `clean`.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ from perdure.stores.normal_form import hash_normal_form
 Memories = list[Memory]
 _USER_NAMESPACE: Final = ("memories", "{user_id}")
 _ANSWERS_FIRST_PAGE_SIZE: Final = 128
-"""Minimum number of memories in the first read of a search that ranks answers first. It is large,
-because many results may be earlier messages that ask the same question."""
+"""Minimum number of memories in the first read of a search that ranks answers first.
+
+The number is large, because many results may be earlier messages that ask the same question.
+"""
 _PAGE_SIZE: Final = 32
 """Minimum number of memories in the first read of other searches.
 
@@ -78,13 +80,15 @@ class Collection:
     texts. These arguments have the same meaning in all methods:
 
     - `memory`: a text, a dict with `text` and other fields, or an instance of the schema.
-    - `provenance`: where the memory comes from. Its `trust` is the class of the speaker who stated
-        the memory: `"user"`, `"assistant"`, `"tool"` or a class that you define. None means that
-        the user stated the memory in this run.
-    - `config`: the config of the run. Within a node, None means the config of the current run.
-    - `if_version`: the version that the memory must have. If it has another version,
-        `VersionConflict` is raised.
-    - `as_of`: a time in the past whose memories are read. It needs a store with versions.
+    - `provenance`: the origin of the memory. The field `trust` of the provenance is the class of
+      the speaker who stated the memory, such as `"user"`, `"assistant"`, `"tool"` or a class that
+      you define. If `provenance` is None, the user of the current run stated the memory.
+    - `config`: the config of the run. If `config` is None within a node of a graph, the config of
+      the current run is used.
+    - `if_version`: the version that the memory must have. If the memory has a different version,
+      `VersionConflict` is raised.
+    - `as_of`: a time in the past. The memories are read as they were at that time. The argument
+      `as_of` needs a store with versions.
 
     Args:
         store: Any langgraph store. Perdure's stores keep versions. None means, within a graph, the
@@ -173,7 +177,7 @@ class Collection:
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Outcome:
-        """Replace a memory that was true until the time `at`.
+        """Replace a memory whose text is no longer true. The memory was true until the time `at`.
 
         In the same transaction, the turns that stated the previous text are marked as past.
 
@@ -195,9 +199,10 @@ class Collection:
         )
 
     async def _delete(self, key: str, *, config: RunnableConfig | None = None) -> Outcome:
-        """Delete a memory. Searches no longer find the memory, and it is not extracted again.
+        """Delete a memory.
 
-        In a store with versions, its past versions are kept.
+        Searches no longer find a deleted memory, and it is not extracted again. In a store with
+        versions, the past versions of a deleted memory are kept.
 
         Raises:
             UnknownMemory: There is no memory with this key.
@@ -223,10 +228,11 @@ class Collection:
         dry_run: bool = False,
         config: RunnableConfig | None = None,
     ) -> Receipt:
-        """Erase matching memories and their quarantine entries, also in longer namespaces.
+        """Erase the memories and quarantine entries that match a query, a thread or both.
 
-        A memory matches if one of its versions contains all words of the query and comes from the
-        thread. Only perdure's stores support this method.
+        The erasure includes all namespaces that begin with the namespace of the collection. A
+        memory matches if one of its versions contains all words of `query` and comes from the
+        thread `thread_id`. Only perdure's stores support this method.
 
         Args:
             query: Words of the memories, or None for any text.
@@ -239,11 +245,12 @@ class Collection:
         return await forget_matching_memories(adapter, namespace, **conditions, dry_run=dry_run)
 
     async def _forget_all(self, *, config: RunnableConfig | None = None) -> Receipt:
-        """Erase all memories of the namespace, its quarantine, and perdure's notes about them.
+        """Erase all memories of the namespace, its quarantine, and perdure's notes on the memories.
 
-        The notes record which messages were extracted, so the threads would be extracted again
-        without the notes. Therefore delete the threads first: `store.forget(threads=…,
-        checkpointer=…)`. Longer namespaces are not changed.
+        The notes record which messages of a thread were already extracted. A thread whose notes
+        were erased is extracted again, so delete the threads before you call `forget_all`, with
+        `store.forget(threads=…, checkpointer=…)`. Namespaces that continue the namespace with more
+        labels are not changed.
         """
         return await forget_namespace(*self._get_adapter_and_namespace(config))
 
@@ -330,7 +337,9 @@ class Collection:
         *,
         answers_first: bool = False,
     ) -> Memories:
-        """Search or list the memories of the namespace, without those of longer namespaces.
+        """Search or list the memories of the namespace.
+
+        Memories in namespaces that continue the namespace with more labels are left out.
 
         Args:
             options: Options of `StoreAdapter.search`.
@@ -423,24 +432,26 @@ async def _forget(
     """Erase a memory, or everything that the store keeps about the user of a run.
 
     With `everything=True`, the user's memories, profile, instructions and examples are erased, with
-    their notes and quarantine entries. The `chat_memory` of the user's conversations is also
-    erased, and so is each namespace from a template with the label `"{user_id}"` that perdure has
-    used in this store. The field `others` of the receipt lists the namespaces that contain the
-    user's name as a label and were kept. Delete the user's threads first. Otherwise they are
-    extracted again, like new threads.
+    their notes and quarantine entries. The namespaces `chat_memory` of the user's conversations are
+    also erased. If perdure has filled in a namespace template with the label `"{user_id}"` in the
+    store, the user's namespaces of that template are also erased. The field `others` of the receipt
+    lists the namespaces that contain the user's name as a label and were kept. Delete the user's
+    threads before you call `forget`. If you keep the threads, they are extracted again, like new
+    threads.
 
     Args:
         key: The memory to erase, or None with `everything=True`.
         everything: Whether to erase everything about the user.
         store: See `Collection`.
-        namespace: See `Collection`. If it is not the default, only this namespace is erased.
+        namespace: See `Collection`. If the namespace is not the default, only this namespace is
+            erased.
         namespaces: Further templates with the label `"{user_id}"`, such as `("notes",
             "{user_id}")`.
         conversations: Ids of the user's conversations in `chat_memory`. The conversation with the
             user's name and the threads that were extracted are always included.
         dry_run: Whether to return the receipt without erasing; only with `everything=True`.
-        hand_over: Whether the memories of teams that the user wrote are kept without the name of
-            the user. Otherwise they are erased. Only with `everything=True`.
+        hand_over: Whether the memories that the user wrote for teams are kept without the name of
+            the user. If False, these memories are erased. Only with `everything=True`.
         config: See `Collection`.
     """
     expected = type(None) if everything else (str, int)
@@ -514,9 +525,9 @@ async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -
 
 
 async def forget_namespace(adapter: StoreAdapter, namespace: Namespace) -> Receipt:
-    """Erase perdure's notes about a namespace, then the memories in the namespace.
+    """Erase perdure's notes about the memories of a namespace, then the memories themselves.
 
-    Longer namespaces are not changed.
+    Namespaces that continue the namespace with more labels are not changed.
     """
     receipt = _build_empty_receipt(clean=True)
     for namespace_to_erase in (
@@ -535,9 +546,11 @@ async def forget_matching_memories(
     query: str | None = None,
     dry_run: bool = False,
 ) -> Receipt:
-    """Erase the memories of which a version comes from a thread and contains all words of a query.
+    """Erase memories that match a query, a thread or both, with their quarantine entries.
 
-    With `dry_run=True`, the memories are only listed.
+    A memory matches if one of its versions comes from the thread `thread_id` and contains all words
+    of `query`. If `dry_run` is True, nothing is erased, and the receipt lists the memories that
+    match.
 
     Args:
         adapter: The store, one of perdure's.
@@ -550,7 +563,7 @@ async def forget_matching_memories(
         ConfigurationError: Both the thread and the query are missing, or the store is not
             perdure's.
     """
-    # If both conditions were missing, all memories would match.
+    # Refuse a call without a thread and without a query, because all memories would match.
     check_text("thread_id or query", query if thread_id is None else thread_id)
     check_instance(
         "store", adapter.store, Versioned, "a perdure store, because others cannot erase by query"
@@ -575,7 +588,7 @@ async def forget_matching_memories(
 
 
 async def erase_items(adapter: StoreAdapter, namespace: Namespace, *keys: str) -> Receipt:
-    """Erase items with all their versions. In a store without versions, the items are deleted."""
+    """Erase items with all their versions. A store without versions can only delete the items."""
     if not adapter.versioned:
         await adapter.write([build_removal(namespace, key) for key in keys])
         deleted_keys = tuple((namespace, key) for key in keys)
@@ -587,7 +600,10 @@ async def erase_items(adapter: StoreAdapter, namespace: Namespace, *keys: str) -
 
 
 async def _erase_namespace(adapter: StoreAdapter, namespace: Namespace) -> Receipt:
-    """Erase all items of a namespace. Longer namespaces are not changed."""
+    """Erase all items of a namespace.
+
+    Namespaces that continue the namespace with more labels are not changed.
+    """
     if not adapter.versioned:
         memories = await adapter.list_memories(namespace)
         return await erase_items(adapter, namespace, *(memory.key for memory in memories))
@@ -668,9 +684,9 @@ class QuarantineEntry:
         return f"{self.key}: {self.shown} ({self.reason})"
 
     def to_redacted_dict(self) -> dict[str, Any]:
-        """Return the attributes as a dict.
+        """Return the attributes as a dict, without the attributes that may contain secrets.
 
-        The attributes `text` and `fields` are left out, because they may contain secrets.
+        The dict does not contain `text` and `fields`.
         """
         return {
             name: value for name, value in asdict(self).items() if name not in ("text", "fields")
@@ -682,11 +698,12 @@ Entries = list[QuarantineEntry]
 
 
 class Quarantine:
-    """The candidates for a namespace that the gate has put into quarantine.
+    """The quarantine of a namespace.
 
-    Methods that begin with `a` are async. The entries contain the original texts, including
-    secrets. An encrypted store also encrypts the entries. `Collection.forget_all` erases the
-    entries, but `store.forget(namespace)` does not.
+    The quarantine lists candidate memories that wait for a person's decision. Methods that begin
+    with `a` are async. The quarantine entries contain the original texts, including secrets. An
+    encrypted store also encrypts the quarantine entries. `Collection.forget_all` erases the
+    quarantine entries, but `store.forget(namespace)` does not.
 
     Args:
         store: See `Collection`.
@@ -708,15 +725,15 @@ class Quarantine:
         return sorted(map(_build_quarantine_entry, memories), key=lambda entry: entry.at)
 
     async def _release(self, key: str, config: RunnableConfig | None = None) -> Outcome:
-        """Store an entry as a memory, and remove the entry from quarantine.
+        """Store a quarantine entry as a memory, and remove the entry from quarantine.
 
-        The gate does not judge the entry again.
-
+        The gate, which has put the candidate into quarantine, does not check the candidate again.
         If a memory with the same key already exists, that memory is updated.
 
         Raises:
-            UnknownMemory: There is no entry with this key.
-            VersionConflict: The entry or the memory was changed meanwhile. Nothing was written.
+            UnknownMemory: The quarantine has no entry with the key.
+            VersionConflict: The entry or the memory was changed while the entry was released.
+                Nothing was written.
         """
         adapter, namespace, entries_namespace = self._get_adapter_and_namespaces(config)
         stored = await _get_stored_quarantine_entry(adapter, entries_namespace, key)
@@ -728,16 +745,19 @@ class Quarantine:
         put = build_put(namespace, entry.memory_key, value, provenance=entry.provenance)
         put = replace(put, if_version=0 if existing is None else existing.version)
         await adapter.write([put, build_removal(entries_namespace, key, stored.version)])
-        # Past versions of the entry also contain the text, so the entry is erased and not only
-        # deleted.
+        # Erase the quarantine entry with its past versions, because a deletion would keep the past
+        # versions, which contain the original text.
         await erase_items(adapter, entries_namespace, key)
         return Outcome("added" if existing is None else "updated", entry.memory_key)
 
     async def _discard(self, key: str, config: RunnableConfig | None = None) -> Outcome:
-        """Erase an entry. A tombstone prevents the text from being extracted again.
+        """Erase a quarantine entry.
+
+        A tombstone, which is a hash of the entry's text, prevents extraction from storing the text
+        again.
 
         Raises:
-            UnknownMemory: There is no entry with this key.
+            UnknownMemory: The quarantine has no entry with the key.
         """
         adapter, namespace, entries_namespace = self._get_adapter_and_namespaces(config)
         stored = await _get_stored_quarantine_entry(adapter, entries_namespace, key)
@@ -754,7 +774,7 @@ class Quarantine:
     def _get_adapter_and_namespaces(
         self, config: RunnableConfig | None
     ) -> tuple[StoreAdapter, Namespace, Namespace]:
-        """Return the adapter, the namespace of the memories, and the namespace of the entries."""
+        """Return the store's adapter, the memories' namespace, and the quarantine's namespace."""
         namespace = fill_namespace(self.namespace, config)
         return get_adapter(self.store), namespace, build_notes_namespace(QUARANTINE, namespace)
 
@@ -762,10 +782,10 @@ class Quarantine:
 async def _get_stored_quarantine_entry(
     adapter: StoreAdapter, namespace: Namespace, key: str
 ) -> Memory:
-    """Return the stored item of an entry.
+    """Return the stored item of a quarantine entry.
 
     Raises:
-        UnknownMemory: There is no entry with this key.
+        UnknownMemory: The quarantine has no entry with the key.
     """
     memory = await adapter.get(namespace, key)
     if memory is None:
