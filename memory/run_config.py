@@ -222,7 +222,7 @@ class Template:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the placeholders, which are keys in a run's context or `configurable`."""
+        """The names of the placeholders. A run provides their values in its context or config."""
         return tuple(dict.fromkeys(name for _, name, _ in self._parsed if name))
 
     def fill(self, config: RunnableConfig | None = None) -> tuple[str, ...]:

@@ -77,7 +77,8 @@ A fraction is a share of the model's context window.
 
 # Maximum number of tokens in a request for a summary if the model's context window is unknown.
 _DEFAULT_INPUT_TOKENS: Final = 16_000
-# Share of the model's context window that the request may take. The rest is for the answer.
+# Share of the model's context window that the request for a summary may take. The remaining tokens
+# are available for the model's answer.
 _REQUEST_SHARE: Final = 0.75
 _LOG = logging.getLogger("perdure")
 
@@ -85,18 +86,22 @@ _UNFINISHED: Final = (
     "The assistant is still at work on the last request of the user, and will see the newest steps "
     "again. Say what it has done for this request and found so far, and what it has not done yet."
 )
-# Share of the trigger at which a summary is already written in the background.
+# A summary is written in the background when the conversation has reached this share of the
+# trigger.
 _BACKGROUND_SHARE: Final = 0.75
-# Maximum number of characters of the turn's question in a request for a summary.
+# Maximum number of characters of a turn's question that are sent to the model when it is asked for
+# a summary of a part of this turn.
 _MAX_QUESTION_CHARS: Final = 2_000
 
 
 def _find_smallest_limits(
     option_name: str, sizes: Sequence[Any], model: Any
 ) -> tuple[float, float]:
-    """Return the smallest limit in messages and the smallest limit in tokens among sizes.
+    """Return the lowest number of messages and the lowest number of tokens in `sizes`.
 
-    A limit is infinite if no size is in its unit. Errors contain `option_name`.
+    The number of messages is infinite if `sizes` contains no number of messages. The number of
+    tokens is infinite if `sizes` contains neither a number of tokens nor a fraction of the context
+    window. Error messages contain `option_name`.
     """
     messages = tokens = inf
     for size in sizes:
@@ -122,7 +127,8 @@ class Selection(NamedTuple):
     Attributes:
         turns: The messages of whole turns.
         steps: The messages of exchanges in the newest turn, which is still in progress.
-        question: The question to which these exchanges belong, or None. It is not summarised.
+        question: The human message that began the newest turn, or None if no exchanges are
+            selected. The question itself is not summarised.
     """
 
     turns: Sequence[BaseMessage]
@@ -131,7 +137,7 @@ class Selection(NamedTuple):
 
     @property
     def messages(self) -> list[BaseMessage]:
-        """All messages to summarise, in chronological order."""
+        """All selected messages, which the next summary will replace, in chronological order."""
         return [*self.turns, *self.steps]
 
 
@@ -141,10 +147,11 @@ _NOTHING: Final = Selection(())
 class Summarize(MessagesNode):
     """A node that keeps a running summary: `summarize("openai:gpt-5-mini")`.
 
-    In a graph, the state needs the channels of `SummaryState`. The node then writes the summary to
-    the state and removes the summarised messages from the state. In a `view`, the node returns the
-    summary and the other messages without calling a model. If the node is called with a list of
-    messages, it writes a summary if one is due, and returns the summary and the other messages.
+    In a graph, the node writes the summary to the state and removes the summarised messages from
+    the state, which needs the channels of `SummaryState`. As a part of a `view`, the node calls no
+    model, and returns the stored summary and the messages that are not summarised. A direct call
+    with a list of messages writes a summary if one is due, and returns the summary and the messages
+    that are not summarised.
 
     Args:
         model: The model that writes the summaries, as a chat model, the name of one, or
@@ -197,7 +204,9 @@ class Summarize(MessagesNode):
         self.on_failure = check_choice("on_failure", on_failure, ON_FAILURE)
         self._keeps_half = keep is None
         self._failed, self._warned = FailedTurns(), Event()
-        # The default counter belongs to the summarising model. The agent's model is not known yet.
+        # If no counter was given, `counter` was made for the model that writes the summaries. The
+        # sizes of the agent's requests must be counted for the agent's model, which is not known
+        # yet.
         is_given = token_counter is not None
         self.counter = counter if is_given else counter.for_model(None)
         tools = counter.bound_tool_tokens if is_given else 0
@@ -209,16 +218,16 @@ class Summarize(MessagesNode):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return a copy of this node for requests with these tools and this system prompt."""
+        """Return a copy of the node for requests with the given tools and system prompt."""
         prompt = self.counter.count_system_prompt(system_prompt)
         parts = replace(self._parts, tools=self.counter.count_tools(tools), system=prompt)
         return self._with_request_parts(parts)
 
     def for_agent(self, agent: str | None, system: BaseMessage | None = None) -> Self:
-        """Return a copy of this node for the agent with this name.
+        """Return a copy of the node for the agent whose name is `agent`.
 
-        Only token usage that is reported by the agent's own answers is used. `system` is the
-        complete system message of the agent's last request, if the agent has sent one.
+        The copy uses only the token usage that is reported in the answers of this agent. `system`
+        is the complete system message of the agent's last request, if the agent has sent one.
         """
         other = 0
         if system is not None:
@@ -235,7 +244,7 @@ class Summarize(MessagesNode):
     async def _call_with_messages(
         self, messages: Messages, config: RunnableConfig | None
     ) -> list[BaseMessage]:
-        """Write a new summary if one is due. Return the summary and the messages after it."""
+        """Write a new summary if one is due. Return the summary and the unsummarised messages."""
         previous, rest = remove_summary(messages)
         selection = (
             _NOTHING
@@ -258,9 +267,9 @@ class Summarize(MessagesNode):
         return add_summary(model_input, read_summary(read_channel(state, SUMMARY)))
 
     def is_due(self, state: Any) -> bool:
-        """Return whether a call of the node with this state would summarise messages.
+        """Return whether the node would summarise messages if it were called with `state`.
 
-        If a summary has failed, the node does not try again in the same turn.
+        If the model has failed to write a summary, the node does not try again in the same turn.
         """
         thread = self._find_saved_thread()
         if thread is not None:
@@ -273,8 +282,8 @@ class Summarize(MessagesNode):
     def schedule(self, state: Any) -> None:
         """Schedule a summary that is written after the current run, if one is needed soon.
 
-        Nothing is scheduled without `background=True`, in a subgraph, or in a run without a
-        checkpointer.
+        A summary is scheduled only if the node has `background=True`, the graph is not a subgraph,
+        and the run has a checkpointer.
         """
         thread = self._find_saved_thread()
         if thread is None or self._background is None:
@@ -290,19 +299,20 @@ class Summarize(MessagesNode):
     async def _wait_for_background(self, timeout_s: float | None = None) -> bool:
         """Wait for the summaries that are being written in the background.
 
-        Returns False if some are still being written after `timeout_s` seconds. Summaries that are
-        unfinished when the process ends are discarded, and the next turn writes them again.
+        Return False if a summary is still being written after `timeout_s` seconds. Summaries that
+        are unfinished when the process ends are discarded, and the next turn writes them again.
         """
         return self._background is None or await self._background.flush(timeout_s)
 
     flush, aflush = blocking(_wait_for_background), awaiting(_wait_for_background)
 
     async def _summarize_thread(self, saver: BaseCheckpointSaver[Any], thread_id: str) -> bool:
-        """Write the summary of an idle thread that has reached three quarters of the trigger.
+        """Write the summary of an idle thread whose size has reached three quarters of the trigger.
 
-        `background=True` does the same after a turn. Call this method from a job queue or a timer
-        of your own. The summary is stored while the thread is locked, and the next run applies it.
-        The summary is discarded if the thread has new checkpoints in the meantime.
+        Call this method from a job queue or a timer of your own. A node with `background=True`
+        needs no such call, because it writes this summary after each turn in which the size is
+        reached. The summary is stored while the thread is locked, and the next run applies it. The
+        summary is discarded if new checkpoints are stored in the thread while the model writes.
 
         Returns:
             Whether a summary was stored.
@@ -325,7 +335,7 @@ class Summarize(MessagesNode):
         run(self._write_summary(thread))
 
     async def _write_summary(self, thread: SavedThread) -> bool:
-        """Write the summary of an idle thread if one is due.
+        """Write the summary of an idle thread if the thread has reached the lowered trigger.
 
         Return whether a summary was stored.
         """
@@ -349,7 +359,7 @@ class Summarize(MessagesNode):
         return await store_summary(thread, head, self.messages_key, writes)
 
     def _with_lower_trigger(self) -> Self:
-        """Return a copy of this node whose trigger is lowered to three quarters."""
+        """Return a copy of the node whose trigger is three quarters of the node's trigger."""
         early = copy(self)
         early.trigger = self.trigger[0] * _BACKGROUND_SHARE, self.trigger[1] * _BACKGROUND_SHARE
         return early
@@ -364,9 +374,10 @@ class Summarize(MessagesNode):
         return [message for message in messages if message in summarized]
 
     def _check_summary_channels(self, state: Any) -> None:
-        """Raise ConfigurationError if the state has no channel for the summarised ids.
+        """Raise ConfigurationError if the state has no channel for the ids of summarised messages.
 
-        A graph without this channel would lose the summary, although it removes the messages.
+        Without the channel `summarized`, the graph would remove the summarised messages from its
+        state and also lose the summary.
         """
         expected = "a list; derive the state from SummaryState"
         check_instance(
@@ -374,21 +385,22 @@ class Summarize(MessagesNode):
         )
 
     def would_split_turn(self, state: Any) -> bool:
-        """Return whether the node would summarise exchanges of the turn that is in progress."""
+        """Return whether the node would summarise a part of the newest turn."""
         return bool(self._select_from_state(state).steps)
 
     def skip_turn(self, state: Any) -> None:
-        """Summarise nothing more in the current turn.
+        """Prevent the node from summarising messages in the current turn.
 
-        A caller uses this method if a learner or a model failed during the turn.
+        A caller uses this method if a learner or a model has failed during the turn, so that no
+        message is removed before the learner has read it.
         """
         self._failed.record_failure(read_messages(state, self.messages_key))
 
     async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
         """Return the update that stores a new summary and removes the summarised messages.
 
-        The update is empty if nothing is due. The update also removes messages that a stored
-        summary already covers.
+        The update is empty if no summary is due. If a summary was stored in the background, the
+        update removes the messages that the stored summary covers.
         """
         if "langgraph_node" in ((config or {}).get("metadata") or {}):
             self._check_summary_channels(state)
@@ -430,7 +442,10 @@ class Summarize(MessagesNode):
         }
 
     def _select_answers(self, messages: Messages) -> Messages:
-        """Return `messages` if the trigger depends on reported token usage, else ()."""
+        """Return `messages` if the reported token usage of its answers is needed, else ().
+
+        The token usage is needed if a trigger is in tokens and no user function counts messages.
+        """
         return () if self.trigger[1] == inf or self.counter.counts_messages else messages
 
     async def _try_to_write_summary(
@@ -440,9 +455,9 @@ class Summarize(MessagesNode):
         messages: Messages,
         config: RunnableConfig | None,
     ) -> str | None:
-        """Write the next summary if messages are selected.
+        """Write the next summary if `selection` contains messages.
 
-        Return its text, or None without a summary.
+        Return the text of the new summary, or None if no summary was written.
 
         A failure is logged or, with `on_failure="raise"`, raised. `messages` are all messages of
         the conversation.
@@ -480,7 +495,8 @@ class Summarize(MessagesNode):
         loaded = find_run_thread(config)
         text = await request.write_summary(previous["text"] if previous else "", units)
         if await has_erased_message(loaded, selection.messages):
-            # The next turn summarises the messages that have not been erased.
+            # The summary contains an erased message, so it is discarded. The next turn summarises
+            # the remaining messages.
             self._failed.record_failure(messages)
             return None
         return text
@@ -521,11 +537,12 @@ class Summarize(MessagesNode):
     ) -> Selection:
         """Select the messages to summarise if a trigger is reached, else no messages.
 
-        Whole turns are selected. If the newest turn alone reaches the trigger, older exchanges of
-        this turn are selected too.
+        Whole turns are selected. If the newest turn by itself reaches the trigger, older exchanges
+        of the newest turn are selected in addition to all earlier turns.
         """
         if self.trigger[1] == inf and len(messages) < self.trigger[0]:
-            # In this usual case, the messages need not be examined.
+            # Most calls return here. The trigger is a number of messages that is not reached, so
+            # the messages need not be examined.
             return _NOTHING
         messages = merge_duplicate_messages(messages)
         messages = [m for m in messages if REQUEST_ONLY not in m.additional_kwargs]
@@ -547,17 +564,19 @@ class Summarize(MessagesNode):
     def _select_older_exchanges(
         self, turn: Messages, max_kept_tokens: float
     ) -> tuple[list[BaseMessage], BaseMessage | None]:
-        """Select a turn's older exchanges to summarise.
+        """Select the older exchanges of a long turn, which the next summary will replace.
 
-        Return their messages and the turn's question. The result is ([], None) if there are no such
-        exchanges. The question is not summarised. The newest exchange, and as many exchanges before
-        it as fit in `keep` and in `max_kept_tokens`, are not summarised either. The same holds for
-        exchanges with missing results.
+        Return the messages of the selected exchanges, and the turn's question. If no exchange is
+        selected, return ([], None). The question itself is not summarised. The newest exchange is
+        not selected, and neither are the exchanges before it that fit in `keep` and in
+        `max_kept_tokens`. An exchange is not selected if the result of one of its tool calls is
+        missing.
         """
         stored = next(iter_turns(turn, purpose="state"), None)
         units = [] if stored is None else stored.units
         if units and not has_all_results(units[-1]):
-            # Results of the last exchange are still missing, so the exchange is not summarised.
+            # The result of a tool call in the last exchange is still missing, so this exchange is
+            # not summarised.
             units = units[:-1]
         begin = 1 if units and role(units[0][0]) == "human" else 0
         cost = self._count_messages_and_tokens((unit[0] for unit in units[:begin]), max_kept_tokens)
@@ -574,7 +593,7 @@ class Summarize(MessagesNode):
         return steps, units[0][0] if steps and begin else None
 
     def _measure_request(self, messages: Messages, summary: Summary | None) -> RequestSize | None:
-        """Return the size of the next request, or None if no trigger is in tokens."""
+        """Return the size of the next request, or None if there is no trigger in tokens."""
         if self.trigger[1] == inf:
             return None
         section = render_section(summary) if summary and summary["text"] else ""
@@ -583,7 +602,7 @@ class Summarize(MessagesNode):
     def _is_trigger_reached(
         self, messages: Sequence[BaseMessage], size: RequestSize | None
     ) -> bool:
-        """Return whether the number of messages, or the size of the request, reaches a trigger."""
+        """Return whether the number of messages or the request's size is at least the trigger."""
         message_limit, token_limit = self.trigger
         return len(messages) >= message_limit or (
             size is not None and size.reaches_trigger(token_limit)
@@ -592,7 +611,7 @@ class Summarize(MessagesNode):
     def _newest_turn_reaches_trigger(
         self, newest_messages: Messages, size: RequestSize | None
     ) -> bool:
-        """Return whether the messages of the newest turn alone reach a trigger."""
+        """Return whether the newest turn, without the turns before it, reaches a trigger."""
         messages = _exclude_system_messages(newest_messages)
         if size is not None:
             size = size.with_message_tokens(sum(map(self.counter.count_message, messages)))
@@ -615,7 +634,7 @@ class Summarize(MessagesNode):
             if first_kept and self._exceeds_keep(count, tokens, max_kept_tokens):
                 return first_kept
             first_kept = turn.start
-        # The messages before the first human message form a turn, too.
+        # The messages before the first human message form the oldest turn.
         oldest = _exclude_system_messages(messages[:first_kept])
         added = self._count_messages_and_tokens(oldest, max_kept_tokens)
         is_over = self._exceeds_keep(count + added[0], tokens + added[1], max_kept_tokens)
@@ -626,13 +645,13 @@ class Summarize(MessagesNode):
     ) -> tuple[int, int]:
         """Return the number of messages and the number of their tokens.
 
-        If `limit` is infinite, tokens are not counted, and the second number is 0.
+        If `limit` is infinite, the tokens are not counted, and 0 is returned as their number.
         """
         members = list(messages)
         return len(members), sum(map(self.counter.count_message, members)) if limit < inf else 0
 
     def _exceeds_keep(self, message_count: int, token_count: int, max_kept_tokens: float) -> bool:
-        """Return whether a number of messages exceeds `keep`, or a number of tokens the maximum."""
+        """Return whether messages exceed the limit `keep` in messages or the limit in tokens."""
         return message_count > self.keep[0] or token_count > max_kept_tokens
 
 

@@ -36,11 +36,11 @@ language of the conversation, at most {max_words} words. Answer with the summary
 # Maximum number of words in a summary.
 WORDS: Final = 400
 
-# Minimum number of tokens that the prompt must leave for the conversation.
+# Minimum number of tokens in a request that must remain for the conversation after the prompt.
 _MIN_ROOM: Final = 100
 # Number of tokens reserved for the delimiters and the closing line of a request.
 _FRAME: Final = 60
-# Number of tokens that one word takes at most, as an estimate.
+# Estimated maximum number of tokens of one word.
 _TOKENS_PER_WORD: Final = 2
 # Maximum number of tokens in a summary. A longer summary is refused.
 _MAX_TOKENS: Final = 4 * WORDS
@@ -78,7 +78,7 @@ class SummaryRequest:
     def _tokens_for_conversation(self) -> int:
         """The number of tokens that a request has left for the messages and the previous summary.
 
-        The rest is taken by the prompt, the note and the delimiters.
+        The prompt, the note and the delimiters take the other tokens of the request.
         """
         return (
             self.max_input
@@ -88,7 +88,7 @@ class SummaryRequest:
         )
 
     async def write_summary(self, previous: str, texts: list[str]) -> str:
-        """Summarise the previous summary and the rendered messages after it. Return the result.
+        """Return a summary that combines the previous summary with the messages in `texts`.
 
         `previous` is "" if no previous summary exists.
         """
@@ -103,8 +103,10 @@ class SummaryRequest:
                 previous = await self._request_summary(previous, part, room if rest else None)
                 texts = rest
             except errors.ModelFailed as exc:
-                # If the request was too long, the provider counts more tokens than this counter, or
-                # the model's context window is smaller than its profile says.
+                # A request may be too long for the model although it has at most `max_input`
+                # tokens. In this case, the provider counts more tokens than `count_tokens`, or the
+                # model's context window is smaller than the model's profile says. The next request
+                # is shorter.
                 room = (
                     min(
                         room,
@@ -125,9 +127,9 @@ class SummaryRequest:
     ) -> str:
         """Send one request to the model, and return the summary.
 
-        `next_request_tokens` is the number of tokens that the next request has for this summary and
-        for further messages. The summary may take half of it. `next_request_tokens` is None if this
-        is the last request.
+        `next_request_tokens` is the number of tokens that are available in the next request, which
+        contains the returned summary and further messages. The returned summary may take half of
+        these tokens. `next_request_tokens` is None if no further request follows.
         """
         words = (
             WORDS
@@ -153,7 +155,10 @@ class SummaryRequest:
             return [system, HumanMessage("\n\n".join(filter(None, parts)))]
 
         def check_answer(answer: Any) -> str:
-            """Return the summary in an answer. Raise InvalidPatch if it is missing or too long."""
+            """Return the summary in an answer.
+
+            Raise InvalidPatch if the answer has no text or is too long.
+            """
             fault = find_answer_fault(answer)
             length = 0 if fault else self.count_tokens(read_answer_text(answer))
             if length > max_tokens:
@@ -171,7 +176,7 @@ class SummaryRequest:
     def _split_texts(self, texts: Sequence[str], max_tokens: int) -> tuple[list[str], list[str]]:
         """Split texts into those that fit into `max_tokens` tokens, and the remaining texts.
 
-        If the first text does not fit, it is split, too.
+        If the first text has more than `max_tokens` tokens, the first text itself is split.
         """
         costs = list(map(self._count_tokens_with_line_break, texts))
         fitting = sum(1 for total in accumulate(costs) if total <= max_tokens)

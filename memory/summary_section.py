@@ -1,4 +1,4 @@
-"""Add the summary to the system message of a request, and remove it again."""
+"""Add a summary to the system message of a request, or remove a summary that was added before."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:
     content: Any = without_summary[0].content if without_summary else None
     system = [*without_summary, SystemMessage("")][0]
     mark: dict[str, Any] = {**summary, INSTRUCTIONS: content}
-    # The digests are needed only in a state, where they help to recognise summarised messages.
+    # The summary's digests of messages are needed only in a graph's state, where they help to
+    # recognise summarised messages.
     mark.pop("digests", None)
     return replace(
         model_input,
@@ -68,7 +69,7 @@ def remove_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage
 def _replace_system_content(system: BaseMessage, content: Any, summary_mark: Any) -> BaseMessage:
     """Return a copy of a system message with new content and a new summary mark.
 
-    `mark=None` means no mark.
+    If `summary_mark` is None, the copy has no summary mark.
     """
     kwargs = {
         name: value for name, value in system.additional_kwargs.items() if name != SUMMARY_MARK

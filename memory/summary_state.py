@@ -23,7 +23,8 @@ from perdure.memory.usage import read_request_tokens
 SUMMARY: Final = "summary"
 SUMMARIZED: Final = "summarized"
 """The names of two channels of the state: the summary, and the ids of the summarised messages."""
-# Maximum number of summarised messages, the newest ones, whose content hashes a summary stores.
+# A summary stores content hashes only of the newest messages that it covers, and of at most this
+# many messages.
 _MAX_DIGESTS: Final = 256
 # Length of the hash of a message id, and of the hash of a message's content, in bytes.
 _DIGEST_BYTES: Final = 4
@@ -49,11 +50,13 @@ class Summary(TypedDict):
 
 
 def merge_summaries(left: Any, right: Any) -> Any:
-    """Return the new summary `right`. This is the reducer of the channel `summary`.
+    """Merge two values of the channel `summary`. `merge_summaries` is the reducer of this channel.
 
-    Subgraphs that run in parallel and share the channel return their summaries in the same
-    superstep. If one of these summaries extends the other, the longer one is returned. If both
-    extend the same summary, the texts of both are joined.
+    The result is usually the new summary `right`.
+
+    Subgraphs that run in parallel and share the channel `summary` return two summaries in the same
+    superstep. If one of the two summaries extends the other, the longer summary is returned. If the
+    two summaries were made independently from the same previous summary, their texts are joined.
     """
     ours, theirs = _get_digests(left), _get_digests(right)
     if not ours or not theirs or ours[-1] in theirs:
@@ -83,7 +86,7 @@ class SummaryState(ChatState, total=False):
 def read_summary(value: Any) -> Summary | None:
     """Convert the value of the channel `summary` to a summary, or to None if the value is empty.
 
-    Plain text is read as a summary that covers no message.
+    If the value is a plain text, the result is a summary with this text that covers no messages.
     """
     if not value:
         return None
@@ -106,7 +109,7 @@ def extend_summary(
     summarized_ids: Iterable[str] = (),
     conversation: Messages = (),
 ) -> Summary:
-    """Return a summary with a new text, which covers `messages` in addition to the previous ones.
+    """Return a copy of a summary with a new text, and record that it also covers `messages`.
 
     A message that is summarised again, because its content has changed, is counted once.
 
@@ -136,15 +139,17 @@ def extend_summary(
 class SummarizedMessages:
     """The set of messages that a summary already covers. Use it as in `message in summarized`.
 
-    A graph removes summarised messages from its state. The state of a parent graph or of another
-    subgraph may still contain them, and a client that sends the whole conversation with each turn
-    adds them again. A message whose content has changed since it was summarised is not included.
+    A graph removes summarised messages from its own state, but the state of its parent graph, or of
+    a subgraph, may still contain these messages. In addition, a client that sends the whole
+    conversation with each turn adds the summarised messages to the state again. A message whose
+    content has changed since it was summarised is not included.
     """
 
     def __init__(self, summary: Summary | None, ids: Iterable[str] | None) -> None:
         self._ids = frozenset(ids or ()) if summary and summary["text"] else frozenset()
         self._summary = summary
-        # Content hashes by the hash of the message id, or None if they have not been computed yet.
+        # Maps the hash of a message id to content hashes of that message. The value is None until
+        # the mapping is needed for the first time.
         self._contents: dict[str, set[str]] | None = None
 
     @classmethod
@@ -163,8 +168,8 @@ class SummarizedMessages:
     def remove_from(self, model_input: ModelInput) -> ModelInput:
         """Return `model_input` without the summarised messages.
 
-        The question of a turn remains if any other message of the turn remains. A tool call and its
-        result either both remain or are both removed.
+        The question of a turn is not removed if any other message of the turn is not summarised. A
+        tool call and its result either both remain or are both removed.
         """
         return (
             replace(model_input, turns=self._iter_remaining_turns(model_input.turns))
@@ -173,7 +178,10 @@ class SummarizedMessages:
         )
 
     def _iter_remaining_turns(self, turns: Iterator[Turn]) -> Iterator[Turn]:
-        """Yield the turns without the units whose messages are all summarised."""
+        """Yield the turns. A unit is left out if all of its messages are summarised.
+
+        The first unit of a turn is kept if any other unit of the turn is kept.
+        """
         for turn in turns:
             question, *rest = turn.units
             units = [unit for unit in rest if not self._covers_unit(unit)]

@@ -26,7 +26,9 @@ from perdure.memory.message_forms import (
 
 
 def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
-    """Build the JSON object of a thread's export, with its messages up to the head and on branches.
+    """Build the JSON object that exports a thread.
+
+    The object contains the messages up to the thread's head, and the messages on branches.
 
     Args:
         saver: The checkpointer that stores the thread.
@@ -65,8 +67,8 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
 def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
     """Yield the messages that each branch adds, and the number of exported messages before them.
 
-    The main branch comes first. If another branch continues a branch, the shorter branch adds no
-    messages.
+    The main branch comes first. A branch that is the beginning of a longer branch yields no
+    messages, because the longer branch contains them.
     """
     messages = {
         position: message
@@ -74,8 +76,9 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
         if (message := _convert_to_message(value))
     }
     lineages = [_find_last_versions(lineage, messages) for lineage in transcript.lineages]
-    # The lineages form a tree. A node is a message after a certain sequence of messages, so it is
-    # identified by its parent node and the position of the message. The root is node 0.
+    # The lineages, which are the sequences of message positions on the branches, form a tree. The
+    # dict `nodes` numbers the nodes of the tree. The key of a node is the number of its parent node
+    # and the position of its message. The root is node 0.
     nodes: dict[tuple[int, int], int] = {}
     inner_nodes, last_nodes = set[int](), list[int]()
     for lineage in lineages:
@@ -84,7 +87,8 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
             inner_nodes.add(node)
             node = nodes.setdefault((node, position), len(nodes) + 1)
         last_nodes.append(node)
-    # The nodes are numbered anew in the order of export, because `after` counts exported messages.
+    # The nodes are renumbered in the order in which their messages are exported, because `after` is
+    # the number of exported messages before a branch.
     nodes.clear()
     for lineage, last_node in zip(lineages, last_nodes, strict=True):
         node, after, added = 0, 0, list[dict[str, Any]]()
@@ -99,7 +103,10 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
 
 
 def _find_last_versions(lineage: Sequence[int], messages: Mapping[int, BaseMessage]) -> list[int]:
-    """Return the position of each message's last complete version, in order of first occurrence."""
+    """Return positions in the log: for each message, that of the last unshortened version.
+
+    The messages are in the order of their first occurrence in the lineage.
+    """
     last_positions: dict[object, int] = {}
     for position in lineage:
         if message := messages.get(position):
@@ -120,14 +127,15 @@ def _convert_to_message(value: Any) -> BaseMessage | None:
 def _build_message_export(message: BaseMessage, time: Any) -> dict[str, Any]:
     """Convert a message to OpenAI's JSON form.
 
-    The fields that an import could not restore from this form are added under the key `EXACT`.
-    `time` is the time at which the message was stored. This time is exported if the message itself
-    has no creation time.
+    Fields of the message that an import could not restore from OpenAI's JSON form are added under
+    the key `EXACT`. `time` is the time at which the message was stored. If the message itself has
+    no creation time, `time` is exported.
     """
     try:
         form = convert_to_openai_messages([message])[0]
         restored = read_message(form, None)
-    # OpenAI's format cannot express this message.
+    # OpenAI's format cannot express some messages, for example messages with malformed content
+    # blocks.
     except (MalformedPart, ValueError):
         form = {"role": "assistant", "content": str(message.text)}
         restored = read_message(form, None)

@@ -27,8 +27,9 @@ async def _forget_thread_memories(
 ) -> Receipt:
     """Erase the memories and examples that come from threads, also those in quarantine.
 
-    The progress of the extraction is erased as well. If a thread with one of these ids is imported
-    again, memories are therefore extracted from its first message on.
+    The watermarks of the threads, which store how far memories were extracted, are erased as well.
+    If a thread with one of the ids is imported again, memories are extracted from all of its
+    messages.
 
     Args:
         store: A perdure store.

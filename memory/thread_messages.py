@@ -1,8 +1,8 @@
 """Read the messages of a thread, and track how far extractors have read them (watermarks).
 
 With perdure's checkpointers, the messages include those that were removed from the state. A
-watermark is a note in the store. It contains the ids of the newest messages that an extractor has
-read, so it stays valid if the thread is trimmed, edited or forked.
+watermark is a note in the store. The watermark of a thread contains the ids of the newest messages
+that an extractor has read, so the watermark stays valid if the thread is trimmed, edited or forked.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _ROLES: Final[Mapping[str, Role]] = {
     **{"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant"},
     **{"tool": "tool", "function": "tool", "system": "system", "developer": "system"},
 }
-# Number of checkpoints that are read for each message, because a run writes several.
+# Number of checkpoints that are read for each message whose time is unknown. A run writes several
+# checkpoints for one message.
 _CHECKPOINTS_PER_MESSAGE: Final = 4
 REMEMBER: Final = "remember"
 """A key in a message's `response_metadata`. With the value False, the message does not become a
@@ -63,7 +64,8 @@ See `_build_watermark_key`.
 """
 # Number of newest messages that are checked first, to decide whether all messages were read.
 _TAIL_MESSAGES: Final = 8
-# Maximum number of read messages, the newest ones, that a watermark lists.
+# A watermark lists only the newest messages that an extractor has read, and at most this many
+# messages.
 _MAX_READ_MESSAGES: Final = 50
 
 
@@ -74,7 +76,7 @@ class ThreadMessage:
     Attributes:
         message: The message.
         id: The id of the message, or a hash of its text if it has none.
-        position: The position in the thread, which a watermark assigns.
+        position: The position of the message in the thread, which a watermark assigns.
         at: When the message was written, if that is known.
         turn_is_remembered: Whether memories may be made from the turn that contains the message.
     """
@@ -134,7 +136,7 @@ class ThreadHistory:
     messages: Sequence[ThreadMessage]
 
     def with_times(self, times: Sequence[datetime | None]) -> ThreadHistory:
-        """Return the history, in which messages without a time get a time.
+        """Return a copy of the history, in which `times` fill in the unknown times of messages.
 
         Args:
             times: The times of the last messages, the newest first.
@@ -148,7 +150,7 @@ class ThreadHistory:
 def build_history_from_state(
     thread_id: str, checkpoint_id: str | None, messages: Sequence[BaseMessage]
 ) -> ThreadHistory:
-    """Build the history of a thread from the messages in its state only.
+    """Build the history of a thread from its state, without messages that were removed from it.
 
     Args:
         thread_id: The thread.
@@ -162,8 +164,8 @@ def build_history_from_state(
 async def read_channel_values(saver: Any, head: CheckpointTuple) -> dict[str, Any]:
     """Return the values of a checkpoint's channels, including those of `DeltaChannel`s.
 
-    See `Checkpointer.delta_values`. For a checkpointer that is not perdure's, the stored values are
-    returned.
+    See `Checkpointer.delta_values`. For a checkpointer of another library, the values that the
+    checkpoint itself contains are returned.
     """
     values = dict(head.checkpoint["channel_values"])
     has_deltas = head.metadata.get(COUNTERS) or any(
@@ -211,8 +213,9 @@ async def is_read_in_full(
 ) -> bool:
     """Return whether a watermark covers all messages of a thread up to its head.
 
-    With a perdure checkpointer, reading the newest messages is usually sufficient for that.
-    Otherwise all messages are read. If the thread cannot be read, the result is False.
+    With a perdure checkpointer, it is usually sufficient to read the newest messages of the thread.
+    If these messages do not decide the question, all messages are read. If the thread cannot be
+    read, False is returned.
 
     Args:
         saver: The checkpointer.
@@ -250,7 +253,7 @@ async def _read_perdure_history(
 ) -> ThreadHistory:
     """Read all messages of a thread, with the times of the checkpoints that added them."""
     infos = await _list_checkpoints(saver, thread_id, 1)
-    # The head is not the newest checkpoint, so all checkpoints are listed to find it.
+    # If the newest checkpoint is not the head, all checkpoints are listed to find the head.
     if not any(info.is_head for info in infos):
         infos = await _list_checkpoints(saver, thread_id, None)
     info = next((info for info in infos if info.is_head), None)
@@ -292,8 +295,10 @@ async def _list_checkpoints(saver: Any, thread_id: str, limit: int | None) -> li
 def _select_latest_versions(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessage]:
     """Select one version of each message, and return them in the order of first occurrence.
 
-    Each version comes with a flag that says whether the state may contain it. If the state contains
-    no complete version of a message, the last complete version is selected.
+    `versions` contains pairs of a message version and a flag, which says whether the current state
+    may contain that version. The last unshortened version in the state is selected. If the state
+    contains only shortened versions of a message, the last unshortened version outside the state is
+    selected.
     """
     latest: dict[str, ThreadMessage] = {}
     settled_ids: set[str] = set()
@@ -308,8 +313,8 @@ def _select_latest_versions(versions: Iterable[tuple[ThreadMessage, bool]]) -> l
 def _iter_thread_messages(messages: Sequence[BaseMessage]) -> Iterator[ThreadMessage]:
     """Yield messages with their ids and times.
 
-    If a message has no id, it gets the hash of its text and of the number of earlier messages with
-    the same text.
+    If a message has no id, a hash is used as its id. The hash depends on the text of the message
+    and on the number of earlier messages with the same text.
     """
     counts: Counter[bytes] = Counter()
     is_remembered = True
@@ -394,15 +399,16 @@ class Watermark:
 
     @property
     def ids(self) -> frozenset[str]:
-        """The ids of the newest read messages, which the watermark lists."""
+        """The ids that the watermark lists, which belong to the newest messages that were read."""
         return frozenset(message.id for message in self.known)
 
     def find_unread(self, history: ThreadHistory) -> list[ThreadMessage]:
-        """Return the messages that have not been read, or were edited after that, with positions.
+        """Return the messages that were never read, or were edited after they were read.
 
-        The watermark lists only the newest read messages. If more messages were read, only messages
-        after the oldest listed one can be unread. If the thread contains none of the listed
-        messages, for example after a fork from an old checkpoint, all messages are unread.
+        The returned messages have positions. The watermark lists only the newest messages that were
+        read. If the extractor has read more messages than the watermark lists, all messages before
+        the oldest listed message count as read. If the thread contains none of the listed messages,
+        for example after a fork from an old checkpoint, all messages count as unread.
         """
         read_messages = {message.id: message for message in self.known}
         messages = self.assign_positions(history.messages)
@@ -418,9 +424,10 @@ class Watermark:
     def assign_positions(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
         """Return the messages with their positions in the thread.
 
-        Messages that occur in the watermark keep their positions. Later messages get higher
-        positions, and earlier messages get lower positions. A message between two listed messages
-        gets the position of the listed message before it. The store then orders both by age.
+        Messages that the watermark lists keep the listed positions. Messages after the last listed
+        message get higher positions, and messages before the first listed message get lower
+        positions. A message between two listed messages gets the position of the listed message
+        before it. The store orders items with the same position by their age.
         """
         positions = {message.id: message.position for message in self.known}
         read_indices = [i for i, message in enumerate(messages) if message.id in positions]
@@ -441,7 +448,9 @@ class Watermark:
         return positioned
 
     def advance(self, messages: Sequence[ThreadMessage], checkpoint_id: str | None) -> Watermark:
-        """Return the watermark that applies after `messages` were read. They must have positions.
+        """Return an updated watermark that records that `messages` were read.
+
+        The messages must have positions.
 
         Args:
             messages: The messages.
@@ -463,7 +472,7 @@ class Watermark:
     def with_failure(
         self, error: str, failed_at: datetime, head_id: str | None, *, final: bool = False
     ) -> Watermark:
-        """Return the watermark that applies after an extraction has failed.
+        """Return an updated watermark that records the failure of an extraction.
 
         Args:
             error: The error.
@@ -487,7 +496,10 @@ class Watermark:
         return (self.count, self.known) == (other.count, other.known)
 
     def build_put(self, namespace: Namespace, thread_id: str) -> PutItem:
-        """Build the put of the watermark's note. It is refused if the stored note has changed."""
+        """Build the put that stores the watermark as a note.
+
+        The store refuses the put if the stored note has changed since the watermark was read.
+        """
         value: dict[str, Any] = {"extractor": self.extractor, "thread_id": thread_id, "known": []}
         value |= _NOTE_ADAPTER.dump_python(
             self, mode="json", exclude={"version"}, exclude_defaults=True
@@ -544,10 +556,10 @@ async def read_watermarks(
 
 
 def build_failure_reset(note: Item) -> PutItem:
-    """Build the put that removes a failure from a watermark's note.
+    """Build the put that stores a watermark again without the failure that it records.
 
-    The thread is not due again before it has a new head. Then the messages that are still unread
-    are read, too.
+    The thread does not become due before it has a new head. When it is due, the extraction also
+    reads the messages that the failed extraction could not read.
     """
     watermark, (_, _, *namespace) = _decode_watermark(note), note.namespace
     reset_mark = watermark.advance((), watermark.failed_head)
@@ -555,7 +567,7 @@ def build_failure_reset(note: Item) -> PutItem:
 
 
 def _decode_watermark(note: Item) -> Watermark:
-    """Convert a note in the store to the watermark that it contains."""
+    """Build a watermark from the note that stores it."""
     return _NOTE_ADAPTER.validate_python({**note.value, "version": getattr(note, "version", None)})
 
 
@@ -569,7 +581,8 @@ def _build_watermark_key(extractor: str, thread_id: str) -> str:
 
 def _is_unread(message: ThreadMessage, read_message: ReadMessage | None) -> bool:
     """Return whether a message has not been read yet, or was edited after it was read."""
-    # A read message that a node has shortened since, to save tokens, does not count as edited.
+    # A message does not count as edited if a node has only shortened it, to save tokens, after the
+    # extractor had read it.
     return read_message is None or (
         read_message.digest != message.digest and not message.is_shortened
     )

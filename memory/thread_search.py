@@ -1,9 +1,9 @@
-"""Search threads by the words of their messages. The results are never recalled into a prompt.
+"""Search threads by the words of their messages. Found messages are never added to a prompt.
 
 The transcript index consists of items in separate tables in the same database as the threads. Each
-owner of threads has a namespace. Each search first indexes the threads that have changed since the
-previous search. Threads that the caller may see are indexed first. If messages are removed from a
-thread, the same transaction removes them from the index.
+owner of threads has a namespace in these tables. A search first indexes the threads that the caller
+may see and that have changed since they were last indexed. If messages are removed from a thread,
+the same transaction removes them from the index.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ from perdure.stores.text import (
 _LOG = logging.getLogger("perdure")
 # Number of messages after which a transaction is committed.
 _MESSAGES_PER_TRANSACTION: Final = 400
-# Number of steps after which a transaction is committed. A short thread is one step.
+# Number of indexing steps after which a transaction is committed. A thread with few messages is
+# indexed in one step.
 _THREADS_PER_TRANSACTION: Final = 60
 # Maximum number of characters of a message that are indexed. The rest of the message is ignored.
 _MAX_MESSAGE_CHARS: Final = 100_000
@@ -117,7 +118,8 @@ class ThreadHit:
     def excerpt(self, max_chars: int = 240) -> list[tuple[str, bool]]:
         """Return pieces of the text around the first match, each as (piece, whether it is a match).
 
-        `max_chars` is the maximum number of characters of all pieces, without ellipses.
+        `max_chars` is the maximum total length of the returned pieces, in characters, without the
+        ellipses at the start and the end.
         """
         first = self.marks[0][0] if self.marks else 0
         start = max(0, min(first - _EXCERPT_LEAD_CHARS, len(self.text) - max_chars))
@@ -166,13 +168,13 @@ class VisibleThreads:
 
     @property
     def owner(self) -> str | None:
-        """The only owner of these threads, or None if the threads may have several owners."""
+        """The owner of all threads in the query, or None if they may have several owners."""
         owner = (self.query.metadata or {}).get("owner")
         return owner if isinstance(owner, str) else None
 
 
 class _IndexStep(NamedTuple):
-    """A part of a thread that is written to the transcript index at once.
+    """A part of a thread that is added to the transcript index in one transaction.
 
     Attributes:
         thread_id: The thread.
@@ -218,9 +220,10 @@ class TranscriptSearch:
 
     @staticmethod
     def for_checkpointer(saver: Checkpointer, store: Store) -> TranscriptSearch:
-        """Return the transcript search of a checkpointer, which is created at the first call.
+        """Return the transcript search of a checkpointer. The first call creates the object.
 
-        The object is kept as long as the checkpointer, because it has an index in memory.
+        The transcript search is kept as long as the checkpointer exists, because the search has an
+        index in memory.
 
         Raises:
             ConfigurationError: The checkpointer or the store is not perdure's, or they are not in
@@ -262,7 +265,7 @@ class TranscriptSearch:
     # -- searching
 
     def _find_hits(self, text: str, visible: VisibleThreads, limit: int) -> list[ThreadHit]:
-        """Find the visible threads with the best messages. The index is not updated before."""
+        """Find the visible threads whose messages match the text best. The index is not updated."""
         prefix = () if visible.owner is None else (self._hash_owner(visible.owner),)
         hits, seen_threads, start, size = list[ThreadHit](), set[str](), 0, _PAGE_SIZE
         while len(hits) < limit:
@@ -293,7 +296,7 @@ class TranscriptSearch:
     def _hash_owner(self, owner: object) -> str:
         """Return the label of an owner's namespace.
 
-        It is a hash, so it does not reveal the owner's name.
+        The label is a hash, so that the label does not reveal the owner's name.
         """
         data = repr(owner).encode(errors="surrogatepass")
         return blake2b(data, digest_size=16, key=self._saver._seal.hash_key).hexdigest()
@@ -303,10 +306,13 @@ class TranscriptSearch:
     def _index_changed_threads(
         self, visible: VisibleThreads, wait_s: float | None, progress: Progress
     ) -> int:
-        """Index the threads that have changed. After `wait_s` seconds, return how many are left."""
+        """Index the visible threads that have changed, and return how many are not indexed yet.
+
+        The method returns after `wait_s` seconds, even if threads remain to be indexed.
+        """
         end = math.inf if wait_s is None else time.monotonic() + wait_s
-        # A second round is needed, because a job that was already running may not include the
-        # newest changes.
+        # The loop runs a second time, because an indexing job that was already running may not
+        # include the newest changes of the threads.
         for _ in range(2):
             threads = self._find_visible_threads(visible, is_unindexed=True)
             if not threads or self._database.read_only:
@@ -334,7 +340,7 @@ class TranscriptSearch:
             owners = [(id, thread.metadata.get("owner")) for id, thread in threads.items()]
 
             def index_and_remove_job() -> None:
-                """Index the threads, and then remove the job from the running jobs."""
+                """Index the owner's threads, and then remove this indexing job from `_jobs`."""
                 try:
                     self._index_threads(job, owners)
                 finally:
@@ -407,9 +413,10 @@ class TranscriptSearch:
         self._database.write(flow, exclusive_names=[*names], watch=self._saver._watch)
 
     def _iter_index_puts(self, step: _IndexStep) -> Iterator[PutItem]:
-        """Yield the puts that add the messages of a step to the index.
+        """Yield a put for each message of a step that is added to the index.
 
-        Messages that are not searched are skipped.
+        Messages of tools and of the system are skipped. Messages with `{"remember": False}` in
+        their `response_metadata` are skipped, too.
         """
         label = (step.after.path or b"").decode().rstrip("\0")
         for item, stored_at in step.items:
@@ -452,9 +459,10 @@ def _build_hit(query: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
 
 
 def find_marks(text: str, query: str) -> tuple[tuple[int, int], ...]:
-    """Find the words of a query in a text, also in inflected forms.
+    """Find the positions of a query's words in a text.
 
-    For a misspelt word of the query, similar words in the text are found.
+    Inflected forms of the words are found, too. If the query contains a misspelt word, similar
+    words in the text are found.
 
     >>> find_marks("She runs; he ran to the shop.", "running shops")
     ((4, 8), (24, 28))
@@ -506,12 +514,12 @@ def search_threads(
     """Find threads by the words of their messages.
 
     The search finds inflected forms, and words with spelling mistakes. The first search indexes all
-    threads that the user may see, the latest first. Later searches index the threads that have
-    changed. The index has separate tables. Only this search reads these tables, so their content
-    never gets into a prompt, a recall or a search of the store. The index entries of a thread or a
-    message are deleted together with the thread or the message. Messages of tools and of the system
-    are not searched, and neither are messages with `{"remember": False}` in their
-    `response_metadata`.
+    threads that the user may see, the latest first. Each search after the first one indexes the
+    threads that have changed since they were last indexed. The index is stored in separate tables
+    that only `search_threads` reads, so that the content of the index never gets into a prompt, a
+    recall or a search of the store. The index entries of a thread or a message are deleted together
+    with the thread or the message. Messages of tools and of the system are not searched, and
+    neither are messages with `{"remember": False}` in their `response_metadata`.
 
     Args:
         saver: One of perdure's checkpointers.
@@ -522,8 +530,8 @@ def search_threads(
         filter: Only threads whose metadata has these values.
         limit: The maximum number of threads.
         wait_s: Seconds to wait while threads are indexed. After that, the index is searched as it
-            is, `unread` has the number of threads that are left, and the indexing goes on. None
-            means to wait until all threads are indexed.
+            is, `unread` has the number of threads that are left, and indexing continues in the
+            background. None means to wait until all threads are indexed.
         progress: Called during the wait with the number of indexed threads, and of all threads to
             index.
 
@@ -565,7 +573,7 @@ async def asearch_threads(*args: Any, **options: Any) -> ThreadHits:
 def delete_transcript_index(saver: Checkpointer) -> None:
     """Delete the transcript index of all threads of a checkpointer.
 
-    The next search indexes them again.
+    The next search indexes the threads again.
     """
     while saver.database.write(
         lambda: drop_indexes_of_some_threads(saver._sql, _THREADS_PER_TRANSACTION),

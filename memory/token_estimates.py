@@ -1,11 +1,12 @@
 """Estimate token counts without a tokenizer, for text, images, files, audio and video.
 
-The weights for texts were fitted to OpenAI's encoding `o200k_base`. For prose, code, JSON, CSV,
-identifiers and emoji in Latin script, the estimate is between 0.8 and 1.5 times the real number.
-For scripts whose characters take three bytes in UTF-8, it is up to twice the real number.
+The numbers of tokens per character, by which texts are estimated, were fitted to OpenAI's encoding
+`o200k_base`. For prose, code, JSON, CSV, identifiers and emoji in Latin script, the estimate is
+between 0.8 and 1.5 times the real number. For text in a script whose characters take three bytes in
+UTF-8, the estimate is up to twice the real number.
 
-The figures for media were published by the providers. OpenAI counts 765 tokens for an image of 1024
-by 1024 pixels, and 85 tokens for an image in low detail
+The numbers of tokens for images, PDF pages, audio and video were published by the providers. OpenAI
+counts 765 tokens for an image of 1024 by 1024 pixels, and 85 tokens for an image in low detail
 (https://platform.openai.com/docs/guides/images-vision). Anthropic counts 1,500 to 3,000 tokens for
 a page of a PDF (https://docs.anthropic.com/en/docs/build-with-claude/pdf-support). Google counts 32
 tokens for a second of sound and about 300 tokens for a second of video
@@ -47,12 +48,12 @@ _TOKENS_PER_LETTER: Final = 0.15
 _TOKENS_PER_SPACE: Final = 0.2
 # Estimated tokens for a character that takes four bytes in UTF-8, such as an emoji.
 _TOKENS_PER_FOUR_BYTES: Final = 1.9
-# Number of letters that are assumed to be next to digits, for each digit of a text.
+# For each digit in a text, this number of the text's letters are assumed to stand next to digits.
 _MIXED_LETTERS_PER_DIGIT: Final = 2
 
 IMAGE_TOKENS: Final = 765
 LOW_DETAIL_IMAGE_TOKENS: Final = 85
-# Estimated tokens of a page of a PDF or of another document.
+# Estimated number of tokens of one page of a document, such as a PDF.
 _PAGE_TOKENS: Final = 2_000
 # Assumed size of a page of a document, in bytes.
 _PAGE_BYTES: Final = 50_000
@@ -64,8 +65,8 @@ _RAW_AUDIO_BYTES_PER_S: Final = 48_000
 _VIDEO_TOKENS_PER_S: Final = 300
 # Assumed rate of video, in bytes per second: 1 Mbit/s.
 _VIDEO_BYTES_PER_S: Final = 125_000
-# Number of encrypted characters that are estimated as one token. Providers drop encrypted parts in
-# later turns.
+# Number of characters of encrypted reasoning that are estimated as one token. The number is high
+# because providers drop encrypted reasoning from the requests of later turns.
 _CHARACTERS_PER_HIDDEN_TOKEN: Final = 32
 # Estimated tokens of speech for each token of the transcript of the speech.
 _TRANSCRIPT_FACTOR: Final = 3
@@ -131,8 +132,8 @@ def estimate_text_tokens(text: str, scale: float = 1.0) -> int:
     """Estimate the number of tokens of a text.
 
     Prose is estimated as one token for four bytes of UTF-8. Digits, punctuation, letters next to
-    digits, and emoji take more tokens per byte. A text with many of these is estimated by counting
-    its characters.
+    digits, and emoji take more tokens per byte than prose. If a text contains many of these
+    characters, its tokens are estimated by counting the characters of each kind.
 
     Args:
         text: The text. A lone surrogate is treated as one character.
@@ -237,7 +238,8 @@ def _count_reasoning_tokens(block: Mapping[str, Any], count_text: CountText) -> 
 def _count_media_tokens(media_kind: str, block: Mapping[str, Any], count_text: CountText) -> int:
     """Return the number of tokens of a block with an image, a file, audio or video."""
     parts: list[Mapping[str, Any]] = [block]
-    # The list grows during the loop, because Amazon Bedrock nests the data twice.
+    # The loop appends nested dicts to `parts` and then visits them, because Amazon Bedrock stores
+    # the media data in a dict within a dict.
     for part in parts:
         nested = (part.get(key) for key in _NESTED_KEYS) if len(parts) < _MAX_NESTED else ()
         parts += [value for value in nested if isinstance(value, Mapping)]
@@ -263,8 +265,8 @@ def _count_media_tokens(media_kind: str, block: Mapping[str, Any], count_text: C
 def _find_media_data(parts: Sequence[Mapping[str, Any]]) -> tuple[str, str | bytes | None]:
     """Return the MIME type and the data of the media in a block.
 
-    If the block has no MIME type, a format or a file name is returned instead. The data is None if
-    the block contains only a URL or a file id.
+    If the block has no MIME type, a format such as `wav` or a file name is returned in place of the
+    MIME type. If the block contains only a URL or a file id, None is returned in place of the data.
 
     Args:
         parts: The block and the nested dicts that may contain the data.
@@ -281,7 +283,7 @@ def _find_media_data(parts: Sequence[Mapping[str, Any]]) -> tuple[str, str | byt
 
 
 def _estimate_media_tokens(media_kind: str, mime_type: str, byte_count: int) -> int:
-    """Estimate the number of tokens of `byte_count` bytes of a file, audio or video."""
+    """Estimate the tokens of media with a size of `byte_count` bytes: a file, audio or video."""
     if media_kind == "audio":
         raw = any(name in mime_type for name in _RAW_AUDIO_TYPES)
         seconds = byte_count / (_RAW_AUDIO_BYTES_PER_S if raw else _AUDIO_BYTES_PER_S)
@@ -292,7 +294,10 @@ def _estimate_media_tokens(media_kind: str, mime_type: str, byte_count: int) -> 
 
 
 def _count_json_tokens(value: Any, count_text: CountText) -> int:
-    """Return the number of tokens of a JSON value. Base64 data in it is estimated as a file."""
+    """Return the number of tokens of a JSON value.
+
+    Base64 data within the JSON value is estimated like a file of the same size.
+    """
     if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
         return sum(
             count_block_tokens(part, count_text)
@@ -303,7 +308,7 @@ def _count_json_tokens(value: Any, count_text: CountText) -> int:
     files = 0
 
     def without_files(part: Any) -> Any:
-        """Return a part of the value without media, and add the media's tokens to `files`."""
+        """Return `part` without the media that it contains. Add the media's tokens to `files`."""
         nonlocal files
         if isinstance(part, Mapping):
             if part is not value and _find_media_kind(part) is not None:

@@ -1,8 +1,8 @@
 """Count the tokens of texts, messages, requests and tools, and look up context windows.
 
-The optional dependencies of the extra `tokens` provide OpenAI's encodings. For other models, tokens
-are estimated (see `token_estimates`). An estimate is scaled up if the provider reports more tokens
-in `usage_metadata`.
+The optional dependencies of the extra `tokens` provide OpenAI's encodings. The tokens of models
+from other providers are estimated (see `token_estimates`). An estimate is scaled up if the provider
+reports more tokens in `usage_metadata`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from perdure.memory.token_estimates import (
 )
 from perdure.memory.usage import is_same_model, read_answer_tokens, read_model_name
 
-# Importing these modules takes a second, and estimating texts does not need them.
+# At runtime, langchain's modules are not imported here, because the import takes a second, and
+# because the modules are not needed to estimate the tokens of a text.
 if TYPE_CHECKING:
     from langchain_core.messages import MessageLikeRepresentation
     from langchain_core.runnables import Runnable
@@ -39,9 +40,11 @@ if TYPE_CHECKING:
 # Tokens that OpenAI adds for each message, name, tool call, tool result and request. Source:
 # https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken
 _FRAME, _NAME, _CALL, _RESULT, _REPLY = 4, 1, 3, 3, 3
-# Minimum number of estimated tokens of an answer whose reported usage scales the estimates.
+# An answer's reported token usage is used to scale estimates only if the answer has at least this
+# number of estimated tokens.
 _MIN_MEASURED: Final = 50
-# Maximum factor by which reported usage scales the estimates.
+# Maximum factor by which estimated token counts are multiplied because a provider reported more
+# tokens than were estimated.
 _MAX_SCALE: Final = 4.0
 # The encoder is created once, because creating an encoder for each call takes three times as long.
 _JSON = json.JSONEncoder(ensure_ascii=False, default=str)
@@ -80,7 +83,7 @@ class TokenCounter:
 
     @property
     def request_overhead(self) -> int:
-        """The number of tokens of every request in addition to the tokens of its messages."""
+        """The number of tokens that every request has in addition to the tokens of its messages."""
         return ceil(self.count_fixed_tokens(0))
 
     def count_fixed_tokens(self, tools: int) -> float:
@@ -88,8 +91,9 @@ class TokenCounter:
 
         `tools` is the number of tokens of the tools in the request.
 
-        If tokens are counted by a custom function, its fixed number per request is assumed to
-        include the tools, so the larger of both numbers is returned.
+        A custom counting function may add a fixed number of tokens to every request. This fixed
+        number is assumed to include the tools. Therefore, either the fixed number or `tools` is
+        returned, whichever is larger.
         """
         if self._function is not None:
             return max(self._function.fixed_tokens, tools)
@@ -114,7 +118,7 @@ class TokenCounter:
         return self.count_message if self._function is None else self._function.count_message
 
     def for_model(self, model: str | None) -> TokenCounter:
-        """Return a copy of this counter that is scaled by the token usage of another model."""
+        """Return a copy of the counter for the model `model`, whose usage scales estimates."""
         counter = copy(self)
         counter.model = model
         return counter
@@ -180,11 +184,12 @@ class TokenCounter:
         return self.count_message(system_prompt)
 
     def scale_to_usage(self, messages: Sequence[BaseMessage]) -> TokenCounter:
-        """Return the counter for a conversation, scaled by the token usage that its answers report.
+        """Return a copy of the counter, scaled by the token usage reported in `messages`.
 
-        Only answers of the counter's model are used. If the counter has no model, answers of the
-        model that gave the newest answer are used. The scale is the largest ratio of reported
-        tokens to estimated tokens among these answers, so removing messages never increases the
+        If the attribute `model` of the counter is set, only the token usage in answers of this
+        model is used. If it is None, only the token usage in answers of the model that gave the
+        newest answer is used. For each used answer, the ratio of reported tokens to estimated
+        tokens is computed. The scale is the largest ratio, so removing messages never increases the
         scale.
         """
         if self._count_encoded is not None or self._function is not None or self.counts_messages:
@@ -366,7 +371,8 @@ def _describe_model(model: Any) -> str:
 
 def _find_encoding_name(model: str) -> str | None:
     """Return the name of an OpenAI chat model's encoding, or None for any other model."""
-    # This module is imported only if a model is named.
+    # tiktoken is imported here, because it is needed only if a counter is made for the name of a
+    # model.
     from tiktoken import encoding_name_for_model
 
     try:
@@ -380,13 +386,15 @@ def _find_encoding_name(model: str) -> str | None:
 def _load_encoding(encoding: str) -> Callable[[str], int] | None:
     """Return a function that counts the tokens of a text in an encoding of OpenAI.
 
-    The function caches its results. None is returned if the encoding is not installed.
+    The returned function caches its results. If `bpe_openai`, which contains the encodings, is not
+    installed, None is returned.
     """
     # bpe-openai uses a deprecated function to read its files, so that warning is ignored.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            # bpe-openai contains the encodings, which tiktoken would download.
+            # The package bpe-openai contains the encodings. tiktoken is not used, because it would
+            # download them.
             bpe: Any = import_module("bpe_openai")
         except ImportError:
             logging.getLogger("perdure").warning(

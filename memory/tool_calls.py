@@ -1,8 +1,8 @@
 """Read and rewrite tool calls and their results, in all forms of providers and langchain.
 
 A call is an entry of `tool_calls` or `invalid_tool_calls`, a content block, an entry of the older
-`additional_kwargs["tool_outputs"]`, or `additional_kwargs["function_call"]`. Its result is a
-`ToolMessage`, a `FunctionMessage`, or a content block of a later message.
+`additional_kwargs["tool_outputs"]`, or `additional_kwargs["function_call"]`. The result of a call
+is a `ToolMessage`, a `FunctionMessage`, or a content block of a later message.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ _RESULTS: Final[Mapping[str, str]] = {
 }
 """Types of content blocks with a result, and the key of the id of the call."""
 
-# Suffix of the types of Anthropic's other result blocks, such as `web_search_tool_result`.
+# The type of a content block ends with this suffix if it contains the result of one of Anthropic's
+# server tools, such as `web_search_tool_result`.
 _ANTHROPIC_RESULT: Final = "_tool_result"
 
 CallKind = Literal["tool", "custom", "function", "unparsed", "client", "server"]
@@ -119,8 +120,8 @@ def find_tool_calls(message: AIMessage) -> list[Call]:
     listed_ids = {call.id for call in calls}
     for block in blocks:
         call = _read_call_from_block(block)
-        # A block without an id is skipped if other calls are listed, because it probably repeats an
-        # entry of `tool_calls`.
+        # A block without a call id is skipped if `tool_calls` or `invalid_tool_calls` has entries,
+        # because the block probably repeats one of these entries.
         if call is None or call.id in listed_ids or (listed_ids and not call.id):
             continue
         calls.append(call)
@@ -152,9 +153,10 @@ def find_result_ids(message: BaseMessage) -> list[str]:
 
 
 def requires_result_block(message: BaseMessage) -> bool:
-    """Return whether OpenAI rejects plain text as the content of this tool result.
+    """Return whether a message is a tool result for which OpenAI requires a certain content block.
 
-    For example, the result of a computer call has to be an image.
+    OpenAI rejects plain text in such a result. For example, the result of a call of the computer
+    tool must be an image.
     """
     if not isinstance(message, ToolMessage):
         return False
@@ -177,7 +179,7 @@ def iter_content_blocks(message: BaseMessage) -> Iterator[Mapping[str, Any]]:
 
 
 def unwrap_block(block: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the provider's own block that a block of type `non_standard` contains.
+    """Return the provider's block from within a langchain block of type `non_standard`.
 
     A block of any other type is returned unchanged.
     """
@@ -193,11 +195,11 @@ def rewrite_calls(
     new_ids: Mapping[int, str] | None = None,
     stray_ids: Collection[str] = (),
 ) -> AIMessage:
-    """Return a copy of a message in which a provider accepts all tool calls.
+    """Return a copy of an AI message whose tool calls are in a form that providers accept.
 
-    The message itself is returned if nothing has to change. Calls that only the content contains
-    are added to `tool_calls`, so that each provider's client sends them in the form that the
-    provider expects.
+    The message itself is returned if nothing has to change. If a tool call is only in a content
+    block, and not in `tool_calls`, it is added to `tool_calls`. Each provider's client then sends
+    the call in the form that the provider expects.
 
     Args:
         message: The AI message.
@@ -208,7 +210,8 @@ def rewrite_calls(
         stray_ids: The ids of calls whose result blocks are removed from the content.
     """
     new_ids = new_ids or {}
-    # Entries by whether the call could not be parsed.
+    # The entries of the new `invalid_tool_calls` are under the key True, and the entries of the new
+    # `tool_calls` are under the key False.
     entries: dict[bool, list[Any]] = {False: [], True: []}
     for position, call in enumerate(calls):
         entry = None if position in removed_positions else _build_call_entry(message, call)
@@ -232,7 +235,8 @@ def rewrite_calls(
     elif sentences:
         content = "\n\n".join([*filter(str.strip, [content]), *sentences])
     kwargs = dict(message.additional_kwargs)
-    # langchain-openai would send these calls if `tool_calls` were empty.
+    # If the attribute `tool_calls` is empty, langchain-openai sends the calls in
+    # `additional_kwargs["tool_calls"]`, so that key is removed.
     kwargs.pop("tool_calls", None)
     if isinstance(older := kwargs.get("tool_outputs"), list):
         kwargs["tool_outputs"] = [block for block in older if not is_removed(block)]
@@ -249,14 +253,14 @@ def _build_removal_test(
     new_ids: Mapping[int, str],
     stray_ids: Collection[str],
 ) -> Callable[[Any], bool]:
-    """Build the function that returns whether `rewrite_calls` removes a content block."""
+    """Build a predicate for content blocks: whether `rewrite_calls` removes the block."""
     removed_blocks = {id(calls[n].block) for n in removed_positions if calls[n].block is not None}
-    # Clients of providers build call blocks from `tool_calls`, so these calls need no block in the
-    # content.
+    # Calls that are removed or get a new id must have no block in the content. The clients of
+    # providers build the blocks of calls from `tool_calls`.
     ids = {calls[n].id for n in (*removed_positions, *new_ids)}
 
     def is_removed(block: Any) -> bool:
-        """Return whether `rewrite_calls` removes this content block."""
+        """Return whether `rewrite_calls` removes the content block `block`."""
         if not isinstance(block, dict):
             return False
         inner = unwrap_block(block)
@@ -274,13 +278,14 @@ def _build_removal_test(
 def build_missing_result_message(call: Call, call_id: str) -> BaseMessage:
     """Build a message that replaces a missing tool result and says that no result is stored.
 
-    The message refers to the call by `call_id`.
+    The built message refers to the tool call by the id `call_id`.
     """
     mark = {REQUEST_ONLY: True}
     if call.kind == "function":
         return FunctionMessage(name=call.name, content=NO_RESULT, additional_kwargs=mark)
     content: Any = NO_RESULT
-    # OpenAI accepts only a block of this type as the result of a custom call.
+    # For a call of a custom tool, OpenAI accepts only a result block of the type
+    # `custom_tool_call_output`.
     if call.kind == "custom":
         content = [{"type": "custom_tool_call_output", "output": NO_RESULT}]
     call_fields: dict[str, Any] = {"tool_call_id": call_id, "name": call.name or None}
@@ -309,7 +314,7 @@ def remove_result_blocks(message: BaseMessage, stray_ids: Collection[str]) -> Ba
 def _build_call_entry(message: AIMessage, call: Call) -> Any:
     """Build the entry of a call in `tool_calls` or `invalid_tool_calls`.
 
-    Return None for a call that cannot be an entry of either list.
+    Return None for a call that cannot be listed there, such as a call that the provider answers.
     """
     if call.block is None and call.place is not None:
         entries: Sequence[Any] = (
@@ -330,7 +335,8 @@ def _read_call_from_block(block: Mapping[str, Any]) -> Call | None:
     """Return the tool call that a content block contains, or None if it contains no call."""
     kind = str(block.get("type"))
     if kind in _CLIENT_CALLS:
-        # OpenAI's clients have used both of these keys for the id of a call.
+        # Depending on their version, OpenAI's clients have stored the id of a call under the key
+        # `call_id` or `id`.
         call_id = block.get(_CLIENT_CALLS[kind]) or block.get("id")
         name = str(block.get("name") or ("" if kind in CALL_BLOCKS else kind))
         call_kind: CallKind = "tool" if kind in CALL_BLOCKS else "client"
@@ -367,7 +373,7 @@ def _build_function_call_id(name: str | None) -> str:
 def read_call_arguments(block: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a tool call in a content block, or `{}` if they are not valid."""
     if block.get("type") == "custom_tool_call":
-        # langchain-openai uses this key for the input of a custom tool.
+        # langchain-openai uses the key `__arg1` for the input of a custom tool.
         return {"__arg1": block.get("input")}
     arguments: Any = next(
         (block[key] for key in ("args", "input", "arguments", "action") if block.get(key)), {}

@@ -1,6 +1,6 @@
-"""Replace old, large tool results by placeholders.
+"""Replace old, large tool results with placeholders.
 
-`expand` reads the originals from the thread's history.
+`expand` reads the original tool results from the thread's history.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _ADDRESS_KEYS: Final = ("thread_id", "checkpoint_ns", "checkpoint_id")
 
 
 class ToolOutputReader:
-    """Base class of the tools that `read_tool_output` returns. It identifies them."""
+    """Base class by which other modules recognise the tools that `read_tool_output` returns."""
 
 
 class ClearToolOutputs(MessagesNode):
-    """A node that replaces old, large tool results by a placeholder of one line.
+    """A node that replaces old, large tool results with a placeholder of one line.
 
     In a graph, the node replaces results in the state, and the history keeps the originals. In a
-    `view`, only the request contains placeholders, and the state is not changed. Results that the
-    model has not used in an answer yet are not replaced.
+    `view`, only the request contains placeholders, and the state is not changed. A result is
+    replaced only if the model has answered after it.
 
     Args:
         keep: The number of newest results that are not replaced, including unanswered results.
@@ -88,9 +88,9 @@ class ClearToolOutputs(MessagesNode):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return a copy of this node for requests with these tools.
+        """Return a copy of the node for requests that contain `tools`.
 
-        Placeholders name `read_tool` only if it is one of the tools.
+        A placeholder tells the model to use the tool `read_tool` only if this tool is in `tools`.
         """
         node = copy(self)
         readers = (_get_tool_name(tool) for tool in tools if isinstance(tool, ToolOutputReader))
@@ -105,7 +105,7 @@ class ClearToolOutputs(MessagesNode):
         return replace(model_input, turns=self._clear_results(model_input.turns))
 
     async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
-        """Return the update that replaces old, large tool results in the state by placeholders."""
+        """Return the state update that replaces old, large tool results with placeholders."""
         messages = read_messages(state, self.messages_key)
 
         def build_update() -> list[BaseMessage]:
@@ -125,10 +125,12 @@ class ClearToolOutputs(MessagesNode):
         return {self.messages_key: update} if update else {}
 
     def _clear_results(self, turns: Iterator[Turn]) -> Iterator[Turn]:
-        """Yield the turns, newest first. Placeholders replace their old, large tool results."""
+        """Yield the turns, newest first. Old, large tool results in them are replaced."""
         result_count = 0
         newest = list(islice(turns, 1))
-        # If results of the last exchange are missing, the exchange before it is not cleared either.
+        # Tool results that the model has not seen yet are not replaced. They are in the last
+        # exchange or, if the last exchange has a call without a result, also in the exchange before
+        # it.
         count = 2 if newest and _lacks_results(newest[0].units[-1]) else 1
         unread = {id(m) for turn in newest for unit in turn.units[-count:] for m in unit}
         for turn in chain(newest, turns):
@@ -150,7 +152,8 @@ class ClearToolOutputs(MessagesNode):
         is_cleared = message.additional_kwargs.get(SHORTENED) == "cleared"
         if not isinstance(message, ToolMessage) or is_cleared or message.name in self.exclude:
             return message
-        # OpenAI would refuse a placeholder for this kind of result.
+        # OpenAI accepts no text as such a result, for example as the result of a computer call, so
+        # no placeholder can replace it.
         if requires_result_block(message):
             return message
         tokens = self.counter.count_message(message)
@@ -171,7 +174,7 @@ clear_tool_outputs = ClearToolOutputs
 
 
 def _get_tool_name(tool: Any) -> str | None:
-    """Return the name of a tool. The tool is an object or a dict in a provider's format."""
+    """Return the name of a tool. `tool` is a tool object, or a dict in a provider's format."""
     if isinstance(tool, Mapping):
         function = tool.get("function")
         return function.get("name") if isinstance(function, Mapping) else tool.get("name")
@@ -193,8 +196,9 @@ async def _read_summarized_messages(
 ) -> list[BaseMessage]:
     """Return the original messages that a thread's summary has replaced, in chronological order.
 
-    If a message was changed, its last version that `trim` and `clear_tool_outputs` have not
-    shortened is returned. Messages that have been erased in the meantime are left out.
+    If the thread's history contains several versions of a message, the last version that was not
+    shortened by `trim` or `clear_tool_outputs` is returned. Messages that have been erased since
+    they were summarised are left out.
 
     Args:
         checkpointer: A perdure checkpointer.

@@ -1,8 +1,9 @@
 """Tools with which a model stores, changes and searches memories.
 
 A mistake of the model is answered with a message to the model, and a mistake of the developer
-raises an error. The model is not asked who stated the content of a memory, because a web page may
-have misled the model. Instead, the memory is compared with the messages of the run.
+raises an error. To find out who stated the content of a memory, perdure compares the memory with
+the messages of the run. perdure does not rely on what the model says about the source, because
+instructions in a web page may have misled the model.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ _TEAM_DESCRIPTION: Final = (
     "The name of the user's team whose shared memory this is about, as a search gave it. Leave it "
     "out for what concerns the user alone; all members read what is kept for their team."
 )
-# The value of the parameter `runtime` if no graph runs the tool.
+# A memory tool receives this value as its parameter `runtime` if the tool is called outside of a
+# graph.
 _NO_RUNTIME: Final[Any] = None
 # Matches the names of tools that providers accept.
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -100,9 +102,11 @@ _OWN_TOOLS: Final = frozenset({"manage_memory", "search_memory"})
 """Names of memory tools. Their results are memories, which are not new information from a tool."""
 # Maximum number of memories that a model can get from one search.
 _MAX_LIMIT: Final = 50
-# Maximum number of characters of a reason in an answer to a model.
+# A tool's answer to the model contains the reason of an error or of a decision. A longer reason is
+# cut to this number of characters.
 _MAX_REASON_CHARS: Final = 400
-# Characters that models put around a word by mistake, and that are removed.
+# Characters that models add before or after a word by mistake. They are removed from actions, ids
+# and team names.
 _STRAY_CHARS: Final = " \t\r\n\"'`<>[](){}.,;"
 _ERASED_ANSWER: Final = (
     "Nothing was stored, because its message was erased. Do not store the memory again, and "
@@ -115,8 +119,8 @@ _WITHOUT_MEMORY_ANSWER: Final = (
 _UNKNOWN_ANSWER: Final = (
     "There is no memory with the id {id}. Search for it, and copy its id exactly."
 )
-# Stems that are ignored in comparisons. Words such as "user" are in most memories, so they say
-# nothing about the source.
+# Word stems that are ignored when a memory is compared with messages. A word such as "user" is in
+# most memories, so the word does not show from which message a memory comes.
 _IGNORED_STEMS: Final = STOP_WORDS | {
     stem for word in (*STOP_WORDS, *get_args(Role)) for stem in tokenize(word)
 }
@@ -141,17 +145,17 @@ def manage_memory(
 ) -> BaseTool:
     """Return a tool with which a model stores and changes memories.
 
-    The provenance of a memory contains the messages from which the memory comes. Its trust class is
-    the speaker of these messages. The tool answers with an error if it cannot execute a call, if
-    the gate refuses the memory, or if the memory repeats a message that was erased from the thread
-    during the run.
+    The provenance of a stored memory lists the ids of the messages from which the memory comes. The
+    trust class of the provenance is the role of the speaker who wrote these messages. The tool
+    returns an error to the model in three cases: the arguments are wrong, the gate refuses the
+    memory, or the memory repeats a message that was erased from the thread during the run.
 
     Args:
         namespace: See `Collection`.
         store: See `Collection`.
         schema: See `Collection`.
         gate: See `Collection`.
-        name: The name of the tool. No other tool of the agent may have it.
+        name: The name of the tool. No other tool of the agent may have the same name.
         description: Tells the model when to store which memories.
         messages_key: The channel of the messages.
         team_namespace: With `("teams", "{team}")`, the tool has an argument `team`, with which the
@@ -171,7 +175,7 @@ def manage_memory(
     channel = check_text("messages_key", messages_key, "the name of a channel")
 
     async def manage(arguments: Mapping[str, Any], attribution: Attribution) -> str:
-        """Execute the model's call of this tool, in the memory of the user or of a team."""
+        """Change the memories of the user or of a team as the model requested."""
         if collection.namespace.lacks_memory(attribution.config):
             raise ToolException(_WITHOUT_MEMORY_ANSWER)
         chosen_collection, config = collection, attribution.config
@@ -179,7 +183,8 @@ def manage_memory(
             team := (arguments.get("team") or "").strip(_STRAY_CHARS)
         ):
             chosen_collection, config = team_collection, _choose_team_of_run(config, team)
-        # An error in this call is a mistake of the developer, so the error is raised.
+        # `build_writer` fails only because of a mistake of the developer, so its error is raised
+        # and not reported to the model.
         writer = chosen_collection.build_writer(config, by_model=True)
         return await _execute_memory_action(writer, arguments, attribution)
 
@@ -199,9 +204,10 @@ def search_memory(
 ) -> BaseTool:
     """Return a tool with which a model searches memories.
 
-    The tool answers with a quoted line for each memory, best first, with its id, text, date, trust
-    class and previous text. The model can state the period of its question with `since` and
-    `until`. Memories from that period then rank higher.
+    The tool returns a quoted line for each memory, best first. The line contains the id, text,
+    date, trust class and previous text of the memory. With the arguments `since` and `until`, the
+    model can state the period that its question is about. Memories from the stated period rank
+    higher.
 
     Args:
         namespace: See `recall`.
@@ -278,7 +284,10 @@ def _choose_team_of_run(config: RunnableConfig | None, team: str) -> RunnableCon
 def _expand_team_collections(
     collections: Sequence[Collection], config: RunnableConfig | None
 ) -> Iterator[tuple[Collection, RunnableConfig | None]]:
-    """Yield each collection with the config to use. A team collection is yielded once per team."""
+    """Yield pairs of a collection and the config with which the collection is searched.
+
+    A collection in the namespace of the teams is yielded once for each team of the run.
+    """
     for collection in collections:
         if collection.namespace.labels[:2] != (TEAMS, TEAM):
             yield collection, config
@@ -300,7 +309,10 @@ def quote_memories(memories: Sequence[Memory]) -> str:
 
 
 class _MemoryTool(StructuredTool):
-    """A memory tool of perdure. `Attribution` recognises memory tools by this class."""
+    """The class of perdure's memory tools.
+
+    `Attribution` recognises the memory tools of a run with `isinstance`.
+    """
 
 
 def build_tool(
@@ -312,7 +324,7 @@ def build_tool(
     *,
     tool_class: type[StructuredTool] = _MemoryTool,
 ) -> BaseTool:
-    """Build a tool of the class `tool_class` that returns the result of `call` to the model.
+    """Build a tool of the class `tool_class`. The model receives the result of `call`.
 
     The tool can be called synchronously and asynchronously. A `ToolException` or an argument
     validation error is reported to the model in a `ToolMessage`. All other errors are raised.
@@ -337,8 +349,11 @@ def build_tool(
     description = check_text("description", description, expected).strip()
 
     def build_attribution(runtime: Any, config: RunnableConfig) -> Attribution:
-        """Return the messages of the run. They are empty if the tool is not called by a graph."""
-        # The argument is missing, or the model has invented it.
+        """Return the config and the messages of the run.
+
+        The list of messages is empty if the tool is called outside of a graph.
+        """
+        # The argument `runtime` is missing, or the model has invented a value for it.
         if not isinstance(runtime, ToolRuntime):
             return Attribution(config)
         messages = (
@@ -402,7 +417,7 @@ def _build_arguments_model(schema: type[BaseModel] | None, *, has_team: bool) ->
 
 
 def _clean_action(action: Any) -> Any:
-    """Return the action in lower case, without quotes and brackets that models put around it."""
+    """Return a model's action in lower case, without surrounding quotes or brackets."""
     return action.strip(_STRAY_CHARS).lower() if isinstance(action, str) else action
 
 
@@ -455,7 +470,7 @@ async def _execute_memory_action(
 
 
 def _describe_outcome(outcome: Outcome) -> str:
-    """Describe the outcome of a change to the model.
+    """Render the text that tells the model the outcome of a memory change.
 
     Raises:
         ToolException: The memory was refused or put into quarantine.
@@ -478,7 +493,10 @@ def _describe_outcome(outcome: Outcome) -> str:
 async def _write_memory_action(
     writer: MemoryWriter, action: ManageAction, key: str, memory: Any, attribution: Attribution
 ) -> Outcome:
-    """Write the change of memories that a model requested, with the provenance of the new text."""
+    """Create, replace or delete a memory as a model requested.
+
+    A new text is stored with the provenance that the messages of the run show.
+    """
     if action == "delete":
         return await writer.delete(key)
     stated_now = memory.model_dump(mode="json") if isinstance(memory, BaseModel) else memory
@@ -521,7 +539,7 @@ def _render_memory_with_id(memory: Memory, date: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The messages of a run. Memories are compared with them to find the source of each memory.
+    """The messages of a run, with which memories are compared to find the source of a memory.
 
     Attributes:
         config: The config of the run.
@@ -538,9 +556,11 @@ class Attribution:
     ) -> Provenance:
         """Build the provenance of a memory by comparing its texts with the messages of the run.
 
-        The source is the user if most of the memory's words are in human messages or in known texts
-        of the user. Words that only tool messages contain count against that. Otherwise the source
-        is a tool if most of the memory's words are in tool messages, else the assistant.
+        The source is the user, a tool or the assistant. It is the user if most of the memory's
+        words are in human messages or in `stated_before`. Words of the memory that are only in tool
+        messages are subtracted from the number of the user's words. If the source is not the user,
+        it is a tool if most of the memory's words are in tool messages. If neither is the case, the
+        source is the assistant.
 
         Args:
             texts: The texts of the memory.
@@ -578,7 +598,8 @@ class Attribution:
     async def check_texts_not_erased(self, texts: Iterable[str]) -> None:
         """Raise an error if texts repeat messages that were erased during the run.
 
-        This is the case if at least half of their words are in erased messages of the thread.
+        Texts repeat erased messages if at least half of the texts' words are in erased messages of
+        the thread.
 
         Raises:
             ToolException: The texts repeat erased messages.
@@ -608,16 +629,17 @@ class Attribution:
 def _extract_stems(text: Any) -> set[str]:
     """Return the stems of a text's words, without stop words.
 
-    In a script without spaces, pairs of characters take the place of stems.
+    For a writing system without spaces, such as Chinese, pairs of characters are returned as stems.
     """
     return {word for word in tokenize(str(text)) if word not in _IGNORED_STEMS}
 
 
 def _iter_covering_message_indices(words: set[str], messages: Words) -> Iterator[int]:
-    """Yield the indices of a small set of messages that together contain the words.
+    """Yield the indices of a small set of messages that together contain `words`.
 
-    Each step yields the message that contains most of the remaining words, and the newest one if
-    several do.
+    The algorithm is a greedy set cover. The next message is the one with the largest number of
+    words that no earlier message contains. If several messages have the same number of these words,
+    the newest of them is next.
     """
     while messages:
         best = max(messages, key=lambda i: (len(words & messages[i]), i))

@@ -1,4 +1,4 @@
-"""Trim a conversation to a budget of tokens, in a sequence of messages that providers accept."""
+"""Trim a conversation to a token budget. Providers accept the trimmed sequence of messages."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _CLASSES: Final = {
     "tool": ToolMessage,
     "system": SystemMessage,
 }
-# The advice at the end of a BudgetExceeded error. The first is used without `allow_partial`, the
-# second with it.
+# Advice at the end of a BudgetExceeded error. `_ALLOW_PARTIAL` is used if the option
+# `allow_partial` is False, and `_SEND_LESS` is used if it is True.
 _ALLOW_PARTIAL: Final = "set allow_partial=True"
 _SEND_LESS: Final = (
     "send smaller files, tool calls or system messages; texts have been shortened already"
@@ -55,12 +55,13 @@ _EXPECTED_ENDS: Final = "'human', 'ai', 'tool', a class of messages, or a list o
 
 
 class Trim(MessagesNode):
-    """A node that removes old messages until the rest fits into a budget: `trim(4_000)`.
+    """A node that removes old messages to fit a conversation into a token budget: `trim(4_000)`.
 
-    The parameters are those of langchain's `trim_messages`. In a graph, the node removes messages
-    from the state, but the thread's history still contains them. In a `view`, the state is not
-    changed. Providers accept the remaining messages as a valid sequence. The newest human message,
-    the last message after it and all system messages are always included.
+    The parameters are those of langchain's `trim_messages`. In a graph, the node removes old
+    messages from the state, but the thread's history still contains the removed messages. In a
+    `view`, the state is not changed. The messages that the node keeps form a sequence that
+    providers accept as valid. The newest human message, the last message after it and all system
+    messages are always included.
 
     Args:
         max_tokens: The maximum number of tokens of the request. A float above 0 and up to 1.0 is a
@@ -106,7 +107,8 @@ class Trim(MessagesNode):
         self.size: int = size
         self.counter = counter_of(token_counter)
         self._adds_left_out_line = True
-        # Numbers of tokens of the tools, and of a system prompt that is not among the messages.
+        # `_tools` is the number of tokens of the tools. `_prompt` is the number of tokens of a
+        # system prompt that the agent adds to the messages of the state.
         self._tools = self._prompt = 0
         self.strategy, self.ends = strategy, ends
         self.start_on: Start = "human" if starts in ({"human"}, {"human", "system"}) else None
@@ -115,7 +117,7 @@ class Trim(MessagesNode):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return a copy of this node for requests with these tools and this system prompt."""
+        """Return a copy of the node for requests with the given tools and system prompt."""
         node, counter = copy(self), self.counter
         node._tools = counter.count_tools(tools)
         node._prompt = counter.count_system_prompt(system_prompt)
@@ -152,7 +154,8 @@ class Trim(MessagesNode):
 
         def build_update() -> dict[str, Any]:
             node = copy(self)
-            # The messages that stay in the state are not changed, so no line is added to them.
+            # No line about left-out steps is added to a message, because the messages that stay in
+            # the state must not be changed.
             node._adds_left_out_line = False
             fits = node._fit_to_budget(ModelInput.from_messages(messages, purpose="state"))
             rest = [message for turn in fits.turns for unit in turn.units for message in unit]
@@ -177,7 +180,10 @@ class Trim(MessagesNode):
         return fit(model_input)
 
     def _fit_with_scaled_estimates(self, model_input: ModelInput) -> ModelInput:
-        """Return the part that fits, if estimates are scaled by the token usage in the answers."""
+        """Return the part of `model_input` that fits, with estimates scaled by token usage.
+
+        The scale depends on the token usage that is reported in the answers of the returned part.
+        """
         counter = self.counter
         fitting = self._trim_to_budget(model_input, counter)
         while True:
@@ -186,12 +192,17 @@ class Trim(MessagesNode):
             scaled = self.counter.scale_to_usage(replace(fitting, turns=iter(turns)).to_messages())
             if scaled.scale <= counter.scale:
                 return fitting
-            # The remaining answers result in a larger scale, so the selection is trimmed again.
+            # According to the token usage in the selected answers, estimates must be scaled by a
+            # larger factor, so the selected messages are trimmed again.
             counter = scaled
             fitting = self._trim_to_budget(fitting, counter)
 
     def _fit_by_request_count(self, model_input: ModelInput) -> ModelInput:
-        """Return the part that fits, measured by a counting function that needs whole requests."""
+        """Return the part of `model_input` that fits, with tokens counted for whole requests.
+
+        A user's counting function needs whole requests if the count of a request is not the sum of
+        the counts of its messages.
+        """
         turns = list(model_input.turns)
         messages_of_turns = (message for turn in turns for unit in turn.units for message in unit)
         costs: dict[int, float | None] = dict.fromkeys(map(id, messages_of_turns))
@@ -226,7 +237,7 @@ class Trim(MessagesNode):
         reserve: float = 0,
         measure: Measure | None = None,
     ) -> ModelInput:
-        """Return the part of `model_input` that fits if `reserve` tokens of the budget stay unused.
+        """Return the part of `model_input` that fits into the budget minus `reserve` tokens.
 
         `measure` returns the number of tokens of a message. The default is
         `counter.message_counter`.
@@ -286,8 +297,9 @@ def build_budget_error(
 def _parse_message_types(option_name: str, value: Any, expected: str) -> frozenset[str]:
     """Parse the value of an option as a set of message types.
 
-    The value is the name of a type, a message class, or a list of them. `BaseMessage` means all
-    types. A message chunk class means the type of the corresponding message class.
+    The value is the name of a type, a message class, or a list of them. `BaseMessage` stands for
+    all types. The class of a message chunk, such as `AIMessageChunk`, stands for the type of the
+    message.
     """
     is_several = isinstance(value, list | tuple | set | frozenset)
     types = [
@@ -299,7 +311,10 @@ def _parse_message_types(option_name: str, value: Any, expected: str) -> frozens
 
 
 def _parse_message_type(value: Any) -> set[str]:
-    """Return the message types that a name or class means. The set is empty for an unknown name."""
+    """Convert the name of a message type, or a message class, to a set of message types.
+
+    The set is empty for an unknown name.
+    """
     if isinstance(value, str):
         return {value.removesuffix("MessageChunk").lower()}.intersection(_CLASSES)
     if value is BaseMessage:
@@ -384,9 +399,10 @@ def select_turns(
 ) -> TurnSelection:
     """Select the turns of a conversation that fit into `max_tokens` tokens.
 
-    With the strategy `"last"`, the newest turns are selected. With `"first"`, the newest turn and
-    the oldest turns are selected. If steps of the newest turn are left out and `adds_left_out_line`
-    is true, a line in the turn's question says how many.
+    With the strategy `"last"`, the newest turns are selected. With the strategy `"first"`, the
+    oldest turns are selected in addition to the newest turn, which is always required. If the
+    newest turn is too long, some of its steps are left out. With `adds_left_out_line=True`, a line
+    in the question of the newest turn then contains the number of left-out steps.
     """
     remaining = max_tokens - (0 if model_input.system is None else measure(model_input.system))
     newest = next(model_input.turns, None)
@@ -394,7 +410,7 @@ def select_turns(
         return TurnSelection([], [], max(0, -remaining))
     opening, later_units = newest.units[:1], newest.units[1:]
     if later_units and len(opening[0]) > 1 and role(opening[0][0]) != "human":
-        # The turn begins with an exchange of calls and results instead of a question.
+        # The newest turn has no question and begins with an exchange of tool calls and results.
         opening, later_units = [], newest.units[:]
     required = [*opening, later_units.pop()] if later_units else opening
     remaining -= _count_unit_tokens(required, measure)
@@ -424,7 +440,7 @@ def select_turns(
 def _fit_left_out_line(
     opening: list[Unit], steps: list[Turn], count: int, room: float, measure: Measure
 ) -> tuple[list[Unit], list[Turn]]:
-    """Return the beginning of a turn, with a line about left-out steps, and the steps to keep.
+    """Add a line about left-out steps to a turn. Return the turn's first units and kept steps.
 
     Args:
         opening: The units at the beginning of the turn, with the question if there is one.
@@ -447,7 +463,7 @@ def _fit_left_out_line(
 
 
 def _has_question(units: list[Unit]) -> bool:
-    """Return whether the first of the units is a human message."""
+    """Return whether the units of a turn begin with a human message."""
     return bool(units) and role(units[0][0]) == "human"
 
 
@@ -456,7 +472,7 @@ def _take_fitting_turns(
 ) -> tuple[list[Turn], float]:
     """Return the first turns that fit into `remaining` tokens, and the number of unused tokens.
 
-    The number of unused tokens is negative if a turn did not fit.
+    The returned number of unused tokens is negative if a turn had more tokens than remained.
     """
     selected: list[Turn] = []
     for turn in turns if remaining >= 0 else ():
@@ -487,12 +503,14 @@ def _shorten_to_fit(
 ) -> list[BaseMessage] | None:
     """Shorten messages to `max_tokens` tokens in total. Return None if that is impossible.
 
-    Each message that takes more than an equal share is shortened. `fixed` contains the positions of
-    messages that cannot be shortened.
+    `max_tokens` is divided into equal shares, and a message is shortened if it takes more than its
+    share. Tokens that a short message does not need are divided among the other messages. `fixed`
+    contains the positions of messages that cannot be shortened.
     """
     result, room = list(messages), max_tokens
-    # Fixed messages come first, then the shortest messages, so that long messages share the
-    # remaining tokens.
+    # Tokens are assigned first to the messages in `fixed`, and then to the other messages from the
+    # shortest to the longest, so that the tokens that short messages do not need are available for
+    # long messages.
     order = sorted(range(len(result)), key=lambda i: (i not in fixed, measure(result[i])))
     for finished, position in enumerate(order):
         share = room // (len(order) - finished)
@@ -510,7 +528,8 @@ def _shorten_message(
 ) -> BaseMessage | None:
     """Shorten a message to `max_tokens` tokens by cutting the middle out of its longest text.
 
-    Return None if the message cannot be shortened that far.
+    Return None if the message still has more than `max_tokens` tokens without its longest text, or
+    if the message must not be shortened.
     """
     if requires_result_block(message):
         return None
@@ -521,7 +540,7 @@ def _shorten_message(
     kwargs = {**message.additional_kwargs, SHORTENED: "cut"}
 
     def keep_chars(count: int) -> BaseMessage:
-        """Return a copy of the message with `count` characters of its longest text."""
+        """Return a copy of the message in which the longest text is cut to `count` characters."""
         short: Any = cut_middle(text, count)
         changed = short
         if not isinstance(content, str):

@@ -55,9 +55,9 @@ class ProfileUpdate(NamedTuple):
 class UpdateProfile(Learner):
     """A node that lets a model update a profile after a conversation.
 
-    The model is asked for a patch of the profile. If another run has changed the profile in the
-    meantime, the patch is applied to the changed profile. If both changes concern the same fields,
-    the model is asked again.
+    The model is asked for a patch of the profile. If another run has changed other fields of the
+    profile in the meantime, the patch is applied to the changed profile. If another run has changed
+    fields that the patch changes, too, the model is asked again.
 
     Args:
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
@@ -126,9 +126,9 @@ class UpdateProfile(Learner):
         return await self._learn_from(messages, config)
 
     async def _write_profile_update(self, batch: Batch, scope: Scope) -> ProfileUpdate:
-        """Ask the model for a patch, and write the patch.
+        """Ask the model for a patch of the profile, apply the patch, and write the profile.
 
-        Try again if another run has changed the same fields.
+        The model is asked again if another run has changed a field that the patch changes, too.
         """
         usage, gate = Usage(), self._extractor.profiles[0].gate
         loaded = find_run_thread(scope.config)
@@ -157,10 +157,10 @@ def _list_messages(batch: Batch) -> list[BaseMessage]:
 async def _plan_update(
     proposal: Proposal, gate: Gate, scope: Scope, batch: Batch, loaded: LoadedThread | None
 ) -> ChangePlan:
-    """Plan the changes of all patches in a model's proposal.
+    """Build a plan that applies all profile patches in a model's proposal.
 
-    The plan contains no puts if another run has changed the same fields, or if one of the batch's
-    messages has been erased in the meantime.
+    The returned plan contains no puts in two cases: another run has changed a field that a patch
+    changes, too, or a message of the batch has been erased in the meantime.
 
     Raises:
         ModelFailed: A patch cannot be applied.
@@ -168,7 +168,8 @@ async def _plan_update(
     plan = await plan_proposal(proposal, gate, scope)
     if await has_erased_message(loaded, _list_messages(batch)):
         return plan._replace(puts=())
-    # Nothing is written, because the model must be asked again with the changed profile.
+    # Another run has changed a field that the patch changes, too. Nothing is written, because the
+    # model must be asked again for a patch of the present profile.
     if _has_conflict(plan):
         return plan._replace(puts=())
     if refused := [outcome for outcome in plan.outcomes if outcome.change == "refused"]:

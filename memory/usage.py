@@ -28,7 +28,9 @@ _REPEATED: Final = re.compile(r"^(.{4,}?)\1+$")
 
 
 def read_request_tokens(message: BaseMessage) -> int:
-    """Return the tokens of an answer and its request in total, or 0 without reported usage.
+    """Return the number of tokens of a request together with its answer.
+
+    Return 0 if the answer reports no token usage.
 
     Tokens that the provider read from its cache are included.
     """
@@ -65,8 +67,8 @@ def read_model_name(message: BaseMessage) -> str | None:
 def is_same_model(first: str | None, second: str | None) -> bool:
     """Return whether two model names may mean the same model.
 
-    None is an unknown name and matches every name. Prefixes for the provider and suffixes for the
-    version are ignored.
+    If a name is unknown, it is passed as None. None matches every name. Prefixes for the provider
+    and suffixes for the version are ignored.
 
     >>> is_same_model("openai:gpt-4o", "gpt-4o-2024-08-06"), is_same_model("gpt-4", "gpt-4o")
     (True, False)

@@ -1,8 +1,9 @@
 """Record the messages that models receive in each call, with the tokens of each part.
 
-The messages of one call are a view. A view is stored as a checkpoint of the thread, in a namespace
-of its own. A perdure checkpointer therefore stores a message that is also in the thread as a
-reference, and copies, prunes and encrypts views like other checkpoints.
+A view is the record of the messages that a model received in one call. A view is stored as a
+checkpoint of the thread, in a separate checkpoint namespace. If a message of a view is also in the
+thread, a perdure checkpointer stores only a reference to the message. A perdure checkpointer
+copies, prunes and encrypts views in the same way as all other checkpoints.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from perdure.memory.tokens import TokenCounter, token_counter
 
 # Keys in content blocks whose values may be the binary data of an image or a file.
 _DATA_KEYS: Final = {"base64", "data", "file_data", "image_url", "url"}
-# Maximum number of characters of a value that is recorded under one of these keys.
+# Maximum number of characters of a value under one of the keys in `_DATA_KEYS`. A longer value is
+# not recorded.
 _MAX_DATA_CHARS: Final = 1_000
 # Matches the sections that perdure adds to a system message.
 _SECTION: Final = re.compile(
@@ -50,11 +52,12 @@ _SECTION: Final = re.compile(
 class RecordViews(BaseCallbackHandler):
     """A callback that records the messages that chat models receive in a graph.
 
-    Pass it for one run, with `graph.invoke(question, {**config, "callbacks":
-    [record_views(saver)]})`, or for all runs, with `graph.with_config(callbacks=
-    [record_views(saver)])`. Each model call then writes one additional checkpoint. The binary data
-    of images and files is not recorded. If a view cannot be stored, langchain logs the error, and
-    the run continues. Nothing is recorded outside of a run with a thread and a checkpointer.
+    To record one run, pass the callback in the config: `graph.invoke(question, {**config,
+    "callbacks": [record_views(saver)]})`. To record all runs, use
+    `graph.with_config(callbacks=[record_views(saver)])`. Each recorded model call writes one
+    additional checkpoint. The binary data of images and files is not recorded. If a view cannot be
+    stored, langchain logs the error, and the run continues. Nothing is recorded outside of a run
+    with a thread and a checkpointer.
 
     Args:
         saver: The graph's checkpointer. A checkpointer of another library stores all messages again
@@ -72,7 +75,7 @@ class RecordViews(BaseCallbackHandler):
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **call_info: Any
     ) -> None:
-        """Record the messages that the model receives in this call."""
+        """Record the messages that the model receives in a call."""
         if (view := self._build_checkpoint(messages[0], **call_info)) is not None:
             self._saver.put(*view)
 
@@ -84,7 +87,7 @@ class RecordViews(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> tuple[RunnableConfig, Checkpoint, CheckpointMetadata, ChannelVersions] | None:
-        """Build the arguments for the checkpointer's `put` that stores a view.
+        """Build the arguments with which the checkpointer's `put` stores a view.
 
         Return None if the call does not belong to a run of a graph on a thread.
         """
@@ -110,7 +113,8 @@ class RecordViews(BaseCallbackHandler):
                 "key": self._key,
             },
         }
-        # With this id, the view is deleted together with the other checkpoints of the graph's run.
+        # The view's metadata contains the `run_id` of the graph's run, so that the view is deleted
+        # together with the other checkpoints of that run.
         if "run_id" in call_metadata:
             view_metadata["run_id"] = call_metadata["run_id"]
         checkpoint = empty_checkpoint()
@@ -120,14 +124,15 @@ class RecordViews(BaseCallbackHandler):
         }
         checkpoint["channel_versions"] = versions
         config = _build_config(thread_id)
-        # With these values, the checkpointer detects erasures that happened after the run began.
+        # From the values `checkpoint_map` and `__runtime`, the checkpointer detects whether
+        # messages were erased after the run began.
         parents = {namespace: checkpoint_id}
         config["configurable"] |= {"checkpoint_map": parents, "__runtime": runtime}
         return config, checkpoint, view_metadata, versions
 
 
 class AwaitedViews(RecordViews):
-    """A callback like `RecordViews` for graphs that are awaited.
+    """A callback like `RecordViews` for graphs that run asynchronously, with `ainvoke`.
 
     The callback runs inline, so that langchain does not start a task for each streamed token.
     """
@@ -137,7 +142,7 @@ class AwaitedViews(RecordViews):
     async def on_chat_model_start(  # type: ignore[override]
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **call_info: Any
     ) -> None:
-        """Record the messages of this model call, without blocking the event loop."""
+        """Record the messages that a model call receives, without blocking the event loop."""
         if (view := self._build_checkpoint(messages[0], **call_info)) is not None:
             await self._saver.aput(*view)
 
@@ -176,8 +181,9 @@ class ModelView:
         """The number of tokens of each part of the request, except parts without tokens.
 
         The parts of system messages are `"summary"`, `"memories"`, `"profile"`, `"examples"`, and
-        `"instructions"` for the rest. The other parts are `"messages"`, `"tool results"` and
-        `"tools"`. The tokens are counted again each time this property is read.
+        `"instructions"` for their remaining text. The parts of the request outside of system
+        messages are `"messages"`, `"tool results"` and `"tools"`. Each access to the property
+        `parts` counts the tokens again.
         """
         totals: dict[str, int] = {}
         counter = _create_counter(self.model).scale_to_usage(self.messages)
@@ -231,7 +237,7 @@ def _build_config(thread_id: str, **more: str) -> RunnableConfig:
 
 
 def _read_view(stored_checkpoint: CheckpointTuple) -> ModelView:
-    """Convert a checkpoint in which a view is stored to the view."""
+    """Read a view from the checkpoint in which the view is stored."""
     checkpoint, metadata = stored_checkpoint.checkpoint, stored_checkpoint.metadata
     details: Any = metadata["view"]  # type: ignore[typeddict-item]
     [(namespace, checkpoint_id)] = metadata["parents"].items()
@@ -286,7 +292,10 @@ def _replace_long_data(value: Any, key: Any = None) -> Any:
 
 
 def _create_counter(model: str | None) -> TokenCounter:
-    """Return the token counter for a model. It estimates tokens if the encoding is unknown."""
+    """Return the token counter for a model.
+
+    The counter estimates tokens if the encoding of the model is unknown.
+    """
     try:
         return token_counter(model)
     except UnknownModel:
