@@ -317,7 +317,10 @@ class NamespaceIndex:
     # -- expiry
 
     def find_expiring(self, since: int, now: int) -> list[int]:
-        """Return the ids of the items that expire in a time span, by the expiries in the index."""
+        """Return the ids of the items whose expiry is after `since` and not after `now`.
+
+        Only the expiries that the index contains are compared.
+        """
         if self._is_view_valid(since) and self._is_view_valid(now):
             return []
         rows = self.rows
@@ -422,7 +425,7 @@ class NamespaceIndex:
         )
 
     def _find_pairs_sharing_words(self, positions: NDArray[np.int32], count: int) -> Rows:
-        """Return pairs of rows, among the first `count` positions, that share a rare word."""
+        """Return pairs of rows that share a rare word and whose positions are below `count`."""
         words, rows = self._collect_words_of_rows(np.where(positions < count, positions, -1))
         return find_pairs_sharing_words(words, rows, count)
 

@@ -1,11 +1,12 @@
-"""Components of an open store: its checked options, its parts, and the effects of its operations.
+"""The components of an open store, its checked options, and the runner of its operations.
 
 The options are checked before any file is opened, and are then compared with the settings in the
 file.
 
-A put is an operation of `perdure.effects`. A put reads, writes and embeds by effects, so it keeps
-no snapshot of the database open while it waits for a model. A read is a blocking call, which runs
-in a reading thread if a coroutine awaits it.
+A put is an operation of `perdure.effects`. A put yields an effect for each read, write and call of
+the embedder. Each effect that reads ends its snapshot of the database, so no snapshot stays open
+while the put waits for a model. A read of a store is a blocking call. If the caller is a coroutine,
+the call runs in a worker thread.
 
 Requests that coroutines make in the same iteration of an event loop are executed as one batch,
 because a switch to a thread and back costs more than a small read, and a transaction costs more
@@ -56,16 +57,19 @@ from perdure.stores.values import (
 from perdure.stores.vectors import Kind, Model
 
 T = TypeVar("T")
-# maximum number of requests in one batch, in which the first request waits for the last
+# maximum number of requests in one batch; all results of a batch are delivered together, so a
+# larger batch would delay the first request
 _MAX_BATCH = 16
-_Request = tuple[Any, Promise[Any]]  # a request of a coroutine, and the promise of its result
+# a request that a coroutine has submitted, and the `Promise` that receives its result
+_Request = tuple[Any, Promise[Any]]
 TextIndex = Literal["sealed", "keyed"]
 TRANSCRIPT_PREFIX: Final = "transcript_"
 """Prefix of the names of tables with transcripts of threads, in place of `store_`."""
 _WORDS_SETTING: Final = "words"  # name of the recorded setting that says how words are stored
 _WORD_STORAGE: Final = ("clear", "sealed", "keyed")
 
-# number type for pydantic, whose own `float` also accepts Fraction and Decimal
+# The type of numbers in pydantic models. The type `float` is not used, because pydantic would also
+# accept Fraction and Decimal objects for it.
 _Number = int | InstanceOf[float]
 _Minutes = Annotated[_Number, Field(gt=0, lt=math.inf)]
 _Natural = Annotated[int, Field(ge=0)]
@@ -106,7 +110,10 @@ class TTLOptions(TypedDict, total=False):
 
 @with_config(_STRICT)
 class IndexOptions(TypedDict, total=False):
-    """The options of the search index, from langgraph's `IndexConfig` and `embedder_from`."""
+    """The options of the search index.
+
+    They combine langgraph's `IndexConfig` with the arguments of `embedder_from`.
+    """
 
     embed: Required[Any]
     dims: Any
@@ -117,7 +124,7 @@ class IndexOptions(TypedDict, total=False):
 
 
 class Options(BaseModel):
-    """The checked options of a store, including the options of its database that the store uses."""
+    """The validated options of a store, including the options that its database needs."""
 
     model_config = _STRICT
 
@@ -167,7 +174,7 @@ def check_store_options(**options: Any) -> Options:
 def resolve_searched_fields(
     sql: NamedSQL, chosen: Sequence[str] | None, word_storage: str, *, read_only: bool
 ) -> Flow[list[str]]:
-    """Return the paths by which the items of a file are searched, and record them in the file.
+    """Return the JSON paths whose text is searched in a file's items, and record them in the file.
 
     The paths that the caller chose take precedence over the recorded paths. If the stored indexes
     were built with other paths or another analyzer, they are dropped, and the next search builds
@@ -202,7 +209,7 @@ def resolve_searched_fields(
 
 
 def _is_valid_words_setting(words: dict[str, Any]) -> bool:
-    """Return whether the setting about stored words has valid values."""
+    """Return whether the recorded setting for the text index has valid values."""
     fields = words.get("fields")
     return (
         words.get("kept") in _WORD_STORAGE
@@ -216,16 +223,20 @@ def _is_valid_words_setting(words: dict[str, Any]) -> bool:
 
 
 def with_transcript_tables(script: str) -> str:
-    """Return a schema script with the tables of a store, and then those of transcripts.
+    """Return a schema script that creates a store's tables and the tables of transcripts.
 
-    The tables of transcripts have the same columns. No search of the store reads them.
+    The tables of transcripts have the same columns as the tables of the store. Searches of the
+    store do not read the tables of transcripts.
     """
     return f"{script};\n{script.replace('store_', TRANSCRIPT_PREFIX)}"
 
 
 @dataclass(frozen=True, slots=True)
 class StoreParts:
-    """The components of an open store, or of its scope under a prefix."""
+    """The components of an open store or scope.
+
+    A scope is a store that is limited to a namespace prefix.
+    """
 
     database: Database
     sql: NamedSQL
@@ -236,7 +247,8 @@ class StoreParts:
     runner: OperationRunner
     ttl: TTLConfig | None
     now: Callable[[], int]  # the present time in microseconds
-    root: bytes = b""  # path of the scope, under which all namespaces lie
+    # Path of the scope. The store can use only namespaces that begin with this path.
+    root: bytes = b""
 
     @classmethod
     def build(
@@ -278,7 +290,9 @@ class StoreParts:
                 for (model,) in rows:
                     embeddings.adopt_encoding(Model.from_setting(model))
 
-        def clear_caches() -> None:  # Cached vectors and filters may reveal erased texts.
+        # The caches are cleared after an erasure, because cached vectors and filters may reveal
+        # erased texts.
+        def clear_caches() -> None:
             """Drop the cached vectors and filters, because they may reveal erased texts."""
             _parse_json_filter.cache_clear()
             if embeddings.embedder is not None:
@@ -300,9 +314,10 @@ class StoreParts:
         return cls(database, sql, reader, writer, preparer, indexes, runner, ttl, now)
 
     def scope_to(self, prefix: bytes, max_items: int | None, max_bytes: int | None) -> Self:
-        """Return the parts of the scope under a path.
+        """Return the components of a scope, which contains only the namespaces under a path.
 
-        The scope cannot name anything outside. Error messages show namespaces without the prefix.
+        The scope cannot access any namespace outside its path. Error messages show the namespaces
+        of the scope without the scope's own prefix.
 
         Args:
             prefix: The path of the scope.
@@ -349,7 +364,9 @@ class StoreParts:
             self.indexes.budget,
             self.indexes.approximate_above,
             write_in_background=None if database.read_only else database.write_later,
-            on_erasure=lambda: None,  # There is no other cache that contains parts of a text.
+            # Nothing is cleared after an erasure, because no cache outside the index contains parts
+            # of a text.
+            on_erasure=lambda: None,
         )
         runner = OperationRunner(database, writer)
         return type(self)(database, sql, reader, writer, preparer, indexes, runner, None, self.now)
@@ -360,7 +377,7 @@ class StoreParts:
         return self.reader.records
 
     def resolve_prefix(self, prefix: Any) -> bytes:
-        """Return the full path of a caller's prefix, including the prefix of the scope."""
+        """Return the path of a caller's namespace prefix, with the path of the scope before it."""
         return self.root + check_prefix(prefix)
 
     def build_selection(
@@ -371,7 +388,7 @@ class StoreParts:
         as_of: Any = None,
         newest_first: bool = False,
     ) -> Selection:
-        """Build the criteria that select the items for a call to read.
+        """Build the criteria that select the items of a read or a search.
 
         Args:
             prefix: The namespace prefix.
@@ -422,8 +439,8 @@ class StoreParts:
     ) -> None:
         """Restart the time to live of items that were read, unless restarting is turned off.
 
-        The argument of the call takes precedence over the configuration. By default, reads restart
-        times to live, as in langgraph's stores.
+        The argument of the call takes precedence over the configuration. By default, the time to
+        live of an item is restarted whenever the item is read, as in langgraph's stores.
         """
         if refresh_ttl is None:
             refresh_ttl = (self.ttl or {}).get("refresh_on_read", True)
@@ -453,7 +470,7 @@ def _parse_filter_cached(filter: Any, *, of_provenance: bool) -> Filter | None:
 def _parse_json_filter(text: bytes, fields: tuple[str, ...] | None) -> Filter:
     """Parse a filter from its JSON.
 
-    The cache is useful because an agent uses only a few different filters.
+    Parsed filters are cached, because an agent usually uses the same few filters again and again.
     """
     return parse_filter(orjson.loads(text), fields)
 
@@ -476,7 +493,7 @@ def _build_embeddings(index: IndexOptions | None, kind: Kind | None) -> StoreEmb
 def _build_word_hasher(key: bytes) -> Callable[[str], str]:
     """Return a function that hashes words with a key.
 
-    Equal words have equal hashes. Without the key, a hash reveals nothing else.
+    Equal words have equal hashes. Without the key, a hash reveals only whether two words are equal.
     """
 
     def mask_word(word: str) -> str:
@@ -489,7 +506,7 @@ def _build_word_hasher(key: bytes) -> Callable[[str], str]:
 
 
 class ReadingThreadCaller(Protocol):
-    """The interface of a function that runs a call in a reading thread."""
+    """The interface of a function that runs a call in a worker thread."""
 
     def __call__(self, make: Callable[[], T], /) -> asyncio.Future[T]:
         """Return a future with the result of the call."""
@@ -516,7 +533,8 @@ class OperationRunner:
     def run(self, operation: Operation[T]) -> T:
         """Run an operation in the calling thread."""
         with closing(operation):
-            # Puts depend on the searched fields, which are recorded in the file.
+            # The database is opened before a put is checked, because the file records the paths
+            # whose text is searched.
             self.database.connect()
             return run(operation)
 
@@ -535,21 +553,24 @@ class OperationRunner:
         return await arun(operation, self.call_reader if computes_in_thread else None)
 
     def call_in_thread(self, call: Callable[[], T]) -> Effect[T]:
-        """Return the effect of a slow call, which a coroutine runs in a reading thread."""
+        """Return the effect of a slow call.
+
+        A blocking caller makes the call itself, and a coroutine runs the call in a worker thread.
+        """
         return Effect(call, lambda: self.call_reader(call))
 
     def read(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
-        """Return the effect that runs a reading flow on one snapshot of the database."""
+        """Return the effect that runs a flow of reads on one snapshot of the database."""
         return self.call_in_thread(lambda: self.database.read(make_flow))
 
     def write(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
-        """Return the effect that runs a writing flow in one transaction."""
+        """Return the effect that runs a flow of writes in one transaction."""
         return Effect(
             lambda: self.database.write(make_flow), lambda: self.database.awrite(make_flow)
         )
 
     def put(self, puts: Sequence[Put], now: int, model: Model | None) -> Effect[None]:
-        """Return the effect that writes puts and deletes together or not at all.
+        """Return the effect that stores puts and deletes in one transaction.
 
         Args:
             puts: The puts and deletes.
@@ -568,7 +589,7 @@ class OperationRunner:
         )
 
     def _write_puts(self, write: Callable[..., Any], request: _WriteRequest) -> Any:
-        """Write the puts of a request by a method of the database.
+        """Write the puts of a request by calling `write`, a method of the database.
 
         Other writers to the same namespaces, or to scopes with the same limits, wait until the
         write has ended.
@@ -584,9 +605,9 @@ class OperationRunner:
     async def _write_batch(self, requests: list[_Request]) -> None:
         """Write requests of several callers in one transaction.
 
-        The requests contain only unconditional puts, which nothing but the database can refuse. If
-        the transaction fails or two requests have the same key, each request gets its own
-        transaction, so that no caller fails because of another.
+        The requests contain only puts without a condition or limit. Such a put fails only if the
+        database fails. If the transaction fails or two requests have the same key, each request
+        gets its own transaction, so that no caller fails because of another.
         """
         batch: list[_WriteRequest] = [puts for puts, _ in requests]
         puts = [put for request in batch for put in request.puts]
@@ -660,7 +681,7 @@ def _resolve_batch(batch: list[_Request], future: asyncio.Future[None]) -> None:
 
 
 def _run_calls(batch: list[_Request]) -> None:
-    """Run the calls of a batch one after another, and set the results of their promises.
+    """Run the calls of a batch one after another, and store each result in the call's `Promise`.
 
     Cancelled calls are left out.
     """

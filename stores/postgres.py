@@ -24,7 +24,8 @@ _SQL: Final = {
     tenants: load_sql("perdure.stores", "sqlite.sql", "postgres.sql", with_tenants=tenants)
     for tenants in (False, True)
 }
-# maximum number of values of a membership condition that are compared one by one
+# maximum number of values for which a condition has one parameter per value; more values are passed
+# as one JSON array
 _MAX_INLINE_VALUES: Final = 4
 _READ_JSON: Final = r"convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb"  # see `TextOrBytes`
 _IS_READABLE: Final = r"{0} NOT LIKE '\x255c5c753030303025'::bytea"  # %\\u0000%: jsonb has no NUL
@@ -33,20 +34,23 @@ _VALUE_AT_PATH: Final = f"{_DOCUMENT_COLUMN} #> ?::text[]"
 
 
 class JSONBLocation(JSONLocation):
-    """The location of a JSON value in a column of bytes, which Postgres casts to jsonb.
+    """The location of a JSON value inside a column of bytes.
+
+    SQL conditions cast the column to jsonb.
 
     A path is a tuple of labels.
     """
 
     @property
     def supports_indexes(self) -> bool:
-        """Whether paths of the column can have indexes."""
+        """Whether indexes can be created for JSON paths of the column."""
         return False
 
     def condition_on_row(self, condition: Condition) -> Condition:
-        """Turn a condition on the document into a condition on the row.
+        """Turn a condition on a JSON document into a condition on the document's row.
 
-        The document is parsed once. A row whose document cannot be parsed is always selected.
+        The SQL condition parses the document only once. A row whose document cannot be parsed is
+        always selected.
         """
         text, read_json = condition.text, _READ_JSON.format(self.column)
         if text.count(_DOCUMENT_COLUMN) > 1:
@@ -58,9 +62,10 @@ class JSONBLocation(JSONLocation):
         return condition._replace(text=f"CASE WHEN {readable} THEN {text} ELSE TRUE END")
 
     def path_suffixes(self, key: str | int) -> Sequence[tuple[str, ...]]:
-        """Return the possible suffixes that a key adds to the JSON paths of this location.
+        """Return the suffixes that extend a JSON path of this location to the value of `key`.
 
-        Postgres writes labels and positions alike, so the condition may select too many rows.
+        In a path of Postgres, the label "0" and the array position 0 look the same, so a condition
+        on the path may select too many rows.
         """
         step_lists = dict.fromkeys(((key,), (key,) if isinstance(key, int) else parse_path(key)))
         if any(
@@ -74,7 +79,7 @@ class JSONBLocation(JSONLocation):
     def membership_condition(self, keys: Sequence[str | int]) -> Condition:
         """Return the condition that the value at this location equals one of `keys`.
 
-        The key 1 also means `true`.
+        The key 1 also matches the JSON value `true`.
         """
         values = [*keys, *(bool(key) for key in keys if key in (0, 1))]
         if 0 < len(values) <= _MAX_INLINE_VALUES:
@@ -87,9 +92,9 @@ class JSONBLocation(JSONLocation):
         )
 
     def range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
-        """Return the condition that the value at this location lies between two bounds.
+        """Return the SQL condition that the JSON value lies between two inclusive bounds.
 
-        One bound may be None.
+        One of the bounds may be None, which leaves the range open at that end.
         """
         if isinstance(low, str) or isinstance(high, str):
             sign, operand = (">=", low) if high is None else ("<=", high)
@@ -115,9 +120,9 @@ class JSONBLocation(JSONLocation):
 class PostgresStore(PostgresOwner, WholeStore):
     """A langgraph store in Postgres, for asyncio and for OS threads.
 
-    Any number of processes and machines may use one database, also together with a
-    `PostgresCheckpointer`. Use the store with `with` or `async with`, or call `close`. The first
-    use opens the database.
+    Any number of processes and machines may use one database. A `PostgresCheckpointer` may use the
+    same database. Use the store with `with` or `async with`, or call `close`. The first use opens
+    the database.
 
     Args:
         dsn: A libpq connection string or URI; a function without arguments that returns such a

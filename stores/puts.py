@@ -1,6 +1,7 @@
 """Puts and deletes: their checks, their encoding, and the flows that write them.
 
-A put does not delete the version that it replaces, but closes it.
+A put does not delete the version that it replaces, but records the time at which that version
+ended.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Limit:
 
 @dataclass(slots=True, eq=False)
 class Put:
-    """A checked put or delete, with all data that can be computed without the database.
+    """A validated put or delete, with all data that can be computed without the database.
 
     A version has a row in `store_search_data` only if it has data that a search could not
     compute: stored vectors, or search paths that differ from those of the store.
@@ -64,7 +65,8 @@ class Put:
     # time to live in microseconds after the last put or read; None means that the item never
     # expires
     ttl: int | None = None
-    # version that the key must have for the put to succeed; 0 means that the key must not exist
+    # The put succeeds only if the current version of the key has this number. 0 means that the key
+    # must not exist.
     if_version: int | None = None
     provenance: Mapping[str, Any] | None = None
     is_searched: bool = True  # whether searches with a query find the item
@@ -75,11 +77,14 @@ class Put:
     embedding_error: str | None = None  # error message if the vectors could not be computed
     # paths of the value that are searched, or None for the store's default paths
     fields: list[str] | None = None
-    limits: Sequence[Limit] = ()  # limits that must be observed after the put
+    limits: Sequence[Limit] = ()  # limits of scopes that must not be exceeded by the put
 
     @property
     def is_unconditional(self) -> bool:
-        """Whether the put has no condition or limit, so that only the database can refuse it."""
+        """Whether the put requires no version and has no limits.
+
+        Only the database can prevent such a put.
+        """
         return self.if_version is None and not self.limits
 
     @property
@@ -90,7 +95,7 @@ class Put:
 
 @dataclass(slots=True)
 class PutPreparer:
-    """Checks puts, and computes their data as far as this needs no database."""
+    """Checks puts, and computes all data of a put that does not depend on the database."""
 
     fields: list[str]  # default paths whose text is searched
     max_bytes: int
@@ -98,10 +103,10 @@ class PutPreparer:
     # function that hashes a token with a key, or None if words are not hashed
     mask_word: Callable[[str], str] | None = None
     root: bytes = b""  # path of the scope
-    limits: tuple[Limit, ...] = ()  # limits that must be observed after a put
+    limits: tuple[Limit, ...] = ()  # limits of scopes that no put may exceed
 
     def check_row_key(self, namespace: Any, key: Any) -> tuple[bytes, str]:
-        """Check a namespace and a key, and return the path and the key as text."""
+        """Check a namespace and a key, and return the namespace as a path and the key as text."""
         return check_namespace(namespace, self.root), check_key(key)
 
     def prepare_put(
@@ -147,7 +152,7 @@ class PutPreparer:
         return self.complete_put(put)
 
     def complete_put(self, put: Put) -> Put:
-        """Add the limits and the chunks to embed to a put whose value is encoded."""
+        """Complete a put whose value is encoded, by adding the limits and the texts to embed."""
         put.limits, put.stores_vectors = self.limits, self.embeddings.stores_vectors
         if put.is_searched and put.stores_vectors:
             put.chunks = self.embeddings.split_texts(
@@ -156,7 +161,7 @@ class PutPreparer:
         return put
 
     def analyse_words(self, value: Mapping[str, Any], fields: str | None) -> tuple[list[str], bool]:
-        """Return the tokens of a value, and whether its text ends with a question.
+        """Return the tokens of the text in a value, and whether the text ends with a question.
 
         Args:
             value: The value.
@@ -172,7 +177,7 @@ class PutPreparer:
         return words, ends_with_question(texts[-1])
 
     def describe_index_form(self, file_model: Model | None) -> list[Any]:
-        """Return a description of the way in which words and vectors are computed.
+        """Return a description of how the words and the vectors of an index are computed.
 
         Indexes with different descriptions cannot be compared.
         """
@@ -184,7 +189,7 @@ class PutPreparer:
         return [ANALYZER, list(self.fields), self.mask_word is not None, number]
 
     def parse_fields(self, stored: str | None) -> Sequence[str]:
-        """Parse the stored paths by which an item is searched, and return them."""
+        """Parse the stored list of JSON paths whose text is searched in an item."""
         return self.fields if stored is None else json.loads(stored)
 
     def derive_vectors(
@@ -204,7 +209,7 @@ class PutPreparer:
 
 
 def are_quick_to_check(values: Sequence[Any]) -> bool:
-    """Return whether values are few and small enough to be checked on an event loop."""
+    """Return whether the given values are few and small enough to be checked on an event loop."""
     remaining = _BRIEF_COST
     parts = [value for value in values if value is not None]  # A value of None stands for a delete.
     if len(values) > _MAX_BRIEF_VALUES or not {dict}.issuperset(map(type, parts)):
@@ -247,8 +252,8 @@ def _check_index_fields(index: Literal[False] | list[str]) -> list[str]:
 class VersionTimes(NamedTuple):
     """The times of a version, in microseconds: first put of the key, put of the version, expiry.
 
-    `first_id` is the id of the key's first version. `first_id` is None if this version is the
-    first. Lists are ordered by `first_id`.
+    `first_id` is the id of the first version of the key that the version belongs to. `first_id` is
+    None if this version is the first. Lists are ordered by `first_id`.
     """
 
     created_at: int
@@ -268,15 +273,20 @@ class NewVersion(NamedTuple):
 
 @dataclass(slots=True)
 class WriteTotals:
-    """Sums over all puts of a transaction, which are written at the end of the transaction."""
+    """Totals over all puts of a transaction, such as the growth of each namespace.
+
+    The totals are written at the end of the transaction.
+    """
 
     model: int | None = None  # number of the model of the vectors
-    # puts that need a row in `store_search_data`, each with the id of its version
+    # the puts whose new versions need a row in `store_search_data`, each with the id of its new
+    # version
     index_rows: list[tuple[Put, int]] = field(default_factory=list)
     # growth in the number of items, by namespace
     items_by_namespace: Counter[int] = field(default_factory=Counter)
     bytes_by_namespace: Counter[int] = field(default_factory=Counter)
-    item_growth: int = 0  # growth in the number of items that limits count
+    # growth in the number of items in all namespaces together, not counting expired items
+    item_growth: int = 0
     byte_growth: int = 0
 
     def add_growth(self, namespace_key: int, items: int, size: int) -> None:
@@ -297,9 +307,9 @@ class ItemWriter:
     def write_puts(self, puts: Sequence[Put], now: int, model: Model | None = None) -> Flow[None]:
         """Write puts and deletes of different keys, together or not at all.
 
-        One round trip to the database reads the present versions, and another writes all changes.
-        On Postgres, unconditional deletes are a single statement. It can be repeated if it is
-        unknown whether the first attempt was committed.
+        One round trip to the database reads the current versions of all keys, and another round
+        trip writes all changes. On Postgres, unconditional deletes are a single statement. The
+        statement can be repeated if it is unknown whether the first attempt was committed.
 
         Args:
             puts: The puts and deletes.
@@ -323,7 +333,7 @@ class ItemWriter:
         now: int,
         statements: Sequence[Statement] = (),
     ) -> Flow[None]:
-        """Write the sums over all puts, and check that the limits are observed."""
+        """Write the totals of a transaction, and check that no scope exceeds its limits."""
         statements_at_end = [*statements, *self._build_shared_statements(totals)]
         # A scope above its limit may still delete items or make them smaller.
         limits = dict.fromkeys(limit for put in puts for limit in put.limits)
@@ -341,7 +351,10 @@ class ItemWriter:
             yield from self._check_scope_limit(grown_limit, now)
 
     def _build_shared_statements(self, totals: WriteTotals) -> list[Statement]:
-        """Build the statements that all puts share, for index rows, errors and namespace sizes."""
+        """Build the statements that are executed once for all puts.
+
+        They write index rows, embedding errors and the sizes of namespaces.
+        """
         statements, rows = [], []
         for put, row in totals.index_rows:
             vectors = self.records.encode_vectors(put.vectors, row)
@@ -411,14 +424,18 @@ class ItemWriter:
         return [*self.build_close_statements(closings), *rows]
 
     def read_present_version(self, put: Put) -> Flow[Row]:
-        """Return the present version of a key, with the columns of the statement `find_present`.
+        """Return the current version of a key, as a row of the statement `find_present`.
 
-        All are None if there is none.
+        All columns are None if the key does not exist.
         """
         return (yield self.sql("find_present", put.path, put.key))[0]  # type: ignore[no-any-return]
 
     def build_close_statements(self, closings: Sequence[tuple[int, int]]) -> list[Statement]:
-        """Build the statements that close present versions, given as pairs of end time and id."""
+        """Build the statements that end current versions.
+
+        A version is ended when it is replaced, deleted or expired. Each element of `closings` is a
+        pair of an end time and a version id.
+        """
         if not closings:
             return []
         rows = [(row,) for _, row in closings]
@@ -431,7 +448,9 @@ class ItemWriter:
     def build_add_statements(
         self, additions: Sequence[NewVersion], ids: Sequence[int], totals: WriteTotals
     ) -> Flow[list[Statement]]:
-        """Build the statements that add versions of keys without a present version.
+        """Build the statements that add new versions.
+
+        The current version of each key must have been ended before.
 
         Args:
             additions: The versions.
@@ -493,7 +512,7 @@ class ItemWriter:
         )
 
     def _check_required_version(self, put: Put, version: int) -> None:
-        """Raise `VersionConflict` if the key is not at the version that the put requires."""
+        """Raise `VersionConflict` if the current version of the key is not the required one."""
         if put.if_version is not None and put.if_version != version:
             state = f"at version {version}" if version else "not there"
             raise VersionConflict(
@@ -512,7 +531,7 @@ class ItemWriter:
         )[0]
         if _is_within_limit(limit, items - expired_items, size - expired_bytes):
             return
-        # The message must not reveal the size of the outer scope.
+        # The error message must not reveal the size of a scope that contains the caller's scope.
         if len(limit.prefix) < self.records.root:
             raise LimitExceeded(
                 "the limit of an outer scope would be exceeded: delete items of that scope first"
@@ -528,9 +547,9 @@ class ItemWriter:
     # -- vectors
 
     def register_model(self, model: Model, *, replace: bool = False) -> Flow[int]:
-        """Return the number of the recorded model of the store's vectors.
+        """Return the number under which the store has recorded the model of its vectors.
 
-        A new model is recorded first.
+        A model that is not recorded yet is recorded first.
 
         Args:
             model: The model.
@@ -545,7 +564,10 @@ class ItemWriter:
     def _ensure_model_recorded(
         self, model: Model, rows: list[Row], *, replace: bool = False
     ) -> Flow[int]:
-        """Return the number of a model, and record the model unless `rows` already contains it."""
+        """Return the number of a recorded model, and record the model if it is new.
+
+        `rows` is the recorded setting.
+        """
         stored_model = Model.from_setting(rows[0][0]) if rows else None
         if stored_model == model:
             return stored_model.number
@@ -559,7 +581,7 @@ class ItemWriter:
     def store_vectors(
         self, vectors_of_rows: Sequence[tuple[int, bytes | None]], model: Model
     ) -> Flow[None]:
-        """Store vectors for versions that had none."""
+        """Store vectors for versions that had been stored without vectors."""
         number = None
         if any(vectors is not None for _, vectors in vectors_of_rows):
             number = yield from self.register_model(model)
@@ -592,13 +614,16 @@ class ItemWriter:
     def restart_ttls(
         self, keys: Sequence[tuple[bytes, str]], clock: Callable[[], int]
     ) -> Flow[None]:
-        """Restart the time to live of items at the present time."""
+        """Restart the time to live of items, counted from the current time."""
         # The clock is read in the transaction, because an item may expire while the write waits.
         now = clock()
         yield Statement(self.sql["restart_ttl"], [(now, *key) for key in keys], execute_many=True)
 
     def close_expired(self, now: int, limit: int, paths: Container[bytes]) -> Flow[int]:
-        """Close at most `limit` expired items of the namespaces in `paths`, and return how many."""
+        """End the current versions of at most `limit` expired items, and return their number.
+
+        Only items of the namespaces in `paths` are ended.
+        """
         rows = [row for row in (yield self.sql("expired", now, limit)) if row[4] in paths]
         if rows:
             growth = [(-1, -size, namespace_key) for _, namespace_key, size, _, _ in rows]

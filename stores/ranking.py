@@ -13,15 +13,16 @@ score is a sum of parts:
     recency      the newest rows of a conversation gain a share of their other parts
     question     a row that is only a question loses a share, as it seldom is an answer
 
-A word counts once. A row either contains the word itself (full value) or borrows it from a
-neighbour (a share of the value), never both. A reply is therefore found by the words of the message
-that it answers, and a row does not gain from having many similar neighbours. A longer row borrows
-less from its neighbours, because it has enough words of its own. All numbers were chosen with
-`benchmarks/recall.py`.
+A word of the query counts once in each row. If a row contains a word of the query, the row gets the
+full value of the word. If only a neighbour of the row contains the word, the row gets a share of
+the value. The words of a message therefore also find the reply to the message. A row with many
+similar neighbours gains no more than a row with one such neighbour. A longer row gains less from
+the words of its neighbours, because it has enough words of its own. All constants of the parts of a
+score were chosen with `benchmarks/recall.py`.
 
-The absolute value of the best score expresses the evidence for its row. A score therefore has the
-same meaning for one row and for 100,000 rows, and for short and long queries. Evidence is counted
-in nats:
+The score of the best row is computed from the evidence that the row is relevant to the query. The
+scores of different searches can therefore be compared, whether a scope has one row or 100,000 rows,
+and whether a query is short or long. Evidence is counted in nats:
 
     words     the sum of -ln of the share of messages in the language that contain a word of the
               query which the row has, multiplied by the share of this sum in the sum over all the
@@ -30,13 +31,13 @@ in nats:
     chance    minus ln n, because the best of many rows has more evidence by chance
 
 The last term is the correction for the number of comparisons of Karlin and Altschul, PNAS 87
-(1990). The numbers were chosen with `benchmarks/quiet.py`.
+(1990). The constants of evidence were chosen with `benchmarks/quiet.py`.
 
-The score of each row is limited by the row's own evidence. This evidence comes from the words of
-the row, the words that its neighbours lend, and the row's vector or that of a neighbour, minus a
-share of ln n. A row without evidence therefore scores below the minimum score of a recall and ranks
-behind the rows with evidence, whether or not another row answers the query. Decision 0033 has the
-measurements.
+The score of each row has an upper limit, which is computed from the evidence of that row alone. The
+evidence of a row comes from the words in the row and in its neighbours, and from the nearest vector
+of the row and its neighbours. A share of ln n is subtracted. A row without evidence scores below
+the minimum score of a recall and ranks behind the rows with evidence. The limit of a row does not
+depend on whether another row answers the query. Decision 0033 has the measurements.
 """
 
 from __future__ import annotations
@@ -56,47 +57,62 @@ Floats = NDArray[np.floating[Any]]
 Scores = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
-# maximum number of words of a row that borrows the full share from its neighbours; of a row that
-# gets the full score of its thread; and of a row that counts as only a question if it ends with a
-# question mark. Longer rows get less.
+# The first number is the length in words up to which a row gains the full share of its neighbours'
+# scores. The second number is the length up to which a row gains the full score of its thread. The
+# third number is the length up to which a row that ends with a question mark counts as only a
+# question.
 MAX_WORDS_FULL_LOAN, MAX_WORDS_FULL_THREAD, MAX_WORDS_QUESTION = 50, 200, 25
-_RECENCY_HALF_LIFE: Final = 0.2  # recency is halved after this share of the rows
-# number of imaginary unrelated rows that are added to the mean cosine of a scope, since a scope may
-# have only one row
+# share of the rows in a scope; the recency of a row halves for each such share of rows that are
+# newer than the row
+_RECENCY_HALF_LIFE: Final = 0.2
+# The mean cosine of a scope is computed as if the scope had this many additional unrelated rows,
+# because a scope may have only one row.
 _PRIOR_ROWS: Final = 4
-# number of word counts that are computed at a time, which take 512 kB
+# number of word counts that are computed at a time; an array with this number of counts takes 512
+# kB
 _BLOCK_COUNTS: Final = 1 << 17
-# constants of vectors, chosen with benchmarks/recall.py; decision 0037
-# share by which the weight of vectors increases if the gain of the calibration is 1
+# The constants of vectors were chosen with benchmarks/recall.py; see decision 0037. Each constant
+# has its own comment. If the calibration of the vectors has a gain of 1, the weight of vectors
+# increases by this share.
 _GAIN_WEIGHT: Final = 0.6
-# weight of the thread with the nearest vectors, as a share of the weight of vectors
+# The weight of the score that rows gain from the vectors of their thread, as a share of the weight
+# of the rows' own vectors.
 _THREAD_VECTOR_WEIGHT: Final = 0.6
-# maximum number of rows of a thread whose vectors count for the thread
+# maximum number of rows of a thread from whose vectors the score of the thread is computed
 _NEAREST_PER_THREAD: Final = 3
 # number that is subtracted from a score to rank the row behind all others; higher than any score
 _BELOW_ALL: Final = 2.0
 # lower limit of the length penalty, which avoids a division by zero
 _MIN_PENALTY: Final = np.float32(1e-6)
-# constants of evidence, chosen with benchmarks/quiet.py
-# assumed share of messages that contain a word, if no frequency list contains the word
+# The constants of evidence were chosen with benchmarks/quiet.py. Each constant has its own comment.
+# The assumed share of messages that contain a word, for a word that is in no frequency list.
 _UNLISTED_FREQUENCY: Final = 2.4e-6
-# number of imaginary messages of the language that are added to the messages of a scope
+# The share of messages that contain a word is computed as if the scope had this many additional
+# messages, in which the word has the frequency `_UNLISTED_FREQUENCY`.
 _PRIOR_MESSAGES: Final = 30.0
-# exponent of the share of the query's information that a row contains
+# The evidence of a row's words is multiplied by the share of the query's information that the row
+# contains, raised to this power.
 _COVERAGE_POWER: Final = 0.35
 _NEARNESS_NATS: Final = 5.0  # maximum evidence of a vector, in nats
-_NATS_PER_LOGIT: Final = 4.0  # number of nats that multiply the odds by e
-_MAX_LOGIT: Final = 80.0  # maximum logit; the odds of larger logits would exceed a 32-bit float
-_RARITY_POWER: Final = 1.5  # exponent of the word's information in the formula of its weight
-# evidence in nats that is added if the query and the rows are about the same person
+# evidence in nats that increases the logit of a score by 1, and so multiplies the odds by e
+_NATS_PER_LOGIT: Final = 4.0
+# maximum logit of a score; the odds of a larger logit could not be represented as a 32-bit float
+_MAX_LOGIT: Final = 80.0
+# exponent of a word's rarity in the language, in the formula for the weight of the word
+_RARITY_POWER: Final = 1.5
+# evidence in nats that a search gains if the query and the rows are about the same person
 _PERSON_NATS: Final = 2.25
-# minimum share of rows that counts as nearly all; a word in so many rows is no evidence
+# A word that at least this share of the rows contain is no evidence, because such a word does not
+# distinguish the rows.
 _NEARLY_ALL: Final = 0.85
-_MIN_ROWS_NEARLY_ALL: Final = 5  # minimum rows of a scope in which a word can be in nearly all rows
-# share of ln n that is subtracted from the evidence of each row to obtain its limit
+# Minimum number of rows in a scope for which `_NEARLY_ALL` is applied. In a smaller scope, every
+# word counts as evidence.
+_MIN_ROWS_NEARLY_ALL: Final = 5
+# The limit of a row's score is computed from the evidence of the row minus this share of ln n.
 _CHANCE_SHARE: Final = 0.25
 _SLIGHT_NATS: Final = 1.45  # evidence in nats; a row with less evidence scores below MIN_SCORE
-# number of nats that are added to a row's limit for each nat of evidence above `_SLIGHT_NATS`
+# For each nat of evidence above `_SLIGHT_NATS`, the limit of a row's score increases by this number
+# of nats.
 _LIMIT_SLOPE: Final = 15.0
 
 
@@ -139,31 +155,43 @@ class Term(NamedTuple):
 
     rows: Ints  # rows that contain the word, without duplicates
     tf: Floats  # number of occurrences of the word in each of `rows`
-    # rows that contain each synonym, and the similarity of the synonym to the word
+    # For each synonym of the word, the rows that contain the synonym, and the similarity of the
+    # synonym to the word.
     synonyms: Sequence[tuple[Ints, float]] = ()
     message_frequency: float = (
-        0.0  # share of messages in the language that contain the word; 0 if unknown
+        # share of all messages in the query's language that contain the word; 0 if the share is
+        # unknown
+        0.0
     )
     names_actor: bool = False  # whether the word is part of the name of an actor (speaker)
-    names_subject: bool = False  # whether the word names the person whom nearly all rows are about
+    # whether the word is the name of a person, and nearly all rows are about that person
+    names_subject: bool = False
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """The scores of rows (higher is better) and the parts of which each score is the sum.
+    """The scores of the rows of a search, and the parts of each score.
+
+    A score is the sum of its parts. A higher score is better.
 
     All arrays are float32[n].
     """
 
-    scores: Scores  # score of each row, relative to the best row; after `to_comparable`, 0 to 1
+    # The score of each row. Scores can be compared only within one search, until `to_comparable`
+    # has converted them to numbers from 0 to 1.
+    scores: Scores
     parts: Mapping[str, Scores] = field(default_factory=dict)
-    # evidence of the best row, in nats, beyond that of the best of n random rows; in a search by
-    # vectors alone, the nearness of the nearest vector, 0 to 1
+    # The evidence of the best row, in nats, minus the evidence that the best of n random rows would
+    # have. In a search by vectors alone, the field is the nearness of the nearest vector to the
+    # query, from 0 to 1.
     evidence: float = 0.0
-    odds: Scores | None = None  # each row's odds as a share of the best row's; None without words
-    # numbers by which the rows are ranked; None means that the scores are used
+    # The odds of each row divided by the odds of the best row, or None if the query has no words.
+    odds: Scores | None = None
+    # Numbers by which the rows are ranked. If the field is None, the rows are ranked by their
+    # scores.
     order: Floats | None = None
-    limits: Scores | None = None  # maximum evidence of each row's score, in nats
+    # the maximum evidence of each row, in nats, which limits the row's score
+    limits: Scores | None = None
 
     @classmethod
     def from_cosines(cls, cosines: Floats) -> Ranked:
@@ -175,7 +203,7 @@ class Ranked:
         return cls(scores, {"vector": scores}, order=np.nan_to_num(cosines, nan=-np.inf))
 
     def with_vectors_first(self, cosines: Floats) -> Ranked:
-        """Return the ranking with all rows that have no vector (NaN) at the end, with score 0."""
+        """Return the ranking with all rows without a vector (NaN) at the end, with a score of 0."""
         has_vector = np.isfinite(cosines)
         order = self.rank_keys - np.where(has_vector, np.float32(0), np.float32(_BELOW_ALL))
         return replace(self, scores=self.scores * has_vector, order=order)
@@ -184,12 +212,12 @@ class Ranked:
     def rank_keys(self) -> Floats:
         """The numbers by which the rows are ranked, highest first.
 
-        Rows with equal scores may have different numbers.
+        Two rows with equal scores may have different ranking numbers.
         """
         return self.scores if self.order is None else self.order
 
     def explain_row(self, row: int) -> dict[str, float]:
-        """Return the parts of one row's score, by name."""
+        """Return the parts whose sum is the score of one row, by the name of the part."""
         total = sum(float(part[row]) for part in self.parts.values())
         scale = float(self.scores[row]) / total if total else 0.0
         return {name: float(part[row]) * scale for name, part in self.parts.items()}
@@ -197,12 +225,13 @@ class Ranked:
     def to_comparable(self) -> Ranked:
         """Return the ranking with scores that are comparable between searches.
 
-        The odds of the best row are e to the power of its evidence / `_NATS_PER_LOGIT`. So 0.5 is
-        the score that the best of n rows has by chance. The odds of another row are multiplied by
-        the square root of its score divided by the best score, and are at most e to the power of
-        the row's limit / `_NATS_PER_LOGIT`. A row whose score is lowered by its limit is ranked by
-        the lowered score. In a search by vectors alone, the best score is the nearness of the
-        nearest vector.
+        A score is odds / (1 + odds). The odds of the best row are `exp(evidence /
+        _NATS_PER_LOGIT)`. The evidence of the best of n random rows is 0 by chance, so its score is
+        0.5. The odds of another row are the odds of the best row times `sqrt(score / best_score)`,
+        but at most `exp(limit / _NATS_PER_LOGIT)`. The number `limit` is the upper limit of the
+        row's evidence. If the limit of a row lowers its score, the row is ranked by the lowered
+        score. In a search by vectors alone, the score of the best row is the nearness of its vector
+        to the query, from 0 to 1.
         """
         if self.odds is None:
             scores = _divide_by_best(self.scores) * np.float32(self.evidence)
@@ -243,7 +272,8 @@ def rank_rows(
     """
     n = len(lengths)
     parts: dict[str, Scores] = {}
-    calibration = calibration if terms else USUAL  # Without words, only vectors rank the rows.
+    # If the query has no words, only vectors rank the rows, so the usual calibration is used.
+    calibration = calibration if terms else USUAL
     nearness = _compute_nearness(cosines, n, calibration)
     nearest = evidence = float(nearness.max(initial=0))
     neighbour_scores = np.zeros(n, np.float32)
@@ -309,10 +339,12 @@ def _divide_by_best(scores: Scores) -> Scores:
 def _compute_vector_weight(
     cosines: Floats | None, terms: Sequence[Term], weights: Weights, calibration: Calibration
 ) -> float:
-    """Return the weight of the vector part in the sum of the parts of words and vectors, 0 to 1.
+    """Return the weight of vectors in the score of a row, from 0 to 1.
 
-    If no row has a word of the query, only vectors can rank the rows. Vectors then have their usual
-    weight, however low the trust in them is.
+    The weight of words is the rest.
+
+    If no row contains a word of the query, the rows can be ranked by vectors only. For such a
+    query, vectors are weighted as if they were fully trusted.
     """
     if cosines is None or not terms:
         return float(cosines is not None)
@@ -324,10 +356,10 @@ def _compute_vector_weight(
 def _score_threads_by_vectors(
     vector_scores: Scores, arrangement: Arrangement, weights: Weights, gain: float
 ) -> Scores:
-    """Return for each row the part of its score that comes from the vectors of its thread.
+    """Return for each row the score that the row gains from the vectors in its whole thread.
 
     The value of a thread is the sum of the vector scores of its `_NEAREST_PER_THREAD` nearest rows.
-    This value is divided by the value of the best thread.
+    The value of each thread is divided by the highest value of all threads.
     """
     starts, run_of_row, remaining = (
         arrangement.run_starts,
@@ -339,7 +371,8 @@ def _score_threads_by_vectors(
         highest = np.maximum.reduceat(remaining, starts)
         thread_values += highest
         best_rows = np.flatnonzero((remaining == highest[run_of_row]) & (remaining > 0))
-        # Remove only the first of the best rows of each thread.
+        # If several rows of a thread have the same highest score, only the first of them is
+        # removed.
         remaining[best_rows[np.diff(run_of_row[best_rows], prepend=-1) > 0]] = 0
     shares = _divide_by_best(thread_values * arrangement.is_thread) * np.float32(
         _THREAD_VECTOR_WEIGHT * gain * weights.vector
@@ -352,9 +385,9 @@ def scale_above_mean(cosines: Floats) -> Scores:
 
     Cosines below the mean and NaN give 0.
 
-    Subtracting the mean removes the similarity that all rows of a scope have with the query, so
-    results are comparable between embedders and scopes. If all cosines are about equal, they are
-    returned unscaled.
+    All rows of a scope have some similarity with the query in common. Subtracting the mean cosine
+    removes this common similarity, so results are comparable between embedders and scopes. If all
+    cosines are about equal, the cosines are returned without scaling.
     """
     has_vector = np.isfinite(cosines)
     if not has_vector.any():
@@ -371,7 +404,8 @@ def scale_above_mean(cosines: Floats) -> Scores:
 def _compute_nearness(cosines: Floats | None, row_count: int, calibration: Calibration) -> Scores:
     """Return how near each vector is to the query, from 0 (like an average vector) to 1 (equal).
 
-    A row without a vector (NaN) has 0. All results are multiplied by the trust in the vectors.
+    A row without a vector (NaN) has 0. The nearness of each row is multiplied by the trust that the
+    calibration has in the vectors.
     """
     if cosines is None:
         return np.zeros(row_count, np.float32)
@@ -402,9 +436,10 @@ def inverse_document_frequency(count: int, rows: int) -> float:
 def compute_word_information(term: Term, n: int) -> float:
     """Return the information of a word, in nats: -ln of the share of messages with the word.
 
-    The share is that of all messages in the language. If this share is unknown and the word is not
-    a name, the share among the other rows of the scope is used. A word that occurs in most rows has
-    little information.
+    The share is counted over all messages in the language of the query. If the share of messages in
+    the language is unknown and the word is not part of a speaker's name, the share among the other
+    rows of the scope is used. A word that occurs in most rows has little information, because its
+    share is high.
     """
     share = term.message_frequency or _UNLISTED_FREQUENCY
     if not term.message_frequency and not term.names_actor:
@@ -417,13 +452,16 @@ def compute_word_information(term: Term, n: int) -> float:
 def _compute_word_evidence(
     terms: Sequence[Term], n: int, arrangement: Arrangement | None
 ) -> list[float]:
-    """Return, for each word, the evidence in nats that a row has if it contains the word.
+    """Return the evidence, in nats, that each word of a query gives to a row with the word.
 
-    The evidence is the information of the word, with two exceptions. First, if the information of a
-    word was computed from the rows of the scope, it counts twice, because ln n is subtracted from
-    the evidence. Otherwise a word that two rows contain could never exceed chance. Rows that
-    consist only of a question are not counted. Second, a word that nearly all rows contain is no
-    evidence, unless all words of the query are of this kind.
+    The evidence of a word is equal to its information (see `compute_word_information`), with two
+    exceptions. The first exception is a word whose information was computed from the rows of the
+    scope. The information of such a word is counted twice. If the information were counted once, a
+    word that two rows contain could never have more evidence than chance, because ln n is
+    subtracted from the evidence of a row. Rows that consist only of a question are left out when
+    the information of a word is computed. The second exception is a word that nearly all rows
+    contain. The evidence of such a word is 0, unless nearly all rows contain every word of the
+    query.
     """
     is_only_question = np.zeros(n, bool) if arrangement is None else arrangement.is_only_question
     evidence, is_shared_list = list[float](), list[bool]()
@@ -442,7 +480,7 @@ def _compute_word_evidence(
 
 
 def is_in_nearly_all(count: int, n: int) -> bool:
-    """Return whether `count` of `n` rows are so many that a word in all of them is no evidence."""
+    """Return whether a word that `count` of `n` rows contain is too common to be evidence."""
     return n >= _MIN_ROWS_NEARLY_ALL and count >= _NEARLY_ALL * n
 
 
@@ -465,7 +503,9 @@ def _count_rows_with_word(term: Term, n: int) -> int:
 def iter_count_blocks(
     terms: Sequence[Term], n: int, weights: Weights = DEFAULT
 ) -> Iterator[tuple[Sequence[Term], Scores]]:
-    """Yield blocks of the words that occur, with their counts in all rows as float32[block, n].
+    """Yield blocks of the words that at least one row contains.
+
+    Each block has the counts of its words in all rows, as float32[block, n].
 
     A block is small enough for the CPU cache. The Okapi BM25 score of a block is `weights @ (counts
     / (counts + compute_length_penalty(...)))`.
@@ -542,12 +582,15 @@ def _score_words(
             )
         score_sums += factors @ saturated
         for row_has_word, term, nats_of_word in zip(saturated, block, nats, strict=True):
-            # The rows of an actor count as containing the actor's name.
+            # A row by a speaker whom the query names counts as if the row contained the speaker's
+            # name.
             if term.names_actor and actor is not None:
                 evidence_of_rows += nats_of_word * np.maximum(
                     actor / (1 + penalty) - row_has_word, 0
                 )
-    evidence_of_rows *= 1 + penalty  # The factor makes a word with one occurrence count as 1.
+    # The factor `1 + penalty` cancels the saturation for a word that occurs once, so that such a
+    # word has its full evidence.
+    evidence_of_rows *= 1 + penalty
     if arrangement is None:
         return own_scores, shared_scores, np.zeros(n, np.float32), evidence_of_rows
     best_thread = max(float(thread_scores.max(initial=0.0)), 1e-9)
@@ -565,22 +608,25 @@ def _score_words(
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The relations between the rows of a scope: their threads, neighbours and recency.
+    """The threads, the neighbours and the recency of the rows of a scope.
 
-    `build_arrangement` builds an arrangement once for many searches.
+    `build_arrangement` computes an arrangement once, and many searches use the same arrangement.
 
-    `share_from_previous[k - 1][i]` is the share of the score of row i that row i + k can borrow.
-    The share is 0 if the two rows belong to different threads. `share_from_next[k - 1][i]` is the
-    share of the score of row i + k that row i can borrow.
+    `share_from_previous[k - 1][i]` is the share of row i's score that row i + k gains, because row
+    i precedes it by k steps in the thread. The share is 0 if row i and row i + k belong to
+    different threads. `share_from_next[k - 1][i]` is the share of row i + k's score that row i
+    gains, because row i + k follows it by k steps in the thread.
     """
 
-    # index of the first row of each run; a run is a thread, or adjacent rows without a thread
+    # Index of the first row of each run. A run consists of all rows of a thread, or of adjacent
+    # rows that belong to no thread.
     run_starts: NDArray[np.intp]
     run_of_row: NDArray[np.intp]  # index of the run to which each row belongs
     is_thread: Bools  # whether a run is a thread
     share_from_previous: tuple[Scores, ...]
     share_from_next: tuple[Scores, ...]
-    thread_share: Scores  # share of the score of its thread that each row gets
+    # For each row, the share of its thread's score that is added to the score of the row.
+    thread_share: Scores
     is_only_question: Bools  # whether the row is only a question
     recency: Scores  # recency of each row: 1 for the newest, approaching 0 for old rows
 
@@ -588,7 +634,7 @@ class Arrangement:
 def build_arrangement(
     thread: Ints, lengths: Floats, ends_with_question: Bools, sent_at: Floats
 ) -> Arrangement:
-    """Compute which rows are neighbours, and how much each row takes from its context.
+    """Compute which rows are neighbours, and which share of its neighbours' scores each row gains.
 
     Args:
         thread: A code for each row's thread, negative for none; int[n]. The rows of a thread are
@@ -627,7 +673,7 @@ def build_arrangement(
 
 
 def _lend_to_neighbours(scores: Scores, arrangement: Arrangement, weights: Weights) -> Scores:
-    """Return for each row the maximum of its own score and the scores that its neighbours lend.
+    """Return for each row the maximum of its own score and the weighted scores of its neighbours.
 
     The result is float32[..., n].
     """

@@ -1,4 +1,4 @@
-"""Encoding and decoding of item rows, and the flows that read items when a search has no query."""
+"""Encoding and decoding of item rows, and flows for reads and for searches without a query."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from perdure.stores.values import decode_value
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_PAGE_ROWS = 256  # number of namespaces or closed versions that are read at a time
+_PAGE_ROWS = 256  # number of namespaces or of replaced or deleted versions that are read at a time
 # maximum rows for which an index is used; for more rows, reading in order is faster
 _MAX_INDEX_ROWS = 2_000
 _INDEX_PREFIX = "store_path:"  # prefix of the names of path indexes
@@ -69,7 +69,7 @@ def from_microseconds(microseconds: int) -> datetime:
 def provenance_to_json(provenance: Provenance) -> dict[str, Any]:
     """Check provenance, and return it as a JSON object without empty fields.
 
-    The object is stored, and filters are applied to it.
+    The JSON object is stored with the item. Filters on provenance are applied to the JSON object.
 
     Raises:
         ConfigurationError: A field has a wrong type.
@@ -119,7 +119,10 @@ class RecordCodec:
     # -- parts of a row
 
     def encode_text(self, text: str, associated_data: AssociatedData) -> str | bytes:
-        """Return text as it is stored in the row that `associated_data` names."""
+        """Return the stored form of a text, which is encrypted if the store has a key.
+
+        `associated_data` identifies the row that contains the text.
+        """
         return (
             self.seal.seal(text.encode(), associated_data)
             if self.is_encrypted
@@ -142,7 +145,7 @@ class RecordCodec:
         )
 
     def encode_vectors(self, vectors: bytes | None, row: int) -> bytes | None:
-        """Return the stored form of the vectors of a row, which are concatenated."""
+        """Return the stored form of a row's vectors, which are given as concatenated bytes."""
         if vectors is None or not self.is_encrypted:
             return vectors
         return self.seal.seal(vectors, ("vectors", row))
@@ -199,12 +202,12 @@ class RecordCodec:
 
 
 def value_associated_data(path: bytes, key: str, version: int) -> AssociatedData:
-    """Return the associated data of a value, which binds the encrypted value to its row."""
+    """Return the associated data that binds an encrypted value to its row."""
     return ("value", path.decode(), key, version)
 
 
 def provenance_associated_data(path: bytes, key: str, version: int) -> AssociatedData:
-    """Return the associated data of provenance, which binds it to its row."""
+    """Return the associated data that binds an encrypted provenance to its row."""
     return ("provenance", path.decode(), key, version)
 
 
@@ -234,7 +237,8 @@ class ItemReader:
 
     sql: NamedSQL
     records: RecordCodec
-    values: JSONLocation  # location of the values' column, for conditions on their JSON
+    # the column with the values of items, for SQL conditions on the JSON of a value
+    values: JSONLocation
 
     # -- one key
 
@@ -254,9 +258,9 @@ class ItemReader:
     def read_page(
         self, selection: Selection, limit: int, offset: int
     ) -> Flow[list[tuple[Row, StoredItem]]]:
-        """Return one page of the items under a prefix with their rows.
+        """Return one page of the items under a prefix, each with its database row.
 
-        The items are ordered by namespace, and then by creation.
+        The items are ordered by namespace, and then by the time at which each item was created.
         """
         if selection.as_of is None:
             sql, params = yield from self._build_page_statement(selection)
@@ -279,7 +283,7 @@ class ItemReader:
             limit_rows *= 8
 
     def decode_if_matching(self, row: Row, selection: Selection) -> tuple[Row, StoredItem] | None:
-        """Return a row with its item if the item matches the filters of a selection, else None."""
+        """Return a row and its item, or None if the item does not match the selection's filters."""
         value = None
         if selection.filter is not None:
             value = self.records.decode_row_value(row)
@@ -293,7 +297,7 @@ class ItemReader:
         return row, self.records.decode_item(row, value)
 
     def read_matching_ids(self, selection: Selection) -> Flow[list[int]]:
-        """Return the ids of all present items that match the filters."""
+        """Return the ids of all current items that match the filters of a selection."""
         if (
             selection.filter is None
             or selection.provenance is not None
@@ -308,7 +312,9 @@ class ItemReader:
         return [row for row, value in rows if matches(decode_value(decode_text_or_bytes(value)))]
 
     def read_closed_versions(self, selection: Selection) -> Flow[list[Row]]:
-        """Read the closed versions that match and that were valid at the selected time.
+        """Read the ids of replaced or deleted versions that match and were current at a past time.
+
+        The past time is `selection.as_of`.
 
         Returns the path and the id of each version.
         """
@@ -332,7 +338,7 @@ class ItemReader:
         return sorted(name.removeprefix(_INDEX_PREFIX).replace("^", "") for (name,) in rows)
 
     def _choose_sql_condition(self, selection: Selection) -> Flow[tuple[Condition, str]]:
-        """Return the SQL condition of a selection's filter, and an `INDEXED BY` clause.
+        """Return the SQL condition for the filter of a selection, and an `INDEXED BY` clause.
 
         The clause is empty if no index is selective enough.
         """
@@ -354,7 +360,7 @@ class ItemReader:
     def _build_matching_statement(
         self, selection: Selection, condition: Condition, index_hint: str, columns: str, limit: int
     ) -> Statement:
-        """Build the statement that selects present items which may match a condition."""
+        """Build the statement that selects current items which may match an SQL condition."""
         sql = self.sql["matching"].format(
             columns=columns, condition=condition.with_numbered_parameters(5), indexed=index_hint
         )
@@ -363,7 +369,7 @@ class ItemReader:
         )
 
     def _build_page_statement(self, selection: Selection) -> Flow[tuple[str, tuple[Any, ...]]]:
-        """Return the statement that reads a page of present items, and the filter's parameters."""
+        """Return the SQL that reads a page of current items, and the parameters of its filter."""
         condition, index_hint = yield from self._choose_sql_condition(selection)
         sql = self.sql["page"].format(
             condition=condition.with_numbered_parameters(6),
@@ -458,6 +464,6 @@ def build_path_index_name(path: str) -> str:
 
 
 def with_expiry(row: Row, now: int) -> Row:
-    """Return a row with its expiry as the end of its version if the item has expired."""
+    """Return a row, and set the end of its version to the expiry if the item has expired."""
     is_alive = row[7] is None or row[7] > now
     return row if is_alive else (*row[:6], row[7], *row[7:])

@@ -63,10 +63,11 @@ _PERSONAL_PRONOUNS: Final = frozenset(
         *("he", "him", "his", "she", "her", "hers"),
     )
 )
-# maximum number of actors among which names are looked up; rows with more actors are not a
-# conversation
+# Maximum number of actors (speakers) of the rows for which a search looks for actors that the query
+# names. Rows with more actors do not come from a conversation.
 _MAX_NAMED_ACTORS: Final = 1_000
-# names of actors that are roles; a query that contains such a word seldom means the speaker
+# Names that stand for the role of an actor. A query that contains one of these words, such as
+# "user", seldom refers to the speaker.
 _ROLE_NAMES: Final = frozenset(
     {"user", "assistant", "human", "ai", "bot", "agent", "system", "tool", "model", "function"}
 )
@@ -82,7 +83,9 @@ class SearchQuery:
     explain: bool = False
     weights: Weights = field(default_factory=Weights)
     during: tuple[float, float] | None = (
-        None  # period of the messages: start (included) and end (excluded), in seconds since 1970
+        # The period that the query is about, as its start (included) and its end (excluded) in
+        # seconds since 1970. Rows with messages from the period score higher.
+        None
     )
     min_score: float | None = None  # lowest score of a result
     # vector of the query; if it is None and `is_embedded` is true, only words are searched
@@ -164,7 +167,9 @@ class Searcher:
         offset: int,
         refresh_ttl: bool | None,
     ) -> list[FoundItem]:
-        """Return the best results for a query, or without a query one page of the selected items.
+        """Return the best results for a query.
+
+        If the query is None, return one page of the selected items.
 
         Results with equal scores are ordered by age, newest first.
 
@@ -176,7 +181,9 @@ class Searcher:
             refresh_ttl: Whether to restart the time to live of the items; None means the default.
         """
         parts, page = self._parts, check_page(limit, offset)
-        if query is None:  # One statement reads the page, or two if an index may be used.
+        # A page is read by one statement. If an index may be used, a second statement decides which
+        # index.
+        if query is None:
             by_index = selection.filter is not None and parts.reader.values.supports_indexes
             pairs = parts.database.read(
                 lambda: parts.reader.read_page(selection, *page), snapshot=by_index
@@ -249,7 +256,7 @@ class Searcher:
         has_vector_scores = "vector" in ranked.parts
 
         def is_result(place: int) -> bool:
-            """Return whether the score of a row is high enough for a result."""
+            """Return whether the score of a row is high enough for the row to be a result."""
             score = ranked.scores[place]
             return bool(score >= min_score and (score > 0 or has_vector_scores))
 
@@ -274,7 +281,7 @@ class Searcher:
         """Return the words of a query with synonyms, and the terms that the indexes look up."""
         model, vector = self._embeddings.model, query.vector
         by_words = query.mode != "semantic"
-        # Words that are hashed with a key have no synonyms.
+        # If words are hashed with a key, synonyms are not searched.
         uses_synonyms = by_words and vector is not None and self._mask is None
         query_words = islice(
             extract_query_words(query.text[:_MAX_QUERY_LENGTH]).items(), _MAX_QUERY_WORDS
@@ -297,7 +304,7 @@ class Searcher:
     def _rank_pool(
         self, pool: CandidatePool, query: SearchQuery, words: _QueryWords
     ) -> Ranked | None:
-        """Score the rows of a pool, or return None if nothing in the query can be compared."""
+        """Score the rows of a pool, or return None if no row has a word or vector to compare."""
         if not len(pool):
             return None
         cosines = pool.cosines
@@ -332,7 +339,7 @@ class Searcher:
             and is_by_named_actor is None
             and is_in_period is None
         ):
-            # A search by vectors alone has no other part of a score.
+            # If only vectors contribute to the scores, the rows are ranked by their cosines.
             return Ranked.from_cosines(cosines)
         mentions_subject = any(
             term.names_subject for term in terms
@@ -353,11 +360,11 @@ class Searcher:
         return ranked
 
     def _mask_word(self, word: str) -> str:
-        """Return a word in the form in which the index contains it, which may be a hash."""
+        """Return the form of a word that the index contains, either the word or its hash."""
         return word if self._mask is None else str(self._mask(word))
 
     def _warn_about_missing_vectors(self, cosines: Floats) -> None:
-        """Log once that some items have no vectors, because results do not reveal this."""
+        """Log once that some items have no vectors, since search results do not show this."""
         missing_count = 0 if self._indexes.warned_lacking else int(np.isnan(cosines).sum())
         if missing_count:
             self._indexes.warned_lacking = True
@@ -381,7 +388,8 @@ class Searcher:
     ) -> SearchQuery | None:
         """Return the query with its vector, if a model in another process computes the vector.
 
-        The vector is awaited here, so that no reading thread waits for the model.
+        The coroutine of the caller waits for the model, so that no worker thread is blocked by the
+        wait.
         """
         if query is None or not self.awaits_vectors:
             return query
@@ -389,7 +397,10 @@ class Searcher:
         return replace(query, vector=vector, is_embedded=True)
 
     def _add_vector_blocking(self, query: SearchQuery, selection: Selection) -> SearchQuery:
-        """Return the query with its vector. A missing vector is computed in the calling thread."""
+        """Return the query with its vector.
+
+        If the query has no vector yet, the vector is computed in the thread of the caller.
+        """
         if query.is_embedded:
             return query
         # Open the file first, because the file records which model made its vectors.
@@ -399,8 +410,8 @@ class Searcher:
     async def _embed_query(self, query: SearchQuery, selection: Selection) -> Floats | None:
         """Return the vector of a query, or None if the query is searched by words alone.
 
-        A model in this process that knows none of the words gives a zero vector, which is similar
-        to nothing.
+        If the model runs in this process and knows no word of the query, its vector is zero, which
+        has no similarity to any other vector.
         """
         if query.mode == "text":
             return None
@@ -416,7 +427,8 @@ class Searcher:
             if self._embeddings.in_process:
                 vector = embedder.embed_query(text)
                 return vector if query.mode == "semantic" or vector.any() else None
-            # If there is nothing to search, avoid a call of the model, which may cost money.
+            # If no namespace has items to search, the model is not called, because a call may cost
+            # money.
             if selection.as_of is None:
                 sql, bounds = self._parts.sql["namespaces_under"], prefix_range(selection.prefix)
                 if not await runner.read(lambda: fetch_rows(sql, *bounds)):
@@ -432,7 +444,7 @@ class Searcher:
 
 
 def _find_named_actors(pool: CandidatePool, words: Collection[str]) -> tuple[list[int], set[str]]:
-    """Return the actors whom the words of a query name, and the words of their names.
+    """Return the actors whom the query mentions by name, and all words of their names.
 
     A role, such as "user", does not count as a name.
     """
@@ -452,7 +464,8 @@ def _find_subject_words(pool: CandidatePool) -> set[str]:
     """Return the words that name the person whom nearly all rows are about, or an empty set.
 
     Models that extract memories may write both "Ann likes figs" and "The user likes figs" about one
-    person. The rows of a conversation with an assistant have no such person.
+    person. In a conversation with an assistant, the rows are not about one person, so the set is
+    empty.
     """
     row_count, user_hits = len(pool), pool.terms.get(USER_WORD)
     actor = pool.candidates.rows["actor"]
@@ -478,8 +491,8 @@ def _find_subject_words(pool: CandidatePool) -> set[str]:
 def _iter_best_rows(scores: Floats, ids: Ints, count: int) -> Iterator[int]:
     """Yield all rows by score, highest first.
 
-    Only the best `count` rows, and rows with the same score as the last of them, are sorted at
-    first.
+    At first, only the best `count` rows and the rows with the same score as the last of them are
+    sorted.
     """
     groups = [np.arange(len(scores))]
     if 0 < count < len(scores):
