@@ -659,7 +659,8 @@ class Checkpointer(CheckpointSaver):
         """See `import_from`.
 
         If the call of `aimport_from` is cancelled, the import stops before it stores another
-        checkpoint.
+        checkpoint. If the source is a checkpointer, the import stops before it copies another
+        thread.
         """
         make = partial(self._build_importer, source, serde, names, max_value_bytes)
         importer = await asyncio.to_thread(make)

@@ -45,7 +45,10 @@ def metadata_matches(metadata: Mapping[str, Any], where: MetadataFilter) -> bool
 
 
 def find_first_tag(seal: Seal, where: MetadataFilter) -> int | None:
-    """Return the tag of the first indexed value in a filter, or None if no value is indexed."""
+    """Return the index tag of the first value in a filter that has a tag, or None.
+
+    A tag is the number under which the metadata index stores a value.
+    """
     tags = (compute_metadata_tag(seal, name, where[name]) for name in where if "." not in name)
     return next((tag for tag in tags if tag is not None), None)
 
@@ -132,10 +135,10 @@ class Listing:
         return matching
 
     def _check_neighbouring_tags(self, tag: int, start: int, stop: int) -> Flow[None]:
-        """Check the entries of the metadata index that are next to a searched range.
+        """Check the index entries next to a searched range of the metadata index for damage.
 
-        A damaged entry can end a search too early. In this case, the entry is next to the range
-        that was searched.
+        A damaged entry of the metadata index can end a search too early. The damaged entry is then
+        the entry directly before or after the searched range.
         """
         if self.sql["neighbouring_tags"]:
             neighbours = yield self.sql("neighbouring_tags", tag, start, stop)
@@ -175,7 +178,9 @@ class Listing:
         before_id: str | None,
         only_id: str | None,
     ) -> Iterator[tuple[Address, int]]:
-        """Yield the address and the key of each matching checkpoint of a thread, newest put first.
+        """Yield the address and the row key of each matching checkpoint of a thread.
+
+        The checkpoints are sorted by the time at which they were stored, newest first.
 
         Args:
             thread_id: The thread.
@@ -218,7 +223,8 @@ class Listing:
     ) -> Iterator[tuple[int, Address, Row]]:
         """Yield the matching rows of a namespace whose sequence number is less than `stop`.
 
-        The head comes first and is sorted by the sequence number of the newest row. The other rows
+        The head of the namespace is yielded first, even if it is not the newest checkpoint. To keep
+        the head first, it is yielded with the sequence number of the newest row. The other rows
         follow, newest first.
 
         Yields:
@@ -275,7 +281,7 @@ class Listing:
     def _find_upper_bound(
         self, address: Address, namespace: int, stop: int
     ) -> Flow[tuple[int, str | None]]:
-        """Find the upper bound for listing the checkpoints before a certain checkpoint.
+        """Find where a list of the checkpoints before a given checkpoint starts.
 
         Returns:
             The sequence number of the checkpoint and None, if the checkpoint is in the namespace.
@@ -293,7 +299,10 @@ class Listing:
         return stop, checkpoint_id
 
     def _read_page_of_rows(self, start: int, stop: int, where: MetadataFilter) -> Flow[list[Row]]:
-        """Read one page of those rows in a range of keys that may match a filter, newest first."""
+        """Read one page of checkpoint rows that may match a filter, newest first.
+
+        Only rows with keys from `start` to `stop` are read.
+        """
         tag = find_first_tag(self.seal, where)
         if tag is not None:
             yield from self._check_neighbouring_tags(tag, start, stop)

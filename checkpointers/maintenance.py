@@ -182,7 +182,7 @@ class Maintenance:
         return deleted
 
     def _resolve_thread_ids(self, thread_ids: object) -> Iterable[str]:
-        """Return the validated ids of an argument, or the ids of all threads if it is None."""
+        """Check the given thread ids and return them. If `thread_ids` is None, return all ids."""
         return (
             self.listing.iter_thread_ids() if thread_ids is None else check_thread_ids(thread_ids)
         )
@@ -208,7 +208,10 @@ class Maintenance:
                 return total
 
     def execute_deletion(self, thread_id: str, make_flow: Callable[[], Flow[T]]) -> T:
-        """Execute a flow that deletes parts of a thread, and drop the thread from the cache."""
+        """Execute the deletion of parts of a thread, and drop the thread from the cache.
+
+        The deletion is a flow, a generator that yields SQL statements.
+        """
         forget = self.reader.cache.drop_thread
         return self.database.write(
             make_flow, lambda _: forget(thread_id), exclusive_names=(thread_id,), deletes_rows=True
@@ -217,7 +220,9 @@ class Maintenance:
     def refresh_list_entry(
         self, thread_id: str, *, is_metadata_deleted: bool = False
     ) -> Flow[None]:
-        """Rebuild the title and metadata in lists of threads, if deleted data may be in them.
+        """Rebuild the title and metadata that lists show for a thread, if they may be outdated.
+
+        The title or the metadata may contain data that was deleted from the thread.
 
         Args:
             thread_id: The thread.
@@ -266,7 +271,11 @@ class Maintenance:
         return PruneReport(checkpoints, items, 1, size, len(run_rows), len(events), len(crons))
 
     def _load_checkpoint_ids(self, thread_key: int) -> Flow[set[str]]:
-        """Return the ids of a thread's checkpoints, including ids that only have stored writes."""
+        """Return the ids of a thread's checkpoints.
+
+        The result includes the ids of checkpoints that are not stored, but for which pending writes
+        are stored.
+        """
         packed_ids = set[Any]()
         for namespace, *_ in (yield self.sql("thread_namespaces", thread_key)):
             packed_ids |= {
@@ -312,7 +321,7 @@ class Maintenance:
         spares_runs: bool = False,
         dry_run: bool = False,
     ) -> Flow[PruneReport]:
-        """Delete a batch of checkpoints that a rule does not keep, and all unreferenced items.
+        """Delete a batch of checkpoints that `keep` does not select, and all unreferenced items.
 
         Args:
             thread_id: The thread.
@@ -368,11 +377,13 @@ class Maintenance:
     def _select_checkpoints_to_delete(
         self, thread_id: str, thread_key: int, keep: KeepRule, live_run_ids: set[str], dry_run: bool
     ) -> Flow[list[tuple[int, RetentionCandidate]]]:
-        """Return the checkpoints that a rule does not keep, each with the key of its namespace.
+        """Return the checkpoints that may be deleted, each with the key of its namespace.
 
-        The checkpoints are sorted by the order of their puts. Checkpoints that show the progress of
-        live runs are left out, and so are ancestors that a `DeltaChannel` needs. Unless `dry_run`
-        is True, `_store_updated_checkpoint_ids` is called.
+        A checkpoint may be deleted if the rule `keep` does not select it. The checkpoints are
+        sorted by the time at which they were stored, oldest first. A checkpoint from which a server
+        continues a live run is not deleted. An ancestor from whose pending writes the
+        `DeltaChannel` of a kept checkpoint is rebuilt is not deleted either. Unless `dry_run` is
+        True, `_store_updated_checkpoint_ids` is called.
         """
         to_delete: list[tuple[int, RetentionCandidate]] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread_key)):
@@ -405,9 +416,10 @@ class Maintenance:
     def _find_progress_checkpoint_ids(
         self, namespace: int, candidates: list[RetentionCandidate], live_run_ids: set[str]
     ) -> Flow[set[str]]:
-        """Return the ids of the checkpoints that show the progress of live runs.
+        """Return the ids of the checkpoints from which a server can continue live runs.
 
-        These are the newest checkpoint of each run, and the checkpoint at which the run started.
+        The result contains, for each live run, the newest checkpoint of the run and the checkpoint
+        at which the run started.
         """
         newest = dict[Any, str]()
         for checkpoint in candidates:
@@ -422,9 +434,11 @@ class Maintenance:
     def _store_updated_checkpoint_ids(
         self, thread_id: str, ns: str, candidates: list[RetentionCandidate], kept_ids: set[str]
     ) -> Flow[None]:
-        """Store in each head the id of the checkpoint that it has updated.
+        """Store in the metadata of each updated head the id of the checkpoint that was updated.
 
-        The id is stored only if the updates between the two checkpoints are deleted.
+        If a head is the last of several updates, and the earlier updates are deleted, the head can
+        no longer be traced back to the checkpoint that was updated first. Only in this case, the id
+        of that checkpoint is stored.
         """
         for head in candidates:
             updated = _find_first_updated_id(candidates, head) if head.is_head else None
@@ -455,7 +469,7 @@ class Maintenance:
         keeps_history: bool = True,
         dry_run: bool = False,
     ) -> Flow[tuple[int, int]]:
-        """Delete the items of a thread that nothing refers to.
+        """Delete the log items of a thread to which no checkpoint and no pending write refers.
 
         Args:
             thread_id: The thread.
@@ -504,7 +518,10 @@ class Maintenance:
     def _delete_items_except(
         self, thread_id: str, thread_key: int, live_ranges: dict[int, Ranges], dry_run: bool
     ) -> Flow[tuple[int, int]]:
-        """Delete the items of a thread that are outside the live ranges of their log."""
+        """Delete all log items of a thread except the items in `live_ranges`.
+
+        `live_ranges` maps the key of each log to the log positions that are still referenced.
+        """
         items = freed_bytes = 0
         for log, name, *last_keys in (yield self.sql("thread_logs", thread_key)):
             yield from self._add_alias_origins(thread_id, name, log, live_ranges[log])
@@ -522,7 +539,11 @@ class Maintenance:
     def _add_alias_origins(
         self, thread_id: str, name: str, log: int, live_ranges: Ranges
     ) -> Flow[None]:
-        """Add the positions of the items that live aliases repeat to the live ranges of a log."""
+        """Extend a log's live ranges by the original items of all aliases in the live ranges.
+
+        An alias is a log entry that repeats an earlier item. The live ranges contain the log
+        positions that are still referenced.
+        """
         origin_ranges: Ranges = []
         for start, stop in merge_ranges(live_ranges):
             if stop > ALIASES:
@@ -545,14 +566,14 @@ def _find_unknown_transcripts(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _has_aliases(stored_transcript: Any) -> bool:
-    """Return whether a stored transcript contains ranges of aliases."""
+    """Return whether a stored transcript contains aliases, which repeat earlier log items."""
     return any(start >= ALIASES for start, _ in unflatten_ranges(stored_transcript[1]))
 
 
 def _drop_unreferenced_positions(
     stored_transcript: Any, live_ranges: Mapping[int, Ranges]
 ) -> list[Any]:
-    """Return a stored transcript without the positions of items that nothing else refers to."""
+    """Return a stored transcript reduced to the items that are in `live_ranges`."""
     log, numbers = stored_transcript
     ranges = unflatten_ranges(numbers)
     return [
@@ -567,21 +588,31 @@ def _drop_unreferenced_positions(
 
 
 def _add_live_references(refs: Iterable[Any], live_ranges: dict[int, Ranges]) -> None:
-    """Add the log positions in references to the live ranges of their logs."""
+    """Extend the live ranges of logs by all log positions that occur in `refs`.
+
+    The live ranges contain the log positions that are still referenced.
+    """
     _add_live_ranges(chain.from_iterable(map(iter_log_references, refs)), live_ranges)
 
 
 def _add_live_ranges(refs: Iterable[tuple[int, Any]], live_ranges: dict[int, Ranges]) -> None:
-    """Add stored ranges `(log, numbers)` to the live ranges of their logs."""
+    """Extend the live ranges of logs by stored ranges of the form `(log, numbers)`.
+
+    The live ranges contain the log positions that are still referenced.
+    """
     for log, numbers in refs:
         live_ranges[log] += unflatten_ranges(numbers)
-        # Merge the ranges from time to time, to limit the memory that they take.
+        # Merge the live ranges whenever there are more than 4,096 ranges, to limit their memory.
         if len(live_ranges[log]) > 4096:
             live_ranges[log] = merge_ranges(live_ranges[log])
 
 
 def _add_delta_ancestors(candidates: list[RetentionCandidate], kept_ids: set[str]) -> set[str]:
-    """Add the ancestors from whose writes the `DeltaChannel`s of kept checkpoints are rebuilt."""
+    """Return the ids of the kept checkpoints and of the ancestors that these checkpoints need.
+
+    A kept checkpoint needs an ancestor if the value of a `DeltaChannel` is rebuilt from the pending
+    writes of the ancestor.
+    """
     by_id: dict[str | None, RetentionCandidate] = {c.checkpoint_id: c for c in candidates}
     all_kept_ids = set(kept_ids)
     for checkpoint in candidates:
@@ -598,7 +629,9 @@ def _add_delta_ancestors(candidates: list[RetentionCandidate], kept_ids: set[str
 def _find_first_updated_id(
     candidates: list[RetentionCandidate], head: RetentionCandidate
 ) -> str | None:
-    """Follow the updates that end with a head back to the checkpoint that they have updated.
+    """Find the checkpoint that was updated first, if a head is the result of updates.
+
+    The search starts at the head and follows the updates back one after the other.
 
     Returns:
         The id of the checkpoint, or None if the head is not an update.
@@ -615,7 +648,7 @@ def _find_first_updated_id(
 
 
 def _keep_all_except(keys: Container[int], candidates: list[RetentionCandidate]) -> set[str]:
-    """Return the ids of all checkpoints except those with these row keys."""
+    """Return the ids of all `candidates` except the checkpoints whose row keys are in `keys`."""
     return {c.checkpoint_id for c in candidates if c.key not in keys}
 
 

@@ -1,6 +1,7 @@
-"""Compute with manifests, the lists of log position ranges that make up a channel's value.
+"""Build, combine and read manifests.
 
-A checkpoint or a pending write stores a reference in place of each value:
+A manifest is the list of log position ranges that make up the value of a channel. A checkpoint or a
+pending write stores a reference in place of each value:
 
     bytes                     the encoded value itself
     [1, log, position]        one item of a log
@@ -14,9 +15,10 @@ A checkpoint or a pending write stores a reference in place of each value:
     [-1, kind]                a `DeltaChannel` with an unknown value, a LIST or a DICT
 
 Ranges are half open, and are stored as a flat list `[start, length, start, length, ...]`. A value
-of n items has at most `max_ranges(n)` ranges. If a value would have more ranges, its scattered
-items are appended to the log again as aliases (`group_ranges`). An alias stores the position of the
-item that it repeats. The positions of aliases start at `ALIASES`.
+of n items has at most `max_ranges(n)` ranges. If the items of a value are scattered over more
+ranges than `max_ranges(n)`, neighbouring short ranges are replaced by one range of aliases
+(`group_ranges`). An alias is a log entry that repeats an earlier item and stores the position of
+this item. In each log, the positions of aliases start at the constant `ALIASES`.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ Range = tuple[int, int]
 Ranges = list[Range]
 
 ITEM, LIST, DICT, MAP, LIST_HERE, DICT_HERE, SNAPSHOT = 1, 2, 3, 4, 5, 6, 7
-# The code is negative, so that `ref[0] == DELTA` is False if `ref` is bytes.
+# The code `DELTA` is negative, so that `ref[0] == DELTA` is False if `ref` is bytes.
 DELTA: Final = -1
 ALIASES: Final = 1 << 31  # the first position of aliases in a log
-# number of ranges that a value of any size may have
+# Number of log ranges that every value may have, however few items it contains.
 MIN_RANGE_LIMIT: Final = 8
 
 
@@ -47,12 +49,14 @@ def max_ranges(item_count: int) -> int:
 
 
 def group_ranges(ranges: Ranges) -> list[Ranges]:
-    """Group neighbouring ranges, so that the caller can replace each group by one range of aliases.
+    """Group neighbouring ranges, so that the caller can replace a group by a range of aliases.
 
-    The longest ranges stay alone in their groups. The number of these ranges is a quarter of
-    `max_ranges`. The ranges between two of the longest ranges form one group. So an item is
-    appended again only after many short ranges have accumulated around it, as in a log-structured
-    merge tree (O'Neil et al., 1996).
+    An alias is a log entry that repeats an earlier item. The caller replaces only groups of several
+    ranges. The longest ranges must not be replaced, so each of the longest ranges is a group of its
+    own. A quarter of `max_ranges` counts as the longest ranges. The shorter ranges that lie between
+    two of the longest ranges form one group. Because long ranges are not replaced, an item is
+    rarely repeated by an alias. Log-structured merge trees limit rewriting in the same way (O'Neil
+    et al., 1996).
 
     >>> group_ranges([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
     [[(0, 3)], [(4, 5)], [(6, 7), (12, 13)], [(8, 11)]]
@@ -86,7 +90,7 @@ def join_ranges(parts: Iterable[Range]) -> Ranges:
 
 
 def iter_positions(ranges: Ranges) -> Iterator[int]:
-    """Yield each position of ranges, in order."""
+    """Yield each log position that the ranges contain, in order."""
     for start, stop in ranges:
         yield from range(start, stop)
 
@@ -138,7 +142,7 @@ def subtract_ranges(ranges: Ranges, excluded: Ranges) -> Ranges:
 
 
 def drop_repeated_positions(ranges: Ranges, origin: Callable[[int], int] | None = None) -> Ranges:
-    """Return ranges that contain each item once, in order of first occurrence.
+    """Return log ranges reduced to the first occurrence of each item, in order.
 
     Args:
         ranges: The ranges, which may contain an item several times.
@@ -165,7 +169,7 @@ def drop_repeated_positions(ranges: Ranges, origin: Callable[[int], int] | None 
 
 
 def flatten_ranges(ranges: Ranges) -> list[int]:
-    """Return ranges in their stored form, a flat list of starts and lengths."""
+    """Return ranges in the form `[start, length, start, length, ...]`, in which they are stored."""
     numbers: list[int] = []
     for start, stop in ranges:
         numbers += (start, stop - start)
@@ -179,9 +183,10 @@ def unflatten_ranges(numbers: Sequence[int]) -> Ranges:
 
 
 def find_value_reference(ref: Any) -> Any:
-    """Return the reference to the value of a channel, or None if the value is unknown.
+    """Return the part of a reference that refers to the value of the channel.
 
-    For a snapshot of a `DeltaChannel`, return the reference to the list or dict inside.
+    The result is None if `ref` belongs to a `DeltaChannel` whose value is unknown. If `ref` is the
+    snapshot of a `DeltaChannel`, the result refers to the value inside the snapshot.
     """
     if isinstance(ref, list) and ref[0] in (SNAPSHOT, DELTA):
         return None if isinstance(ref[1], int) else ref[1]
@@ -189,7 +194,10 @@ def find_value_reference(ref: Any) -> Any:
 
 
 def iter_log_references(ref: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the log key and the flattened ranges of each log range in a reference."""
+    """Yield a log key and stored ranges for each part of a reference that refers to a log.
+
+    Stored ranges have the form `[start, length, ...]`.
+    """
     ref = find_value_reference(ref)
     if ref is None or isinstance(ref, bytes):
         return

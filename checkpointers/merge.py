@@ -1,4 +1,4 @@
-"""Represent the merge of a put with the head of its namespace, and compute channel versions.
+"""Merge a new checkpoint with the head of its namespace, and compute channel versions.
 
 `merge_planner` plans the merges.
 """
@@ -21,9 +21,10 @@ _ROUTING_PREFIXES: Final = ("__", "branch:to:", "join:")
 
 @dataclass(slots=True)
 class Merge:
-    """The merge of a put with the head of its namespace.
+    """Describes how a new checkpoint is merged with the head of its namespace.
 
-    The put takes over channels from the head, and the head becomes the parent of the put.
+    The new checkpoint gets the values of some channels from the head, and the head becomes the
+    parent of the new checkpoint.
 
     Attributes:
         head: The head before the put.
@@ -39,7 +40,7 @@ class Merge:
     keeps_head: Snapshot | None = None
 
     def copy_channels_from_head(self, snapshot: Snapshot) -> None:
-        """Copy the channels that a put takes over from the head into the checkpoint of the put."""
+        """Copy the channels that the merge selects from the head to the new checkpoint."""
         head, written = self.head, self.written
         if self.keeps_head is not None:
             return
@@ -67,10 +68,11 @@ class Merge:
         snapshot.channel_versions |= self.versions
 
     def _choose_seen_version(self, snapshot: Snapshot, channel: str, version: Any) -> Any:
-        """Return the version of a channel that is stored as seen by a node.
+        """Return the channel version that a node's entry in `versions_seen` must have.
 
-        If the node has seen the newest version, the version from the merge is stored as seen, so
-        that the merge does not trigger the node again.
+        If the node had seen the channel's newest version before the merge, the result is the
+        version that the merge gives to the channel. The merge therefore does not trigger the node
+        again.
         """
         is_newest = version == snapshot.channel_versions.get(channel)
         return self.versions.get(channel, version) if is_newest else version
@@ -94,7 +96,9 @@ def is_state_channel(channel: str) -> bool:
 
 
 def find_max_epoch(versions: Iterable[Any]) -> int | None:
-    """Return the highest epoch of some versions.
+    """Return the highest epoch among channel versions.
+
+    The epoch of a channel version counts the merges of the channel.
 
     Returns:
         The epoch, or None if the versions are of different kinds or of a kind without epochs.
@@ -107,18 +111,19 @@ def find_max_epoch(versions: Iterable[Any]) -> int | None:
 
 
 def parse_epoch(version: Any) -> int | None:
-    """Return the epoch of a version, or None if versions of this kind have no epochs.
+    """Return the epoch of a channel version, or None if the version is not a number.
 
-    The epoch counts the merges of a channel.
+    A version may also be a text such as `"007.25"`. The epoch of a channel version counts the
+    merges of the channel.
     """
     whole = parse_whole_part(version)
     return None if whole is None else whole >> _EPOCH_BITS
 
 
 def parse_whole_part(version: Any) -> int | None:
-    """Return the whole part of a version, or None if the version has none.
+    """Return the integer part of a channel version, or None if the version has none.
 
-    Versions are ordered by their whole parts.
+    Channel versions are ordered by their integer parts.
 
     The fractional part of a version is random or zero.
 
@@ -134,7 +139,7 @@ def parse_whole_part(version: Any) -> int | None:
 
 
 def first_version_of_epoch(version: Any, epoch: int) -> Any:
-    """Return the first version of an epoch, in the same format as `version`.
+    """Return the lowest channel version of an epoch, in the same format as `version`.
 
     >>> first_version_of_epoch(7, 1), first_version_of_epoch("007.25", 1)
     (4294967296, '4294967296.25')

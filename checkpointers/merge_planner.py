@@ -1,16 +1,17 @@
-"""Merge an update of the state with a run that is in progress at the time of the update.
+"""Merge the checkpoint of a state update with the checkpoints of a concurrent run.
 
-LangGraph's `update_state` reads a checkpoint and puts a child of it. If a run continues from the
-same checkpoint, the run and the update would become two branches. Instead, the update and the run
-are merged, unless both have written the same channel. The second of the two puts takes over the
-channels that the first put has written. The channels that route the run, the tasks of the run and
-`versions_seen` are always taken from the run.
+LangGraph's `update_state` reads a checkpoint and stores a child of this checkpoint. If a run
+continues from the same checkpoint at the same time, the run stores another child of the checkpoint,
+and the thread would have two branches. To avoid two branches, the update and the run are merged,
+unless both have written the same channel. The child that is stored second gets the values of the
+channels that the first child has changed. The channels with which langgraph routes a run (such as
+`branch:to:...`), the tasks and `versions_seen` are always those of the run.
 
 The run does not notice the merge. The run continues with the state in its memory, which lacks the
-values that the update has written. The next puts of the run are recognised by the versions of their
-channels. A merge gives a new version to each channel that is taken over. A run can reach this
-version only by reading the channel. Until a put has read these channels, their names are stored in
-the metadata of the checkpoint, under `MERGED`.
+values that the update has written. A later checkpoint of the run must therefore be merged again. A
+merge gives a new version to each channel that it copies, and the version in a later checkpoint of
+the run shows whether the run has read the copied value. As long as the run has not read a copied
+channel, the name of the channel is listed in the checkpoint's metadata under `MERGED`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from perdure.storage.flow import Flow, Row
 
 # maximum number of checkpoints that are read from the head back to the parent of a put
 _MAX_STEPS: Final = 64
-# channels to which a task writes when it has stopped
+# Channels to which langgraph writes when a task fails or is interrupted.
 _STOP_CHANNELS: Final = (ERROR, INTERRUPT)
 _ANCHOR_STEP: Final = -2
 """The step of the empty checkpoint at which the first run of a thread stores its writes to
@@ -59,7 +60,9 @@ _EMPTY_CHECKPOINT: Final = Snapshot("", 0, None, 0, [], {}, {})
 
 
 class MergePlanner:
-    """Plans merges in the transaction of a put.
+    """Decides whether and how a new checkpoint is merged with the head of its namespace.
+
+    The methods are called in the transaction that stores the new checkpoint.
 
     Args:
         reader: The reader of the database.
@@ -107,7 +110,8 @@ class MergePlanner:
             return self._plan_state_update(put, current, base) if is_behind_run else None
         is_anchor = parent is None and put.metadata.get("step") == _ANCHOR_STEP
         if is_anchor and any(_is_delta(ref) for ref in current.references.values()):
-            # The run may have written a `DeltaChannel`, too, so the put cannot be merged.
+            # The run may also have written to a `DeltaChannel` of the head, so the new checkpoint
+            # cannot be merged.
             return None
         is_run = is_anchor or source in ("loop", "input")
         if is_run and (yield from self._is_ancestor_of_head(base, {"update"})):
@@ -119,8 +123,9 @@ class MergePlanner:
     ) -> Flow[Merge | None]:
         """Plan a put whose parent was pruned.
 
-        The parent is the last checkpoint that the run of the put has stored or read. The head was
-        therefore put by an update of that checkpoint, or by a later run.
+        The pruned parent is the last checkpoint that the run of the new checkpoint has stored or
+        read. The current head was stored after the pruned parent, by an update of the state or by a
+        later run.
 
         Args:
             put: The put.
@@ -146,7 +151,10 @@ class MergePlanner:
     def _plan_put_on_merged_head(
         self, put: CheckpointPut, current_head: Snapshot, merged_channels: Collection[str]
     ) -> Flow[Merge | None]:
-        """Plan a put whose parent is a head that has taken over channels.
+        """Plan a new checkpoint whose parent is a head with merged channels.
+
+        A merged channel was copied to the head by a merge, and the run may not have read the copied
+        value.
 
         Args:
             put: The put.
@@ -160,7 +168,9 @@ class MergePlanner:
         }
         if any(channel in put.new_versions for channel in unread):
             if self._reader.read_superstep(current_head) == _ANCHOR_STEP:
-                # The put of the run becomes the head, as it would without the anchor checkpoint.
+                # The head is an anchor checkpoint, the empty checkpoint at which the first run of a
+                # thread stores writes to `DeltaChannel`s. The new checkpoint replaces such a head
+                # without a merge.
                 return None
             return Merge(
                 current_head,
@@ -172,7 +182,7 @@ class MergePlanner:
     def _plan_put_of_run(
         self, put: CheckpointPut, current_head: Snapshot, base: Snapshot
     ) -> Merge | None:
-        """Plan a put of a run whose last checkpoint was updated in the meantime."""
+        """Plan a new checkpoint of a run, if an update of the state has replaced the head."""
         unread = {
             c
             for c in self._list_unread_merged_channels(base)
@@ -199,7 +209,7 @@ class MergePlanner:
     def _plan_state_update(
         self, put: CheckpointPut, current_head: Snapshot, base: Snapshot
     ) -> Merge | None:
-        """Plan an update of a checkpoint from which a run has continued in the meantime."""
+        """Plan an update of the state, if a run has continued from the updated checkpoint."""
         written = {
             c for c in put.new_versions if is_state_channel(c) and has_value_or_writes(put, c)
         }
@@ -209,7 +219,8 @@ class MergePlanner:
         ):
             return None
         if written.intersection(put.delta_channels, current_head.stored_channels()):
-            # langgraph does not read writes that are older than the stored value in the head.
+            # The head stores the values of these `DeltaChannel`s. langgraph starts from the stored
+            # value and would ignore the writes of the update, which are older.
             return None
         codec, step = self._reader.codec, self._reader.read_superstep(current_head)
         fields = {**codec.decode(current_head.encoded_fields[0]), "ts": put.checkpoint["ts"]}
@@ -254,8 +265,8 @@ class MergePlanner:
     def finish_merge(self, merge: Merge, head: Head) -> Flow[bool]:
         """Complete a merge after its checkpoint was stored.
 
-        If the merged put is an update and a task of the run had stopped before it, the checkpoint
-        of the run becomes the head again.
+        If the new checkpoint is an update of the state, and a task of the run has failed or waits
+        for an answer, the checkpoint of the run becomes the head again.
 
         Args:
             merge: The merge.
@@ -275,11 +286,10 @@ class MergePlanner:
         )
 
     def fold_updates_into_checkpoint(self, checkpoint_id: str, *, needs_stop: bool) -> Flow[bool]:
-        """Fold the updates at the head into the checkpoint of a run, which becomes the head.
+        """Copy the values of state updates into the checkpoint of a run, and make it the head.
 
-        Updates are folded if a task of the run has stopped at the checkpoint, with a question or an
-        error. In this case, the run puts no further checkpoint that could take over the channels of
-        the updates.
+        This is done if a task of the run has failed or waits for an answer at the run's checkpoint.
+        A run with such a task stores no further checkpoint with which the updates could be merged.
 
         Args:
             checkpoint_id: The id of the run's checkpoint.
@@ -317,7 +327,8 @@ class MergePlanner:
         stored = StoredCheckpoint(self._thread, self._head.namespace_key, run)
         for row in (yield from self._reader.read_write_rows(stored)):
             writes = decrypt_writes(self._reader.seal, self._thread_id, self._ns, row)
-            # A task that has stopped may have continued after an answer, and has finished then.
+            # A task that was interrupted or has failed may have finished later, for example after
+            # an answer to its question. A finished task does not count as stopped.
             has_finished = any(index >= 0 for index, _, _ in writes)
             if not has_finished and any(channel in _STOP_CHANNELS for _, channel, _ in writes):
                 return True
@@ -339,9 +350,10 @@ class MergePlanner:
             yield from reader.rewrite_list_entry(self._thread_id, (*row[:5], body))
 
     def has_unread_merged_channels(self, head: Head | None) -> bool:
-        """Return whether a head has taken over channels that no put has read.
+        """Return whether a head contains merged channels that the run may not have read.
 
-        Such a head is not cached, so that each put with this parent is planned by a `MergePlanner`.
+        A merged channel was copied to the head by a merge. A head with unread merged channels is
+        not cached, so that a `MergePlanner` plans each new checkpoint whose parent is this head.
         """
         snapshot = None if head is None else head.snapshot
         return snapshot is not None and bool(self._list_unread_merged_channels(snapshot))
@@ -362,7 +374,7 @@ class MergePlanner:
     def _is_ancestor_of_head(
         self, ancestor: Snapshot, allowed_sources: Collection[str]
     ) -> Flow[bool]:
-        """Return whether the head descends from `ancestor`, with only permitted sources in between.
+        """Return whether the head descends from `ancestor` through checkpoints of allowed sources.
 
         Args:
             ancestor: The checkpoint.
@@ -390,7 +402,7 @@ class MergePlanner:
     def _find_last_update(
         self, current_head: Snapshot, channels: Collection[str]
     ) -> Flow[Snapshot]:
-        """Return the update from which the head has taken over channels, or else the head."""
+        """Return the state update whose values were merged into the head, or else the head."""
         snapshot: Snapshot | None = current_head
         for _ in range(_MAX_STEPS):
             if snapshot is None or not self._list_unread_merged_channels(snapshot):
@@ -407,7 +419,10 @@ class MergePlanner:
         )
 
     def _list_unread_merged_channels(self, snapshot: Snapshot) -> list[str]:
-        """Return the channels that a checkpoint has taken over and that no put has read."""
+        """Return the merged channels of a checkpoint that the run may not have read yet.
+
+        A merged channel was copied to the checkpoint by a merge.
+        """
         names = self._reader.read_labels(snapshot).get(MERGED) if snapshot.encoded_fields else None
         return (
             [c for c in names if c in snapshot.channel_versions] if isinstance(names, list) else []
@@ -415,12 +430,18 @@ class MergePlanner:
 
 
 def has_value_or_writes(put: CheckpointPut, channel: str) -> bool:
-    """Return whether a channel of a put has a value, or writes from which its value is rebuilt."""
+    """Return whether a channel has a value at a new checkpoint.
+
+    The value of a `DeltaChannel` may be rebuilt from pending writes.
+    """
     return channel in put.checkpoint["channel_values"] or channel in put.delta_channels
 
 
 def _has_run_read_channel(put: CheckpointPut, channel: str, base: Snapshot) -> bool:
-    """Return whether the run of a put has read a channel after the channel was taken over."""
+    """Return whether a run has read a channel after a merge has changed it in checkpoint `base`.
+
+    The channel version in the run's new checkpoint shows what the run has read.
+    """
     version, taken_version = (
         put.checkpoint["channel_versions"].get(channel),
         base.channel_versions[channel],
@@ -431,7 +452,7 @@ def _has_run_read_channel(put: CheckpointPut, channel: str, base: Snapshot) -> b
 
 
 def _find_channels_written_since(current_head: Snapshot, base: Snapshot) -> set[str]:
-    """Return the state channels whose version differs from that in an earlier checkpoint."""
+    """Return the state channels whose versions in the head differ from those in `base`."""
     versions = current_head.channel_versions.items()
     return {
         c
@@ -443,13 +464,14 @@ def _find_channels_written_since(current_head: Snapshot, base: Snapshot) -> set[
 def _infer_pruned_checkpoint(
     put: CheckpointPut, current_head: Snapshot, checkpoint_id: str
 ) -> Snapshot:
-    """Infer the channel versions of a pruned checkpoint from a put that has it as parent.
+    """Infer the channel versions of a pruned checkpoint from a new child of the checkpoint.
 
-    If the put has not written a channel, the version in the put is also that of the pruned
-    checkpoint. If the put has written the channel, its new version is higher than all versions that
-    the run has read. So if the version in the head is lower than all new versions of the put, the
-    version in the head is also that of the pruned checkpoint. Otherwise the channel was written
-    after the pruned checkpoint, and its version in that checkpoint is unknown.
+    A channel that the new checkpoint has not changed has the same version in the pruned parent. A
+    channel that the new checkpoint has changed got a version that is higher than all versions that
+    the run has read. If the channel's version in the head is lower than all versions that the new
+    checkpoint has assigned, the channel was not written after the pruned parent, so the pruned
+    parent had the version of the head. If the channel's version in the head is not lower, the
+    channel was written after the pruned parent, and the version in the pruned parent is unknown.
     """
     versions: dict[str, Any] = dict(put.checkpoint["channel_versions"])
     lowest_new = min(
@@ -463,7 +485,7 @@ def _infer_pruned_checkpoint(
 
 
 def _may_descend_in_same_turn(current_head: Snapshot, base: Snapshot) -> bool:
-    """Return whether a head can descend from a checkpoint without another input in between."""
+    """Return whether a head may descend from a checkpoint `base` without an input in between."""
     for channel, version in base.channel_versions.items():
         current_version = current_head.channel_versions.get(channel)
         if current_version != version and not _is_lower(version, current_version):
@@ -472,21 +494,23 @@ def _may_descend_in_same_turn(current_head: Snapshot, base: Snapshot) -> bool:
 
 
 def _is_lower(version: Any, other: Any) -> bool:
-    """Return whether a version is lower than another one, compared by their whole parts."""
+    """Return whether the integer part of a channel version is lower than that of `other`."""
     whole, other_whole = parse_whole_part(version), parse_whole_part(other)
     return whole is not None and other_whole is not None and whole < other_whole
 
 
 def _is_delta(ref: Any) -> bool:
-    """Return whether a reference is that of a `DeltaChannel`, with or without a snapshot."""
+    """Return whether `ref` refers to a `DeltaChannel`, with or without a snapshot of its value."""
     return isinstance(ref, list) and ref[0] in (DELTA, SNAPSHOT)
 
 
 def _differs_only_by_merge(channel: str, current_head: Snapshot, base: Snapshot) -> bool:
-    """Return whether the version of a channel differs because of a merge, not because of a write.
+    """Return whether a channel differs between a head and a checkpoint only because of a merge.
 
-    The epochs are compared, because the run may have written an equal value. The references are
-    compared as well, because a run and a concurrent update can give equal versions to a channel.
+    A merge increases the epoch of the channel's version and does not change the channel's value. It
+    is not enough to compare the values, because a run may have written an equal value. It is not
+    enough to compare the versions, because a run and a concurrent update can give equal versions to
+    different values.
     """
     old_epoch, new_epoch = (
         parse_epoch(base.channel_versions.get(channel)),
@@ -502,10 +526,11 @@ def _differs_only_by_merge(channel: str, current_head: Snapshot, base: Snapshot)
 def fold_updates_at_head(
     reader: CheckpointReader, request: TaskWrites, thread: Thread, row: Row
 ) -> Flow[bool]:
-    """Make the checkpoint of a stopped task the head again, if updates have replaced it as head.
+    """Make a run's checkpoint the head again, if updates of the state have become the head.
 
-    A write of another task after such an update shows that the run was still in progress. See
-    `MergePlanner.fold_updates_into_checkpoint`.
+    This is done when a task at the run's checkpoint has failed or waits for an answer. If another
+    task of the run stores a write after the update, the run was still in progress when the state
+    was updated. See `MergePlanner.fold_updates_into_checkpoint`.
 
     Args:
         reader: The reader of the database.
@@ -518,7 +543,8 @@ def fold_updates_at_head(
     """
     address, (namespace, explicit_head, key) = request.address, row
     if request.is_deliberate or request.task_id == NULL_TASK or is_update_path(request.task_path):
-        # The writes come from a person, and not from a run that continues.
+        # These writes were made by a person or by an update of the state, and not by a run that is
+        # in progress.
         return False
     rows = yield reader.sql("checkpoint_row", key)
     snapshot = reader.decrypt_row(*address[:2], rows[0]) if rows else None
@@ -537,9 +563,10 @@ def fold_updates_at_head(
 def store_writes_separately(
     reader: CheckpointReader, request: TaskWrites, namespace: int, stored_row: Row
 ) -> Flow[tuple[str, str]]:
-    """Separate the writes of a task of a run from those of an update in the name of the task.
+    """Store the writes of a run's task and of a state update under different task ids.
 
-    The writes of the update are stored under a new task id, which no task of the run has.
+    LangGraph's `update_state` can store writes under the id of a task that the run has. The writes
+    of the state update are stored under a new task id, which no task of the run has.
 
     Args:
         reader: The reader of the database.

@@ -1,9 +1,10 @@
 """Encode messages in the compact form in which they are stored, cached, compared and copied.
 
-The form is msgpack of `[class code, fields]`. Messages are encoded and decoded without a Python
-loop over their fields and without validation. Therefore the compact form is used only for messages
-that consist of plain data and that validation would not change. A decoded message equals the one
-that langgraph's serializer returns, type for type.
+The compact form of a message is the msgpack encoding of `[class code, fields]`. Messages are
+encoded and decoded without a Python loop over their fields and without validation. Because there is
+no validation, the compact form is used only for messages that validation would not change. The
+fields of such a message contain only plain data. A decoded message equals the one that langgraph's
+serializer returns, type for type.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pydantic import BaseModel
 from perdure.checkpointers.values import PACK, unpack_all
 from perdure.errors import CorruptRecord
 
-# The class codes are part of the file format and must never change.
+# The numbers that identify message classes are part of the file format and must never change.
 CLASSES: Final[dict[int, type[BaseMessage]]] = {
     1: HumanMessage,
     2: AIMessage,
@@ -80,7 +81,7 @@ def is_plain_message(message: BaseMessage) -> bool:
 def _has_defaults_in_unknown_fields(cls: type[BaseMessage], fields: dict[str, Any]) -> bool:
     """Return whether all fields that are unknown to this module have their default values.
 
-    A newer langchain-core may have added fields to the class.
+    A newer version of langchain-core may have added fields to a message class.
     """
     known_fields, declared = _FIELDS.get(cls), cls.model_fields
     if (
@@ -145,7 +146,7 @@ def pack_messages(
 ) -> list[bytes] | None:
     """Return the bytes of each message, or None if one of them is not plain data.
 
-    The bytes are sufficient for comparing messages. Before bytes are stored, check each message
+    The returned bytes can be used to compare messages. Before bytes are stored, check each message
     with `is_plain_message`.
 
     Args:

@@ -1,8 +1,8 @@
 """Read and rebuild pydantic models, dataclasses, enums and named tuples by their attributes.
 
 Reading and rebuilding an object never runs code of its class, such as a constructor, `__setattr__`,
-a property, a validator or `_missing_`. The only exception is a default factory, which is called for
-a field that the stored data lacks.
+a property, a validator or `_missing_`. There is one exception to this rule: if the stored data
+lacks a field, the default factory of the field is called.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic_core import PydanticUndefined
 
 Kind = Literal["model", "dataclass", "enum", "namedtuple"]
 
-# CPython's type flag Py_TPFLAGS_HEAPTYPE, which is set if Python code created the class
+# CPython's type flag `Py_TPFLAGS_HEAPTYPE`. A class that was created by Python code has this flag.
 _HEAP_TYPE: Final = 1 << 9
 _module_dict: Final[Callable[[Any], dict[str, Any]]] = vars(ModuleType)["__dict__"].__get__
 _class_dict: Final[Callable[[Any], dict[str, Any]]] = vars(type)["__dict__"].__get__
@@ -35,7 +35,10 @@ class AttributeMismatch(ValueError):
 
 @functools.lru_cache(maxsize=1024)
 def plain_class_kind(cls: type) -> Kind | None:
-    """Return the kind of a plain data class, or None for any other class."""
+    """Return whether a class is an enum, a pydantic model, a dataclass or a named tuple.
+
+    The result is None if the class is none of these.
+    """
     bases = cls.__mro__
     if enum.Enum in bases:
         return "enum"
@@ -120,9 +123,9 @@ def read_attributes(value: Any) -> dict[str, Any]:
 
     The fields come first, in the order in which the class defines them.
 
-    Private attributes of models are left out. Values of `functools.cached_property` are also left
-    out, because they are computed again on access, and so is the attribute that `typing` sets on
-    instances of generic classes.
+    Private attributes of models are left out. Values of `functools.cached_property` are left out as
+    well, because they are computed again on access. The attribute `__orig_class__`, which `typing`
+    sets on instances of generic classes, is left out, too.
     """
     cls: Any = type(value)
     kind = plain_class_kind(cls)
@@ -233,7 +236,7 @@ def _find_enum_member(cls: Any, value: Any) -> Any:
 
 
 def _can_combine_flag_safely(cls: Any) -> bool:
-    """Return whether members of a flag class can be combined without running code of the class."""
+    """Return whether combining members of a flag enum runs no code that the class defines."""
     own_bases = [base for base in cls.__mro__ if base.__module__ not in ("enum", "builtins")]
     return cls._member_type_ in (object, int) and not any(
         hook in _class_dict(base) for base in own_bases for hook in _INSTANCE_HOOKS
@@ -292,8 +295,8 @@ def _rebuild_dataclass(cls: Any, payload: dict[str, Any]) -> Any:
         if field.default_factory is not dataclasses.MISSING:
             attributes[field.name] = field.default_factory()
         elif field.default is not dataclasses.MISSING:
-            # Only a slot needs its default set here; without slots, the class attribute is the
-            # default.
+            # A field with a slot needs its default value set here. A field without a slot needs no
+            # value, because its default is a class attribute.
             if field.name in slots:
                 attributes[field.name] = field.default
         elif field.init:
@@ -312,7 +315,10 @@ def _rebuild_dataclass(cls: Any, payload: dict[str, Any]) -> Any:
 
 
 def _rebuild_dumped_value(annotation: Any, value: Any) -> Any:
-    """Rebuild the models and dataclasses in a dumped field, using the annotation of the field."""
+    """Rebuild models and dataclasses in a value that `model_dump()` has converted to plain data.
+
+    The annotation of the field determines the classes.
+    """
     if type(value) not in (dict, list):
         return value
     origin, args = get_origin(annotation), get_args(annotation)
@@ -336,7 +342,7 @@ def _rebuild_dumped_value(annotation: Any, value: Any) -> Any:
 def _rebuild_dumped_dict(annotation: Any, args: tuple[Any, ...], value: dict[Any, Any]) -> Any:
     """Rebuild a dumped model, dataclass or dict.
 
-    If nothing in the dict needs rebuilding, return the same dict.
+    If nothing in `value` needs to be rebuilt, `value` itself is returned.
     """
     kind = plain_class_kind(annotation) if isinstance(annotation, type) else None
     if kind == "model" and value.keys() == annotation.__pydantic_fields__.keys():

@@ -1,8 +1,9 @@
 """Store and read a mark which says that a server with an Auth file has used this database.
 
 The handlers of an Auth file set the owners of threads, and such an owner may be an organisation. If
-a database does not have this mark, the `owner` of each thread is assumed to be a person, as on a
-server with API keys. The mark is stored as a row of the table `settings`.
+a database does not have the mark of an Auth file, the `owner` of each thread is assumed to be a
+person, as on a server with API keys. The mark of an Auth file is stored as a row of the table
+`settings`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def may_owners_be_organisations(saver: Checkpointer) -> bool:
 
 def record_organisation_owners(saver: Checkpointer) -> None:
     """Record permanently that the `owner` of a thread in this database may be an organisation."""
-    # Check first, because most servers start with a database that already has the record.
+    # Read the mark before writing it, because most servers start with a database that already has
+    # the mark.
     if not may_owners_be_organisations(saver):
         saver.database.write(add_organisations_mark)
 
@@ -35,5 +37,5 @@ def read_organisations_mark() -> Flow[bool]:
 
 
 def add_organisations_mark() -> Flow[None]:
-    """Record that owners may be organisations, unless another process has already recorded it."""
+    """Record that thread owners may be organisations, unless the database already records it."""
     yield Statement(_ADD, (_ORGANISATIONS,))

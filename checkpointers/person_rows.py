@@ -28,14 +28,14 @@ from perdure.errors import AlreadyLocked, CorruptRecord, StorageUnavailable
 from perdure.storage.flow import Flow, Row, fetch_rows
 
 _PAGE: Final = 1_000  # maximum number of runs that one SQL statement reads
-# a time in the far future, in seconds since 1970, at which all delayed runs are due
+# A time in the far future, in seconds since 1970. All delayed runs are due before this time.
 _END_OF_TIME: Final = 1e18
 _SERVER_LOCK_PREFIX: Final = "perdure.server/"
 """The prefix of the name of the lock that a server process holds while it lives."""
 
 
 class PersonRows:
-    """Find and delete the rows of one person in a checkpointer's database.
+    """Finds and deletes the database rows that belong to one person.
 
     Args:
         saver: The checkpointer.
@@ -83,16 +83,16 @@ class PersonRows:
     def _build_superset_query(self) -> ThreadQuery:
         """Build a query that matches all threads that name the person, and possibly some others."""
         if self.user.removeprefix("-").isdecimal():
-            # The name may be stored as an integer, whose index tag differs from that of the text,
-            # so match all threads.
+            # A name of digits may be stored in metadata as a text or as an integer. The index has
+            # different tags for the text and the integer, so the query matches all threads.
             return ThreadQuery()
         return ThreadQuery(metadata={"owner": self.user})
 
     def _iter_threads_without_checkpoint(self) -> Iterator[str]:
         """Yield the ids of threads that have no checkpoint and whose runs belong to the person.
 
-        A thread without checkpoints has no head whose metadata could name the person, so its runs
-        decide.
+        A thread without checkpoints has no head whose metadata could name the person. Such a thread
+        belongs to the person if one of its runs belongs to the person.
         """
         for (thread_id,) in self._read_rows("threads_without_checkpoint"):
             thread = ThreadList(self.saver).get(thread_id)
@@ -121,7 +121,7 @@ class PersonRows:
     def _matches_person_name(self, value: Any) -> bool:
         """Return whether a metadata value is the person's name.
 
-        The name may be stored as text or as an integer.
+        A person's name that consists of digits may be stored in metadata as an integer.
         """
         return type(value) in (str, int) and str(value) == self.user
 
@@ -141,7 +141,8 @@ class PersonRows:
     def list_runs_on_other_threads(self, own_ids: frozenset[str]) -> list[RunRow]:
         """Return the person's runs on other people's threads.
 
-        A run is the person's if the person sent the run, or if the run uses the person's memories.
+        A run belongs to the person if the person has started the run, or if the run uses the
+        person's memories.
         """
         sent_runs, start = list[RunRow](), 0
         order = "ORDER BY r.created_at, r.thread_key, r.seq LIMIT ? OFFSET ?"
@@ -155,7 +156,7 @@ class PersonRows:
             start += _PAGE
 
     def list_other_threads_naming_person(self, own_ids: frozenset[str]) -> list[str]:
-        """List other people's threads with a checkpoint that names the person as the caller."""
+        """List other people's threads that have a checkpoint with the person as the caller."""
         addresses = self.saver._listing.iter_addresses(None, {CALLER: self.user}, None)
         ids = dict.fromkeys(address.thread_id for address, _ in addresses)
         return [thread_id for thread_id in ids if thread_id not in own_ids]
@@ -192,7 +193,7 @@ class PersonRows:
         return assistant_ids
 
     def list_webhook_run_ids(self) -> list[str]:
-        """List the ids of the person's runs without a thread that have an undelivered webhook."""
+        """List the ids of the person's runs that have no thread and an undelivered webhook."""
         run_ids = []
         for run_id, content in self._read_rows("webhooks_without_thread"):
             with suppress(CorruptRecord):
@@ -214,14 +215,15 @@ class PersonRows:
         return [run for run in live if run.thread_id in own_ids or run.run_id in sent_ids]
 
     def _is_own_run(self, run: RunRow) -> bool:
-        """Return whether the person sent the run, or whether the run uses the person's memories."""
+        """Return whether a run was started by the person or uses the person's memories."""
         return self.user in (run.details.get("person"), run.details.get("user"))
 
     @staticmethod
     def _find_person_of_run(run: RunRow) -> Any:
         """Return the person whose memories a run uses.
 
-        If the run names no such person, return the user who sent the run, or None.
+        If the run names no person whose memories it uses, return the user who has started the run.
+        If the run names no user either, return None.
         """
         return run.details.get("person") or run.details.get("user")
 
@@ -241,13 +243,18 @@ class PersonRows:
     # -- writing
 
     def delete_cron(self, cron: CronRow) -> None:
-        """Delete a cron. The bytes of the cron remain in the database file until the next scrub."""
+        """Delete a cron.
+
+        The bytes of the deleted cron remain in the database file until the file is scrubbed, which
+        means that deleted data is overwritten.
+        """
         self._delete_row(cron.thread_id or cron.cron_id, "drop_cron", cron.cron_id)
 
     def delete_webhook(self, run_id: str) -> None:
         """Delete the webhook of a run.
 
-        The bytes of the webhook remain in the database file until the next scrub.
+        The bytes of the deleted webhook remain in the database file until the file is scrubbed,
+        which means that deleted data is overwritten.
         """
         self._delete_row(run_id, "drop_webhook", run_id)
 
@@ -294,7 +301,8 @@ class PersonRows:
     def erase_thread(self, thread_id: str) -> ErasureReport:
         """Erase a whole thread.
 
-        The bytes of the thread remain in the database file until the next scrub.
+        The bytes of the erased thread remain in the database file until the file is scrubbed, which
+        means that deleted data is overwritten.
         """
         maintenance, reader = self.saver._maintenance, self.saver._reader
         return maintenance.execute_deletion(

@@ -1,9 +1,9 @@
 """Encode the checkpoints and pending writes that are to be stored.
 
 langgraph passes the names of the channels that a step has changed. All other channels keep the
-value that they have in the parent checkpoint. The items of a changed channel are compared with the
-stored items by their encodings, not by object identity, so an object that was changed in place is
-stored again.
+value that they have in the parent checkpoint. To find out which items of a changed channel are new,
+the encoded items are compared with the stored items. Object identity is not used, so an object that
+was changed in place is stored again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ START: Final = "__start__"
 """langgraph's input channel, whose value is a dict of updates for other channels."""
 # maximum encoded size of a value that is stored in the checkpoint row, in bytes
 MAX_INLINE_BYTES: Final = 128
-# minimum number of elements of a list or dict; shorter ones are not compared with the log
+# Minimum number of elements of a pending list or dict whose elements are searched in the channel's
+# log. Shorter lists and dicts are stored without references to the log.
 _MIN_ELEMENTS_FOR_LOG: Final = 8
 _NUMBERS: Final = {int, float, bool, NoneType}
 _KEYS: Final = frozenset({str, int})
@@ -66,7 +67,7 @@ _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen
 
 
 class SplitValue(NamedTuple):
-    """The value of a channel, split into ranges of the channel's log and new items.
+    """The value of a channel, split into parts that the channel's log contains and new items.
 
     Attributes:
         kind: LIST or DICT for a list or dict, whose elements are separate items. ITEM for a value
@@ -233,9 +234,10 @@ class CheckpointPut:
         ]
 
     def _set_item_times(self, items: list[bytes], times: Any) -> None:
-        """Record the times of the last items of the channel `messages`.
+        """Record when the last items of the channel `messages` were created.
 
-        Times in the future are ignored.
+        The times belong to the items at the end of the channel's list. Times in the future are
+        ignored.
         """
         now = time.time()
         for item, item_time in zip(
@@ -250,10 +252,12 @@ class CheckpointPut:
             self._encode_channel(codec, channel)
 
     def detach_from_cache(self, thread_key: int, generation: int) -> None:
-        """Replace cache references and mutable objects, because they may change later.
+        """Replace everything in this request that may change before the transaction runs.
 
-        References to log items are replaced with the items, unless the thread still has this key
-        and generation. Messages are replaced with copies that are decoded from their encodings.
+        The cache may change, and so may message objects. References to log items are replaced with
+        the items themselves, unless the cached thread still has the key `thread_key` and the
+        generation `generation`. Messages are replaced with copies that are decoded from their
+        encodings.
         """
         for channel, ref in self._inline.items():
             self._inline[channel] = inline_log_ranges(
@@ -286,14 +290,14 @@ class CheckpointPut:
         return self._versions[channel]
 
     def iter_encoded_elements(self, channel: str) -> Iterable[tuple[Any, bytes]]:
-        """Return pairs of an element and its encoding, for the list or dict in a channel."""
+        """Return each element of the list or dict in a channel, paired with its encoding."""
         value = self._encoded[channel]
         return zip(value.elements, value.encoded_elements, strict=True)
 
     def build_channel_nodes(
         self, codec: Codec, logs: Mapping[str, ChannelLog], parent: Snapshot | None
     ) -> dict[str, Node | None]:
-        """Convert the value of each channel to log items, or to a reference that needs no log.
+        """Convert the value of each channel to log items, or to an encoding without log items.
 
         Args:
             codec: Encodes values.
@@ -385,7 +389,7 @@ class CheckpointPut:
     def copy_with_values(
         self, codec: Codec, values: dict[str, Any], other_fields: Any, metadata: Any
     ) -> CheckpointPut:
-        """Build a copy of this put that has other values and fields, and encode the copy."""
+        """Build and encode a copy of this request with other values, fields and metadata."""
         for channel, encoded in self._encoded.items():
             if encoded.continues_parent:
                 values[channel] = Continuation(values.get(channel, []))
@@ -401,7 +405,7 @@ class CheckpointPut:
     def build_snapshot(self, parent: Snapshot | None) -> Snapshot:
         """Build the `Snapshot` of the checkpoint.
 
-        The caller must add the references of the channels to the snapshot.
+        The snapshot has no references to channel values yet. The caller must add them.
         """
         checkpoint_id, step, fields = (
             self.checkpoint["id"],
@@ -418,7 +422,8 @@ class CheckpointPut:
             self._versions_seen,
         )
         snapshot.step = step if type(step) is int else None
-        # A merged checkpoint contains messages of another run, so it gets no start time.
+        # A merged checkpoint also contains messages of another run, so no run start time is stored
+        # for a merged checkpoint.
         if self.merge is None:
             snapshot.run_started_at = (
                 parent.run_started_at if self.continues_run and parent else self.run_started_at
@@ -468,7 +473,8 @@ class TaskWrites:
         for i, (channel, value) in enumerate(self.writes):
             index = WRITES_IDX_MAP.get(channel, i)
             if channel == ERROR and isinstance(value, BaseException):
-                value = repr(value)  # langgraph's own savers also store an exception by its `repr`
+                # Store the `repr` of the exception, as langgraph's own savers do.
+                value = repr(value)
             elif channel == INTERRUPT:
                 self.has_interrupt = True
             self.is_stopped = self.is_stopped or channel in (ERROR, INTERRUPT)
@@ -479,10 +485,11 @@ class TaskWrites:
         self.encoded, self.cached_thread = list(writes_by_index.values()), thread
 
     def build_writes_for_state(self, thread_key: int, generation: int) -> list[Write]:
-        """Return the encoded writes, valid for a thread with this key and generation.
+        """Return the encoded writes in a form that is valid for the current state of the thread.
 
-        If the cached thread had another key or generation, references to its logs are replaced with
-        the items.
+        The encoded writes may refer to log items of the cached thread. If the key or the generation
+        of the cached thread differs from `thread_key` or `generation`, these references are
+        replaced with the items themselves.
         """
         return [
             [i, c, inline_log_ranges(ref, self.cached_thread, (thread_key, generation))]
@@ -536,16 +543,17 @@ def build_title(metadata: Mapping[str, Any], messages: Any) -> Title | None:
 
 
 def choose_title(put: CheckpointPut, thread: Thread, nodes: dict[str, Node | None]) -> Title | None:
-    """Return the title of a thread after a put.
+    """Return the title of a thread after a new checkpoint was stored.
 
-    The put sets the title if the thread has no title yet, if the metadata contains a title, or if
-    the put changes the message from which the title was taken.
+    A new checkpoint sets the title of the thread if the thread has no title yet, if the metadata
+    contains a title, or if the new checkpoint changes the message from which the title was taken.
     """
     former, title = thread.title, put.title
     if title is None:
         return NO_TITLE if former is None and thread.last_seq == 1 else former
     if title.message_id is not None and nodes.get("messages") is None:
-        return former  # the put does not change the messages, so the title stays
+        # The new checkpoint does not change the messages, so the title stays the same.
+        return former
     if former is None or former == NO_TITLE or title.message_id in (None, former.message_id):
         return title
     return former
@@ -560,7 +568,7 @@ def _shorten_title(text: str) -> str:
 
 
 def encode_channel_value(codec: Codec, value: Any, path: str) -> EncodedValue:
-    """Encode the value of a channel in the form in which its elements are compared with the log.
+    """Encode the value of a channel, so that its elements can be compared with log items.
 
     Raises:
         Unstorable: The value cannot be stored.
@@ -585,7 +593,9 @@ def encode_channel_value(codec: Codec, value: Any, path: str) -> EncodedValue:
 def _split_value(
     codec: Codec, log: ChannelLog, value: EncodedValue, parent_ranges: Ranges, path: str
 ) -> SplitValue:
-    """Split a value into ranges that its channel's log already contains and new items.
+    """Split a value into ranges of log items and new items.
+
+    The ranges refer to items that the log of the channel already contains.
 
     Args:
         codec: Encodes values.
@@ -594,7 +604,8 @@ def _split_value(
         parent_ranges: The ranges of the parent's value, which are compared first.
         path: The path of the value, for error messages.
     """
-    # Read this flag before the items, because another OS thread may add items at the same time.
+    # Read `is_complete` before the items are searched, because another OS thread may add items to
+    # the log during the search.
     is_log_complete = log.is_complete
     if value.kind == ITEM:
         position = log.find_position(value.encoded)
@@ -621,10 +632,10 @@ def encode_inline_reference(
 ) -> Any:
     """Encode a value as a reference that contains the value's parts inline.
 
-    Inline references are used for values that are not the value of a channel, such as pending
-    writes. If a list or dict has eight or more elements, such as the messages that a subgraph
-    receives or returns, the elements that the channel's log already contains are replaced with
-    ranges of the log.
+    Inline references are used for pending writes and for langgraph's internal channels. A long list
+    or dict often contains elements that the channel's log already contains, for example if a
+    subgraph receives or returns messages. If a list or dict has eight or more elements, the
+    elements that the log contains are replaced with ranges of the log.
 
     Args:
         codec: Encodes values.
@@ -652,8 +663,8 @@ def encode_inline_reference(
     elements, comparison_forms = _encode_elements(codec, value, path)
     if thread is not None and len(elements) >= _MIN_ELEMENTS_FOR_LOG:
         log = thread.logs_by_channel.get(channel)
-        # Only committed items are searched, because a reference must not point to uncommitted
-        # items.
+        # Only committed log items are searched, because a reference to an uncommitted item would
+        # become invalid if the transaction that adds the item failed.
         if log is not None and log.items:
             _, parts = _match_elements(
                 codec, log, log.find_stored_position, elements, comparison_forms, [], path
@@ -766,10 +777,11 @@ def _match_elements(
 def _count_equal_items(
     log: ChannelLog, position: int, encoded_elements: list[bytes], index: int
 ) -> int:
-    """Count the elements from `index` on that equal the log items from `position` on."""
+    """Count how many elements, starting at `index`, equal the log items starting at `position`."""
     get_item = log.items.get if position < ALIASES else log.get
     equal_count, size, new_matches = 1, 8, 8
-    # Compare pieces of growing size, so that a call does not copy all remaining elements.
+    # Compare slices of growing size, so that a mismatch is found without copying all elements after
+    # `index`.
     while new_matches == size:
         size *= 2
         piece = encoded_elements[index + equal_count : index + equal_count + size]
@@ -780,12 +792,15 @@ def _count_equal_items(
 
 
 def _build_element_reference(log: ChannelLog, part: bytes | Range) -> Any:
-    """Convert a new item or a log range to the form that inline references use."""
+    """Return a new item as bytes, or a log range as `[log, start, length]`.
+
+    Inline references contain elements in this form.
+    """
     return part if isinstance(part, bytes) else [log.key, part[0], part[1] - part[0]]
 
 
 def _find_positions_by_content(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:
-    """Return the positions of the cached items in some ranges, by their encoded content."""
+    """Return a dict from the content of each cached item in `ranges` to its log position."""
     by_content: dict[bytes, int] = {}
     for position in iter_positions(ranges):
         item = log.get(position)
@@ -809,8 +824,8 @@ def _has_parts(value: Any) -> bool:
 def _is_splittable(value: Any) -> bool:
     """Return whether the elements of a value are stored as separate log items.
 
-    The elements of lists and dicts are stored separately. Exceptions are lists of numbers, such as
-    embeddings, and dicts with keys that msgpack cannot store.
+    The elements of lists and dicts are stored as separate log items. This does not apply to lists
+    of numbers, such as embeddings, and to dicts with keys that msgpack cannot store.
     """
     if type(value) is dict:
         return bool(value) and _KEYS.issuperset(map(type, value)) and _can_pack_keys([*value])

@@ -1,6 +1,7 @@
 """Read checkpoints, pending writes and log items.
 
-The statements of a flow run on one snapshot of the database.
+A flow is a generator that yields SQL statements and receives their rows. All statements of one flow
+read the same snapshot of the database.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class CheckpointReader:
     def read_with_cache_check(
         self, thread_id: str, statement: Statement
     ) -> Flow[tuple[list[Row], bool]]:
-        """Read the rows of a statement, and check whether the cached thread is still valid.
+        """Execute a statement, and check whether the cached data of the thread is still valid.
 
         The cached data is not valid if the database does not contain the newest cached checkpoint,
         for example after a failover that has lost commits.
@@ -176,14 +177,15 @@ class CheckpointReader:
     def _find_cached_thread(
         self, thread_id: str, state: tuple[int, int, int], is_cache_valid: bool
     ) -> Thread:
-        """Return the cached thread if it has this state.
+        """Return the cached thread if its key, generation and newest removal equal `state`.
 
-        Otherwise return a new `Thread` without data.
+        If the cached thread has another state or the cache is not valid, return a `Thread` without
+        data.
         """
         return self.cache.get_or_add_thread(thread_id, *state) if is_cache_valid else Thread(*state)
 
     def verify_missing(self, address: Address) -> Flow[None]:
-        """Check that a checkpoint which a search did not find really does not exist.
+        """Check the indexes for damage after a search has found no checkpoint at an address.
 
         Raises:
             CorruptRecord: An index is damaged, so the search may have missed the checkpoint.
@@ -194,7 +196,7 @@ class CheckpointReader:
                 raise build_damaged_index_error(entry)
 
     def check_row_count(self, row_count: int, start_key: int, stop_key: int) -> Flow[None]:
-        """Check that a range of row keys has as many rows as entries in the index of ids.
+        """Check that a key range has as many rows in the table as entries in the index of ids.
 
         Raises:
             CorruptRecord: The index is damaged.
@@ -238,8 +240,8 @@ class CheckpointReader:
                 *state,
                 cached.snapshot.checkpoint_id,
             ):
-                # Another process may delete items of a pending write between two requests; then
-                # read everything again.
+                # Another process may delete items of a pending write between two requests, which
+                # raises CorruptRecord. In this case, everything is read again below.
                 with suppress(CorruptRecord):
                     return (yield from self._build_tuple(address, cached, rows))
         if (
@@ -247,8 +249,8 @@ class CheckpointReader:
             and address.checkpoint_id is None
             and self.cache.get_thread(address.thread_id) is None
         ):
-            # Another process may delete the thread between the two requests; then read it again in
-            # one request.
+            # Another process may delete the thread between the two requests, which raises
+            # CorruptRecord. In this case, the thread is read again below, in one request.
             with suppress(CorruptRecord):
                 return (
                     yield from self._read_tuple_of_checkpoint(
@@ -279,8 +281,8 @@ class CheckpointReader:
     def build_tuple_from_cache(self, address: Address, epoch: object) -> CheckpointTuple | None:
         """Return the head from the cache, or None if the head must be read from the database.
 
-        The cache is used only if this process has put the head, no other write has followed, and
-        all items are cached.
+        The head is returned from the cache only if this process has stored the head, no other write
+        to the database has followed, and all items of the head are cached.
 
         Args:
             address: The address.
@@ -304,7 +306,9 @@ class CheckpointReader:
         except StopIteration as stop:
             self.cache.mark_thread_used(address.thread_id)
             return cast(CheckpointTuple, stop.value)
-        flow.close()  # The flow needs a read, because an item of a pending write is not cached.
+        # The checkpoint cannot be built from the cache alone, because an item of a pending write is
+        # not cached.
+        flow.close()
         return None
 
     def is_head_cached(self, address: Address, max_items: int = sys.maxsize) -> bool:
@@ -319,7 +323,7 @@ class CheckpointReader:
         )
 
     def _find_cached_head(self, address: Address) -> StoredCheckpoint | None:
-        """Return the head that an address names, if it is cached with all its items, or None."""
+        """Return the head of an address's namespace if all its items are cached, else None."""
         thread = self.cache.get_thread(address.thread_id)
         head = thread.heads.get(address.checkpoint_ns) if thread is not None else None
         if thread is None or head is None or address.checkpoint_id is not None:
@@ -420,9 +424,9 @@ class CheckpointReader:
         )
 
     def read_referenced_value(self, thread_id: str, ref: Any) -> Flow[Any]:
-        """Read the value of a reference.
+        """Read the value to which a stored reference refers.
 
-        If the reference points to a log, look up the cached thread first.
+        If the value consists of log items, items that are cached are not read from the database.
         """
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
@@ -457,7 +461,7 @@ class CheckpointReader:
     def decrypt_and_resolve_row(
         self, thread_id: str, checkpoint_ns: str, row: Row
     ) -> Flow[Snapshot]:
-        """Decrypt the row of a checkpoint, and complete the log ranges of the snapshot."""
+        """Decrypt the row of a checkpoint, and decode the log ranges of its values."""
         snapshot = self.decrypt_row(thread_id, checkpoint_ns, row)
         statement = self.sql("find_thread", thread_id)
         ((key, _, *state),), is_cache_valid = yield from self.read_with_cache_check(
@@ -470,16 +474,17 @@ class CheckpointReader:
     def decrypt_row(self, thread_id: str, checkpoint_ns: str, row: Row) -> Snapshot:
         """Decrypt a row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`.
 
-        The snapshot's log ranges still have their stored form, which `resolve_ranges` converts.
+        The log ranges in the returned snapshot are flat lists of numbers, as they are stored.
+        `resolve_ranges` converts them to pairs of start and stop.
         """
         return decrypt_checkpoint(self.seal, thread_id, checkpoint_ns, row)
 
     def read_namespace_checkpoints(
         self, thread_id: str, checkpoint_ns: str, namespace_key: int
     ) -> Flow[Iterator[tuple[Row, Snapshot]]]:
-        """Read all checkpoints of a namespace, newest first.
+        """Read all checkpoints of a namespace, newest first, with their rows.
 
-        Their log ranges have the stored form.
+        The log ranges in the returned snapshots are flat lists of numbers, as they are stored.
         """
         rows = yield self.sql("checkpoints_page", *key_range(namespace_key), NO_LIMIT)
         yield from self.check_row_count(len(rows), *key_range(namespace_key))
@@ -491,9 +496,9 @@ class CheckpointReader:
         return metadata
 
     def rewrite_list_entry(self, thread_id: str, head: Row | None) -> Flow[None]:
-        """Rewrite the list entry of a thread with the metadata of its head.
+        """Store the metadata of a thread's head in the entry that lists of threads show.
 
-        The title stays the same.
+        The title in the list entry stays the same.
 
         Args:
             thread_id: The thread.
@@ -537,10 +542,11 @@ class CheckpointReader:
         return snapshot.labels
 
     def resolve_ranges(self, thread_id: str, thread: Thread, snapshot: Snapshot) -> Flow[None]:
-        """Convert a snapshot's log ranges from their stored form, and complete its transcript.
+        """Decode the log ranges of a snapshot, and set the transcripts of all its channels.
 
-        The snapshot must come from `decrypt_row`. A transcript contains each item only once. If a
-        value contains aliases, they are loaded to find repeated items.
+        The snapshot must be the result of `decrypt_row`. A transcript contains each item only once.
+        An alias is a log entry that repeats an earlier item. If a value contains aliases, the
+        aliases are loaded, to find items that occur more than once.
         """
         stored_transcript: Any = snapshot.transcript
         snapshot.transcript = {}
@@ -565,11 +571,12 @@ class CheckpointReader:
                 snapshot.transcript[channel] = (key, drop_repeated_positions(ranges, origin))
 
     def allocate_keys(self, count: int) -> Flow[list[int]]:
-        """Return at least `count` new keys for threads, namespaces and logs, highest first.
+        """Return at least `count` new keys for threads, namespaces and logs, in descending order.
 
-        If this process has not reserved enough keys, it reserves more in the database than it needs
-        now. After the commit, `KeyBlock.replace_keys` receives the unused keys. A transaction must
-        allocate keys before it writes anything else, so that two transactions cannot deadlock.
+        If this process has fewer than `count` reserved keys, a block of new keys is reserved in the
+        database. The block contains more than `count` keys. After the commit,
+        `KeyBlock.replace_keys` receives the unused keys. A transaction must allocate keys before it
+        writes anything else, so that two transactions cannot deadlock.
         """
         keys = self.cache.keys.take_keys(count)
         if keys is None:
@@ -607,15 +614,17 @@ class CheckpointReader:
         return [write for _, write in writes]
 
     def _select_rows_of_checkpoint(self, rows: Sequence[Row]) -> Iterator[Row]:
-        """Yield those rows of the statement `checkpoint_writes` that belong to the checkpoint.
+        """Yield the rows from the statement `checkpoint_writes` that belong to the checkpoint.
 
-        The statement `checkpoint_writes` also returns the adjacent rows of other checkpoints. The
-        adjacent rows are decrypted too, to detect a row of this checkpoint whose key is damaged.
+        On SQLite, the statement `checkpoint_writes` also returns the rows before and after the rows
+        of the checkpoint in the index. These rows should belong to other checkpoints. They are
+        decrypted as well, because decryption detects a row that belongs to this checkpoint but has
+        a damaged key.
         """
         for owner_id, checkpoint_ns, *row in rows:
             if owner_id is None:
                 yield tuple(row)
-            else:  # Decrypting the row raises CorruptRecord if its key is damaged.
+            else:  # Decrypting the row raises CorruptRecord if the index key of the row is damaged.
                 decrypt_writes(self.seal, owner_id, checkpoint_ns, tuple(row))
 
     def read_value(self, thread_id: str, thread: Thread, ref: Any) -> Flow[Any]:
@@ -669,7 +678,7 @@ class CheckpointReader:
     def load_items(
         self, thread_id: str, thread: Thread, log_key: int, ranges: Ranges
     ) -> Flow[ChannelLog]:
-        """Load the items in some ranges of a log into the cache, and return the cached log."""
+        """Load the items in `ranges` into the cached part of a log, and return the cached log."""
         log = thread.logs.get(log_key)
         if log is None:
             rows = yield self.sql("find_log_channel", log_key)
@@ -703,9 +712,10 @@ class CheckpointReader:
     def read_original_positions(
         self, thread_id: str, thread: Thread, log_key: int, ranges: Ranges
     ) -> Flow[list[int]]:
-        """Return the position of each item in some ranges of a log.
+        """Return the log positions of the items in `ranges`, and replace aliases by originals.
 
-        For an alias, return the position of the original item.
+        An alias is a log entry that repeats an earlier item. For an alias, the position of the
+        earlier item is returned.
         """
         aliases = [pair for pair in ranges if pair[0] >= ALIASES]
         if not aliases:
@@ -716,7 +726,7 @@ class CheckpointReader:
     def load_items_by_hash(
         self, thread_id: str, thread: Thread, hashes: Sequence[int]
     ) -> Flow[None]:
-        """Load those stored items of a thread whose hash is in `hashes` into the cached logs."""
+        """Load the stored items with the given content hashes into the cached logs of a thread."""
         if not hashes:
             return
         for key, body in (yield self.sql("items_with_hashes", json.dumps(hashes))):
@@ -751,7 +761,7 @@ class CheckpointReader:
     ) -> Flow[dict[str, DeltaChannelHistory]]:
         """Read the last stored value of each `DeltaChannel` and the writes after this value.
 
-        The ancestors of the checkpoint are read one after the other until a stored value of each
+        The ancestors of the checkpoint are read one after the other, until a snapshot of each
         channel is found. The result has the form of langgraph's
         `BaseCheckpointSaver.get_delta_channel_history`.
         """

@@ -1,9 +1,10 @@
 """Check the records of a thread that were read from another database.
 
-Anyone who can write to an unencrypted database file can add rows with correct checksums. The
-references from such rows to other rows are therefore checked before the rows are stored. Without
-this check, a later read of the thread could follow a range whose items do not exist, or build a
-value that contains the same items a million times.
+Anyone who can write to an unencrypted database file can add rows with correct checksums. A row that
+comes from another database may therefore refer to rows that do not exist. The functions of this
+module check these references before the rows are stored. Without the check, a later read of the
+thread could look for log items that do not exist, or build a value that contains the same items a
+million times.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ MALFORMED: Final = (
 """The exceptions that are raised by records of a form that perdure does not write."""
 # the latest valid time, the last second of the year 9999, in seconds since 1970
 _MAX_TIME: Final = 253_402_300_799
-# maximum depth of nested references; the channels of langgraph need two levels
+# Maximum depth of nested references to channel values. The channels of langgraph need only two
+# levels.
 _MAX_DEPTH: Final = 100
-# upper limit for the number of puts of a thread, far below the 64-bit limit of SQLite
+# Upper limit for the number of checkpoints that a thread may have stored, far below the largest
+# 64-bit integer of SQLite.
 _MAX_COUNT: Final = 1 << 48
 
 
@@ -54,8 +57,9 @@ class _LogPositions:
     def check_ranges(self, flat_ranges: Sequence[int]) -> None:
         """Check that all items in the stored ranges of a value exist.
 
-        Even a value with many items has few ranges. The number of items of a value is therefore
-        limited to a small multiple of the number of items in the log.
+        A valid value has few ranges, even if it has many items. Each range contains at most all
+        items of the log, so the number of items in a valid value is at most a small multiple of the
+        number of items in the log. A larger number is refused.
         """
         total = 0
         for start, length in zip(flat_ranges[::2], flat_ranges[1::2], strict=True):
@@ -70,7 +74,9 @@ class _LogPositions:
 
 
 def check_records(reader: CheckpointReader, records: ThreadRecords) -> None:
-    """Check the records of a thread. The caller must have read the thread's items into `records`.
+    """Check the records of a thread.
+
+    The caller must have read the thread's log items and stored them in `records`.
 
     Raises:
         One of `MALFORMED`: A record has another form than perdure writes.
@@ -122,9 +128,8 @@ def _check_namespace(
         )
         for ref in snapshot.references.values():
             _check_reference(logs, ref)
-        transcripts: Mapping[str, Any] = (
-            snapshot.transcript
-        )  # By channel, the key of the log and the ranges in their stored form.
+        # The stored transcript maps each channel to the key of its log and to flat lists of ranges.
+        transcripts: Mapping[str, Any] = snapshot.transcript
         for log, numbers in transcripts.values():
             logs[log].check_ranges(numbers)
     for _, _, _, writes in namespace.writes:

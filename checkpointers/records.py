@@ -1,9 +1,9 @@
 """Encrypt and decrypt the rows of checkpoints, pending writes, threads, runs and crons.
 
 The functions `encrypt_…` build the stored bytes of a row, and the functions `decrypt_…` read them.
-If the database has no encryption key, a checksum protects each row instead of encryption
-(`storage/encryption.py`). Encryption and checksum both bind a row to the ids that are passed as
-associated data, so a row that was moved to another position is detected.
+If the database has no encryption key, rows are not encrypted, and each row is protected by a
+checksum (`storage/encryption.py`). The encryption or the checksum binds the body of each row to ids
+that are passed as associated data. A body that was copied to another row is therefore detected.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def pack_id(text: str | None) -> bytes | str | None:
 
 @lru_cache(maxsize=1024)
 def unpack_id(stored: bytes | str | None) -> str | None:
-    """Convert an id from the stored form that `pack_id` returns back to text."""
+    """Convert a stored id to text. `pack_id` does the reverse."""
     stored = decode_text_or_bytes(stored)
     if not isinstance(stored, bytes):
         return stored and str(stored)
@@ -114,11 +114,12 @@ def item_associated_data(thread_id: str, channel: str, position: int) -> Associa
 
 
 def compute_content_hash(seal: Seal, log_key: int, stored_item: bytes) -> int:
-    """Return a hash of an item's content, by which an equal item is found in the same log.
+    """Return a hash of an item's content, which is used to find an equal item in the same log.
 
-    The log key is in the upper bits, so the hashes of a thread are adjacent in the index. The lower
-    40 bits are a BLAKE2b hash (RFC 7693) that is salted with the log, so equal contents of two
-    threads have different hashes. Callers confirm a match by comparing the contents.
+    The upper bits of the hash are taken from the log key, so hashes from the same log are adjacent
+    in the index. The lower 40 bits of the hash are a BLAKE2b hash (RFC 7693). The log key is the
+    salt of the BLAKE2b hash, so equal contents in two threads have different hashes. Different
+    contents can have equal hashes, so callers must compare the contents as well.
     """
     digest = hashlib.blake2b(
         stored_item, digest_size=5, key=seal.hash_key, salt=log_key.to_bytes(8)
@@ -151,7 +152,7 @@ def _compute_tag_number(hash_key: bytes, text: str) -> int:
 
 
 def compute_metadata_tags(seal: Seal, metadata: Mapping[str, Any]) -> list[int]:
-    """Return the tags of all metadata values of a checkpoint that are indexed."""
+    """Return the index tags of a checkpoint's metadata. Values that are not indexed have no tag."""
     tags = []
     for key, value in metadata.items():
         if (
@@ -238,9 +239,10 @@ def encrypt_checkpoint(
 def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row) -> Snapshot:
     """Decrypt a row of the table `checkpoints`, and return the checkpoint as a `Snapshot`.
 
-    The row is `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`. The `transcript` of
-    the snapshot has the stored form, and its `ranges` are empty. `CheckpointReader.resolve_ranges`
-    completes the transcript and the ranges.
+    The row is `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`. In the returned
+    snapshot, the log ranges in `transcript` are flat lists of numbers, as they are stored, and the
+    attribute `ranges` is empty. `CheckpointReader.resolve_ranges` completes the transcript and the
+    ranges.
 
     Raises:
         CorruptRecord: The row is damaged or was tampered with.
@@ -269,9 +271,10 @@ def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row)
 
 
 def select_transcript_to_store(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the part of a checkpoint's transcript that must be stored in the checkpoint's row.
+    """Return the part of a checkpoint's transcript that its row must contain.
 
-    Channels whose value already contains the whole transcript are left out.
+    If the value of a channel equals the channel's transcript, the transcript is not stored
+    separately.
 
     Returns:
         The log key and the flattened ranges of each channel, by channel.
@@ -326,7 +329,9 @@ def decrypt_item(
 def encrypt_list_entry(
     seal: Seal, thread_id: str, title: Title | None, listed_metadata: tuple[Any, bytes] | None
 ) -> tuple[bytes, bytes | None]:
-    """Encrypt the list entry of a thread; return the entry and the search keys of the thread.
+    """Encrypt the title and the metadata that lists show for a thread.
+
+    The result also contains the search keys of the thread.
 
     Args:
         seal: Encrypts the entry.
@@ -347,9 +352,11 @@ def encrypt_list_entry(
 def decrypt_list_entry(
     seal: Seal, thread_id: str, stored: bytes | None
 ) -> tuple[Title | None, bytes | None]:
-    """Decrypt a list entry to its title and its encoded metadata. A missing part is None.
+    """Decrypt a list entry, and return the title and the encoded metadata of the thread.
 
-    The parts of a damaged entry count as missing, because the entry can be rebuilt from the head.
+    If the title or the metadata is missing, None is returned in its place. If the list entry is
+    damaged, no error is raised and both are None, because the list entry can be rebuilt from the
+    thread's head.
     """
     with suppress(CorruptRecord, TypeError, ValueError):
         if stored is not None:
@@ -361,7 +368,10 @@ def decrypt_list_entry(
 
 
 def select_listed_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a checkpoint that thread lists show, without internal values."""
+    """Return the metadata values of a checkpoint that are shown in lists of threads.
+
+    Internal values are left out.
+    """
     return {
         name: value
         for name, value in metadata.items()
@@ -375,9 +385,10 @@ def build_search_keys(
 ) -> bytes | None:
     """Build the keys by which a search can find a thread without decrypting the thread's row.
 
-    The keys are the tags of all texts and numbers in the metadata. In a database without
-    encryption, the case-folded thread id and title follow. A matching thread is only a candidate,
-    so the caller must compare the decrypted row.
+    The search keys consist of the tags of all texts and numbers in the metadata. If the database is
+    not encrypted, the tags are followed by the case-folded thread id and the case-folded title. If
+    the search keys match a search, the thread may still not match. The caller must therefore also
+    compare the decrypted row with the search.
 
     Returns:
         The keys as one byte string, or None if the thread can only be found by reading its row.
@@ -416,7 +427,7 @@ def iter_nested_tags(seal: Seal, value: Any, *path: str) -> Iterator[int]:
 
 
 class ClientMetadata(NamedTuple):
-    """Metadata of a thread that clients of the server have set, with data for access control.
+    """The metadata that clients of the server have set for a thread, and data for access control.
 
     Attributes:
         metadata: The metadata that clients have given.

@@ -1,7 +1,8 @@
-"""Remove messages and their quotations from values, at any depth (docs/erasure.md).
+"""Remove erased messages, and quotations of erased messages, from nested values.
 
-A message is a langchain message, or a value that langgraph's `add_messages` accepts as a message: a
-dict with a role and content, the dumped forms of a message, a `(role, text)` pair, or bare text.
+docs/erasure.md defines what a quotation is. A message is a langchain message, or a value that
+langgraph's `add_messages` accepts as a message: a dict with a role and content, the dumped forms of
+a message, a `(role, text)` pair, or bare text.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ _PLAIN_TYPES: Final = {int, float, bool, type(None), bytes, bytearray}  # types 
 
 
 class ValueContext(NamedTuple):
-    """Describes where a value occurs, to decide what counts as a message or a quotation in it.
+    """Describes where a value occurs.
+
+    The context decides which parts of the value count as messages or as quotations.
 
     Attributes:
         is_input: Whether the value is an input of a reducer, which has yet to assign ids to
@@ -80,9 +83,9 @@ class ValueContext(NamedTuple):
 
 
 class TextSet(set[str]):
-    """A set of texts to search for in values.
+    """A set of texts of erased messages, which are searched in values.
 
-    Subclasses may know some of the texts only by their hashes.
+    A subclass may contain texts of which only a hash is known.
     """
 
     def has_part_of(self, text: str) -> bool:
@@ -92,7 +95,10 @@ class TextSet(set[str]):
 
 @dataclass(slots=True)
 class Remover:
-    """Removes messages from values by their ids and, after `learn_texts`, also their quotations.
+    """Removes erased messages from values.
+
+    Messages are recognised by their ids. After `learn_texts` was called, quotations of the messages
+    are removed as well.
 
     Args:
         ids: The ids of the messages.
@@ -115,7 +121,8 @@ class Remover:
     _call_keys: TextSet = field(default_factory=TextSet)  # names and arguments of tool calls
     _long_texts: TextSet = field(default_factory=TextSet)  # texts of the content
     _task_texts: TextSet = field(default_factory=TextSet)  # texts that tasks may contain
-    # `id()` of the objects that contain the current value
+    # The `id()` of each object that contains the value which is searched at the moment. A value
+    # that contains itself is thereby recognised.
     _ancestors: set[int] = field(default_factory=set)
 
     @classmethod
@@ -135,12 +142,15 @@ class Remover:
         return cls(get_texts("ids"), texts_of, channels=get_texts("channels"), **texts)
 
     def texts_by_kind(self) -> dict[str, Set[str]]:
-        """Return the ids, channels and texts by which the messages are recognised, by kind."""
+        """Return a dict from each kind to the ids, channels or texts that identify messages."""
         texts = {kind: getattr(self, name) for kind, name in _TEXT_ATTRIBUTES.items()}
         return {"ids": self.ids, "channels": self.channels, **texts}
 
     def learn_texts(self) -> None:
-        """Collect the texts and tool calls of the removed messages, to find quotations."""
+        """Collect the texts and tool calls of the removed messages.
+
+        Quotations are recognised by these texts and tool calls.
+        """
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for message in self.removed_messages.values():
             if message.content or _list_tool_calls(message):  # empty messages are not compared
@@ -149,9 +159,10 @@ class Remover:
                 texts |= new_texts
 
     def build_search_bytes(self) -> list[bytes]:
-        """Return byte strings for a quick search in encoded values.
+        """Return byte strings by which encoded values with something to erase can be found.
 
-        An encoded value that contains none of these byte strings has nothing to erase.
+        If an encoded value contains none of the returned byte strings, the value need not be
+        decoded.
         """
         texts = {*self.ids, *self._call_ids, *self._long_texts, *self._task_texts}
         for message in self.removed_messages.values():
@@ -162,9 +173,10 @@ class Remover:
         return [text.encode(errors="surrogatepass") for text in texts]
 
     def exclude_texts_of_others(self, values: Iterable[Any]) -> None:
-        """Stop searching for texts and tool calls that also occur in messages that are kept.
+        """Stop searching for texts and tool calls that kept messages contain as well.
 
-        A value that contains a text of a kept message need not be a quotation of an erased message.
+        If a kept message and an erased message contain the same text, a value with this text may be
+        a quotation of the kept message.
         """
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for value in values:
@@ -252,8 +264,9 @@ class Remover:
     def _quotes_erased_message(self, text: str, context: ValueContext) -> bool:
         """Return whether a text quotes an erased message.
 
-        A text in the description of a task also counts as a quotation if it contains a text of an
-        erased message.
+        A text is a quotation if it equals a text of an erased message. In the description of a
+        task, such as the argument of a `Send`, a longer text that contains a text of an erased
+        message is a quotation as well.
         """
         if len(text) < _MIN_QUOTATION_CHARS or context.in_kept_message:
             return False
@@ -262,7 +275,10 @@ class Remover:
         )
 
     def _contains_erased_text(self, text: str, context: ValueContext) -> bool:
-        """Return whether a text of a registered type contains a text of an erased message."""
+        """Return whether a text contains a text of an erased message as a substring.
+
+        The text comes from an object of a type that was registered with `StoredType`.
+        """
         is_in_task = context.describes_task and self._task_texts.has_part_of(text)
         return is_in_task or self._long_texts.has_part_of(text)
 
@@ -319,7 +335,7 @@ class Remover:
         return changed
 
     def _remove_messages_from_elements(self, value: Any, context: ValueContext) -> Any:
-        """Remove erased messages and quotations from the elements of a collection.
+        """Remove erased messages, and quotations of them, from the elements of a collection.
 
         A named tuple keeps its length. Its removed fields become None.
         """
@@ -370,11 +386,11 @@ def _parse_message_like(value: Any) -> tuple[str | None, Any]:
     if not isinstance(value, dict):
         return None, None
     fields = message_form = value
-    # the form of langchain's `dumpd`
+    # The dict has the form that langchain's function `dumpd` returns.
     if value.get("lc") == 1 and isinstance(value.get("kwargs"), dict):
         fields = value["kwargs"]
     elif "type" in value and isinstance(value.get("data"), dict):
-        # the form of langchain's `message_to_dict`
+        # The dict has the form that langchain's function `message_to_dict` returns.
         fields = value["data"]
         message_form = {**fields, "type": value["type"]}
     elif not value.keys() & {"role", "type"}:
@@ -391,7 +407,8 @@ def _convert_to_message(value: Any) -> BaseMessage | None:
     try:
         return convert_to_messages([value])[0]
     except Exception:
-        # langchain raises errors of many types here; `add_messages` would also refuse the value
+        # langchain raises errors of many types for a value that is not a message. langgraph's
+        # `add_messages` would refuse such a value as well.
         return None
 
 
@@ -419,7 +436,7 @@ def _build_tool_call_key(call: Any) -> str:
 
 
 def _collect_message_texts(message: BaseMessage) -> tuple[set[str], ...]:
-    """Collect the texts that identify a message and its quotations.
+    """Collect the texts by which a message and quotations of the message are recognised.
 
     Returns:
         Four sets: the ids of its tool calls; the keys of its tool calls (see
@@ -469,7 +486,9 @@ def hash_message(key: bytes, message: BaseMessage) -> str:
 def remove_quoting_tasks(
     remover: Remover, tasks: Sequence[Send]
 ) -> tuple[list[Send], dict[int, Send]]:
-    """Remove the tasks that quote an erased message. The other tasks keep their positions.
+    """Remove the `Send`s that quote an erased message.
+
+    All other `Send`s keep their positions.
 
     Returns:
         The remaining tasks, and the removed tasks by position. A removed task before a remaining
@@ -487,5 +506,8 @@ def remove_quoting_tasks(
 
 
 def has_no_result(writes: list[Any]) -> bool:
-    """Return whether a task has no result yet, because it failed or waits for an answer."""
+    """Return whether a task has no result yet.
+
+    A task that has failed or that waits for an answer has no result.
+    """
     return all(index < 0 for index, _, _ in writes)

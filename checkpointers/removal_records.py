@@ -1,15 +1,16 @@
 """Store removal records, which contain keyed hashes of erased messages or of deleted checkpoints.
 
 A run that loaded its state before an erasure still has the erased messages in memory, and would
-store them again with its next checkpoint. Therefore each erasure and each deletion of a thread adds
-a row to the table `removals`, numbered per thread id. `get_tuple` returns the newest number in the
-config of the checkpoint, under `REMOVALS_KEY`, and langgraph passes this config to each put of the
-run. A put is stale if its number is lower than the newest removal number of its thread.
-`stale_puts` removes the erased messages from a stale put, or refuses the put if the thread was
-deleted.
+store them again with its next checkpoint. To prevent this, each erasure of messages and each
+deletion of a thread adds a removal record, a row of the table `removals`. The removal records of
+each thread id are numbered. When a run loads a checkpoint, `get_tuple` returns the number of the
+thread's newest removal record in the config, under `REMOVALS_KEY`. langgraph passes this config on
+when the run stores a checkpoint. A request to store a checkpoint is stale if the number in its
+config is lower than the number of the thread's newest removal record. `stale_puts` removes the
+erased messages from a stale request, or refuses the request if the thread was deleted.
 
-The records contain no text and no thread id, only BLAKE2b hashes (RFC 7693). The key of the hashes
-is random, so each database has another key. The table `settings` stores this key, encrypted if the
+A removal record contains no text and no thread id, only BLAKE2b hashes (RFC 7693). Each database
+has its own random key for these hashes. The table `settings` stores this key, encrypted if the
 database is encrypted.
 """
 
@@ -41,10 +42,11 @@ SUBSTRING_KINDS: Final = ("texts", "traces")
 PREFIX_CHARS: Final = 16
 """The number of characters of the prefix of such a text. The prefix is hashed separately, to find
 the possible starts of the text in a longer one. No such text is shorter."""
-_KEY_BYTES: Final = 32  # length in bytes of the random key of the hashes
+_KEY_BYTES: Final = 32  # Length in bytes of the random key with which the hashes are computed.
 _HASH_BYTES: Final = 8  # length in bytes of the hash of a text or of a checkpoint id
 _THREAD_HASH_BYTES: Final = 16  # length in bytes of the hash of a thread id
-# maximum number of runs whose loaded removal number is remembered; the oldest runs are dropped
+# Maximum number of runs for which `RemovalRecords.loaded` has an entry. The oldest entries are
+# dropped.
 _MAX_RUNS: Final = 8192
 _KEY_ASSOCIATED_DATA: Final = ("removal key",)
 
@@ -64,8 +66,8 @@ class RemovalRecord(NamedTuple):
 
 
 _ROLLED_BACK: Final = (
-    # The kind under which a removal record stores the hashed ids of checkpoints of a rolled-back
-    # run.
+    # When a run was rolled back, a removal record contains the hashed ids of its checkpoints under
+    # this kind.
     "rolled back"
 )
 
@@ -113,7 +115,7 @@ class RemovalRecords:
     def hash_thread(self, thread_id: str) -> bytes:
         """Return the hash of a thread id.
 
-        The removal records of a thread are stored under this hash.
+        The table `removals` contains the hash of a thread id instead of the id itself.
         """
         return self._hash_data("thread", thread_id, _THREAD_HASH_BYTES)
 
@@ -171,7 +173,7 @@ class RemovalRecords:
     def add_record(
         self, thread_id: str, texts: Mapping[str, Iterable[str]], checkpoints: Iterable[str] | None
     ) -> Flow[int]:
-        """Record the erasure of texts, or the deletion of a thread with its checkpoints.
+        """Add a removal record for an erasure of messages, or for the deletion of a thread.
 
         Removal records that are older than `RECORD_RETENTION_DAYS` days are dropped.
 
@@ -195,17 +197,18 @@ class RemovalRecords:
         return number
 
     def add_rollback(self, thread_id: str, checkpoint_ids: Iterable[str]) -> Flow[None]:
-        """Record that the checkpoints of a run were removed, so that no import adds them again.
+        """Record that a rolled-back run's checkpoints were removed, so that no import adds them.
 
-        The number of this record is not stored in the row of the thread. Other runs of the thread
-        are therefore not stale and may store the messages that they have loaded.
+        The number of the added removal record is not stored in the row of the thread. Runs of the
+        thread that have already loaded their state therefore do not become stale, and may store the
+        messages that they have loaded.
         """
         yield from self.add_record(thread_id, {_ROLLED_BACK: checkpoint_ids}, None)
 
     def find_rolled_back_checkpoints(
         self, thread_id: str, checkpoint_ids: Iterable[str]
     ) -> Flow[list[str]]:
-        """Return the ids of those checkpoints that were removed when a run was rolled back."""
+        """Return the given ids of checkpoints that were removed when a run was rolled back."""
         records = yield from self.read_records_since(thread_id, 0)
         hashes = {digest for record in records for digest in record.texts.get(_ROLLED_BACK, ())}
         return [uid for uid in checkpoint_ids if self.hash_text(_ROLLED_BACK, uid) in hashes]
@@ -230,7 +233,7 @@ class RemovalRecords:
     # -- runs
 
     def record_load(self, config: RunnableConfig, thread_id: str, removal_number: int) -> None:
-        """Remember the newest removal number at the time when a run loads its thread."""
+        """Remember the number of the newest removal record when a run loads its thread."""
         runtime = find_runtime(config)
         control = find_run_control(runtime)
         if control is not None and runtime.execution_info is None:
@@ -238,7 +241,10 @@ class RemovalRecords:
             self.loaded[control, thread_id] = removal_number
 
     def is_stale(self, request: CheckpointPut | TaskWrites, newest_removal: int) -> bool:
-        """Return whether the state from which a request comes was loaded before the newest removal.
+        """Return whether a request's state was loaded before the newest removal from the thread.
+
+        The request stores a checkpoint or pending writes, which were computed from the loaded
+        state.
 
         Args:
             request: The checkpoint or the writes to store.
@@ -247,11 +253,13 @@ class RemovalRecords:
         return self.find_loaded_removal_number(request)[0] < newest_removal
 
     def find_loaded_removal_number(self, request: CheckpointPut | TaskWrites) -> tuple[int, bool]:
-        """Return the newest removal number at the time when a request's state was loaded.
+        """Return the newest removal record's number at the time when a request's state was loaded.
 
-        A subgraph or a node stores data that comes from the state with which its run started. For
-        such data, the result is the number that was newest when the run started, even if the
-        subgraph has loaded a checkpoint later.
+        The request stores a checkpoint or pending writes, which were computed from the loaded
+        state. The data that a subgraph or a node stores may come from the state with which the run
+        started. If the request comes from a subgraph or a node, the result is therefore the number
+        that was the newest when the run started, even if the subgraph has loaded a checkpoint
+        later.
 
         Returns:
             The number, and whether the request comes from a run in this process.
@@ -278,7 +286,11 @@ def record_associated_data(thread: bytes, number: int) -> AssociatedData:
 
 
 def parse_substring_hash(part: bytes) -> tuple[bytes, bytes, int]:
-    """Return the prefix hash, the text hash and the text length of a `SUBSTRING_KINDS` element."""
+    """Split an element of a removal record into two hashes and the length of the text.
+
+    The first hash is that of the text's first characters, and the second hash is that of the whole
+    text. Only elements of `SUBSTRING_KINDS` have this form.
+    """
     start, whole, length = part[:_HASH_BYTES], part[_HASH_BYTES:-4], part[-4:]
     return start, whole, int.from_bytes(length)
 
@@ -291,7 +303,7 @@ def _split_hashes(data: bytes) -> Iterable[bytes]:
 def drop_oldest_entries(runs: dict[Any, Any], limit: int) -> None:
     """Remove the oldest entries of a dict until it has fewer than `limit` entries.
 
-    Other OS threads may add entries at the same time.
+    Another OS thread may add entries to the dict while this function runs.
     """
     while len(runs) >= limit:
         with suppress(RuntimeError, StopIteration):  # another thread has changed the dict
@@ -301,11 +313,11 @@ def drop_oldest_entries(runs: dict[Any, Any], limit: int) -> None:
 def find_runtime(config: RunnableConfig) -> Any:
     """Return the langgraph `Runtime` in the config of a run, or None if the config has none.
 
-    Before a task runs, langgraph passes the config of the root graph to the saver, whose runtime
-    has no `execution_info`. The runtimes in the configs of subgraphs and nodes have an
-    `execution_info`.
+    In the config of the root graph, the runtime has no `execution_info`. langgraph passes this
+    config to the checkpointer when it loads the thread. In the configs of subgraphs and nodes, the
+    runtime has an `execution_info`.
     """
-    # if this module is not imported, no graph runs
+    # If the module `langgraph.runtime` is not imported, no graph is running in this process.
     module: Any = sys.modules.get("langgraph.runtime")
     for part in config.get("configurable", {}).values() if module else ():
         if isinstance(part, module.Runtime):

@@ -13,7 +13,7 @@ ThreadState = Literal["waiting", "unfinished", "idle"]
 
 @dataclass(frozen=True, slots=True)
 class HistoryItem:
-    """An item of a channel that was stored at a checkpoint or at one of its ancestors.
+    """An item that a channel contained at a checkpoint or at an ancestor of the checkpoint.
 
     Attributes:
         value: The message, the element of a list, or the `(key, value)` pair of a dict.
@@ -154,7 +154,11 @@ class ThreadHead:
 
     @property
     def owner(self) -> str | None:
-        """The user of the thread, from the metadata's `owner`, or else its `user_id`, or None."""
+        """The user of the thread.
+
+        The user is the value of `owner` in the metadata, or else the value of `user_id`. If both
+        are missing, the user is None.
+        """
         owner: str | None = self.metadata.get("owner", self.metadata.get("user_id"))
         return owner
 
@@ -302,8 +306,9 @@ class Retention:
     """A rule that says which checkpoints of a thread are kept.
 
     A checkpoint is kept if one of the rules `last`, `days` and `turns` keeps it. The head of each
-    namespace is always kept. If the head is an update of the state that is less than a day old, the
-    checkpoint that was updated is kept too, because a run may still continue from it.
+    namespace is always kept. If the head was stored by an update of the state less than a day ago,
+    the checkpoint that was updated is kept, too. A run may still continue from the updated
+    checkpoint.
 
     Attributes:
         last: The number of newest checkpoints of each namespace that are kept.
@@ -347,6 +352,7 @@ class ImportReport:
 
 def _get_interrupt_value(interrupt: Any) -> Any:
     """Return the value of an interrupt."""
-    if isinstance(interrupt, Mapping):  # Another program has stored the interrupt as a dict.
+    # An interrupt that was not stored by langgraph may be a dict.
+    if isinstance(interrupt, Mapping):
         return interrupt.get("value", interrupt)
     return getattr(interrupt, "value", interrupt)

@@ -1,13 +1,14 @@
 """Record when runs start, to tell when a message was added to a thread.
 
-Each checkpoint that a langgraph run puts contains the start time of the run. A run first loads its
-thread, so its start time is the time just before that read. A new input starts a run. A resume
-continues an earlier run, so its checkpoints take the start time of the parent checkpoint.
+Each checkpoint that a langgraph run stores contains the start time of the run. A run first loads
+its thread, so the start time of a run is the time just before the thread is loaded. A new input
+starts a run. When an interrupted run is resumed, the resumed run counts as the same run. The
+checkpoints of the resumed run therefore contain the start time that the parent checkpoint contains.
 
 Checkpoints of state updates and of imports have no start time, and neither have checkpoints that
-were merged with an update. When a thread is copied or merged, the start times are dropped. A
-database file from another source can therefore not claim that a run of this database has added a
-message.
+were merged with an update. When a thread is copied, or when databases are merged, the start times
+are dropped. A file from an unknown source can therefore not claim that a run of this database has
+added a message.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class LoadedRun(NamedTuple):
 
 
 class RunStarts:
-    """Records when each run of this process has loaded its thread."""
+    """A record of the time at which each run of this process loaded its thread."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[object, str], LoadedRun] = {}
@@ -84,8 +85,9 @@ class RunStarts:
         former_run = self._runs.pop(key, None)
         has_empty_id = not is_addressed and "checkpoint_id" in config["configurable"]
         if has_empty_id and former_run is not None and former_run.is_addressed:
-            # This read of the head is langgraph's check whether the run has loaded the head, so the
-            # run keeps its record.
+            # The run has loaded a checkpoint by its id before, and now the head is read. langgraph
+            # reads the head only to check whether the loaded checkpoint is the head. The record of
+            # the first read is therefore kept.
             self._runs[key] = former_run
             return
         drop_oldest_entries(self._runs, _MAX_RUNS)
@@ -99,7 +101,10 @@ class RunStarts:
         return self._runs.get((find_run_control(find_runtime(config)), thread_id))
 
     def set_run_start(self, put: CheckpointPut) -> None:
-        """Set the start time of the run in a put, or mark the put as part of the parent's run."""
+        """Set the start time of the run in a request to store a checkpoint.
+
+        If the checkpoint belongs to the same run as its parent, `continues_run` is set instead.
+        """
         config, thread_id = put.config, put.address.thread_id
         runtime = None if config is None or put.address.checkpoint_ns else find_runtime(config)
         if config is None or runtime is None:
@@ -149,13 +154,16 @@ def find_messages_added_after(
         return [_is_start_within(run.started_at, period)] * len(message_ids)
     address = address._replace(checkpoint_id=run.checkpoint_id)
     stored_checkpoint = yield from reader.find_checkpoint(address)
-    if stored_checkpoint is None:  # another process has pruned the checkpoint that the run loaded
+    # Another process has pruned the checkpoint that the run had loaded.
+    if stored_checkpoint is None:
         return [False] * len(message_ids)
     brought_by_id = yield from _find_added_messages(
         reader, thread_id, stored_checkpoint, channel, message_ids, period
     )
     started_at = run.started_at
-    if not run.has_input:  # without an input of its own, the run may continue a stopped run
+    # If the run has not started with an input, the run may be the continuation of an interrupted or
+    # failed run.
+    if not run.has_input:
         status = yield from reader.find_thread_status(address)
         if status is None or status.tasks:
             started_at = stored_checkpoint.snapshot.run_started_at or 0.0
@@ -176,12 +184,13 @@ def _find_added_messages(
     message_ids: Sequence[str],
     period: tuple[float, float],
 ) -> Flow[Mapping[str, bool]]:
-    """Return for each message whether it was added by a run that started in a period.
+    """Return for each message whether it was added by a run that started within `period`.
 
-    Only messages in the checkpoint's transcript are in the result. If a message has several
-    versions, the result is True only if such runs have added all versions. A version was added by
-    the run of the first checkpoint that contains it. The result is False if the parent of this
-    first checkpoint is no longer stored.
+    The result contains only messages in the checkpoint's transcript. If a message has several
+    versions, the result for the message is True only if all versions were added by runs that
+    started within `period`. The oldest checkpoint that contains a version of a message shows which
+    run has added the version. If the parent of that oldest checkpoint was pruned, it is not certain
+    which run has added the version, so the result for the message is False.
     """
     if stored_checkpoint is None or channel not in stored_checkpoint.snapshot.transcript:
         return {}
@@ -213,7 +222,7 @@ def _find_added_positions(
     item_positions: set[int],
     period: tuple[float, float],
 ) -> Flow[set[int]]:
-    """Return the positions of those items that were added by runs that started in a period."""
+    """Return the positions of the items that were added by runs that started within `period`."""
     added, remaining = set[int](), item_positions
     checkpoint: Snapshot | None = stored_checkpoint.snapshot
     while (
@@ -232,8 +241,9 @@ def _find_added_positions(
                     reader, thread_id, stored_checkpoint, parent, channel
                 )
             )
-        # The checkpoint of an input does not contain the input yet, so its new items come from an
-        # earlier run.
+        # A checkpoint with the source `input` is stored before the input is added to the state.
+        # Items that such a checkpoint contains and its parent does not contain were therefore added
+        # by an earlier run.
         if reader.decode_metadata(checkpoint).get("source") != "input":
             added |= remaining - in_parent
         checkpoint, remaining = parent, in_parent
@@ -247,7 +257,10 @@ def _read_transcript_positions(
     snapshot: Snapshot,
     channel: str,
 ) -> Flow[set[int]]:
-    """Return the positions of the items in a channel's transcript, with aliases resolved."""
+    """Return the log positions of the items in a channel's transcript.
+
+    Aliases, which repeat earlier items, are replaced by the positions of the earlier items.
+    """
     if channel not in snapshot.transcript:
         return set()
     parts = thread_id, stored_checkpoint.thread, *snapshot.transcript[channel]

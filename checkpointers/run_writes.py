@@ -1,8 +1,9 @@
 """Wait for the writes of a run that are in progress, and refuse later writes of the run.
 
-A cancelled run may still be writing. LangGraph starts each put as a separate asyncio task. A
-cancelled run no longer waits for its put tasks, but the tasks continue. The code that cleans up
-after a run therefore closes its `RunWrites` first.
+LangGraph starts a separate asyncio task for each checkpoint that a run stores. If a run is
+cancelled, these asyncio tasks continue, so checkpoints may be stored after the run has ended.
+Before the server cleans up after a run, it calls `RunWrites.close`, which waits for the writes and
+refuses later writes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _QUIET_ROUNDS: Final = 20
 
 
 class RunWrites:
-    """Counts the writes of one run that are in progress, in all OS threads."""
+    """Keeps track of the writes of one run that are in progress in any OS thread."""
 
     def __init__(self) -> None:
         self._in_progress = set[object]()  # adding and removing are atomic
@@ -33,7 +34,7 @@ class RunWrites:
 
     @contextmanager
     def count_write(self) -> Iterator[None]:
-        """Count one write while the block is executed.
+        """Register one write as in progress for the duration of the `with` block.
 
         Raises:
             RunEnded: The run has ended.
@@ -58,8 +59,8 @@ class RunWrites:
     def refuse_when_closed(self, make_flow: Callable[[], Flow[T]]) -> Callable[[], Flow[T]]:
         """Wrap a function that builds a flow, so that it raises RunEnded once the run has ended.
 
-        The check is repeated when the function is called, because a write can stay in the queue for
-        longer than `close` waits.
+        A write can wait in a queue for longer than `close` waits. The returned function therefore
+        checks once more whether the run has ended before it builds the flow.
         """
 
         def make_if_open() -> Flow[T]:
@@ -81,7 +82,8 @@ class RunWrites:
             is_busy = bool(self._in_progress)
             quiet = 0 if is_busy else quiet + 1
             await asyncio.sleep(_POLL_S if is_busy else 0)
-            # Close one round early, to notice a write that has just started in another OS thread.
+            # Refuse new writes one iteration before the loop ends. The last iteration then notices
+            # a write that another OS thread has started just before.
             self._closed = quiet == _QUIET_ROUNDS - 1
         self._closed = True
 

@@ -1,9 +1,10 @@
 """Store the server's runs and their events in the checkpointer's database.
 
 The server accepts a run, a process claims the run, and the run ends or is cancelled. If the
-database has a key, the columns `request`, `about` and `error` and the events are encrypted. The
-request is deleted when the run has ended, unless a client may send it again. The result of a run is
-not stored here, because its last checkpoint contains it.
+database has an encryption key, the events and the columns `request`, `about` and `error` are
+encrypted. The request is deleted when the run has ended, unless a client may send it again. The
+table of runs does not contain the result of a run, because the last checkpoint of the run contains
+the result.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ class RunTable(ServerTable):
 
         def flow() -> Flow[Any]:
             if due_cron is not None:
-                # The transaction that stores the run also sets the next time of its cron.
+                # The transaction that stores a run of a cron also sets the time at which the cron
+                # is due next.
                 cron, next_at = due_cron
                 if not (yield self._sql("advance_cron", next_at, cron.cron_id, cron.next_at)):
                     return [], []
@@ -140,8 +142,8 @@ class RunTable(ServerTable):
     ) -> list[str] | None:
         """End a run, and claim the next run of its thread.
 
-        A run that was rolled back is deleted. The run stays unchanged if another process has taken
-        over the run, if the thread was deleted, or if the run has a cancellation other than
+        A run that was rolled back is deleted. Nothing is changed in three cases: another process
+        has taken over the run, the thread was deleted, or the run was cancelled in a way other than
         `known_cancel`.
 
         Args:
@@ -182,8 +184,8 @@ class RunTable(ServerTable):
     async def set_person(self, run: LiveRun, person: str) -> None:
         """Store the person whose memories a run uses. The person is known when the run starts.
 
-        The transaction reads the column `about` again, because messages may have been erased from
-        it in the meantime.
+        The transaction reads the details of the run again, because an erasure may have removed
+        messages from the stored details since the run was loaded.
         """
 
         def flow() -> Flow[None]:
@@ -201,7 +203,8 @@ class RunTable(ServerTable):
     async def start_delayed_run(self, run: LiveRun, owner: str, cancel_action: str | None) -> None:
         """Queue a delayed run that is now due, unless another process has already queued it.
 
-        The run starts after all live runs of its thread, or cancels these runs.
+        The queued run starts when all earlier runs of its thread have ended. If `cancel_action` is
+        given, the earlier runs are cancelled.
 
         Args:
             run: The delayed run.
@@ -226,16 +229,16 @@ class RunTable(ServerTable):
         await self._write_statements([drop, *self._build_run_cleanup(run)], (run.thread_id,))
 
     def _build_run_cleanup(self, run: LiveRun) -> list[Statement]:
-        """Build the statements that must follow the deletion of a run.
+        """Build the SQL statements that clean up after the row of a run was deleted.
 
-        The statements delete the events of the run and reserve its sequence number, so that no
-        other run gets this number.
+        The SQL statements delete the events of the deleted run, and reserve the run's sequence
+        number, so that no other run gets the same sequence number.
         """
         names = "drop_events_of_missing_run", "keep_run_seq"
         return [self._sql(name, run.thread_key, run.seq) for name in names]
 
     async def claim_runs(self, owner: str, orphaned_runs: Sequence[LiveRun] = ()) -> None:
-        """Take over runs of dead processes, then claim all runs of the owner that can start now.
+        """Take over runs of dead processes, and claim all runs of a process that can start now.
 
         Args:
             owner: The process that claims the runs.
@@ -281,7 +284,7 @@ class RunTable(ServerTable):
     async def add_events(self, batches: Sequence[tuple[LiveRun, EventBatch]]) -> None:
         """Store batches of events.
 
-        A batch of a run is dropped if another process now executes the run, or if messages were
+        A batch of events is not stored if another process now executes the run, or if messages were
         erased from the run's thread.
         """
         inserts = chain.from_iterable(self._build_event_statements(*pair) for pair in batches)
@@ -317,7 +320,10 @@ class RunTable(ServerTable):
         raise UnknownThread(f"there is no thread {thread_id!r}")
 
     async def count_removals(self, thread_keys: Sequence[int]) -> dict[int, int]:
-        """Return the number of erasures from each thread. Deleted threads are left out."""
+        """Return a dict from the key of each thread to its number of erasures.
+
+        Deleted threads are left out.
+        """
         return dict(await self._read_rows("newest_removals_of_threads", json.dumps(thread_keys)))
 
     async def read_events(
@@ -343,7 +349,9 @@ class RunTable(ServerTable):
     async def find_newest_event(
         self, thread_key: int, seq_range: tuple[int, int], after_event: int
     ) -> tuple[int, int, RunState] | None:
-        """Find the newest event of a range of runs. The arguments are the same as in `read_events`.
+        """Find the newest event of the runs whose numbers are in `seq_range`.
+
+        The arguments are the same as in `read_events`.
 
         Returns:
             The number of the run, the number of the event, and the state of the run. None if no
@@ -375,8 +383,8 @@ class RunTable(ServerTable):
     ) -> list[Statement]:
         """Build the statements that store a batch of events.
 
-        When executed, the statements store nothing if the run has a cancellation other than
-        `known_cancel`.
+        When the statements are executed, nothing is stored if the run was cancelled in a way other
+        than `known_cancel`.
         """
         key, previous = (run.thread_key, run.seq), batch.previous_number
         row = previous, batch.last_number, encrypt_events(self._seal, run, previous, batch.events)
@@ -388,7 +396,7 @@ class RunTable(ServerTable):
     # -- reading
 
     async def list_live_runs(self) -> list[LiveRun]:
-        """Return all live runs, which are running, pending, or delayed and due now.
+        """Return all runs that are running or pending, and all delayed runs that are due now.
 
         The runs of each thread are sorted by the order of their execution.
         """
@@ -412,10 +420,10 @@ class RunTable(ServerTable):
     async def search_runs(
         self, query: ThreadQuery, status: str | None, limit: int, offset: int
     ) -> list[tuple[RunRow, bool]]:
-        """Return one page of the runs of all threads that a query may match, newest first.
+        """Return one page of runs, newest first, from all threads that may match a query.
 
-        Only the query's SQL conditions are applied, so the result may include runs of threads that
-        do not match the query. The sort order of the query is ignored.
+        Only those conditions of the query are applied that SQL can check, so the result may include
+        runs of threads that do not match the query. The sort order of the query is ignored.
 
         Returns:
             Each run, with whether it is the last run of its thread.

@@ -1,9 +1,9 @@
 """Track the progress of the transcript index, which makes messages searchable.
 
 The progress of a thread is the position up to which its messages have been indexed. The index
-consists of tables of the store in the same database as the threads. A transaction that removes
-items from a thread also drops the thread from the index, and the next search indexes the thread
-again.
+consists of tables of the store in the same database as the threads. When items are removed from a
+thread, the same transaction removes the thread's messages from the transcript index. The next
+search adds the remaining messages again.
 """
 
 from __future__ import annotations
@@ -150,8 +150,9 @@ def save_index_progress(
         or if something was removed from the thread meanwhile.
     """
     rows = yield [sql("transcript_progress_of", thread_id) for thread_id, *_ in steps]
-    # The version token may have changed, because the thread may have continued; its new end is
-    # indexed later. Nothing else may have changed.
+    # A difference in the version token is allowed, because it only means that the thread has
+    # continued. The new messages are indexed later. If anything else differs, the progress is not
+    # stored.
     is_saved = [
         bool(states)
         and IndexProgress(*states[0])._replace(version_token=before.version_token) == before
@@ -180,9 +181,9 @@ def drop_indexes_of_some_threads(sql: NamedSQL, limit: int) -> Flow[int]:
 def drop_thread_index(sql: NamedSQL, thread_key: int) -> Flow[None]:
     """Remove a thread from the transcript index.
 
-    The caller must have changed the row of the thread in the same transaction. Changing the row
-    locks the row, so another process adds messages of the thread to the index either before or
-    after the transaction.
+    The caller must have updated the thread's row in the table `threads` in the same transaction.
+    The update locks the row, so another process can add messages of the thread to the index only
+    before or after the transaction.
     """
     for (path,) in (yield sql("drop_transcript_progress", thread_key)):
         keys = f"{thread_key:x}.", f"{thread_key:x}/"

@@ -1,9 +1,10 @@
 """Implement langgraph's `BaseCheckpointSaver`, in blocking and asynchronous form.
 
 This module contains the methods that a run calls to get, list and put checkpoints and pending
-writes. The module `writer` plans writes, `reader` reads rows, and `listing` finds checkpoints. None
-of these three modules depends on a database driver. Blocking methods read in the calling OS thread.
-All writes run in the database's writing thread. Asynchronous methods read in a worker thread.
+writes. The module `writer` plans writes, `reader` reads rows, and `listing` finds checkpoints. The
+modules `writer`, `reader` and `listing` do not depend on a database driver. A blocking method reads
+from the database in the calling OS thread. An asynchronous method reads from the database in a
+worker thread. All writes run in the database's writing thread.
 """
 
 from __future__ import annotations
@@ -71,8 +72,10 @@ from perdure.storage.switching import short_switch_interval
 T = TypeVar("T")
 # maximum number of items that are encoded on the event loop; larger states use a worker thread
 OFF_LOOP_ITEMS: Final = 512
-_NO_RUN: Final = nullcontext()  # context manager for writes of runs that have no `RunWrites`
-# maximum number of checkpoints read by id, and of threads with labels, that are remembered
+# A context manager that does nothing. It is used if the current run has no `RunWrites` object.
+_NO_RUN: Final = nullcontext()
+# Maximum number of entries in `_read_by_id`, and maximum number of entries in `_labels`. The oldest
+# entries are dropped.
 _MAX_REMEMBERED: Final = 1024
 
 
@@ -124,8 +127,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         yield from self._removals.load_hash_key(read_only=read_only)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
-        """Return a copy of the checkpointer that may also rebuild objects of these types.
+        """Return a copy of the checkpointer that rebuilds objects of additional types.
 
+        The types in `extra_allowlist` are added to the types that the checkpointer already allows.
         Both checkpointers use the same database, so closing one of them closes both.
         """
         clone = super().with_allowlist(extra_allowlist)
@@ -186,8 +190,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """Read a checkpoint.
 
         If the config names the id of a checkpoint that is not a head, remember the checkpoint's
-        address. A put whose parent is such a checkpoint continues this parent on purpose
-        (`CheckpointPut.is_deliberate`).
+        address. A remembered address shows that a run which stores a child of this checkpoint
+        continues from an earlier checkpoint on purpose (`CheckpointPut.is_deliberate`).
         """
         checkpoint = yield from self._reader.read_tuple(address)
         if checkpoint is None and not address.checkpoint_ns and self._removals.key is not None:
@@ -215,8 +219,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> Iterator[CheckpointTuple]:
         """Yield checkpoints, last put first. Each checkpoint is read when the iterator reaches it.
 
-        The head of a namespace comes first. If the config names no thread, the checkpoints are
-        grouped by thread.
+        The head of a namespace comes first. If the config contains no thread id, all threads are
+        listed one after the other.
 
         Args:
             config: Names the thread and perhaps one `checkpoint_ns`. Without a namespace, all
@@ -271,13 +275,14 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
 
         The config names the parent. The checkpoint becomes the head of its thread and namespace if
         its parent is the head, or if it starts a run. A run starts with an input, an update, a
-        fork, or a resume from a checkpoint that was read by its id. If a later run has started in
-        the meantime, the checkpoint becomes a branch. Channels that `new_versions` does not name
-        keep the value of the parent. For lists and dicts, only new items are stored.
+        fork, or a resume from a checkpoint that was read by its id. If a later run of the thread
+        has started before the checkpoint is stored, the checkpoint becomes a branch. A channel that
+        `new_versions` does not name keeps the value that it has in the parent checkpoint. If the
+        value of a channel is a list or dict, items that are stored already are not stored again.
 
-        The metadata inherits `user_id` and `owner` from the parent. Neither value is inherited if
-        the config or the context of the run names another user, or sets one of the two names to
-        `""` or None.
+        The metadata inherits `user_id` and `owner` from the parent. Neither `user_id` nor `owner`
+        is inherited if the config or the context of the run names another user, or sets `user_id`
+        or `owner` to `""` or None.
 
         Returns:
             The config that names the new checkpoint.
@@ -336,10 +341,11 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
 
         langgraph copies the `configurable` of a run into the metadata, but not its `context`, which
         may contain secrets. Memory nodes call this method with the names of the values that they
-        have read from the context. The metadata of the next checkpoint of the root graph gets those
-        values of these names that are texts of at most 4,096 characters. Values from the context
-        replace values from `configurable`. Later checkpoints inherit these values, unless the
-        context of their run has other values.
+        have read from the context. When the next checkpoint of the root graph is stored, the named
+        values are copied from the context into its metadata. Only strings of at most 4,096
+        characters are copied. A value from the context replaces a value with the same name from
+        `configurable`. Later checkpoints inherit the copied values, unless the context of a later
+        run has other values.
 
         Args:
             thread_id: The thread.
@@ -408,8 +414,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     def get_next_version(self, current: Any, channel: None) -> Any:
         """Return the next version of a channel.
 
-        Versions are integers. If another saver has stored the version as text, the next version has
-        the text form of that saver.
+        Versions are integers. If the current version is a text, it was written by another
+        checkpointer, and the next version is a text in the same format.
         """
         if current is None:
             return 1
@@ -424,7 +430,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             return self.database.read(make)
 
     def _write(self, put: CheckpointPut | TaskWrites) -> None:
-        """Execute a write request, and count it among the current run's writes meanwhile."""
+        """Execute a write request, and register it as a write in progress of the current run."""
         run_writes = RUN_WRITES.get()
         with _NO_RUN if run_writes is None else run_writes.count_write():
             database_write = self._writer.plan_database_write(put)
@@ -485,8 +491,9 @@ def choose_serializer(
             "both a key and an EncryptedSerializer are set; use one of them. With key= (or "
             "PERDURE_KEY) each row is also bound to its position"
         )
-    # Values are encoded without encryption, because an EncryptedSerializer encrypts equal values to
-    # different bytes, which cannot be compared. The seal encrypts the rows.
+    # Do not encrypt each value with the EncryptedSerializer, because it encrypts equal values to
+    # different bytes, which cannot be compared. `LangGraphSeal` encrypts whole rows with the cipher
+    # of the EncryptedSerializer.
     return serde.serde, LangGraphSeal(serde.cipher), stored_types
 
 

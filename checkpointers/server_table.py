@@ -12,7 +12,7 @@ from perdure.storage.flow import Flow, LastRequest, Row, Statement, fetch_rows
 class ServerTable:
     """Base class of a server table.
 
-    The methods read and write the table with named SQL statements.
+    The methods of a server table execute SQL statements that are looked up by name.
     """
 
     def __init__(self, saver: Checkpointer) -> None:

@@ -26,9 +26,10 @@ _SCHEMA: Final = Schema("checkpointers", _SQL["schema"])
 class SQLiteCheckpointer(Checkpointer):
     """Stores threads of langgraph in one SQLite file, for blocking and asynchronous code.
 
-    Every item of a conversation is stored once. Items that a run removes from its state stay
-    readable through `history()`. Use the checkpointer in a `with` or `async with` statement, or
-    call `close` after use. The first use opens the file.
+    Every message of a conversation is stored only once, however many checkpoints contain the
+    message. Items that a run removes from its state stay readable through `history()`. Use the
+    checkpointer in a `with` or `async with` statement, or call `close` after use. The first use
+    opens the file.
 
     Args:
         path: The path of a file, or `":memory:"`.

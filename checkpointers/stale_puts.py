@@ -47,12 +47,15 @@ from perdure.checkpointers.values import DeltaSnapshot
 from perdure.errors import ThreadDeleted
 from perdure.storage.flow import Flow
 
-# a key and generation that no thread has, so that references to logs are replaced with items
+# A thread key and a generation that no thread has. `build_writes_for_state` replaces all references
+# to log items with the items themselves if it is called with these values.
 _NO_ROWS: Final = 0, -1
 
 
 class KeyedTexts(TextSet):
-    """A set of texts of one kind. Some of the texts are known only by their keyed hashes.
+    """A set of texts of one kind.
+
+    For some texts of the set, only a keyed hash is known.
 
     Args:
         kind: The kind of the texts; see `removal.Remover.texts_by_kind`.
@@ -91,7 +94,11 @@ class KeyedTexts(TextSet):
         return super().has_part_of(text) or any(self._iter_candidate_matches(text))
 
     def _iter_candidate_matches(self, text: str) -> Iterator[bool]:
-        """Yield, for each candidate part of a text, whether the part is in this set."""
+        """Yield a bool for each substring of a text that may be in this set.
+
+        A substring may be in the set if it starts with the first characters of a text in the set.
+        The bool says whether the set contains the substring.
+        """
         hash_text = self._removals.hash_text
         for first in range(len(text) - PREFIX_CHARS + 1 if self._starts else 0):
             start = hash_text("start", text[first : first + PREFIX_CHARS])
@@ -100,12 +107,19 @@ class KeyedTexts(TextSet):
                 yield part not in self._spared and hash_text(self._kind, part) == whole
 
     def collect_learned_texts(self) -> Mapping[str, Iterable[str]]:
-        """Return the texts that are known in plain form, not only by hash, under their kind."""
+        """Return the texts of this set that are known as plain text.
+
+        Texts of which only a hash is known are left out. The result is a dict with the kind of the
+        texts as its only key.
+        """
         return {self._kind: [*self]}
 
 
 class StalePut:
-    """Removes erased messages from a put, or task writes, of a run that loaded its state before.
+    """Removes erased messages from the data that a run stores after an erasure.
+
+    The run has loaded its state before the erasure, so its checkpoints and pending writes may
+    contain the erased messages.
 
     Args:
         reader: The reader that decodes values.
@@ -155,7 +169,10 @@ class StalePut:
         return cls(reader, records, bool(checkpoint_ns)) if records else None
 
     def collect_learned_texts(self) -> Mapping[str, Iterable[str]]:
-        """Return the texts of erased messages that were found by their ids in this request."""
+        """Return the texts of erased messages that the filtered request contained.
+
+        The messages were found in the request by their ids.
+        """
         return {
             kind: texts
             for known in self._known
@@ -182,7 +199,9 @@ class StalePut:
             if filtered is not REMOVED:
                 remaining[channel] = filtered
             is_answer_gone = is_answer_gone or self._ends_with_erased_tool_call(value)
-        if is_answer_gone:  # drop the triggers, or a tool node would execute the tool call again
+        # Remove the channels that trigger the next nodes. If these channels were kept, a tool node
+        # would execute the erased tool call again.
+        if is_answer_gone:
             remaining = {
                 name: value for name, value in remaining.items() if not name.startswith(NEXT_NODE)
             }
@@ -192,7 +211,7 @@ class StalePut:
         return put.copy_with_values(self._codec, remaining, *fields)
 
     def _find_erased_messages(self, values: Iterable[tuple[str, Any]], *, are_inputs: bool) -> None:
-        """Find erased messages in values by their ids, and remember their texts."""
+        """Search values for messages with erased ids, and remember the texts of the messages."""
         values = [*values]
         for channel, value in values:
             new = self._remove_erased_messages(
@@ -208,7 +227,7 @@ class StalePut:
     def _remove_erased_messages(self, channel: str, value: Any, *, are_inputs: bool) -> Any:
         """Remove erased messages from a channel's value.
 
-        The result is `REMOVED` if nothing is left.
+        The result is `REMOVED` if nothing of the value remains.
         """
         if channel == TASKS and isinstance(value, list) and {*map(type, value)} == {Send}:
             remaining, is_changed = remove_quoting_tasks(self._remover, value)
@@ -230,7 +249,8 @@ class StalePut:
     def filter_writes(self, request: TaskWrites) -> tuple[list[Write], bool]:
         """Remove erased messages from the writes of a task.
 
-        An interrupt's question or an answer that quotes an erased message is removed as a whole.
+        If the question of an interrupt quotes an erased message, the whole question is removed. If
+        an answer to an interrupt quotes an erased message, the whole answer is removed.
 
         Returns:
             The remaining writes, and whether the task still waits for an answer.
@@ -267,10 +287,10 @@ def find_erased_messages(
     messages: Sequence[BaseMessage],
     since_removal: int,
 ) -> Flow[list[bool]]:
-    """Return for each message whether a removal after number `since_removal` erased it.
+    """Return for each message whether it was erased after removal number `since_removal`.
 
-    If the thread was deleted after removal number `since_removal`, the result is True for all
-    messages.
+    All erasures from a thread and all deletions of a thread are numbered. If the thread was deleted
+    after removal number `since_removal`, True is returned for all messages.
     """
     removals = reader.removals
     number = yield from removals.count_removals(thread_id)
@@ -300,10 +320,11 @@ def _check_checkpoints_not_deleted(
 ) -> Flow[None]:
     """Raise ThreadDeleted if a request continues a checkpoint that was deleted with its thread.
 
-    A request of a run of this process is also refused if none of its checkpoints is stored. With
-    durability `exit`, the run has not stored a checkpoint yet. After a put was refused, the run
-    still stores the writes of its tasks. In both cases, the run loaded the thread before the
-    deletion.
+    If a run of this process sends the request, the request is also refused if none of the
+    checkpoints to which it refers is stored. There are two such cases. A run with durability `exit`
+    stores no checkpoint before it ends. A run whose checkpoint was refused still tries to store
+    pending writes at this checkpoint. In each of the two cases, the run has loaded the thread
+    before the thread was deleted.
     """
     thread_id, checkpoint_ns, uid = request.address
     ids_by_namespace = {checkpoint_ns: uid} if uid is not None else {}

@@ -1,4 +1,4 @@
-"""Determine which tasks of a thread run next and which wait for an answer, without its graph.
+"""Determine, without the graph, which tasks of a thread run next or wait for an answer.
 
 The channels in a checkpoint show which nodes are triggered. Each pending write contains the path of
 its task, which langgraph passes to `put_writes`.
@@ -20,10 +20,10 @@ CANCELLED: Final = "__erased__"
 """The node of a `Send` that replaces an erased one. It keeps the index, and never runs."""
 # prefix of the name of a channel that triggers one node, whose name follows
 _BRANCH: Final = "branch:to:"
-# prefix of the name of a channel that waits for several nodes; the name continues with the awaited
-# nodes joined by "+", ":" and the node that is triggered
+# Prefix of the name of a channel that triggers a node when several other nodes have ended. An
+# example is "join:a+b:c", which triggers node c when the nodes a and b have ended.
 _JOIN: Final = "join:"
-# keys of langgraph's `versions_seen` that are not nodes
+# Keys of langgraph's `versions_seen` that are not names of nodes.
 _NO_NODES: Final = ("__input__", INTERRUPT)
 ASIDE_SUFFIX: Final = "~aside"
 """The suffix of the path of writes by an update in the name of a task that has already run."""
@@ -34,10 +34,12 @@ _UPDATE: Final = "~__interrupt__"
 NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"
 """The id of the task in whose name langgraph writes the answers of a person."""
 _CONTROL: Final = {INTERRUPT, RESUME, ERROR, "__error_source_node__"}
-# prefix of the path of a task that a channel triggers; the node's name follows
+# Prefix of a task path. A task whose node is triggered by a channel has this prefix, followed by
+# the name of the node.
 _PULL: Final = "~__pregel_pull, "
-# prefix of the path of a task that a `Send` or a call creates; the index of the `Send` or the path
-# of the caller follows
+# Prefix of a task path. A task that is created by a `Send` has this prefix, followed by the index
+# of the `Send`. A task that is created by a call in another task has this prefix, followed by the
+# path of the calling task.
 _PUSH: Final = "~__pregel_push, "
 _HANDLER: Final = ", node_error_handler, 0000000000"
 Versions = Mapping[str, Any]
@@ -48,7 +50,8 @@ IDLE: Final = ThreadStatus()
 class TaskWrite(NamedTuple):
     """A pending write of a task.
 
-    The attribute `value` is needed only for writes to the channels of interrupts and errors.
+    The attribute `value` must be set only for a pending write to the channel of interrupts or
+    errors.
     """
 
     task_id: str
@@ -84,7 +87,9 @@ def build_thread_status(
         if _has_task_path(task_writes)
     }
     due = dict(_iter_due_tasks(values, versions, versions_seen))
-    for path in tasks:  # also include triggers with other channel names
+    # A task with pending writes is due even if none of the channels that are checked above triggers
+    # it.
+    for path in tasks:
         if path.startswith(_PULL):
             due.setdefault(path, path.removeprefix(_PULL))
     if not due and START in values:
@@ -92,7 +97,8 @@ def build_thread_status(
     if not due and not by_task:
         return IDLE
     unmatched_paths = [path for path in due if path not in tasks]
-    for task, task_writes in by_task.items():  # writes of other savers may have no paths
+    # Pending writes that another checkpointer has stored may have no task path.
+    for task, task_writes in by_task.items():
         if not _has_task_path(task_writes):
             if len(unmatched_paths) == 1:
                 tasks[unmatched_paths.pop()] = task
@@ -114,7 +120,10 @@ def find_send_targets(sends: Any) -> list[str | None]:
 
 
 def _group_writes_by_task(writes: Sequence[TaskWrite]) -> dict[str, list[TaskWrite]]:
-    """Group pending writes by their task. Only tasks of the superstep itself are included."""
+    """Group pending writes by their task.
+
+    Tasks that other tasks have called, error handlers and updates of the state are left out.
+    """
     by_task: dict[str, list[TaskWrite]] = {}
     for write in writes:
         if write.task_id != NULL_TASK and not _is_nested_task_path(write.task_path):
@@ -127,14 +136,15 @@ def _has_task_path(writes: list[TaskWrite]) -> bool:
 
 
 def is_update_path(path: str) -> bool:
-    """Return whether this path marks writes of `update_state`, in contrast to writes of a run."""
+    """Return whether a task path belongs to pending writes that `update_state` has stored."""
     return path.startswith(_UPDATE)
 
 
 def _is_nested_task_path(path: str) -> bool:
-    """Return whether a path belongs to a called task, an error handler or an update.
+    """Return whether a task path belongs to a called task, an error handler or an update.
 
-    A task with a nested path is not one of the tasks of the superstep.
+    A called task was started by another task. An update is a call of langgraph's `update_state`. A
+    task with a nested path is not one of the tasks of the superstep.
     """
     return path.endswith(ASIDE_SUFFIX) or path.startswith(f"{_PUSH}~") or path.endswith(_HANDLER)
 
@@ -142,11 +152,14 @@ def _is_nested_task_path(path: str) -> bool:
 def _iter_due_tasks(
     values: Mapping[str, Any], versions: Versions, versions_seen: Mapping[str, Versions]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the path and the node of each task that the channels of a checkpoint trigger."""
+    """Yield the task path and the node of each task that is triggered at a checkpoint.
+
+    A task is triggered by a `Send` or by a channel with a new version.
+    """
     for index, sent in enumerate(find_send_targets(values[SENDS]) if SENDS in values else ()):
         if sent is not None:
             yield f"{_PUSH}{index:010d}, {0:010d}", sent
-    # by channel, the nodes that have seen a version of the channel before
+    # A dict from each channel to the nodes that have seen a version of the channel before.
     nodes_by_channel: dict[str, list[str]] = {}
     for node, channels in versions_seen.items():
         for channel in channels if node not in _NO_NODES else ():
@@ -163,7 +176,10 @@ def _iter_due_tasks(
 
 
 def _find_triggered_nodes(channel: str, value: Any) -> list[str]:
-    """Return a list with the node that a `StateGraph` channel triggers, empty if it must wait."""
+    """Return a list with the node that a channel of a `StateGraph` triggers.
+
+    The list is empty if the node must wait for other nodes.
+    """
     is_ready = True
     if _is_list(value) and len(value) == 2 and isinstance(value[1], bool):
         # the flag of a deferred node, which waits until all other nodes have ended
@@ -181,7 +197,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _build_task(path: str, node: str, task_id: str | None, writes: list[TaskWrite]) -> ThreadTask:
-    """Build the `ThreadTask` for a path from the pending writes of the task."""
+    """Build a `ThreadTask` from the path, the node and the pending writes of a task."""
     interrupts: list[Any] = []
     for write in writes:
         if write.channel == INTERRUPT:
