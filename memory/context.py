@@ -59,16 +59,17 @@ class Assemble(MessagesNode):
 
     An example is `assemble(4_000, memories=…)(messages)`.
 
-    Each part is a value, or a function that is called with the state and the run's config.
-    Memories, profile and examples are quoted as data, with each entry in JSON. The node also leaves
-    out old messages that do not fit, so it must be the last part of a view.
+    Each part is a value, or a function that is called with the state and the run's config. The
+    profile, the memories and the examples are quoted as data: each entry is one JSON value. The
+    node also leaves out old messages that do not fit, so it must be the last part of a view.
 
     Args:
         max_tokens: The maximum number of tokens of the request.
-        instructions: The text of the system message. None means the text of the existing one.
+        instructions: The text of the system message. None means the text of the existing system
+            message.
         profile: What is known of the user.
-        summary: A summary of earlier messages. None means the one that `summarize` wrote into the
-            state.
+        summary: A summary of earlier messages. None means the summary that `summarize` has stored
+            in the state.
         memories: Recalled memories, best first: items of a store, texts or JSON objects.
         examples: Examples of earlier cases, best first, in the same forms as memories.
         token_counter: See `perdure.memory.token_counter`.
@@ -98,13 +99,13 @@ class Assemble(MessagesNode):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return a copy of this node for requests with these tools and this system prompt."""
+        """Return a copy of the node that counts the tokens of `tools` and of `system_prompt`."""
         copied = copy(self)
         copied.tools, copied.system_prompt = tools, system_prompt
         return copied
 
     def for_model(self, model: str | None) -> Self:
-        """Return this node, or a copy of it, for requests to this model."""
+        """Return the node, or a copy that estimates tokens for requests to the model `model`."""
         if self.counter.model is not None or model is None:
             return self
         copied = copy(self)
@@ -128,14 +129,18 @@ class Assemble(MessagesNode):
             fitted = self.counter.scale_to_usage(ModelInput(system, iter(turns)).to_messages())
             if fitted.scale <= counter.scale:
                 return ModelInput(system, iter(turns))
-            # The usage reported in the remaining answers implies a larger scale, so less of the
-            # result fits.
+            # The token usage that the providers reported shows that the estimates are too low.
+            # Build the request again with the larger estimates, so that fewer messages are kept.
             counter, model_input = fitted, replace(model_input, turns=iter(turns))
 
     def _pack_by_request_counts(
         self, model_input: ModelInput, contents: Mapping[str, Any]
     ) -> ModelInput:
-        """Return the largest context that fits, with a counter that counts only whole requests."""
+        """Return the largest context that fits, for a counter that counts only whole requests.
+
+        The largest context is found by binary search, because such a counter cannot count single
+        messages.
+        """
         counter, all_turns = self.counter, list(model_input.turns)
         tools = counter.count_tools(self.tools)
         prompt = counter.count_system_prompt(self.system_prompt)
@@ -160,7 +165,7 @@ class Assemble(MessagesNode):
         counter: TokenCounter,
         reserve: float = 0,
     ) -> tuple[SystemMessage | None, list[Turn]]:
-        """Return a system message with all parts, and the turns that fit, newest turn first.
+        """Return a system message with all sections, and the turns that fit, newest turn first.
 
         Args:
             model_input: The system message and the turns.
@@ -203,7 +208,10 @@ class Assemble(MessagesNode):
     def _add_section(
         self, text: str, name: str, entries: list[str], tokens_left: float, counter: TokenCounter
     ) -> str:
-        """Return a system message's text with an added section of as many entries as fit."""
+        """Add a section to the text of a system message, and return the longer text.
+
+        The section contains as many entries as the token budget allows.
+        """
         share = min(
             int(self.max_tokens * BUDGET_SHARES[name]),
             tokens_left - _count_system_tokens(text, counter),
@@ -249,16 +257,18 @@ def _count_system_tokens(text: str, counter: TokenCounter) -> int:
 
 
 class UseMemories(MessagesNode):
-    """A part of a view that adds recalled memories to the request, in a section `<memories>`.
+    """A node or part of a `view` that adds recalled memories to a request.
 
-    Put this part after `use_instructions`, which replaces the system message, and before the part
-    that trims the messages, so that its budget includes the memories. An example is
-    `view(use_memories(), trim(max_tokens=4_000))`.
+    The memories are in a section `<memories>`. In a view, place `use_memories` after
+    `use_instructions`, which replaces the system message. Place `use_memories` before `trim`, so
+    that the token budget of `trim` includes the memories. An example is `view(use_memories(),
+    trim(max_tokens=4_000))`.
 
-    The query is the newest human message. If that message is as short as "and then?", the human
-    message before it is added. A memory is left out if the request, after all parts of the view,
-    still contains all messages that the memory comes from. If the store or its embedder fails, a
-    warning is logged, and the turn continues without memories.
+    The query is the newest human message. If the newest human message is as short as "and then?",
+    the previous human message is added to the query. A memory is left out if all messages from
+    which the memory comes are still in the final request, to which all parts of the view have been
+    applied. If the store or its embedder fails, a warning is logged, and the turn continues without
+    memories.
 
     Args:
         store: See `recall`.
@@ -268,14 +278,14 @@ class UseMemories(MessagesNode):
         max_tokens: The maximum number of tokens of the memories.
         min_score: See `recall`.
         all_below: With a number such as 12, all memories are shown as long as the namespaces have
-            fewer than 12 memories. They are shown best first, whatever their scores. `max_tokens`
-            still limits them.
+            fewer than 12 memories. The memories are shown best first, whatever their scores.
+            `max_tokens` still limits the memories.
         as_of: The name of a value in the run's config that has the time whose memories are
             recalled, or a function that returns this time for the config.
-        place: Where the section is put. With `"system"`, it is at the end of the system message.
-            With `"question"`, it follows the newest question. Providers cache the prefix that a
-            request shares with the previous one. Memories in the system message change with each
-            question, and so end this prefix early.
+        place: Where the section is put. With `"system"`, the section is at the end of the system
+            message. With `"question"`, the section follows the newest question. Providers cache the
+            prefix that a request shares with the previous one. Memories in the system message
+            change with each question, and so end this prefix early.
         messages_key: The channel of the messages.
         namespaces: Several namespaces. `[("memories", "{user_id}"), ("teams", "{team}")]` shows the
             memories of the user and of the user's teams.
@@ -306,7 +316,10 @@ class UseMemories(MessagesNode):
         self._following: list[MessagesNode] = []
 
     def with_following_parts(self, parts: Sequence[MessagesNode]) -> Self:
-        """Return a copy of this part that is given the parts that follow it in a view."""
+        """Return a copy of the part that knows the later parts of its view.
+
+        The copy applies the later parts to find out which messages remain in the request.
+        """
         copied = copy(self)
         copied._following = [part for part in parts if not isinstance(part, UseMemories)]
         return copied
@@ -323,7 +336,9 @@ class UseMemories(MessagesNode):
             filled_input = self._add(replace(model_input, turns=possible), _ONE_TOKEN * max_tokens)
             try:
                 shown_ids = await self._find_shown_ids(filled_input, state, config)
-            except BudgetExceeded:  # A following part raised this error.
+            except BudgetExceeded:
+                # A later part of the view raised BudgetExceeded, because the reserved tokens are
+                # too many.
                 max_tokens //= 2
                 continue
             lines = await self._recall_lines(query, max_tokens, shown_ids, config)
@@ -336,7 +351,8 @@ class UseMemories(MessagesNode):
             try:
                 await self._find_shown_ids(filled_input, state, config)
                 break
-            # The counter of a following part counts more tokens than were estimated.
+            # A later part of the view counts more tokens for the memories than were estimated, so
+            # leave out the last memory.
             except BudgetExceeded:
                 lines = lines[:-1]
         model_input = replace(model_input, turns=turns)
@@ -347,7 +363,10 @@ class UseMemories(MessagesNode):
     async def _find_shown_ids(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> frozenset[str | None]:
-        """Return the ids of the messages that remain in the request after the following parts."""
+        """Apply the later parts of the view.
+
+        Return the ids of the messages that then remain in the request.
+        """
         for part in self._following:
             model_input = await call_method(part, "transform_input", model_input, state, config)
         return frozenset(message.id for message in model_input.to_messages())
@@ -359,7 +378,10 @@ class UseMemories(MessagesNode):
         shown_ids: frozenset[str | None],
         config: RunnableConfig | None,
     ) -> tuple[str, ...]:
-        """Recall memories as lines of text, except those whose messages are in the request."""
+        """Recall memories as lines of text.
+
+        A memory is left out if all its source messages are in the request.
+        """
         thread_id, _ = read_run_source(config)
 
         def is_not_shown(memory: Memory) -> bool:
@@ -374,11 +396,13 @@ class UseMemories(MessagesNode):
             options: dict[str, Any] = {"as_of": self._as_of(config), "max_tokens": max_tokens}
             options |= {"accepts": is_not_shown, "expected_rejections": len(shown_ids)}
             return (await self._search.find_memories(query, self._store, config, **options)).lines
-        # Other stores than perdure's may raise errors of their database drivers.
+        # A store that is not one of perdure's may raise errors of its database driver.
         except Exception as exc:
             temporary_errors = StorageError | EmbeddingFailed
             if isinstance(exc, PerdureError) and not isinstance(exc, temporary_errors):
-                raise  # Such an error is a mistake of the developer and would occur in every turn.
+                # An error of perdure that is not temporary is a mistake of the developer. The error
+                # would occur in every turn, so it is raised.
+                raise
             _LOG.warning("no memory is recalled in this turn: %s", exc, exc_info=exc)
             return ()
 
@@ -389,8 +413,8 @@ use_memories = UseMemories
 def build_query(turns: Sequence[Turn]) -> str:
     """Build a query from the newest turns, or return "" if the newest question has no text.
 
-    `turns` are sorted from newest to oldest. The query is the newest question. If this question is
-    as short as "and then?", the previous question is added.
+    `turns` are sorted from newest to oldest. The query is the newest question. If the newest
+    question is as short as "and then?", the previous question is added.
     """
     questions = (turn.messages[0] for turn in turns[:2])
     texts = [message.text.strip() for message in questions if role(message) == "human"]
@@ -409,7 +433,7 @@ def build_query(turns: Sequence[Turn]) -> str:
 def _add_to_question(model_input: ModelInput, text: str) -> ModelInput:
     """Return `model_input` with a text appended to the newest question.
 
-    If there is no question, the text is added to the system message.
+    If the newest turn does not begin with a human message, the text is added to the system message.
     """
     newest = next(model_input.turns, None)
     if newest is None or role(newest.units[0][0]) != "human":

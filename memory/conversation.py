@@ -1,10 +1,11 @@
-"""Split a conversation into turns, and define the units of messages within a turn.
+"""Split a conversation into turns, and a turn into units of messages that belong together.
 
 A *turn* is a human message and all messages after it up to the next human message. Messages before
 the first human message also form a turn. A *unit* is one or more messages that are kept or removed
-together. An *exchange* is a unit of an AI message that calls tools and the result of each call.
-Model providers refuse requests that contain a tool result without its call, a call without all of
-its results, or an empty AI message. Requests are built without these.
+together. An *exchange* is a unit that consists of an AI message with tool calls, and of the result
+of each call. Model providers refuse requests that contain a tool result without its call, a call
+without all of its results, or an empty AI message. The requests that perdure builds contain none of
+these three.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def role(message: BaseMessage) -> Role:
     return "human" if human else kind
 
 
-@cache  # The cache makes this six times as fast as an `isinstance` check for each base class.
+# With the cache, the function is six times as fast as an `isinstance` check for each base class.
+@cache
 def _find_role(kind: type) -> Role:
     return next((role for base, role in _BASES if issubclass(kind, base)), "other")
 
@@ -88,7 +90,7 @@ def iter_turn_ranges(messages: Messages) -> Iterator[range]:
 
     A human message without content begins a turn only if it is the newest human message. A human
     message that contains tool results does not begin a turn. The messages before the first human
-    message are left out. If there is no human message, the range of all messages is yielded.
+    message are left out. If there is no human message, the only range contains all messages.
     """
     stop, newest = len(messages), True
     for index in range(len(messages) - 1, -1, -1):
@@ -105,8 +107,8 @@ def iter_turn_ranges(messages: Messages) -> Iterator[range]:
 def has_visible_content(message: BaseMessage) -> bool:
     """Return whether a message has content that a user can see.
 
-    Blank text, reasoning and tool calls do not count. Audio, refusals and provider-specific blocks
-    count.
+    Audio, refusals and provider-specific blocks are visible content. Blank text, reasoning and tool
+    calls are not visible content.
     """
     content = message.content
     if isinstance(content, str):
@@ -123,7 +125,7 @@ def has_visible_content(message: BaseMessage) -> bool:
 
 
 def has_block_of_type(message: BaseMessage, types: frozenset[str]) -> bool:
-    """Return whether the content of a message has a block of one of these types."""
+    """Return whether the content of a message has a block whose type is in `types`."""
     content = message.content
     return not isinstance(content, str) and any(
         isinstance(block, dict) and block.get("type") in types for block in content
@@ -133,7 +135,7 @@ def has_block_of_type(message: BaseMessage, types: frozenset[str]) -> bool:
 def _is_visible_block(block: object) -> bool:
     """Return whether a content block has content that a user can see.
 
-    Blank text, reasoning, tool calls and empty blocks do not count.
+    Blank text, reasoning, tool calls and empty blocks are not visible content.
     """
     if not isinstance(block, Mapping):
         return bool(str(block).strip())

@@ -1,6 +1,6 @@
 """Call the application's own token counters.
 
-A counter may have any form that langchain's `trim_messages` accepts.
+A token counter may be any function that langchain's `trim_messages` accepts as `token_counter`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ T = TypeVar("T")
 
 _METHOD: Final = "get_num_tokens_from_messages"
 _METHODS: Final = (_METHOD, "get_num_tokens", "get_token_ids")  # methods that _METHOD may call
-_SEARCH_STEPS: Final = 20  # maximum number of steps of the binary search for the largest selection
+# maximum number of steps of the binary search for the largest selection of messages that fits a
+# token budget
+_SEARCH_STEPS: Final = 20
 # texts of two sample messages that are used to measure the fixed part of a counting function
 _PROBES: Final = (
     "What is the weather like in the city?",
@@ -31,12 +33,13 @@ _PROBES: Final = (
 class CountingFunction:
     """A token counter of the application, which counts a request or a single message.
 
-    A function may add a fixed number of tokens to every request, for example for the schemas of
-    tools. This fixed part is measured once, when the function is used for the first time.
+    A counting function may add a fixed number of tokens to every request, for example for the
+    schemas of tools. The fixed number is measured once, when the counting function is used for the
+    first time.
 
     Args:
-        function: A function of a list of messages, or of one message if its first parameter is
-            annotated so.
+        function: A function that counts the tokens of a list of messages. If its first parameter is
+            annotated as a single message, the function counts the tokens of one message.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -51,7 +54,7 @@ class CountingFunction:
 
     @property
     def fixed_tokens(self) -> float:
-        """The number of tokens that the function adds to every request."""
+        """The number of tokens that the counting function adds to every request."""
         if self._fixed is None:
             self._fixed = self._measure_fixed_tokens()
         return self._fixed
@@ -63,17 +66,20 @@ class CountingFunction:
         return max(0, self.count_request([message]) - self.fixed_tokens)
 
     def count_request(self, messages: Sequence[BaseMessage]) -> float:
-        """Return the number of tokens of a request with these messages and the fixed part."""
+        """Return the number of tokens of a request that contains `messages`.
+
+        The number includes the tokens that the counting function adds to every request.
+        """
         if self.is_additive:
             return sum(map(self.count_message, messages))
         return _convert_count_to_number(self._function(list(messages)))
 
     def _measure_fixed_tokens(self) -> float:
-        """Return the number of tokens that the function adds to every request.
+        """Measure the number of tokens that the counting function adds to every request.
 
-        This is the number of tokens of an empty request. If the function raises an error for an
-        empty list or returns 0, the number is computed from requests with one message and with two
-        messages.
+        The number is the result of the counting function for an empty list. If the counting
+        function raises an error for an empty list or returns 0, the number is computed from
+        requests with one message and with two messages.
         """
         empty = self._try_count_request([])
         if empty:
@@ -87,7 +93,7 @@ class CountingFunction:
         return max(0, one + other - both)  # type: ignore[operator]
 
     def _try_count_request(self, messages: list[BaseMessage]) -> float | None:
-        """Return the number of tokens of a request, or None if the function raises an error."""
+        """Return the token count of a request, or None if the counting function raises an error."""
         try:
             return self.count_request(messages)
         except Exception:
@@ -102,8 +108,8 @@ def find_largest_selection(
 ) -> T:
     """Find the largest selection of messages that fits into a token budget, by binary search.
 
-    The search is needed if the count of a list of messages is not the sum of the counts of its
-    messages.
+    A binary search is needed if a token counter can count only whole requests, because the counts
+    of single messages do not add up to the count of a request.
 
     Args:
         pack: The function that returns a selection which leaves the given number of tokens unused,

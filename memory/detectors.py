@@ -1,7 +1,8 @@
 """Find and redact secrets, payment cards and contact data in texts.
 
-If the extra `privacy` is installed, `service_keys` uses the package detect-secrets, and `phones`
-uses the package phonenumbers. Without the extra, these two detectors find nothing.
+If perdure is installed with the extra `privacy`, the detector `service_keys` uses the package
+detect-secrets, and the detector `phones` uses the package phonenumbers. Without the extra
+`privacy`, `service_keys` and `phones` find nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ REDACTED_FIELD: Final = "redacted"
 
 _TREATMENTS_BY_SEVERITY: Final[Sequence[Treatment]] = ("refuse", "quarantine", "redact")
 _CONTACT_KINDS: Final = ("e-mail", "phone")
-_KIND_NAMES: Final = {  # descriptions of the kinds of findings, for the reason of a verdict
+# descriptions of the kinds of sensitive data, which are quoted in the reason of a gate's verdict
+_KIND_NAMES: Final = {
     "card": "the number of a payment card",
     "e-mail": "an e-mail address",
     "phone": "a telephone number",
@@ -79,7 +81,8 @@ _SECRET_LABEL: Final = re.compile(
     r"(?i)pass|pwd|pw|kennwort|wachtwoord|contrase|senha|пароль|密|パス|pin|cvv|cvc|otp|code|key|token"
     r"|secret"
 )
-# Every service key contains a match of this pattern.
+# Every key of a cloud service contains a match of `_KEY_LIKE_RUN`, so a text without a match is not
+# searched with the patterns of detect-secrets.
 _KEY_LIKE_RUN: Final = re.compile(r"[\w+/=.~-]{16}")
 _CLAUSE_END: Final = re.compile(r"[^\w\s]{0,4}\s{0,3}(?:$|\n)|[.,;!?]\s")
 _TRAILING_PUNCTUATION: Final = ".,;:!?)]}>*\\。"
@@ -92,7 +95,8 @@ _EMAIL: Final = re.compile(
     r"(?<![\w.+%'-])(?!git@)[\w.+%'-]{1,64}+@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,6}[^\W\d_]{2,24}"
     r"(?![\w@])"
 )
-# number of characters to which a pattern for service keys is applied at a time
+# Number of characters in a window of text. A pattern of detect-secrets is applied to one window at
+# a time.
 _WINDOW_SIZE: Final = 4_096
 _CATEGORY_REPLACEMENTS: Final = {"Cf": "", "Zs": " ", "Pd": "-", "Pi": '"', "Pf": '"'}
 
@@ -128,7 +132,7 @@ def _is_labelled_secret(match: re.Match[str], value: str) -> bool:
 
 
 def _is_labelled_password(match: re.Match[str], value: str) -> bool:
-    """Return whether a value after a label such as "password" is a password.
+    """Return whether a text that follows a label such as "password" is really a password.
 
     The words around the value decide.
     """
@@ -162,7 +166,7 @@ def emails(text: str) -> Iterator[Finding]:
 
 
 def phones(text: str, region: str | None = None) -> Iterator[Finding]:
-    """Find telephone numbers with a country code. Without the extra `privacy`, nothing is found.
+    """Find telephone numbers with a country code, if the package phonenumbers is installed.
 
     Args:
         text: The text.
@@ -187,9 +191,9 @@ def phone_numbers(region: str) -> Detector:
 
 
 def service_keys(text: str) -> Iterator[Finding]:
-    """Find keys of cloud services. Without the extra `privacy`, nothing is found."""
+    """Find keys of cloud services, if the package detect-secrets is installed."""
     for pattern in _load_service_key_patterns() if _KEY_LIKE_RUN.search(text) else ():
-        # Search in windows, because some patterns take quadratic time.
+        # Search the text in windows of limited length, because some patterns take quadratic time.
         for start in range(0, len(text), _WINDOW_SIZE // 2):
             for match in pattern.finditer(text[start : start + _WINDOW_SIZE]):
                 yield "secret", start + match.start(), start + match.end()
@@ -202,8 +206,8 @@ def _load_service_key_patterns() -> tuple[re.Pattern[str], ...]:
         return ()
     plugins = import_module("detect_secrets.core.plugins.util")
     classes = plugins.get_mapping_from_secret_type_to_class().values()
-    # Leave out IP addresses, which are not secret, and passwords in URLs, which `_KEY_PATTERNS`
-    # finds.
+    # Leave out the patterns for IP addresses, because IP addresses are not secret. Leave out the
+    # patterns for passwords in URLs, because `_KEY_PATTERNS` already finds such passwords.
     plugins_used = (
         plugin for plugin in classes if not plugin.__name__.startswith(("IPPublic", "BasicAuth"))
     )
@@ -245,7 +249,8 @@ def _normalize_char(char: str) -> str:
     """Return the plain form of a character.
 
     Quotation marks, dashes and spaces become ASCII characters, and format characters are removed.
-    Other characters are converted to their NFKC form.
+    All characters that are not quotation marks, dashes, spaces or format characters are converted
+    to their NFKC form.
     """
     form = _CATEGORY_REPLACEMENTS.get(unicodedata.category(char))
     return unicodedata.normalize("NFKC", char) if form is None else form
@@ -262,7 +267,7 @@ def redact_spans(text: str, spans: Sequence[Finding]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SensitiveDataRules:
-    """The detectors of sensitive data that a gate uses, and the treatment of their findings."""
+    """The detectors of sensitive data that a gate uses, and the treatment of each kind of data."""
 
     secrets: Treatment
     contacts: Treatment
@@ -277,7 +282,8 @@ class SensitiveDataRules:
         try:
             text = self._redact_value(candidate.text, None, candidate.explicit, kinds)
             fields = self._redact_value(candidate.fields, "", candidate.explicit, kinds)
-        # Do not quote the error, because the error of a custom detector may contain the secret.
+        # Do not quote the error of a detector, because the error of an application's own detector
+        # may contain the secret that was found.
         except Exception as exc:
             fault = f"a detector raised {type(exc).__name__}, so the text may contain secrets"
             return Verdict("quarantine", fault, "detectors")
@@ -297,7 +303,7 @@ class SensitiveDataRules:
         return Verdict("keep", f"redacted {names}", check, redacted_text, fields=fields)
 
     def redact(self, text: str) -> str:
-        """Return a text in which all findings are redacted."""
+        """Return a copy of a text in which all sensitive data is redacted."""
         return redact_spans(text, find_sensitive_spans(text, self.detectors))
 
     def _redact_value(
@@ -309,13 +315,16 @@ class SensitiveDataRules:
     ) -> Any:
         """Return a redacted copy of a text or field.
 
-        The treatment of each kind of finding is added to `treatments_by_kind`.
+        For each kind of sensitive data that is found, such as `"e-mail"`, the treatment of the kind
+        is added to `treatments_by_kind`.
 
         Args:
             value: A text, or a JSON value of fields.
             field_name: The name of the field, or None for the text of the memory.
-            explicit: Whether the memory was requested explicitly. Contacts are then not redacted.
-            treatments_by_kind: The treatment of each kind that was found. New findings are added.
+            explicit: Whether the memory was requested explicitly. Contacts in a memory that was
+                requested explicitly are not redacted.
+            treatments_by_kind: The treatment of each kind of sensitive data that was found. The
+                method adds the kinds that it finds.
         """
         if isinstance(value, Mapping):
             fields = value.items()
@@ -345,8 +354,10 @@ class SensitiveDataRules:
     def _find_field_spans(self, text: str, field_name: str) -> list[Finding]:
         """Find sensitive data in a field.
 
-        The detectors get the field name as a label before the value. A value of one word may be an
-        id, so it is not searched for contact data.
+        Each detector gets a text that consists of the field name, a colon and the value, so that a
+        detector can treat the field name as a label. A value that is a single word may be an id
+        that only looks like an e-mail address or a telephone number, so it is not searched for
+        contact data.
         """
         ignored = () if len(text.split()) > 1 else (emails, phones)
         label = f"{field_name.replace('_', ' ')}: "

@@ -1,6 +1,7 @@
 """Store few-shot examples, and select the examples that are most similar to a new case.
 
-A search compares only the input and the context of examples, not their outcome.
+A search compares the query with the input and the context of each example. The outcome of an
+example is not compared.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _Text = Annotated[str, Field(pattern=r"\S")]
 class ExampleFields(BaseModel):
     """The fields of an example.
 
-    The field `text` is the text that searches compare. This text consists of the input and the
-    context.
+    The field `text` is the text with which a search compares the query. The text consists of the
+    fields `input` and `context`.
     """
 
     text: str = ""
@@ -57,10 +58,11 @@ class ExampleFields(BaseModel):
 class ExampleSelector(BaseExampleSelector):
     """Stores examples, and selects the examples that are most similar to a situation.
 
-    The object can be used as the selector of langchain's `FewShotPromptTemplate` and
-    `FewShotChatMessagePromptTemplate`. Their examples are dicts with the keys `input`, `output`,
-    `context` and `why`. For other prompts, use `add` and `select`. The attribute `memories` is a
-    `Collection` of the same examples, which can update and forget them.
+    An `ExampleSelector` can be used as the selector of langchain's `FewShotPromptTemplate` and
+    `FewShotChatMessagePromptTemplate`. The selected examples are dicts with the keys `input`,
+    `output`, `context` and `why`. In an application without these prompt templates, use `add` and
+    `select`. The attribute `memories` is a `Collection` that contains the examples of the selector,
+    and can update and forget the examples.
 
     Args:
         store: The store of the examples, see `Collection`.
@@ -69,8 +71,8 @@ class ExampleSelector(BaseExampleSelector):
         limit: The maximum number of examples that are selected.
         max_tokens: The maximum number of tokens of the selected examples as a section of a prompt,
             or None for no limit.
-        config: The config for calls without one. With None, the config of the run is used within a
-            node.
+        config: The config for calls without the argument `config`. If None, calls within a node use
+            the config of the current run.
     """
 
     def __init__(
@@ -104,7 +106,8 @@ class ExampleSelector(BaseExampleSelector):
     ) -> Outcome:
         """Store an example.
 
-        If an example has the same input, context and outcome, that example is updated.
+        If a stored example has the same input, context and outcome as the new example, the stored
+        example is updated.
 
         Args:
             input: The situation.
@@ -112,7 +115,7 @@ class ExampleSelector(BaseExampleSelector):
             context: Further facts about the situation.
             why: The reason for the outcome.
             score: A rating of the outcome.
-            provenance: The origin of the example. With None, it is the run of `config`.
+            provenance: The origin of the example. If None, the origin is the run of `config`.
             config: The config of the run.
 
         Returns:
@@ -142,8 +145,8 @@ class ExampleSelector(BaseExampleSelector):
         """
         if not check_instance("query", query, str, "text").strip():
             return []
-        # Search without neighbouring rows, because examples of one thread do not follow each other
-        # in a conversation.
+        # Do not let the neighbours of an example in its thread add to the score of the example.
+        # Examples do not follow each other like the messages of a conversation.
         options = {"query": query, "as_of": as_of, "context": False}
         limit, config = self.limit * _READ_PER_EXAMPLE, config or self.config
         memories = await self.memories.search_namespace(options, limit, config=config)
@@ -170,10 +173,10 @@ class ExampleSelector(BaseExampleSelector):
         return await self._store_example(**parts)
 
     async def _select_examples(self, input_variables: dict[str, str]) -> list[dict[str, Any]]:
-        """Return the examples that match the variables of a langchain prompt template.
+        """Return the examples that are most similar to the variables of a langchain prompt.
 
-        The query consists of the variables `input` and `context`, or of all variables if there is
-        no `input`.
+        The search query is built from the variables `input` and `context`. If there is no variable
+        `input`, the query is built from all variables.
         """
         preferred = [input_variables.get(key) for key in ("input", "context")]
         parts = preferred if preferred[0] else list(input_variables.values())
@@ -199,6 +202,9 @@ class ExampleSelector(BaseExampleSelector):
 
 
 def _is_example(memory: Memory) -> bool:
-    """Return whether a memory is an example. The namespace may also contain other memories."""
+    """Return whether a memory is an example.
+
+    A namespace with examples may also contain memories that are not examples.
+    """
     parts = memory.value.get("input"), memory.value.get("outcome")
     return memory.kind == EPISODE and all(isinstance(part, str) for part in parts)

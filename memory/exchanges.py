@@ -1,8 +1,9 @@
 """Pair the tool calls of a conversation with their results, in a form that providers accept.
 
-If a result is missing, a message is added that states this. If a result arrived after the next
-question, the result is moved to directly after its call. Messages are never changed in place: the
-request contains changed copies.
+If the result of a tool call is missing, a message is added that states that the result is missing.
+If the user had sent the next message before the result of a tool call arrived, the result is moved
+to directly after its call. Messages are never changed in place: the request contains changed
+copies.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ Purpose = Literal["request", "window", "state"]
 """The purpose for which a conversation is read.
 
 With `"request"`, the messages are sent to a model, which answers them now. With `"window"`, more
-messages are appended before they are sent, so calls at the end may still lack results. With
-`"state"`, the caller decides which messages of a state to keep. Then no message is added or
-changed, and calls at the end may lack results.
+messages are appended before the messages are sent, so calls at the end may still lack results. With
+`"state"`, the caller decides which messages of a state to keep. No message is added or changed for
+the purpose `"state"`, and calls at the end may lack results.
 """
 
 NO_USER_MESSAGE: Final = "[No message from the user precedes what follows.]"
@@ -55,10 +56,11 @@ _LOG: Final = logging.getLogger("perdure")
 
 
 def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[Turn]:
-    """Yield the turns, newest first, in a form that a provider accepts.
+    """Yield the turns of a conversation, newest first, with messages that model providers accept.
 
-    Messages before the first human message form the oldest turn. In a request, that turn begins
-    with an added human message, because some providers require a human message at the beginning.
+    Messages before the first human message form the oldest turn. In a request, a human message is
+    added before the messages that precede the first human message, because some providers require a
+    human message at the beginning.
     """
     late: dict[str, BaseMessage] = {}  # tool results whose call is in an earlier turn, by call id
     start, stop = len(messages), len(messages)
@@ -80,9 +82,10 @@ def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[
 
 
 def has_all_results(unit: Unit) -> bool:
-    """Return whether all tool calls in a unit have their results.
+    """Return whether a unit contains a result for each of its tool calls.
 
-    Only calls whose results are separate messages are checked.
+    Tool calls whose results are not separate messages, but blocks in the AI message, are not
+    checked.
     """
     answered = {call_id for message in unit for call_id in find_result_ids(message)}
     calls = [
@@ -104,7 +107,8 @@ def find_late_results(removed: Messages, remaining: Messages) -> list[BaseMessag
     late: list[BaseMessage] = []
     for message in remaining if missing else ():
         if isinstance(message, AIMessage):
-            # Results after this message belong to its calls.
+            # A result after this AI message belongs to a call of this AI message, even if a removed
+            # call has the same id.
             missing.difference_update(list_call_ids(message))
         elif isinstance(message, ToolMessage) and message.tool_call_id in missing:
             missing.discard(message.tool_call_id)
@@ -120,11 +124,12 @@ def _build_turn_units(
     is_newest: bool = False,
     begins_anywhere: bool = False,
 ) -> list[Unit]:
-    """Return the units of a turn.
+    """Group the messages of a turn into units that are kept or removed together.
 
-    A result in `late_results` whose call is in this turn is moved to directly after the call. A
-    result in this turn whose call is in another turn is moved to `late_results`. `begins_anywhere`
-    states that the turn does not begin with a human message.
+    If `late_results` has a result for a tool call of the turn, the result is moved from
+    `late_results` to directly after the call. If the turn has a result whose tool call is not in
+    the turn, the result is moved to `late_results`, because the call may be in an earlier turn. If
+    `begins_anywhere` is True, the turn does not begin with a human message.
     """
     if (
         not late_results
@@ -152,10 +157,10 @@ def _build_turn_units(
 
 
 def _group_unchanged_turn(turn: Messages) -> list[Unit] | None:
-    """Return the units of a turn if none of its messages has to be changed, or None otherwise.
+    """Group the messages of a turn into units if no message has to be changed, else return None.
 
-    Most turns need no change. For these turns, this function needs a third of the time that
-    `_TurnReader` needs.
+    Most turns need no change. For a turn that needs no change, `_group_unchanged_turn` needs a
+    third of the time that `_TurnReader` needs.
     """
     units: list[Unit] = []
     exchange: list[BaseMessage] = []
@@ -185,7 +190,7 @@ def _group_unchanged_turn(turn: Messages) -> list[Unit] | None:
 
 
 def _is_regular_message(message: Any, kind: Role) -> bool:
-    """Return whether a message has only text, and no tool calls outside of `tool_calls`."""
+    """Return whether a message contains only text and calls in the field `tool_calls`."""
     content, kwargs = message.content, message.additional_kwargs
     if not isinstance(content, str) or kind == "other":
         return False
@@ -204,9 +209,10 @@ class _MessageWithResults:
 
     def __init__(self, message: BaseMessage, calls: list[Call], stray_ids: list[str]) -> None:
         self.message, self.calls = message, calls
-        # call ids of results in this message whose calls are not in the turn
+        # Ids of tool calls that are not in the turn, although this message contains their results.
         self.stray_ids = stray_ids
-        # the message that contains the result of a call, by the position of the call in `calls`
+        # The message that contains the result of a tool call. The key is the position of the call
+        # in `calls`.
         self.results: dict[int, BaseMessage] = {}
         # the messages in `results` without duplicates, and without AI messages, which have their
         # own steps
@@ -220,10 +226,10 @@ class _MessageWithResults:
             self.result_messages.append(message)
 
     def build_provider_messages(self, purpose: Purpose, is_end: bool) -> list[BaseMessage]:
-        """Return the message and its results in a form that a provider accepts.
+        """Return the message and the results of its tool calls in a form that providers accept.
 
-        The list is empty if no part of the message can be sent. `is_end` states that in the
-        conversation, the message is followed only by tool results.
+        The list is empty if no part of the message can be sent. If `is_end` is True, only tool
+        results follow the message in the conversation.
         """
         message, calls = self.message, self.calls
         if not calls and not self.stray_ids:
@@ -244,8 +250,9 @@ class _MessageWithResults:
         return request_messages
 
     def _build_request_messages(self, missing: list[int], is_end: bool) -> list[BaseMessage]:
-        """Return copies of the message and its results, with an added result for each missing one.
+        """Return copies of the message and of its results.
 
+        For each call without a result, a result is added that states that the result is missing.
         `missing` contains the positions, in `calls`, of the calls without a result.
         """
         message, calls = self.message, self.calls
@@ -258,7 +265,9 @@ class _MessageWithResults:
         for n, call in enumerate(calls):
             if n in missing:
                 if call.kind == "server" and is_end:
-                    continue  # The provider continues this call in its next answer.
+                    # The provider runs the tool itself, and continues the tool call in its next
+                    # answer, so keep the call without a result.
+                    continue
                 if call.kind in ("client", "server", "unparsed") or _is_duplicate_call(
                     message, calls, n
                 ):
@@ -278,7 +287,7 @@ class _MessageWithResults:
         return [] if is_empty else [changed, *results]
 
     def _replace_result_ids(self, new_ids: dict[int, str]) -> list[BaseMessage]:
-        """Return the messages with results, changed to the new ids of their calls.
+        """Return the result messages, each with the new id of its tool call.
 
         `new_ids` maps the position of a call in `calls` to the new id of the call.
         """
@@ -296,7 +305,7 @@ class _MessageWithResults:
 
 
 class _PendingCall(NamedTuple):
-    """A tool call for which no result has been read yet.
+    """A tool call of a turn whose result has not been found in the messages read so far.
 
     Attributes:
         group: The group of steps that contains the call.
@@ -310,16 +319,21 @@ class _PendingCall(NamedTuple):
 
 
 class _TurnReader:
-    """Reads the messages of one turn, and groups those that must be kept or removed together."""
+    """Reads the messages of one turn, and groups messages that must be kept or removed together."""
 
     def __init__(self) -> None:
         self.groups: list[list[_MessageWithResults]] = []
         # for each call id of the turn, the calls with this id that have no result yet
         self._pending: dict[str, list[_PendingCall]] = {}
-        self._strays: list[ToolMessage] = []  # tool results whose call is not in the turn
+        # tool messages whose tool call is not in the turn, but may be in an earlier turn
+        self._strays: list[ToolMessage] = []
 
     def add_message(self, message: BaseMessage) -> None:
-        """Add the next message of the turn to the group of its call, or to a new group."""
+        """Add the next message of the turn.
+
+        A message with the result of a tool call is added to the group that contains the call. A
+        message without results begins a new group.
+        """
         kind = role(message)
         if kind == "system":
             return
@@ -350,7 +364,8 @@ class _TurnReader:
     ) -> tuple[list[_MessageWithResults] | None, list[str]]:
         """Attach the tool results in a message to their calls.
 
-        Return the group of the calls, or None if no call was found; and the ids of results in
+        Return a pair. The first element is the group that contains the calls of the results, or
+        None if no call was found. The second element is the list of the call ids of results in
         content blocks whose call was not found.
         """
         group: list[_MessageWithResults] | None = None
@@ -366,9 +381,10 @@ class _TurnReader:
         return group, stray_ids
 
     def move_late_results(self, late_results: dict[str, BaseMessage]) -> None:
-        """Attach the results in `late_results` to the calls of this turn that have no result.
+        """Attach late results to calls of the turn, and add results of the turn to `late_results`.
 
-        Then add to `late_results` the results of this turn whose calls are not in this turn.
+        A result from `late_results` is attached to a call of the turn that has no result yet. A
+        result of the turn is added to `late_results` if the turn does not have the result's call.
         """
         for call_id in self._pending.keys() & late_results.keys():
             result = late_results.pop(call_id)
@@ -387,7 +403,10 @@ def _are_all_in_tool_calls(calls: list[Call]) -> bool:
 
 
 def _is_duplicate_call(message: AIMessage, calls: list[Call], position: int) -> bool:
-    """Return whether an earlier call of the message has the same id, name and arguments."""
+    """Return whether a tool call repeats an earlier call of its message.
+
+    A repeated tool call has the same id, name and arguments as the earlier call.
+    """
     entries, place = message.tool_calls, calls[position].place
     if calls[position].kind == "unparsed" or place is None:
         return False

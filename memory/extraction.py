@@ -1,11 +1,11 @@
 """Extract long-term memories from the messages of threads, and list the threads that are due.
 
 The extractor proposes memories for the messages, and the gate judges the proposed memories. The
-memories and the watermark of the thread are written in one transaction. The watermark is written by
-compare-and-set. If two extractions of a thread run at the same time, the write of the slower one is
-refused, and that extraction reads the thread again. As a result, each message is extracted exactly
-once. A query over threads and watermarks finds the due threads; see
-docs/decisions/0010-due-threads-are-a-query.md.
+memories and the watermark of the thread are written in one transaction. The watermark, which is the
+position up to which the thread was read, is written by compare-and-set. If two extractions of a
+thread run at the same time, the write of the slower one is refused, and that extraction reads the
+thread again. Because of the compare-and-set, each message is extracted exactly once. A query over
+threads and watermarks finds the due threads; see docs/decisions/0010-due-threads-are-a-query.md.
 """
 
 from __future__ import annotations
@@ -75,13 +75,14 @@ _CONTEXT_MESSAGES: Final = 4  # number of messages before a batch that the extra
 _LOG = logging.getLogger("perdure")
 # maximum number of a run's messages that are extracted in one transaction
 _RUN_BATCH_SIZE: Final = 200
-# number of writes of a watermark after which its past versions are dropped
+# The past versions of a watermark are dropped each time its version number is a multiple of
+# `_MAX_WATERMARK_VERSIONS`.
 _MAX_WATERMARK_VERSIONS: Final = 64
 _CHANGE_NAMES: Final = ("added", "updated", "superseded", "deleted", "unchanged", "quarantined")
 HistoryReader = Callable[[Watermark], Operation[ThreadHistory]]
 """A function that reads the messages of a thread.
 
-For messages in the watermark, it need not read the times.
+The function need not read the times of messages that the watermark already contains.
 """
 _DUE_LOG: Final = logging.getLogger("perdure.background")
 State = Literal["waiting", "due", "running", "retrying", "dead", "done"]
@@ -98,10 +99,10 @@ class ExtractionReport:
     Attributes:
         thread_id: The thread.
         messages: The number of messages that were read.
-        added: The number of memories that were added. The next fields are the numbers of other
-            changes.
-        refused: The numbers of refused candidates, by the name of the check, or by the reason
-            without a check.
+        added: The number of memories that were added. The fields `updated` to `quarantined` are the
+            numbers of memories that were changed in other ways.
+        refused: The numbers of refused candidates, by the name of the check that refused them.
+            Candidates that no check refused are counted by the reason of the refusal.
         usage: Calls of a model, and their tokens.
         batches: The number of transactions that were written.
     """
@@ -255,10 +256,12 @@ def _build_scope(adapter: StoreAdapter, template: Template, config: RunnableConf
 
 @dataclass(slots=True)
 class Pipeline:
-    """Extracts memories from a thread: calls the extractor and the gate, and writes the result.
+    """Extracts memories from the unread messages of a thread, and writes the memories to a store.
 
-    The memories and the watermark are written in one transaction. If a source message of a proposal
-    has been erased in the meantime, the proposal is dropped, and the thread is read again.
+    The extractor proposes memories, and the gate decides which of the proposed memories are
+    admitted. The memories and the watermark are written in one transaction. If a source message of
+    a proposal has been erased in the meantime, the proposal is dropped, and the thread is read
+    again.
 
     Attributes:
         extractor: The extractor.
@@ -286,7 +289,8 @@ class Pipeline:
             read_thread: Reads the messages of the thread.
         """
         report = ExtractionReport(thread_id)
-        while True:  # This loop starts again if another extraction wrote first.
+        # Read the thread again if another extraction of the thread has changed the watermark.
+        while True:
             watermark = await self._read_watermark(thread_id)
             history = await read_thread(watermark)
             unread = watermark.find_unread(history)
@@ -302,7 +306,8 @@ class Pipeline:
                     await self.scope.adapter.write(
                         [self._build_watermark_put(watermark, thread_id)]
                     )
-                # Now that the watermark exists, erasing the watermark stops this extraction.
+                # Read the thread again after the watermark was created. From this point, an erasure
+                # of the watermark stops the extraction.
                 continue
             while unread:
                 size = max(1, self.extractor.count_batch_messages(unread[: self.batch]))
@@ -344,11 +349,11 @@ class Pipeline:
     async def _write_proposal(
         self, batch: Batch, proposal: Proposal, watermark: Watermark, advanced: Watermark
     ) -> ChangePlan | None:
-        """Write the proposed changes and the advanced watermark in one transaction.
+        """Write the proposed changes and the thread's new watermark in one transaction.
 
         Returns:
             The changes that were written, or None if another extraction wrote first or a source
-            message was erased meanwhile.
+            message was erased while the proposal was made.
         """
         thread_id, source_messages = batch.thread_id, [*batch.before, *batch.messages]
         adapter, put, tries = (
@@ -358,8 +363,9 @@ class Pipeline:
         )
 
         async def plan() -> ChangePlan:
-            """Plan the proposed changes together with the put of the advanced watermark."""
-            # Another change was written first. Give up if that change concerned the watermark.
+            """Plan the proposed changes, and add a put that stores the new watermark."""
+            # From the second attempt on, another change was written to the namespace before this
+            # plan. Return an empty plan if another extraction has changed the watermark.
             if next(tries):
                 current = await self._read_watermark(thread_id)
                 if current.version != watermark.version or not current.has_same_progress(watermark):
@@ -393,7 +399,7 @@ def _build_batch(
 class RememberTurns(Learner):
     """A node that stores each message of a run as a memory.
 
-    It is used at the end of a graph or in `MemoryMiddleware`.
+    A `RememberTurns` is used as a node at the end of a graph, or as a part of `MemoryMiddleware`.
 
     Storing a message as a memory takes about a millisecond. If the store fails, a warning is
     logged, and the next run or a background extraction stores the memories. Put this node before
@@ -445,15 +451,17 @@ class RememberTurns(Learner):
         async def read_thread(watermark: Watermark) -> ThreadHistory:
             """Return the messages that may be unread.
 
-            Messages that are new in this run have a time.
+            The current time is set as the time of messages that are new in the current run.
             """
             unread = _skip_read_messages(watermark, messages)
-            # On a repeated read, leave out messages that have been erased since the first read.
+            # If the messages are read a second time, leave out messages that have been erased since
+            # the run loaded the thread.
             if next(read_count):
                 unread = await remove_erased_messages(loaded, unread)
             history = thread_messages.build_history_from_state(thread_id, checkpoint_id, unread)
-            # The newest human message and all messages after it are new. The times of earlier
-            # messages are unknown.
+            # The newest human message and all messages after it were added in the current run, so
+            # the current time is set as their time. The times of messages from earlier runs are
+            # unknown.
             newest_roles = [*map(role, (message.message for message in reversed(history.messages)))]
             current_count = (
                 newest_roles.index("human") + 1 if "human" in newest_roles else len(newest_roles)
@@ -476,9 +484,10 @@ class RememberTurns(Learner):
 
 
 def _skip_read_messages(watermark: Watermark, messages: Messages) -> Messages:
-    """Return the messages without those at the beginning that have certainly been read before.
+    """Leave out messages at the beginning that an extraction has certainly read before.
 
-    This keeps the cost of a turn independent of the length of the thread.
+    Because old messages are left out, the cost of a turn does not grow with the length of the
+    thread.
     """
     if watermark.count == len(watermark.known) or not all(message.id for message in messages):
         return messages
@@ -499,7 +508,8 @@ class Pace:
             are only extracted on a schedule or on request.
         max_wait_s: Seconds after which a thread is extracted even if its conversation goes on.
         retries: How often a failed extraction is repeated.
-        backoff_s: Seconds of the pause after the first failure. Each further failure doubles it.
+        backoff_s: Seconds of the pause after the first failure. Each further failure doubles the
+            pause.
         limit_s: Seconds after which an extraction counts as failed.
     """
 
@@ -527,7 +537,7 @@ class ExtractionJob:
         namespace: The namespace of its memories.
         state: The state. A `"dead"` job is not repeated until there is a new message.
         attempts: Extractions that failed since the newest message.
-        error: The error of the last one.
+        error: The error of the last failed extraction.
         at: When the job is due, or when it was done. None if it only runs on a schedule or on
             request.
         configurable: Values of the run's config that fill in the namespace.
@@ -582,13 +592,14 @@ class DueThreads:
         )
         self._saver: Checkpointer = saver
         self._extraction, self._pace = extraction, pace
-        # by thread id: the head, the time at which unread messages were first seen, the namespace,
-        # and the values that fill in the namespace
+        # For each thread id, a tuple of the head, the time at which unread messages were first
+        # seen, the namespace, and the values with which the namespace template was filled in.
         self._unread: dict[str, tuple[ThreadHead, datetime, Namespace, dict[str, str]]] = {}
         # the time of the last write to each unassigned thread, by thread id
         self._unassigned: dict[str, datetime] = {}
-        # by thread id: the last checked head and watermark, and whether all messages had been read
-        # then
+        # For each thread id, a pair. The first element identifies the head and the watermark for
+        # which the messages were last checked. The second element says whether an extraction had
+        # read all messages up to that head.
         self._read_states: dict[str, tuple[Any, bool]] = {}
         self._since: datetime | None = None
         # a worker and the application may call `list_jobs` at the same time
@@ -603,9 +614,9 @@ class DueThreads:
             exclude_deleted: Whether to leave out threads that were deleted since the previous call.
                 This takes a query for each thread.
             exclude_read: Whether to leave out threads whose messages were all read during a run, as
-                `remember_turns` does. The newest messages of each thread are read for that, once
-                for each head. A worker does not need this, because it finds nothing to extract in
-                these threads.
+                `remember_turns` does. The newest messages of each thread are read to find this out,
+                once for each head. A worker does not set `exclude_read`, because the worker finds
+                nothing to extract in a thread without unread messages.
         """
         with self._lock:
             self._refresh_unread_threads()
@@ -640,9 +651,9 @@ class DueThreads:
             return jobs
 
     def _is_fully_read(self, head: ThreadHead, watermark: Watermark) -> bool:
-        """Return whether all messages of a thread were read.
+        """Return whether an extraction has read all messages of a thread.
 
-        This can be the case even if the head is newer than the watermark.
+        The head of a thread may be newer than the watermark although all messages have been read.
         """
         state = head.checkpoint_id, watermark.count, watermark.known
         cached = self._read_states.get(head.thread_id)
@@ -671,7 +682,8 @@ class DueThreads:
     def list_unassigned(self, quiet_s: float = 0.0) -> list[str]:
         """Return the ids of threads that `list_jobs` left out because their user is unknown.
 
-        The head of such a thread lacks a value that the namespace needs, such as `user_id`.
+        A thread is left out if its head lacks a value with which the namespace template must be
+        filled in, such as `user_id`.
 
         Args:
             quiet_s: Only threads that have had no activity for this number of seconds are returned.

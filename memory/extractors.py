@@ -1,7 +1,7 @@
-"""The interface of extractors, which propose memories, and `TurnExtractor`.
+"""Define the interface of extractors, which propose memories, and the class `TurnExtractor`.
 
-`TurnExtractor` needs no model. It makes a memory of each message, or of each chunk of a long
-message.
+`TurnExtractor` needs no model. `TurnExtractor` makes a memory of each message, or of each chunk of
+a long message.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Batch:
         thread_id: The thread, or "" if there is none.
         checkpoint_id: The checkpoint at which the thread was read.
         messages: The messages, in order, each with its position.
-        before: The messages just before them, as context.
+        before: The messages just before the batch, as context.
         edited: Ids of messages that an extractor has read before and that were edited since.
     """
 
@@ -161,13 +161,13 @@ class Proposal:
 
 
 class Scope(NamedTuple):
-    """The namespace to which memories are written, and the run that writes them.
+    """Holds the namespace to which a run writes memories, and the config of the run.
 
     Attributes:
         adapter: The store.
         namespace: The namespace of the memories.
         config: The config of the run.
-        thread: The thread whose messages are read, or None if perdure does not store it.
+        thread: The thread whose messages are read, or None if perdure does not store the thread.
     """
 
     adapter: StoreAdapter
@@ -224,7 +224,8 @@ class TurnExtractor:
     async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
         """Propose a memory for each chunk of a message.
 
-        Memories of chunks that no longer exist after an edit are deleted.
+        If an edited message has fewer chunks than before, the memories of the missing chunks are
+        deleted.
         """
         additions, revisions, outcomes = dict[str, Addition](), list[Revision](), list[Outcome]()
         for message in batch.messages:
@@ -248,9 +249,9 @@ class TurnExtractor:
 
 
 def build_turn_key(thread_id: str, message_id: str, chunk_number: int) -> str:
-    """Return the key of the memory of one chunk of a message.
+    """Return the key of the memory that is made of one chunk of a message.
 
-    The key of a chunk is always the same.
+    For the same arguments, the key is always the same.
 
     Args:
         thread_id: The thread.
@@ -265,15 +266,15 @@ def build_turn_key(thread_id: str, message_id: str, chunk_number: int) -> str:
 async def build_superseded_turn_puts(
     adapter: StoreAdapter, memory: Memory, until: datetime, successor: Provenance | None = None
 ) -> list[PutItem]:
-    """Build puts that set the end date of the turns from which a superseded memory came.
+    """Build puts that add an end date to the turns from which a superseded memory came.
 
-    Turns from which the superseding memory also comes get no end date.
+    A turn gets no end date if the memory that supersedes the old memory comes from the same turn.
 
     Args:
         adapter: The store.
         memory: The superseded memory.
         until: When the superseded memory ceased to be true.
-        successor: The provenance of the memory that supersedes it.
+        successor: The provenance of the memory that supersedes the old memory.
     """
     if memory.kind == TURN or memory.provenance is None:
         return []
@@ -298,9 +299,9 @@ async def find_turn_end_dates(
 ) -> dict[str, str]:
     """Return the dates on which facts from messages of a thread were superseded.
 
-    If new turns of these messages are stored, this is the date until which they were true. In a
-    store without versions, the thread of a previous text is unknown, so the thread of the current
-    text is used.
+    If the message of a superseded fact is later stored as a turn, the date is stored as the end
+    date of the turn. In a store without versions, the thread of a previous text is unknown, so the
+    thread of the current text is used.
 
     Args:
         scope: The namespace of the memories.
@@ -324,7 +325,8 @@ async def find_turn_end_dates(
             version.text: (version.provenance or Provenance()).thread_id for version in versions
         }
         present = memory.provenance or Provenance()
-        # The texts are sorted newest first, so the earliest end date is kept.
+        # The superseded texts are sorted newest first. An older text overwrites the date of a newer
+        # text, so the earliest end date remains.
         for text in superseded_texts:
             source_thread = threads.get(text.text, present.thread_id)
             source = Provenance(thread_id=source_thread, message_ids=text.message_ids)
@@ -336,7 +338,7 @@ async def find_turn_end_dates(
 
 
 def find_dropped_messages(source: Provenance, successor: Provenance | None) -> tuple[str, ...]:
-    """Return the ids of a memory's source messages that are not sources of its successor."""
+    """Return the ids of the messages from which a memory came, but its successor does not come."""
     if successor is None or successor.thread_id != source.thread_id:
         return source.message_ids
     return tuple(id for id in source.message_ids if id not in successor.message_ids)
@@ -345,7 +347,7 @@ def find_dropped_messages(source: Provenance, successor: Provenance | None) -> t
 async def _read_stored_turns(
     adapter: StoreAdapter, namespace: Namespace, source: Provenance
 ) -> list[Memory]:
-    """Return the stored turns of the messages in a provenance."""
+    """Return the stored turns that were made of the messages that a provenance names."""
     turns, chunk = list[Memory](), 0
     thread_id, remaining_ids = source.thread_id, list(source.message_ids)
     while remaining_ids and thread_id is not None:

@@ -1,4 +1,4 @@
-"""Remember the turns in which an attempt failed, to avoid a second attempt in the same turn."""
+"""Remember in which turns an operation failed, so that it is not tried again in the same turn."""
 
 from __future__ import annotations
 
@@ -7,33 +7,43 @@ from typing import Any, Final
 
 from perdure.memory.conversation import Messages, role
 
-# maximum number of keys (runs or questions) that are remembered; the oldest are dropped
+# Maximum number of keys in a `FailedTurns`. A key stands for a run or for a question in a thread.
+# Beyond this number, the oldest keys are dropped.
 _MAX_FAILURES: Final = 2_048
-_RETRY_S: Final = 600.0  # seconds after a failure during which a resumed turn makes no new attempt
+# Seconds after the failure of an operation during which a run that resumes the turn does not try
+# the operation again.
+_RETRY_S: Final = 600.0
 
 
 class FailedTurns:
-    """Records the turns in which an attempt failed, within this process.
+    """Keeps a record of the turns of this process in which an operation failed.
 
     A turn is a run of a graph together with the runs that resume it. A run resumes a turn if it has
-    the same thread and the same newest human message. Failures are not stored, so another process
-    makes a new attempt.
+    the same thread and the same newest human message as an earlier run. The failures are not stored
+    in a database, so another process tries the failed operation again.
     """
 
     def __init__(self) -> None:
-        # time of each failure, by run and by thread and question, with the latest failure last
+        # The time of each failure, with the latest failure last. A key is a run, or a pair of a
+        # thread id and the id of a human message.
         self._failed_at: dict[Any, float] = {}
 
     def record_failure(self, messages: Messages) -> None:
-        """Record that an attempt failed in the current turn, whose state has these messages."""
+        """Record that an operation failed in the current turn.
+
+        `messages` are the messages of the state.
+        """
         for key in _build_turn_keys(messages):
             self._failed_at[key] = time.monotonic()
         for key in list(self._failed_at)[:-_MAX_FAILURES]:
             self._failed_at.pop(key, None)
 
     def has_failed(self, messages: Messages) -> bool:
-        """Return whether an attempt failed in the current turn, whose state has these messages."""
-        if not self._failed_at:  # This is the usual case: no attempt has failed.
+        """Return whether an operation failed in the current turn.
+
+        `messages` are the messages of the state.
+        """
+        if not self._failed_at:  # return early in the usual case, in which no operation has failed
             return False
         run, *questions = _build_turn_keys(messages) or (None,)
         since = time.monotonic() - _RETRY_S
@@ -42,11 +52,11 @@ class FailedTurns:
 
 
 def _build_turn_keys(messages: Messages) -> tuple[Any, ...]:
-    """Return keys for the current turn.
+    """Return keys that identify the current turn.
 
-    The first key is the run. The second key consists of the thread id and the id of the newest
-    human message, and is left out if one of them is unknown. If no graph is running, there are no
-    keys.
+    The first key is the run. The second key is a pair of the thread id and the id of the newest
+    human message. The second key is left out if the thread id or the message id is unknown. If no
+    graph is running, the returned tuple is empty.
     """
     from langgraph.runtime import get_runtime
 

@@ -43,8 +43,10 @@ if TYPE_CHECKING:
 RemovalKind = Literal["deleted", "forgotten"]
 """`"deleted"` if past versions of the memory are kept, else `"forgotten"`."""
 _PAGE_SIZE: Final = 1_000
-"""Maximum number of tombstones that are read at once. If a namespace has more of them, only those
-under the keys in question are read."""
+"""Maximum number of tombstones that are read at once.
+
+If a namespace has more tombstones, only the tombstones with the requested keys are read.
+"""
 TOMBSTONE_CHECK: Final = "tombstone"
 """The name of the check that refuses texts that were deleted or forgotten."""
 # field of a tombstone with the ids of the removed memory's messages
@@ -54,8 +56,9 @@ _MESSAGE_IDS: Final = "message_ids"
 def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
     """Build tombstones for a memory's text and previous texts and, for a turn, for its message.
 
-    The attribute `previous` of a memory contains only the newest texts, so call this function with
-    each version of the memory.
+    The attribute `previous` of a memory contains only some of its previous texts, the newest ones.
+    To build tombstones for all texts of a memory, call `build_tombstones` with each version of the
+    memory.
 
     Args:
         memory: A version of the memory.
@@ -72,7 +75,7 @@ def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
 
 
 def build_message_tombstone_keys(provenance: Provenance | None) -> list[str]:
-    """Return, for each message in a provenance, the key that a tombstone of the message has."""
+    """Return the keys under which tombstones of the messages in a provenance are stored."""
     if provenance is None:
         return []
     return [hash_message(provenance.thread_id, id) for id in provenance.message_ids]
@@ -81,9 +84,9 @@ def build_message_tombstone_keys(provenance: Provenance | None) -> list[str]:
 async def find_tombstones(
     adapter: StoreAdapter, namespace: Namespace, digests: Collection[str]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the stored tombstones that have one of these keys, by key.
+    """Return the stored tombstones whose key is in `digests`, by key.
 
-    This takes one or two reads of the store.
+    The tombstones are read with one or two reads of the store.
 
     Args:
         adapter: The store.
@@ -104,14 +107,14 @@ async def find_tombstones(
 
 
 async def is_forgotten(adapter: StoreAdapter, namespace: Namespace, text: str) -> bool:
-    """Return whether a memory with this text was deleted or forgotten in a namespace."""
+    """Return whether a memory with the text `text` was deleted or forgotten in a namespace."""
     return bool(await find_tombstones(adapter, namespace, [hash_normal_form(text)]))
 
 
 async def add_former_ids(adapter: StoreAdapter, puts: Sequence[PutItem]) -> list[PutItem]:
     """Add to each tombstone the message ids of the stored tombstone that it replaces.
 
-    Other puts are returned unchanged.
+    Puts that are not tombstones are returned unchanged.
     """
     tombstones = [put for put in puts if put.namespace[:2] == (RESERVED_LABEL, TOMBSTONES)]
     ops = [GetOp(put.namespace, put.key) for put in tombstones]
@@ -148,7 +151,10 @@ def build_tombstone(
 
 
 Check = Callable[[Candidate], Verdict | None]
-"""A check that an application adds: returns a verdict, or None to leave the decision to others."""
+"""A check that an application adds.
+
+The check returns a verdict, or None to leave the decision to other checks.
+"""
 
 # maximum number of characters of a memory's text; turns and episodes may be longer
 _MAX_CHARS: Final = 2_000
@@ -162,10 +168,11 @@ class Gate:
     """Decides which candidates become memories.
 
     The gate refuses texts that have no words or are too long, texts from a system message, and
-    facts that a memory already states. It also refuses a text that was deleted or forgotten, unless
-    the memory is requested explicitly or the text occurs again in a later run. The gate quarantines
-    texts with secrets. It also quarantines texts that only a tool stated, unless application code
-    requests the memory.
+    facts that a memory already states. The gate refuses a text that was deleted or forgotten
+    before. Such a text is admitted again if the memory is requested explicitly, or if the text
+    occurs again in a later run. The gate puts texts with secrets into quarantine, where the texts
+    wait for a person's decision. The gate puts texts that only a tool stated into quarantine,
+    unless application code requests the memory.
 
     Args:
         checks: Checks that you add. They are called in order for candidates that would be kept. The
@@ -173,8 +180,8 @@ class Gate:
             check raises an error, the candidate is put into quarantine.
         secrets: The treatment of passwords, keys, cards, and of the kinds that your own detectors
             find.
-        contacts: The treatment of e-mail addresses and telephone numbers. With `"redact"`, they are
-            still kept if somebody asks for the memory.
+        contacts: The treatment of e-mail addresses and telephone numbers. With `"redact"`, e-mail
+            addresses and telephone numbers are still kept if the memory is requested explicitly.
         detectors: The functions that find sensitive data.
     """
 
@@ -207,12 +214,12 @@ class Gate:
         Args:
             candidates: The candidates.
             adapter: The store of the memories.
-            namespace: Their namespace.
+            namespace: The namespace of the memories.
             keys: The keys under which the candidates would be stored. A candidate is not compared
-                with the memory under its own key. `Verdict.same_as` may be another one of these
-                keys.
-            thread: The thread of the candidates, if it is known. It tells which messages were added
-                by runs after a deletion.
+                with the memory under its own key. `Verdict.same_as` may be the key of a different
+                candidate in `keys`.
+            thread: The thread of the candidates, if it is known. With the thread, the gate can find
+                out which messages were added by runs after a deletion.
         """
         verdicts = await run_computation(
             lambda: [self._judge_by_rules(candidate) for candidate in candidates]
@@ -228,7 +235,7 @@ class Gate:
     async def apply_checks(
         self, candidates: Sequence[Candidate], verdicts: Sequence[Verdict]
     ) -> list[Verdict]:
-        """Run the added checks on the candidates that would be kept, and return all verdicts."""
+        """Run the application's checks on the admitted candidates, and return all verdicts."""
         verdicts = list(verdicts)
         for check in self.checks:
             indices = [i for i, verdict in enumerate(verdicts) if verdict.action == "keep"]
@@ -259,14 +266,17 @@ class Gate:
 
 @dataclass(slots=True)
 class _Judgement:
-    """Holds the candidates that a gate is judging, with their verdicts so far and their keys."""
+    """Holds the candidates that a gate is judging, with the current verdict on each candidate.
+
+    The list `keys` contains the key under which each candidate would be stored.
+    """
 
     candidates: Sequence[Candidate]
     verdicts: list[Verdict]
     keys: Sequence[str | None]
 
     def kept_indices(self, *, include_events: bool = True) -> list[int]:
-        """Return the indices of the candidates that would be kept."""
+        """Return the indices of the candidates whose current verdict is to keep the candidate."""
         indices = [i for i, verdict in enumerate(self.verdicts) if verdict.action == "keep"]
         return [i for i in indices if include_events or self.candidates[i].kind not in EVENT_KINDS]
 
@@ -275,7 +285,7 @@ class _Judgement:
         return _get_admitted_text(self.candidates[i], self.verdicts[i])
 
     def refuse(self, i: int, check: str, reason: str, same_as: str | None = None) -> None:
-        """Set the verdict on a candidate to a refusal."""
+        """Replace the verdict on a candidate with a verdict that refuses the candidate."""
         self.verdicts[i] = Verdict("refuse", reason, check, None, same_as)
 
 
@@ -293,7 +303,7 @@ async def plan_admission(
     Args:
         gate: The gate.
         adapter: The store of the memories.
-        namespace: Their namespace.
+        namespace: The namespace of the memories.
         candidates: The candidates.
         keys: The key of each candidate.
         generated_keys: The keys that were generated at random.
@@ -332,7 +342,7 @@ async def plan_admission(
 def _complete_provenance(candidate: Candidate) -> Provenance:
     """Return the provenance of a candidate.
 
-    If it has no trust class, the candidate's role is set as its trust class.
+    If the provenance has no trust class, the role of the candidate is used as the trust class.
     """
     source = candidate.provenance or Provenance()
     return source if source.trust is not None else replace(source, trust=candidate.role)
@@ -351,8 +361,8 @@ def _build_quarantine_put(
     value = {name: getattr(candidate, name) for name in names} | {"shown": redacted_text}
     value |= {"reason": verdict.reason, "check": verdict.check, "at": datetime.now(UTC).isoformat()}
     value |= {"key": key, "fields": dict(candidate.fields)}
-    # The key is a hash of the text and its origin, so the same candidate always gets the same
-    # entry.
+    # The key of a quarantine entry is a hash of the candidate's text and origin. If the same
+    # candidate is put into quarantine again, its new entry replaces the previous entry.
     source = _complete_provenance(candidate)
     origin = ("thread", source.thread_id), ("key", None if key in generated_keys else key)
     parts = [f"{name}:{part}" for name, part in origin if part is not None]
@@ -372,8 +382,8 @@ async def _refuse_deleted_candidates(
 ) -> None:
     """Refuse candidates that were deleted or forgotten before.
 
-    Candidates that were requested explicitly, or that occur again in later messages, are not
-    refused.
+    A candidate is not refused if it was requested explicitly, or if its text occurs again in
+    messages that were added after the deletion.
     """
     hashes: dict[int, list[str]] = {}
     for i in judgement.kept_indices():
@@ -400,9 +410,10 @@ async def _is_added_after_deletions(
     tombstones: Sequence[Mapping[str, Any]],
     thread: LoadedThread | None,
 ) -> bool:
-    """Return whether all source messages were added by runs that began after all deletions.
+    """Return whether all source messages were added by runs that began after the deletions.
 
-    The result is False if this cannot be determined.
+    A deletion is recorded as a tombstone. The result is False if it is unknown when the messages
+    were added or when the deletions took place.
     """
     if thread is None or source is None or source.thread_id != thread.thread_id:
         return False
@@ -469,7 +480,7 @@ async def _find_similar_facts(
 
     Args:
         adapter: The store of the memories.
-        namespace: Their namespace.
+        namespace: The namespace of the memories.
         text: The text.
         include_past: Whether to include facts that had this text before.
     """
@@ -505,7 +516,10 @@ def _refuse_repeated_candidates(judgement: _Judgement) -> None:
 
 
 def _find_content_fault(candidate: Candidate) -> tuple[str, str] | None:
-    """Return the check that refuses the text and its reason, or None if the text is valid."""
+    """Return why a candidate's text is refused, or None if the text is valid.
+
+    The result is a pair of the name of the check and the reason.
+    """
     text = candidate.text
     if not isinstance(text, str):
         return "content", f"the text is of type {type(text).__name__}; expected str"
@@ -523,7 +537,10 @@ def _find_content_fault(candidate: Candidate) -> tuple[str, str] | None:
 
 
 def _find_size_fault(candidate: Candidate) -> tuple[str, str] | None:
-    """Return the check that refuses the candidate's size and its reason, or None."""
+    """Return why a candidate is refused as too large, or None if its size is permitted.
+
+    The result is a pair of the name of the check and the reason.
+    """
     chars = len(candidate.text)
     if chars > _MAX_CHARS and candidate.kind not in EVENT_KINDS:
         return "size", f"the text has {chars:,} characters; at most {_MAX_CHARS:,} are allowed"
@@ -555,9 +572,10 @@ def _get_admitted_text(candidate: Candidate, verdict: Verdict) -> str:
 
 
 def _combine_verdicts(previous: Verdict, answer: Verdict, name: str) -> Verdict:
-    """Combine the previous verdict on a candidate with the verdict of an added check.
+    """Combine the previous verdict on a candidate with the verdict of an application's check.
 
-    If the check keeps the candidate, an earlier redaction remains in effect.
+    If the application's check keeps the candidate, the redactions of the previous verdict remain in
+    effect.
     """
     if answer.action != "keep":
         reason = answer.reason or f"the check {name} decided so without a reason"
@@ -572,14 +590,15 @@ def _combine_verdicts(previous: Verdict, answer: Verdict, name: str) -> Verdict:
 def _run_added_check(
     check: Check, candidates: Sequence[Candidate]
 ) -> Effect[list[Verdict | str | None]]:
-    """Return an effect that runs a check for each candidate.
+    """Return an effect that calls an application's check for each candidate.
 
-    For each candidate, the result contains a verdict, or None, or a text that describes how the
-    check failed.
+    An effect is a step that blocking and async callers perform differently. The result of the
+    effect contains, for each candidate, a verdict, None, or a text that describes the error of the
+    check.
     """
 
     def judge_candidate(candidate: Candidate) -> Verdict | str | None:
-        """Return the verdict of the check, or a text that describes how the check failed."""
+        """Return the verdict of the application's check, or a text that describes its error."""
         try:
             verdict: Any = check(candidate)
         except Exception as exc:

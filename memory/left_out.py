@@ -1,4 +1,4 @@
-"""Add a line to a request that states how many steps of the newest turn were left out."""
+"""Tell the model how many steps of the newest turn were left out of a request."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from langchain_core.messages import BaseMessage, HumanMessage
 
 from perdure.memory.tool_calls import REQUEST_ONLY
 
-# key in additional_kwargs for the number of steps that the line states
+# key in additional_kwargs of a human message for the number of steps that its last line reports as
+# left out
 _COUNT: Final = "perdure_left_out"
 
 
 def add_left_out_line(question: BaseMessage | None, count: int) -> BaseMessage:
-    """Return a copy of a question with a line that states how many later steps were left out.
+    """Return a copy of a question with a line that tells the model how many steps were left out.
 
-    If the question already has such a line, `count` is added to the number in that line. If
-    `question` is None, the line becomes the content of a new message. The content before the line
-    is not changed, so that the provider's cache of this content remains valid.
+    A step is one message, or several messages that belong together, after the question in the same
+    turn. If the last line of the question already states a number of left-out steps, `count` is
+    added to that number. If `question` is None, a new message with only the line is returned. The
+    content before the line is not changed, so that the provider's cache of the content remains
+    valid.
     """
     if question is None:
         question = HumanMessage("", additional_kwargs={REQUEST_ONLY: True})
@@ -36,7 +39,7 @@ def add_left_out_line(question: BaseMessage | None, count: int) -> BaseMessage:
 
 
 def _format_left_out_line(count: int) -> str:
-    """Return the line that states that `count` steps were left out."""
+    """Return the line that tells the model that `count` steps of its work were left out."""
     steps, they = ("step", "It was") if count == 1 else ("steps", "They were")
     return (
         f"[{count} earlier {steps} of your work on this message left out to save room. "
@@ -45,7 +48,7 @@ def _format_left_out_line(count: int) -> str:
 
 
 def _remove_left_out_line(content: Any, count: int) -> Any:
-    """Return the content of a question without the line about left-out steps at its end."""
+    """Return the content of a question without its last line, which reports the left-out steps."""
     line = _format_left_out_line(count)
     if isinstance(content, list):
         is_last = bool(content) and content[-1] == {"type": "text", "text": line}

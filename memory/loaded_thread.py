@@ -20,7 +20,7 @@ from perdure.effects import call_method
 
 
 class LoadedThread(NamedTuple):
-    """A thread, with a mark of when its messages were loaded.
+    """A thread, with information on when its messages were loaded.
 
     Attributes:
         saver: The checkpointer that stores the thread.
@@ -44,7 +44,8 @@ class LoadedThread(NamedTuple):
     async def are_all_added_after(self, message_ids: Sequence[str], moment: datetime) -> bool:
         """Return whether all of the messages were added by runs that began after the time `moment`.
 
-        Only runs on this database are taken into account; see `Checkpointer.said_after`.
+        A message counts as added after `moment` only if a run on the database of the checkpointer
+        added it; see `Checkpointer.said_after`.
         """
         options = {
             "channel": self.channel,

@@ -1,4 +1,4 @@
-"""Merge messages that have the same id, and build updates that change a channel of messages."""
+"""Merge messages that have the same id, and build updates for a channel that contains messages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def merge_duplicate_messages(messages: Messages) -> Messages:
     """Return the messages with unique ids, in the order of the first occurrence of each id.
 
     If several messages have the same id, the last one is kept, as in an update with `add_messages`.
-    Messages without an id are all kept. `RemoveMessage`s are dropped. If the list has no
-    duplicates, the same list object is returned.
+    Messages without an id are all kept. `RemoveMessage`s are dropped. If no two messages have the
+    same id, the list `messages` itself is returned and not a copy.
     """
     if _has_unique_ids(messages):
         return messages
@@ -55,9 +55,9 @@ def build_messages_update(
 
 
 def check_message_ids(messages: Messages, key: str) -> None:
-    """Check that each message of the channel `key` can be removed by its id.
+    """Check that a `RemoveMessage` can remove each message of the channel `key`.
 
-    Otherwise, raise InvalidMessages.
+    Raise InvalidMessages if a message has no id or is a stored `RemoveMessage`.
     """
     ids = {message.id for message in messages}
     if None in ids:

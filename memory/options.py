@@ -36,7 +36,8 @@ def check_min_score(value: Any) -> float | None:
 def check_seconds(option_name: str, value: Any, *, above_zero: bool = False) -> float:
     """Return the value of the option `option_name` if it is a number of seconds.
 
-    The number must be 0 or more. With `above_zero`, it must be more than 0.
+    The number of seconds must be at least 0. If `above_zero` is True, the number of seconds must be
+    more than 0.
     """
     valid = is_number(value) and 0 <= value < inf and not (above_zero and not value)
     expected = f"a number of seconds {'above 0' if above_zero else 'of at least 0'}"
@@ -80,7 +81,7 @@ def check_datetime(option_name: str, value: Any) -> datetime:
 
 
 def _require_valid_option(is_valid: bool, option_name: str, value: Any, expected: str) -> Any:
-    """Return the value of the option, or raise ConfigurationError if `is_valid` is False."""
+    """Return the value of an option, or raise ConfigurationError if `is_valid` is False."""
     if not is_valid:
         raise ConfigurationError(f"{option_name} is {value!r:.80}; expected {expected}")
     return value
