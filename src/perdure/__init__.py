@@ -34,7 +34,7 @@ _PARTS = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public class when it is first used, and read the version."""
+    """Return a public class, which is imported when it is first used, or the package's version."""
     if name in _PARTS:
         return getattr(import_module(_PARTS[name]), name)
     if name == "__version__":

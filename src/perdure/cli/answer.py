@@ -1,4 +1,4 @@
-"""The command `perdure answer`, which answers a question of a graph and resumes its run.
+"""The command `perdure answer`, which answers an interrupt of a graph and resumes the run.
 
 The run continues in this process, or on a server if the command has `--url`.
 """
@@ -123,11 +123,12 @@ def answer(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Answer a question of a graph, and resume its run.
+    """Answer an interrupt of a graph, and resume its run.
 
-    The run uses the memories of the person whose thread it is, whoever answers. The exit code is
-    1, and nothing is written, if the thread does not exist or no question is open, if the question
-    does not allow the action, or if JSON cannot be parsed.
+    The value that the graph passed to `interrupt()` is called the question. The resumed run uses
+    the memories of the person to whom the thread belongs, even if somebody else answers. The exit
+    code is 1, and nothing is written, if the thread does not exist, if the thread does not wait for
+    an answer, if the question does not allow the action, or if JSON cannot be parsed.
     """
     user_answer = _Answer(action, value, json_text, question)
     if (action is None) == (json_text is None):
@@ -169,7 +170,7 @@ def _refuse_answer(text: str) -> NoReturn:
 def _choose_question(
     questions: Sequence[Mapping[str, Any]], user_answer: _Answer, thread_id: str, description: str
 ) -> tuple[Any, Any]:
-    """Choose the question that is answered, and build the answer.
+    """Choose one of a thread's open questions, and build the value that answers the question.
 
     Args:
         questions: The open questions, each with `id`, `value` and perhaps `response_schema`.
@@ -431,7 +432,10 @@ def _read_person(head: ThreadHead) -> Any:
 
 
 def _build_run_context(graph: Any, head: ThreadHead) -> Any:
-    """Build the context of a run with the person, or None if the graph's context has no user."""
+    """Build the context of a resumed run, which contains the id of the thread's person.
+
+    Return None if the graph's context schema has no field `user_id`.
+    """
     schema = getattr(graph, "context_schema", None)
     fields = {**getattr(schema, "__annotations__", {}), **getattr(schema, "model_fields", {})}
     person = _read_person(head)
@@ -454,7 +458,7 @@ def _get_last_model_text(values: Any) -> str | None:
 def _answer_on_server(
     url: str, thread_id: str, user_answer: _Answer, graph: str | None
 ) -> tuple[str, Any, Any, _Outcome]:
-    """Answer a question, and let a server run the graph. The server takes the thread's lock.
+    """Send the answer to a server, which resumes the run. The server takes the thread's lock.
 
     Returns:
         The id of the thread, the id of the question, the value to resume with, and the outcome.
@@ -506,7 +510,7 @@ def _answer_on_server(
 
 @contextmanager
 def _connect_to_server(url: str, thread_id: str) -> Iterator[SyncLangGraphClient]:
-    """Connect to a server, and turn its errors into errors of one line.
+    """Connect to a server. Convert its error responses to errors with a one-line message.
 
     Raises:
         ConfigurationError: The server cannot be reached, or refuses the key.
@@ -516,8 +520,9 @@ def _connect_to_server(url: str, thread_id: str) -> Iterator[SyncLangGraphClient
     from langgraph_sdk import get_sync_client
 
     try:
-        # The timeouts are for connect, read, write and pool. Reading has no limit, because a run
-        # may take long.
+        # The tuple contains the timeouts for connecting, reading, writing and getting a connection
+        # from the pool. Reading has no timeout, because the server replies only when the run has
+        # ended, and a run may take longer than any fixed timeout.
         timeouts = (_CONNECT_TIMEOUT_S, None, _CONNECT_TIMEOUT_S, _CONNECT_TIMEOUT_S)
         with get_sync_client(
             url=url, api_key=os.environ.get(_KEY_VARIABLE), timeout=timeouts

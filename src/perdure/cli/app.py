@@ -1,7 +1,7 @@
 """Define the command line application and the parts that its commands share.
 
-The shared parts are options and arguments, the database of a command, the lookup of
-abbreviated ids, and the output and exit codes of errors.
+The commands share options and arguments, the class that opens the database, and the function that
+looks up an id by its prefix. They also share the code that prints errors and returns exit codes.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ def main() -> None:
             code = _report_usage_error(exc)
         else:
             code = _report_error(traceback.format_exc(), 1)
-    # This saves 0.1 s at exit, in which Python would search all modules for reference cycles.
+    # When Python exits, it searches all modules for reference cycles. `gc.freeze` prevents this
+    # search, which takes 0.1 s.
     gc.freeze()
     raise SystemExit(code)
 
@@ -164,7 +165,7 @@ def _report_error(text: str, code: int = 2) -> int:
 def _report_usage_error(exc: Any) -> int:
     """Print a usage error with the usage line of the command, and return exit code 2.
 
-    For a group that was called without a command, print the help of the group instead.
+    If only the name of a command group was typed, print the help of the group.
     """
     context, text = getattr(exc, "ctx", None), exc.format_message()
     if context is None:
@@ -248,7 +249,7 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 
 
 def require_confirmation(question: str, is_confirmed: bool) -> None:
-    """Ask the user to confirm a removal, unless `is_confirmed`.
+    """Ask the user to confirm a removal, unless `is_confirmed` is True.
 
     Raises:
         typer.Abort: The user declined.
@@ -258,7 +259,8 @@ def require_confirmation(question: str, is_confirmed: bool) -> None:
             with redirect_stdout(sys.stderr):  # because typer writes a space to stdout
                 typer.confirm(escape_controls(question), abort=True, err=True)
         except typer.Abort as exc:
-            # Typer also converts Ctrl-C to Abort, so convert it back.
+            # Typer raises Abort when the user presses Ctrl-C, too. In that case, raise the original
+            # KeyboardInterrupt.
             raise exc.__context__ or exc from None
 
 
@@ -303,8 +305,8 @@ def erase_items(
 class CommandDatabase:
     """The database that a command works on.
 
-    `open_database` creates the object and closes the database. The checkpointer and the store are
-    opened when they are first used.
+    The function `open_database` creates an object of this class, and closes the database at the
+    end. The checkpointer and the store are opened when they are first used.
 
     Attributes:
         settings: The settings, with the options of the command applied.
@@ -357,7 +359,7 @@ class CommandDatabase:
 
     @property
     def config(self) -> RunnableConfig:
-        """A run config with the user, which fills in `{user_id}` in namespaces."""
+        """A run config that contains the user's id, which replaces `{user_id}` in namespaces."""
         return {"configurable": {"user_id": self.user}}
 
     def index_memories(self, users: Iterable[str]) -> None:
@@ -392,7 +394,10 @@ class CommandDatabase:
         return ModelExtractor(model)
 
     def _open_component(self, open_component: Callable[..., Component]) -> Component:
-        """Open the checkpointer or the store, read-only if that is allowed and necessary."""
+        """Open the checkpointer or the store.
+
+        A file that cannot be opened for writing is opened read-only, if the command allows it.
+        """
         from perdure.errors import StorageError
 
         path, key = self.settings.db, self.settings.key
@@ -400,8 +405,8 @@ class CommandDatabase:
             component = open_component(path, key=key, **self._options)
             return self._stack.enter_context(component)
         except StorageError as exc:
-            # Subclasses of the error mean a locked, damaged or missing file, which cannot be read
-            # either.
+            # The subclasses of StorageError are raised for a locked, damaged or missing file, for
+            # example. Such a file cannot be opened read-only, either.
             if not self._allow_read_only or type(exc) is not StorageError:
                 raise
             return self._stack.enter_context(open_component(path, key=key, read_only=True))
@@ -418,7 +423,7 @@ def open_database(
     key: str | None = None,
     graphs: str | None = None,
 ) -> Iterator[CommandDatabase]:
-    """Open the database of a command, and close it at the end.
+    """Open the database that a command uses, and close the database when the command ends.
 
     Args:
         db: The file or the Postgres DSN, or None for the configured database.

@@ -91,7 +91,8 @@ def chat(
             "--message is empty; pass a text, or remove --message to type messages"
         )
     with open_database(db, user, create=True) as database, ExitStack() as stack:
-        # Without a user id, workers do not extract memories from the thread either.
+        # With `--no-memory`, the user id of the run is empty. Background workers then extract no
+        # memories from the thread of the chat.
         memory_user = "" if no_memory else database.user
         session = _ChatSession(database, thread, memory_user, keep_last)
         session.check_thread()
@@ -118,7 +119,7 @@ def _print_introduction(database: CommandDatabase) -> None:
 
 
 def _extract_memories(database: CommandDatabase) -> None:
-    """Extract memories from turns that earlier, interrupted runs stored."""
+    """Extract memories from the turns of earlier runs that were interrupted."""
     try:
         with show_status("looking for messages of interrupted runs …"):
             extract_due_threads(database)
@@ -127,7 +128,7 @@ def _extract_memories(database: CommandDatabase) -> None:
 
 
 class _ChatSession:
-    """The graph of a chat and the thread that it continues.
+    """A chat between the user and a graph in one thread. Each message of the user starts a run.
 
     Attributes:
         database: The database of the command.
@@ -147,8 +148,8 @@ class _ChatSession:
 
         self.database, self.thread_id, self.user = database, thread_id, user
         self.window = trim(max_tokens=keep_last + 1, token_counter=len) if keep_last else None
-        # The part `window` comes before the recalled memories, because these are not earlier
-        # messages.
+        # `window` limits the number of earlier messages. It is the first part of the list, because
+        # the recalled memories that the next part adds must not count as earlier messages.
         memory: list[Any] = [self.window] if self.window else []
         if user:
             memory += [use_memories(database.store), remember_turns(database.store)]
@@ -161,7 +162,7 @@ class _ChatSession:
         }
 
     def check_thread(self) -> None:
-        """Check that the chat may continue the thread, and inherit metadata of its head.
+        """Check that the user may continue the thread. Copy metadata of its head to the new runs.
 
         Raises:
             ConfigurationError: The thread belongs to another user, or another graph has to resume

@@ -1,4 +1,4 @@
-"""Conversations of exports as trees of messages, and functions that the readers share."""
+"""Represent conversations of exports as trees of messages, with functions for all importers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from perdure.memory.thread_messages import REMEMBER, SEARCHED
 
 _SPACES_AND_COMMAS: Final = re.compile(r"[\s,]*")
 
-_MAX_ID_BYTES: Final = (
-    500  # bytes; no export has longer ones, and a key of a memory has room for it
-)
+# Maximum length of a conversation id, in bytes. No known export has longer ids, and a key in the
+# store may have this length.
+_MAX_ID_BYTES: Final = 500
 
 
 class Problem(NamedTuple):
@@ -57,7 +57,7 @@ class MessageNode(NamedTuple):
 
 
 class SavedText(NamedTuple):
-    """A text of an export that is not part of a conversation.
+    """A text in an export that does not belong to a conversation, such as a memory or a document.
 
     Attributes:
         project: The project that the document belongs to, or None for a memory.
@@ -73,13 +73,15 @@ class SavedText(NamedTuple):
 
 
 class UnnamedSource(NamedTuple):
-    """The source of a conversation that has no id.
+    """The file from which a conversation without an id was read, and a function that builds it.
 
     Attributes:
         file: An object that identifies the file within one import.
-        file_stem: The file name without extension. Earlier versions made thread ids from it.
+        file_stem: The file name without extension. Earlier versions of perdure made thread ids from
+            this name.
         build: Builds the conversation with a given id. The second argument says whether the ids of
-            messages depend on their times, too. In earlier versions they did not.
+            messages depend on the times of the messages, too. In earlier versions of perdure, the
+            ids did not depend on the times.
     """
 
     file: object
@@ -99,9 +101,10 @@ class Conversation:
         left_out: The number of skipped messages and parts by kind, such as thinking.
         problems: The parts that were not as expected.
         unnamed: The source of the conversation if its id is provisional, else None.
-        former_texts: By message id, the text that an earlier version imported, if that version
-            skipped the message or a part of it.
-        is_archived: Whether the conversation is part of a person's archive, which has its memories.
+        former_texts: By message id, the text that an earlier version of perdure imported, if that
+            version skipped the message or a part of the message.
+        is_archived: Whether the conversation is part of a person's archive, which contains the
+            person's memories, too.
         source_count: The number of messages in the export, including skipped ones.
     """
 
@@ -119,8 +122,9 @@ class Conversation:
     def find_creation_time(self, key: str | None) -> float:
         """Return the time of a message, in seconds since 1970.
 
-        If the message has no time, return the time of the nearest message before it that has one,
-        else the time of the conversation, else infinity.
+        If the message has no time, return the time of the nearest earlier message with a time. If
+        no earlier message has a time, return the time at which the conversation was last updated,
+        or at which it was created. If the conversation has no time, return infinity.
         """
         while key is not None:
             key, _, created_at = self.nodes[key]
@@ -177,18 +181,23 @@ class Conversation:
         messages: Mapping[str, list[BaseMessage]],
         leaf_id: str,
     ) -> None:
-        """Add the messages of a tree of parts, parents first.
+        """Add the messages of an export's tree, in which a node may have several messages or none.
 
         Args:
-            parents: The parent of each part, or None for a first part.
+            parents: The id of each part's parent, or None for a part without a parent. A part is a
+                node of the tree.
             messages: The messages of each part, in order. A part may have none.
             leaf_id: The part with which the main branch ends. If there is no such part, the main
                 branch ends with the last part.
         """
-        last_messages: dict[str | None, str | None] = {}  # the last message at or before each part
+        # For each part of the tree, the id of the last message in the part itself or before it.
+        last_messages: dict[str | None, str | None] = {}
 
         def list_new_ancestors(key: str | None) -> list[str]:
-            """Return a part and its ancestors that are not added yet, the oldest first."""
+            """Return the ids of a part and its ancestors, without parts that were added already.
+
+            The oldest ancestor comes first.
+            """
             parts: dict[str, None] = {}
             while key is not None and key not in last_messages:
                 parts[key] = None

@@ -28,11 +28,11 @@ def copy(
     to_key_file: Annotated[KeyFile, typer.Option(metavar="FILE", help=_KEY_HELP)] = None,
     json: JsonOption = False,
 ) -> None:
-    """Copy a database, also between SQLite and Postgres.
+    """Copy a database. Source and target may be SQLite or Postgres.
 
     The copy has all threads, checkpoints, branches, pending writes, and items with their versions
-    and provenance. At the end, both databases are compared. After an interruption, repeat the
-    command. It continues where it stopped.
+    and provenance. At the end, both databases are compared. If the copy is interrupted, repeat the
+    same command, and the copy continues where it stopped.
     """
     from perdure.cli.sources import open_copy
     from perdure.cli.table_copy import DatabaseCopy, StoreTables, Tables, ThreadTables
@@ -46,7 +46,8 @@ def copy(
 
     def create_indexes() -> None:
         for path in old.store.indexes() if old.store is not None else ():
-            with suppress(ConfigurationError):  # Some databases do not support such indexes.
+            # The target database may not support indexes on fields of values.
+            with suppress(ConfigurationError):
                 new.store.create_index(path)
 
     with (

@@ -1,6 +1,7 @@
 """The commands `perdure config`, `perdure stats` and `perdure retain`.
 
-They show the settings, show counts and sizes, and remove old data by rules.
+`config` shows the settings. `stats` shows counts and sizes. `retain` removes old data as the
+configured retention rules say.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _MAX_NAMED_IDS: Final = 20  # ids that the report lists for each rule
 def config(db: DbOption = None, user: UserOption = None, json: JsonOption = False) -> None:
     """Show the settings and where they come from.
 
-    Arguments override PERDURE_* variables, and these variables override perdure.toml. Keys are not
-    printed: "set" means that there is one.
+    Arguments override PERDURE_* variables, and these variables override perdure.toml. Secrets, such
+    as keys, are not printed. If a secret is configured, "set" is printed.
     """
     from perdure.settings import NAMES, SECRETS, load
 
@@ -101,7 +102,7 @@ def stats(db: DbOption = None, json: JsonOption = False) -> None:
 
 
 def _format_statistic(name: str, value: Any, counts: dict[str, Any]) -> str:
-    """Return one of the statistics as text for a table cell."""
+    """Format the value of one statistic, such as a number of bytes, for a table cell."""
     if name == "wal_reset_bug":
         version = counts["sqlite_version"]
         return f"present in SQLite {version}; perdure works around it" if value else "no"

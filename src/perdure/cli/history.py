@@ -52,7 +52,7 @@ _DATA_URL: Final = re.compile(
     r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,([A-Za-z0-9+/=]{64,})"
 )
 _MAX_QUESTION: Final = 500  # maximum number of printed characters of a question
-# number of newest checkpoints that are searched for actions of users
+# Number of newest checkpoints whose metadata is searched for actions of other users.
 _LABELLED_CHECKPOINTS: Final = 200
 _INDENT: Final = "    "
 
@@ -72,9 +72,10 @@ def history(
 ) -> None:
     """Show all messages of a thread.
 
-    The model sees the messages marked ●. Messages marked ○ are only in the history, and messages
-    marked ◌ only on a branch. Items marked ? are in a `DeltaChannel` whose reducer the graph
-    defines, so it is unknown whether the model sees them.
+    The model sees the messages marked ●. Messages marked ○ were removed from the state, but are
+    still in the history. Messages marked ◌ are only on a branch that does not lead to the head.
+    Items marked ? are in a `DeltaChannel` whose reducer the graph defines, so it is unknown whether
+    the model sees them.
     """
     from perdure.checkpointers.labels import describe_actions_of_other_users
     from perdure.checkpointers.titles import read_import_metadata
@@ -111,9 +112,11 @@ def history(
 
 
 def describe_status(status: ThreadStatus) -> str:
-    """Return a phrase about a thread that waits or whose run is unfinished, otherwise "".
+    """Describe a thread that waits for an answer or has an unfinished run.
 
-    The phrase starts with a verb and names the open questions or the next nodes.
+    Return a phrase that starts with a verb, for use after the name of the thread. The phrase quotes
+    the questions that wait for an answer, or names the nodes that would run next. If the thread is
+    idle, return "".
     """
     if status.state == "waiting":
         questions = (
@@ -151,9 +154,10 @@ def _is_message(value: Any) -> bool:
 
 
 def render_heading(item: HistoryItem) -> OutputLine:
-    """Return the heading line of an item, with its mark, author, time and model.
+    """Return the heading line of a history item: mark, author, time and model.
 
-    The time is the time in the message itself, if any, otherwise the time of its first storage.
+    The mark is one of ●, ○, ◌ and ?, which `history` explains. The time is the creation time in the
+    message. If the message has no creation time, the time is when the message was first stored.
     """
     from perdure.memory.thread_messages import parse_time
 
@@ -171,7 +175,7 @@ def render_heading(item: HistoryItem) -> OutputLine:
 
 
 def render_item_lines(value: Any) -> Iterator[OutputLine]:
-    """Yield the lines of a message or of another item of a channel.
+    """Yield the output lines for one item of a channel, such as a message.
 
     The lines of the content come first. A content block without text is shown as the name of its
     type. The lines of the tool calls follow.
@@ -190,7 +194,11 @@ def render_item_lines(value: Any) -> Iterator[OutputLine]:
 
 
 def _render_content_text(content: Any) -> str:
-    """Return the text of a message's content, with other blocks by type, or JSON of a value."""
+    """Return the content of a message, or another value of a channel, as text.
+
+    Content blocks without text are rendered as their type and name. A value that is neither text
+    nor a list of content blocks is rendered as JSON.
+    """
     if isinstance(content, str):
         return content.replace("\r\n", "\n")
     if isinstance(content, list) and all(
@@ -318,10 +326,11 @@ def _build_tree(heading: str, status: str, checkpoints: list[CheckpointInfo]) ->
 
 
 def _add_checkpoint_nodes(tree: Tree, roots: list[CheckpointInfo], children: Children) -> None:
-    """Add checkpoints and their descendants to a tree.
+    """Add nodes for checkpoints, and for all of their descendants, to the printed tree.
 
-    An only child is added beside its parent, so that a thread without forks is a flat list. If a
-    checkpoint has several children, each child is added below the checkpoint as a fork.
+    If a checkpoint has exactly one child, the child's node is a sibling of the checkpoint's node,
+    so that a thread without forks is printed as a flat list. If a checkpoint has several children,
+    the node of each child is added below the checkpoint's node, as a fork.
     """
     pending = [(tree, root, len(roots) > 1) for root in roots]
     while pending:
@@ -335,7 +344,7 @@ def _add_checkpoint_nodes(tree: Tree, roots: list[CheckpointInfo], children: Chi
 
 
 def _render_checkpoint(info: CheckpointInfo, mark: str) -> Text:
-    """Return the line of a checkpoint in the tree: id, step, source and number of messages."""
+    """Return the line for a checkpoint in the tree: id, step, source, number of messages."""
     from rich.text import Text
 
     # The first 18 characters of a UUID of version 6 contain its time (RFC 9562), which is enough to

@@ -48,9 +48,11 @@ if TYPE_CHECKING:
 
 _SQLITE: Final = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html
 _CHUNK_BYTES: Final = 1 << 20  # bytes that are read from a pipe at once
-# maximum unpacked size in bytes of a file in a ZIP for which the ratio is not checked
+# A file in a ZIP is always unpacked if its unpacked size, in bytes, is at most this value. For
+# larger files, the compression ratio is checked.
 _ALWAYS_UNPACKED_BYTES: Final = 64 << 20
-# maximum ratio of unpacked to packed size of a larger file; text has a ratio of about 10
+# Maximum compression ratio of a file in a ZIP that is larger than `_ALWAYS_UNPACKED_BYTES`. The
+# ratio is the unpacked size divided by the packed size. Text has a ratio of about 10.
 _MAX_UNPACK_RATIO: Final = 50
 _CONVERSATIONS: Final = re.compile(r"(^|/)conversations[^/]*\.jsonl?$", re.IGNORECASE)
 _CLAUDE_FILES: Final = re.compile(  # other files of Claude's export
@@ -61,8 +63,8 @@ _JSON: Final = re.compile(r"\.jsonl?$", re.IGNORECASE)
 _LINK_LIST_PROBLEM: Final = "is a list of links to the files of an export"
 _NO_CONVERSATION: Final = "no conversation"
 _JUNK: Final = re.compile(r"(^|/)(__MACOSX/|\._)")
-# maximum nesting level at which a conversation is searched, for example in the page of a shared
-# link
+# Maximum number of nesting levels of a JSON value that are searched for conversations. In the page
+# of a shared link, for example, the conversation is inside other objects.
 _MAX_DEPTH: Final = 8
 
 
@@ -171,9 +173,9 @@ def export(
 ) -> None:
     """Write threads with their branches as JSONL, one thread per line.
 
-    With --user, write the archive of a person: threads, memories with versions, profile,
-    instructions, examples, and a record of runs and crons. 'perdure import' reads an archive. Exit
-    code 1 if there is nobody of this name.
+    With --user, write the archive of a person: threads, memories with all of their versions,
+    profile, instructions, examples, and a record of runs and crons. 'perdure import' reads an
+    archive. The exit code is 1 if no data belong to a person with this name.
     """
     from perdure.memory.thread_export import build_thread_export
 
@@ -188,7 +190,8 @@ def export(
         raise ConfigurationError(f"--owners {owners} applies only to --user; remove it")
     with open_database(db, allow_read_only=True) as file:
         ids = [resolve_thread_id(file, name) for name in thread or ()]
-        # Paging would miss threads that are written to during the export, so all ids are read now.
+        # All thread ids are read before the first thread is exported. If the ids were read page by
+        # page, threads that are changed during the export would be missing.
         ids = ids or [head.thread_id for head in file.saver.heads(limit=sys.maxsize)]
         with progress_bar("exporting", "thread") as update_bar:
             for number, name in enumerate(ids, 1):
@@ -197,7 +200,7 @@ def export(
 
 
 def _export_person(user: str, owners: str | None, db: str | None) -> None:
-    """Write the archive of a person, or end with exit code 1 if nothing belongs to the name."""
+    """Write the archive of a person. End with exit code 1 if no data belong to the person."""
     from perdure.errors import UnknownPerson
     from perdure.people import export as export_person
 
@@ -218,7 +221,7 @@ def _export_person(user: str, owners: str | None, db: str | None) -> None:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end a command as Ctrl-C does, so that it removes temporary files."""
+    """Raise KeyboardInterrupt on SIGTERM and SIGHUP, so that temporary files are removed."""
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
@@ -246,7 +249,7 @@ def _parse_renames(renamed: list[str]) -> dict[str, str]:
 def _open_seekable(path: Path, copied: Path) -> Iterator[IO[bytes] | None]:
     """Open a file for reading more than once. Yield None if the path is a folder.
 
-    The content of a pipe is copied to the path `copied` first.
+    A pipe can be read only once, so its content is copied to the file `copied`, which is opened.
     """
     try:
         is_stdin = path == Path("-")
@@ -286,7 +289,7 @@ def _copy_chunks(source: Any, into: IO[bytes]) -> None:
 
 
 def _starts_with(source: IO[bytes], mark: bytes) -> bool:
-    """Return whether a file begins with some bytes. The position stays at the start."""
+    """Return whether a file begins with the bytes `mark`, and seek to the start of the file."""
     first = source.read(len(mark))
     source.seek(0)
     return first == mark
@@ -327,11 +330,14 @@ class _FilesReader:
         return self.conversations
 
     def iter_archives(self) -> Iterator[ArchiveLines]:
-        """Yield the archives of persons among the files."""
+        """Yield the archive in each file that `perdure export --user` wrote."""
         yield from (parts.archive for parts in self._files if parts.archive.is_archive)
 
     def read(self, path: Path, source: IO[bytes] | None) -> None:
-        """Read a file or a folder. Raise an error if it contains nothing that can be imported."""
+        """Read a file or a folder.
+
+        Raise ImportFailed if the file or the folder contains nothing that can be imported.
+        """
         label = "stdin" if path == Path("-") else str(path)
         is_any, reason, location = False, "", ""
         try:
@@ -356,7 +362,8 @@ class _FilesReader:
         """Read the text of a file.
 
         Returns:
-            Whether the text has a conversation, then the reason why not, or "" if it is unknown.
+            Whether the text contains a conversation, and the reason if it does not. The reason is
+            "" if it is unknown.
         """
         from perdure.cli.conversation import MalformedPart, Problem, iter_json_values
         from perdure.cli.import_agents import SessionsReader
@@ -380,7 +387,10 @@ class _FilesReader:
 
 
 def _explain_failure(problem: MalformedPart, location: str) -> str:
-    """Return why a file with this problem contains no conversations, or "" if that is unknown."""
+    """Return the reason why a file contains no conversations, according to `problem`.
+
+    Return "" if the reason is unknown.
+    """
     cause = problem.__cause__
     if isinstance(cause, jsonlib.JSONDecodeError):
         return f"is not valid JSON: {location}line {cause.lineno}, column {cause.colno}"
@@ -408,7 +418,7 @@ def _explain_unknown(value: Any) -> MalformedPart:
 def _iter_files(
     path: Path, label: str, source: IO[bytes] | None, report: ConversationsReport
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of each file that may contain conversations.
+    """Yield the name and the content of each file that may contain conversations.
 
     Args:
         path: The path of a file, a ZIP or a folder.
@@ -450,8 +460,8 @@ def _iter_files(
 def _select_names(names: list[str], report: ConversationsReport) -> list[str]:
     """Return the files whose names ChatGPT and Claude use, or all JSON files if there are none.
 
-    The report names the other JSON files. For those in the folder `frames` it names only the
-    folder.
+    JSON files that are not selected are listed in the report. For files in the folder `frames`, the
+    report lists only the folder.
     """
     names = [name for name in names if not _JUNK.search(name) and not name.endswith("/")]
     conversations = [name for name in names if _CONVERSATIONS.search(name)]

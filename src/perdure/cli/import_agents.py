@@ -65,13 +65,14 @@ class SessionsReader:
     def __init__(self, file: str) -> None:
         self._stem = Path(file).stem
         self._sessions: dict[str, _Session] = {}
-        # the current session of Codex, because lines of Codex do not name their session
+        # The Codex session to which the next line belongs. A line in a Codex file does not contain
+        # the id of its session.
         self._codex: _Session | None = None
-        # titles of sessions, by the id of a message in the session
+        # Maps the id of a message to the title of the session that contains the message.
         self._summaries: dict[str, str] = {}
 
     def add_line(self, line: Mapping[str, Any]) -> bool:
-        """Add a line if it belongs to a session. Return whether it does."""
+        """Add a line if it belongs to a session. Return whether the line was added."""
         kind = line.get("type")
         if kind in _CODEX_LINE_TYPES and isinstance(line.get("payload"), dict):
             self._add_codex_line(str(kind), line["payload"], line.get("timestamp"))
@@ -105,7 +106,8 @@ class SessionsReader:
 
     def _add_claude_line(self, line: Mapping[str, Any]) -> None:
         kind, message = get_by_path(line, str, "type"), get_by_path(line, dict, "message")
-        if kind == "summary":  # The summary may belong to another session.
+        # The summary in this line may be the title of another session than the session of the file.
+        if kind == "summary":
             self._summaries[get_by_path(line, str, "leafUuid")] = get_by_path(line, str, "summary")
             return
         session = self._get_or_create_session(line.get("sessionId"))
@@ -155,7 +157,7 @@ class SessionsReader:
 
 
 class _Session:
-    """A session whose lines are being read; see `Conversation` for the attributes."""
+    """The data of one session that have been read so far. See `Conversation` for the attributes."""
 
     def __init__(self, id: str) -> None:
         self.id, self.title, self.model = id, "", ""
@@ -203,7 +205,7 @@ def _get_parent_id(line: Mapping[str, Any]) -> str | None:
 def _convert_claude_message(
     session: _Session, key: str, role: str, message: Mapping[str, Any], created_at: float | None
 ) -> list[BaseMessage]:
-    """Return the messages for a line of Claude Code: its text, then its tool calls."""
+    """Convert a line of Claude Code to at most two messages: the text, then the tool calls."""
     content = message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     texts, calls, is_document = list[str](), list[str](), False
@@ -242,7 +244,10 @@ def _convert_claude_message(
 def _convert_codex_item(
     session: _Session, item: str, payload: Mapping[str, Any]
 ) -> tuple[str, bool]:  # fmt: skip
-    """Return the text of an item of Codex, and whether the text has a document of a tool call."""
+    """Convert an item of a Codex session to a text.
+
+    Return the text, and whether the text contains a document from the arguments of a tool call.
+    """
     if item == "message" and payload.get("role") in ("user", "assistant"):
         parts = get_by_path(payload, list, "content")
         texts = [get_by_path(part, str, "text") for part in parts]
@@ -261,7 +266,10 @@ def _convert_codex_item(
 
 
 def _parse_arguments(arguments: Any) -> Mapping[str, Any]:
-    """Return the arguments of a tool call as an object, which may be JSON or another text."""
+    """Convert the arguments of a tool call to a dict.
+
+    The arguments are a dict, a JSON text, or another text, which becomes the value of "input".
+    """
     if isinstance(arguments, str):
         try:
             value = json.loads(arguments)
@@ -272,7 +280,7 @@ def _parse_arguments(arguments: Any) -> Mapping[str, Any]:
 
 
 def _format_tool_call(name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return a text for a tool call, and whether its arguments contain a document."""
+    """Render a tool call as text. Return the text, and whether the arguments contain a document."""
     subjects = ((field, arguments[field]) for field in _SUBJECT_ARGUMENTS if arguments.get(field))
     field, subject = next(subjects, ("", ""))
     subject = " ".join(map(str, subject)) if isinstance(subject, list) else str(subject)

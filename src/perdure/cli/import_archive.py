@@ -14,7 +14,7 @@ from perdure.memory.run_config import TEAMS
 
 
 class ArchiveLines:
-    """Collects the lines of a person's archive, except its threads.
+    """Collects the lines of a person's archive, except the lines that contain threads.
 
     Attributes:
         is_archive: Whether the file began with the header of an archive.
@@ -29,7 +29,7 @@ class ArchiveLines:
         self._items: list[Mapping[str, Any]] = []
 
     def add_line(self, value: Mapping[str, Any]) -> bool:
-        """Add a line of an archive, except a thread. Return whether the line was added."""
+        """Add a line of an archive. Return False if the line is a thread or not from an archive."""
         if is_archive_header(value):
             self.is_archive, self._user = True, value["user"]
         elif not self.is_archive:
@@ -46,7 +46,9 @@ class ArchiveLines:
         return True
 
     def _may_belong_to_person(self, namespace: list[Any]) -> bool:
-        """Return whether a namespace can belong to the person; the archive may be forged.
+        """Return whether a namespace may belong to the person whom the archive's header names.
+
+        The namespaces are checked because the archive may be forged.
 
         Items that the person wrote for a team are not imported.
         """

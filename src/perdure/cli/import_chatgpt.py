@@ -29,7 +29,8 @@ _FIELD_NAMES: Final = {
     "model": "default_model_slug",
 }
 _TEXT_KINDS: Final = ("text", "multimodal_text", "code")
-# content that ChatGPT does not show: reasoning, custom instructions, web pages that it read
+# Kinds of content that ChatGPT does not show to the user, such as reasoning, custom instructions,
+# and web pages that the model has read.
 _HIDDEN_KINDS: Final = (
     *("thoughts", "reasoning_recap", "user_editable_context", "model_editable_context"),
     *("tether_browsing_display", "tether_browsing_code", "sonic_webpage", "computer_output"),
@@ -42,13 +43,14 @@ _CANVAS_PREFIX: Final = "canmore."  # name prefix of the tools that write docume
 _REPORT_KIND: Final = "report"  # the kind of a deep-research report
 _WIDGET_STATE_PREFIX: Final = "The latest state of the widget is: "
 _AUDIO_OR_VIDEO: Final = re.compile(r"(audio|video).*_asset_pointer$")
-# citations: markup between private-use characters, and 【12†source】 of older models
+# Citations are marked in one of two forms. `_MARKUP` matches text between private-use characters.
+# `_BRACKET` matches marks such as 【12†source】, which older models wrote.
 _MARKUP: Final = re.compile("[ \t]?\ue200([^\ue200\ue201]*)\ue201|[\ue200-\ue2ff]")
 _BRACKET: Final = re.compile("[ \t]?【(\\d+)(?::\\d+)?†[^】]*】")
 
 
 def build_chatgpt_conversation(conversation: Mapping[str, Any]) -> Conversation:
-    """Build a conversation. Messages that are not as expected are skipped and noted."""
+    """Build a conversation. Malformed messages are skipped and listed in its `problems`."""
     tree = _read_tree(conversation)
     name = get_by_path(conversation, str, "conversation_id") or conversation.get("id")
     thread = build_conversation(name, conversation, _FIELD_NAMES, sorted(tree))
@@ -91,7 +93,10 @@ def build_chatgpt_conversation(conversation: Mapping[str, Any]) -> Conversation:
 
 
 def _read_tree(conversation: Mapping[str, Any]) -> dict[str, tuple[str | None, Any]]:
-    """Return the parent and the message of each part of the tree, by the id of the part."""
+    """Return (parent id, message) for each node in the conversation's tree of messages.
+
+    The key is the id of the node. The parent id and the message may be None.
+    """
     tree: dict[str, tuple[str | None, Any]] = {}
     for key, node in get_by_path(conversation, dict, "mapping").items():
         node = node if isinstance(node, dict) else {"message": node}
@@ -113,10 +118,11 @@ def _read_tree(conversation: Mapping[str, Any]) -> dict[str, tuple[str | None, A
 def _convert_parts(
     parents: Mapping[str, str | None], parts: Mapping[str, _MessagePart]
 ) -> dict[str, list[BaseMessage]]:
-    """Return the messages for the parts, by the id of the part.
+    """Convert the parts of a conversation to messages, by the id of the part.
 
-    A tool call and its results become a tool call and tool messages if both exist. Otherwise they
-    become text, because providers refuse a call without a result and a result without its call.
+    A part that calls a tool becomes an AI message with a tool call, and the result becomes a tool
+    message, if the tool call and its result are both in the export. A tool call without a result,
+    and a result without a tool call, become text, because providers refuse them.
     """
     followers: dict[str | None, list[str]] = defaultdict(list)
     for key, parent in parents.items():
@@ -152,7 +158,7 @@ def _convert_parts(
 
 @dataclass(slots=True)
 class _MessagePart:
-    """The checked content of a message of ChatGPT.
+    """The validated content of one message in an export of ChatGPT.
 
     Attributes:
         role: "user", "assistant", "system" or "tool".
@@ -163,7 +169,7 @@ class _MessagePart:
         created_at: The time of the message in seconds since 1970, or None.
         is_hidden: Whether ChatGPT does not show the message.
         text: The text that is imported.
-        former_text: The text that an earlier version imported, if it was shorter.
+        former_text: The text that an earlier version of perdure imported, if that text was shorter.
     """
 
     role: str
@@ -177,7 +183,7 @@ class _MessagePart:
     former_text: str = ""
 
     def get_first_text(self, *names: str) -> str:
-        """Return the first text in the content that is not blank under one of the names, or ""."""
+        """Return the first value in `content` under one of `names` that is not blank, or ""."""
         texts = (get_by_path(self.content, str, name) for name in names)
         return next((text for text in texts if text.strip()), "")
 
@@ -235,7 +241,7 @@ def _read_part(message: Any) -> _MessagePart:
 
 
 def _format_text_part(part: _MessagePart) -> str:
-    """Return the text of the user or the model, after the names of attached files."""
+    """Render a message of the user or the model: names of attached files, then the text."""
     if part.kind not in _TEXT_KINDS:
         raise MalformedPart(f"unknown content {shorten_line(part.kind, 40)!r}")
     if part.kind == "code":
@@ -258,7 +264,7 @@ def _format_text_part(part: _MessagePart) -> str:
 
 
 def _format_piece(piece: Any, pictures: Mapping[str, str]) -> str:
-    """Return a text, or a placeholder for a file. `pictures` has the names of images by id."""
+    """Return a piece of text, or a placeholder for a file. `pictures` maps image ids to names."""
     if not isinstance(piece, dict):
         return get_by_path(piece, str)
     kind = str(piece.get("content_type", "attachment"))
@@ -272,7 +278,10 @@ def _format_piece(piece: Any, pictures: Mapping[str, str]) -> str:
 
 
 def _format_tool_result(part: _MessagePart) -> str:
-    """Return the text of a result of one of ChatGPT's own tools, or "" if nobody can read it."""
+    """Render the result of one of ChatGPT's own tools as text.
+
+    Return "" if the result contains nothing that a person can read.
+    """
     if part.kind == "execution_output":
         return (
             f"[{part.tool}]\n{format_code_block(part.plain_text)}"
@@ -299,7 +308,8 @@ def _format_tool_call(part: _MessagePart) -> str:
     request = _extract_request(part)
     if part.tool == "python":
         return f"[python]\n{format_code_block(request, 'python')}" if request.strip() else ""
-    # The request consists of arguments that only the tool understands.
+    # A request that is JSON consists of arguments that only the tool can interpret, so it is not
+    # imported.
     if request.lstrip()[:1] in "{[":
         return ""
     noun = "memory" if part.tool == "bio" else part.tool
@@ -331,7 +341,8 @@ def _format_canvas(part: _MessagePart, arguments: Mapping[str, Any]) -> str:
 def _find_report(part: _MessagePart) -> _MessagePart | None:
     """Return the deep-research report in the state of a widget, or None.
 
-    The state is in the metadata of a tool message, or is the text of a hidden message.
+    ChatGPT stores the state of a widget in the metadata of a tool message, or as the text of a
+    hidden message.
     """
     state = get_by_path(part.metadata, dict, "chatgpt_sdk").get("widget_state")
     if state is None and part.kind == "text" and part.plain_text.startswith(_WIDGET_STATE_PREFIX):
@@ -366,7 +377,10 @@ def _format_uncited_sources(meta: Mapping[str, Any], text: str) -> str:
 
 
 def _extract_request(part: _MessagePart) -> str:
-    """Return the request in a tool call: a known argument, or else all arguments as text."""
+    """Return what a tool call asks for, such as a search query or an image prompt.
+
+    If the call has no argument with a known name, return all arguments as text.
+    """
     arguments = get_by_path(_parse_json(part.plain_text), dict)
     first = get_by_path(arguments, list, "search_query")[:1]  # the first of several searches
     arguments = first[0] if first and isinstance(first[0], dict) else arguments
@@ -389,7 +403,7 @@ def _parse_json(text: str) -> Any:
 
 
 def _replace_markup(text: str, meta: Mapping[str, Any]) -> str:
-    """Replace citation marks in a text by the titles and addresses of the sources."""
+    """Replace the citation marks in a text with the titles and addresses of the sources."""
     for source in get_by_path(meta, list, "content_references"):
         matched = get_by_path(source, str, "matched_text")
         if "\ue200" in matched or "【" in matched:
@@ -415,7 +429,11 @@ def _format_source(source: Any) -> str:
 
 
 def _format_markup(inner: str) -> str:
-    """Return the text of markup: the name of an entity, or the title and address of a link."""
+    """Convert ChatGPT's markup for an entity or a link to plain text.
+
+    The result is the name of the entity, or the title and address of the link. Other markup becomes
+    "".
+    """
     kind, *rest = inner.split("\ue202")
     if kind == "url":
         return f" {' '.join(rest)}"

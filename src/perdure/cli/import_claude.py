@@ -38,7 +38,8 @@ _SUBJECT_ARGUMENTS: Final = (
     *("filename", "file_path", "file_name", "name", "description"),
 )
 """The arguments of a tool call that describe its subject in a few words."""
-# names of arguments that tell a reader nothing or repeat another argument
+# Names of tool call arguments that are not imported, because they repeat another argument or
+# contain no information for a human reader.
 _IGNORED_ARGUMENTS: Final = (
     *("type", "language", "id", "version_uuid", "source", "old_str", "view_range", "md_citations"),
     *("description", "max_results", "n", "sort_order"),
@@ -49,7 +50,7 @@ _ROOT_ID: Final = "00000000-0000-4000-8000-000000000000"  # the parent of a firs
 
 
 def build_claude_conversation(conversation: Mapping[str, Any]) -> Conversation:
-    """Build a conversation. Messages that are not as expected are skipped and noted."""
+    """Build a conversation. Malformed messages are skipped and listed in its `problems`."""
     messages = conversation["chat_messages"]
     thread = build_conversation(
         conversation.get("uuid"), conversation, _FIELD_NAMES, str(messages)[:10_000]
@@ -80,7 +81,10 @@ def build_claude_conversation(conversation: Mapping[str, Any]) -> Conversation:
 
 
 def _convert_message(key: str, message: Any, conversation: Conversation) -> list[BaseMessage]:
-    """Return the messages for a message of Claude: adjacent pieces of one kind are one message."""
+    """Convert one message of a Claude export to messages.
+
+    Adjacent pieces of the same kind, such as text or tool calls, are joined to one message.
+    """
     if not isinstance(message, dict):
         raise MalformedPart("the message is not an object")
     role = _ROLES.get(get_by_path(message, str, "sender"))
@@ -110,9 +114,10 @@ class _Piece(NamedTuple):
     """A part of the content of a message.
 
     Attributes:
-        kind: The author of the piece. Adjacent pieces of one kind become one message.
+        kind: The kind of the piece, which says who wrote it. Adjacent pieces with the same kind
+            become one message.
         text: The text that is shown.
-        former: The text that an earlier version imported.
+        former: The text that an earlier version of perdure imported for the piece.
         is_document: Whether the piece has the text of a file or of an argument of a tool call.
     """
 
@@ -151,12 +156,13 @@ def _iter_attachments(message: Mapping[str, Any]) -> Iterator[_Piece]:
 def _iter_blocks(
     message: Mapping[str, Any], key: str, conversation: Conversation
 ) -> Iterator[_Piece]:
-    """Yield the content blocks of a message as pieces."""
+    """Yield a `_Piece` for each content block of a message that is imported."""
     for block in get_by_path(message, list, "content") or [message.get("text")]:
         block = block if isinstance(block, dict) else {"type": "text", "text": block}
         kind, text = block.get("type"), block.get("text")
         if kind == "tool_use":
-            # The input is a text if the answer was cut off within the arguments.
+            # The arguments of the tool call are a text and not an object if Claude's answer was cut
+            # off before the arguments were complete.
             arguments = block.get("input")
             arguments = (
                 {"input": arguments}
@@ -223,7 +229,7 @@ def _convert_tool_call(
 
 
 def _format_argument(field: str, text: str, arguments: Mapping[str, Any]) -> str:
-    """Return the text of an argument of a tool call. Code is put in a fenced block."""
+    """Render an argument of a tool call as text. Code is rendered as a fenced block."""
     language = get_by_path(arguments, str, "language")
     kind = get_by_path(arguments, str, "type")
     if field in ("code", "command"):
@@ -245,7 +251,10 @@ def _format_argument(field: str, text: str, arguments: Mapping[str, Any]) -> str
 
 
 def build_design_conversation(chat: Mapping[str, Any]) -> Conversation:
-    """Build the conversation of a chat of Claude Design, whose messages have an inner object."""
+    """Build a conversation from a chat of Claude Design.
+
+    The content of each message in such a chat is an object within the message object.
+    """
     messages = []
     for message in get_by_path(chat, list, "messages"):
         content = get_by_path(message, dict, "content")
@@ -286,7 +295,10 @@ def is_design(value: Mapping[str, Any]) -> bool:
 
 
 def iter_memories(value: Mapping[str, Any]) -> Iterator[SavedText]:
-    """Yield the memories that Claude has of the user, one per paragraph, with its heading."""
+    """Yield the memories that Claude has of the user, one for each paragraph.
+
+    The heading above a paragraph is added to the text of the memory.
+    """
     projects = get_by_path(value, dict, "project_memories")
     texts = [get_by_path(value, str, "conversations_memory"), *projects.values()]
     texts += [
@@ -304,7 +316,7 @@ def iter_memories(value: Mapping[str, Any]) -> Iterator[SavedText]:
 
 
 def iter_project_documents(value: Mapping[str, Any]) -> Iterator[SavedText]:
-    """Yield the documents of a project, and its instructions, as items of its namespace."""
+    """Yield the instructions, the description and the documents of a project, each as an item."""
     project = get_by_path(value, str, "uuid") or derive_id("project", value.get("name"))
     fields = {"project": get_by_path(value, str, "name")}
     for field in ("description", "prompt_template"):
@@ -329,7 +341,10 @@ def is_project(value: Mapping[str, Any]) -> bool:
 
 
 def list_manifest_files(value: Mapping[str, Any]) -> list[str]:
-    """Return the names of the ZIPs of an export from its list of links, or [] for other objects."""
+    """Return the names of the ZIP files that an export's list of download links contains.
+
+    Return [] if the object is no such list.
+    """
     files = get_by_path(value, list, "data_files")
     links = [file for file in files if get_by_path(file, str, "export_url")]
     return [

@@ -20,7 +20,9 @@ from perdure.cli.conversation import (
 )
 from perdure.memory.message_forms import find_message_time, read_message
 
-_Path = dict[str, None]  # the ids of all messages before the next message, in order
+# The ids of the messages that precede the next message of a conversation, in order. The values are
+# None.
+_Path = dict[str, None]
 
 _THREAD_ID_PATHS: Final = (
     *(("thread_id",), ("id",), ("checkpoint", "thread_id")),
@@ -45,16 +47,18 @@ _IMPORTED_FIELDS: Final = frozenset(
 
 
 def has_messages(value: Mapping[str, Any]) -> bool:
-    """Return whether an object is a conversation with its messages, or a state of LangGraph."""
+    """Return whether an object contains messages: a conversation, or a state of LangGraph."""
     return "messages" in value or "messages" in get_by_path(value, dict, "values")
 
 
 class JsonLinesReader:
-    """Collects the conversations of a file whose objects are messages or contain several messages.
+    """Collects the conversations of a JSON Lines file.
 
-    Objects with the same id continue one thread. Where they differ, they become branches. Each
-    object without an id is a separate conversation. All single messages of a user that have no
-    thread id are one conversation. `ThreadNames` finds the threads of conversations without an id.
+    A line is an object that contains one message or several messages. Objects with the same thread
+    id belong to one conversation. If the messages of two such objects differ, the differing
+    messages become branches. An object with several messages and without a thread id is a separate
+    conversation. If single messages have no thread id, all messages of the same user form one
+    conversation. `ThreadNames` finds the threads of conversations without an id.
 
     Args:
         file: The path of the file.
@@ -67,7 +71,8 @@ class JsonLinesReader:
         self._unnamed: list[Conversation] = []
         self._messages_by_user: dict[
             str, dict[str, Any]
-        ] = {}  # messages without a thread id, by user
+            # The conversation of single messages without a thread id, by user.
+        ] = {}
         self._user = ""  # the user of the previous message
 
     def build_conversations(self) -> list[Conversation]:
@@ -85,10 +90,10 @@ class JsonLinesReader:
         ]
 
     def add_conversation(self, number: str, conversation: Mapping[str, Any]) -> None:
-        """Add an object with messages, which begin with the first message of the thread.
+        """Add an object whose messages begin with the first message of the conversation.
 
-        States of LangGraph are added in the order of their times, because a history has the newest
-        first.
+        States of LangGraph are sorted by time before they are added, because a file with a state
+        history starts with the newest state.
         """
         if "messages" not in conversation:
             conversation = {**conversation, "messages": conversation["values"]["messages"]}
@@ -107,7 +112,7 @@ class JsonLinesReader:
             self._add_object(name, conversation)
 
     def add_message(self, line: Mapping[str, Any]) -> None:
-        """Add an object that is a message, after the last message of its thread."""
+        """Add a single message at the end of the conversation to which it belongs."""
         labels = {name: line[name] for name in USER_LABELS if name in line}
         message = {k: v for k, v in line.items() if k != "thread_id" and k not in labels}
         if line.get("thread_id"):
@@ -121,7 +126,7 @@ class JsonLinesReader:
             unnamed_messages["messages"].append(message)
 
     def _build_provisional(self, name: str, conversation: Mapping[str, Any]) -> Conversation:
-        """Build a conversation that has no id. Its provisional id is derived from the name."""
+        """Build a conversation that has no id. A provisional id is derived from `name`."""
 
         def build(id: str, is_timed: bool) -> Conversation:
             conversation_with_id = Conversation(
@@ -138,7 +143,10 @@ class JsonLinesReader:
     def _add_object(
         self, name: object, conversation: Mapping[str, Any], created_at: float | None = None
     ) -> None:
-        """Add the messages of an object. `created_at` is the time of messages that have none."""
+        """Add the messages of an object to the conversation `name`.
+
+        `created_at` is used as the time of each message that contains no time.
+        """
         thread, path = self._get_or_create_thread(name, conversation)
         path.clear()
         _add_messages(thread, path, conversation, created_at)
@@ -158,7 +166,7 @@ def _find_unimported_fields(conversation: Mapping[str, Any]) -> list[str]:
 
 
 def _build_empty_conversation(name: object, line: Mapping[str, Any]) -> Conversation:
-    """Build a conversation without messages, with the metadata that an object has."""
+    """Build a conversation with the metadata from an object, but without messages."""
     metadata = {**line}
     for own_name, alternative_names in _ALTERNATIVE_NAMES.items():
         times = (
@@ -181,14 +189,16 @@ def _add_messages(
     *,
     is_timed: bool = False,
 ) -> None:
-    """Add the messages of an object and its branches.
+    """Add the messages of an object, including the messages of its branches, to a conversation.
 
     Args:
         thread: The conversation that gets the messages.
-        path: The messages before the object; it is extended.
+        path: The ids of the messages before the messages of the object. The ids of added messages
+            are appended.
         conversation: The object.
-        created_at: The time of messages that have none.
-        is_timed: Whether ids that are derived for messages depend on their times.
+        created_at: The time of each message that contains no time itself.
+        is_timed: Whether the ids that are derived for messages without an id depend on the times of
+            the messages.
     """
     keys = [
         _append_message(thread, path, message, created_at, is_timed=is_timed)
@@ -225,7 +235,10 @@ def _append_message(
     variant: bool = False,
     is_timed: bool = False,
 ) -> str | None:
-    """Add a message after those on the path, or note why it is skipped. Return the last id."""
+    """Add a message after the last message of `path`, and return the id of the last message.
+
+    If the message is malformed, it is skipped, and the conversation's `problems` say why.
+    """
     thread.source_count += 1
     parent_id = next(reversed(path), None)
     last = thread.nodes[parent_id].message if parent_id else None
