@@ -345,7 +345,10 @@ class StoreParts:
         )
 
     def for_other_tables(self, table_prefix: str, database: Database, seal: Seal) -> Self:
-        """Return the parts for other tables of the same form, which are searched by words only.
+        """Return the components for tables with another name prefix.
+
+        The tables have the same columns as the tables of the store. Their items are searched by
+        words only.
 
         Args:
             table_prefix: The prefix of the table names that replaces `store_`.

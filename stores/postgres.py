@@ -113,7 +113,7 @@ class JSONBLocation(JSONLocation):
         )
 
     def _build_path_condition(self, text: str, *params: Any) -> Condition:
-        """Return the condition that an SQL expression is true for at least one of the paths."""
+        """Return the condition that an SQL expression is true for at least one JSON path."""
         return join_with_or([Condition(text, (list(path), *params)) for path in self.paths])
 
 

@@ -278,7 +278,10 @@ class Searcher:
     # -- words and scores
 
     def _build_query_terms(self, query: SearchQuery) -> tuple[_QueryWords, QueryTerms]:
-        """Return the words of a query with synonyms, and the terms that the indexes look up."""
+        """Return the words of a query with their synonyms, and the terms to look up in the indexes.
+
+        Each word of the query also has its stem.
+        """
         model, vector = self._embeddings.model, query.vector
         by_words = query.mode != "semantic"
         # If words are hashed with a key, synonyms are not searched.
@@ -386,7 +389,9 @@ class Searcher:
     async def add_query_vector(
         self, query: SearchQuery | None, selection: Selection
     ) -> SearchQuery | None:
-        """Return the query with its vector, if a model in another process computes the vector.
+        """Compute the vector of a query if its model runs in another process.
+
+        The query is returned with its vector, if it has one.
 
         The coroutine of the caller waits for the model, so that no worker thread is blocked by the
         wait.

@@ -6,19 +6,23 @@ Three samples of cosines are taken from the vectors of a namespace:
     sharing      rows that share a word which few rows have
     random       rows that are far from each other, of different threads if there are several
 
-The separation of a sample is the distance between its mean and that of the random rows, in standard
-deviations (d' of signal detection theory). The result does not depend on the level of an embedder's
-cosines: two random texts have a cosine of 0.1 with one model and of 0.8 with another. An embedder
-whose vectors carry no meaning has a separation near 0.
+The separation of a sample is the distance between the mean cosine of the sample and the mean cosine
+of random rows, in standard deviations (d' of signal detection theory). The separation of vectors
+does not depend on how high the cosines of an embedder are in general. Two random texts have a
+cosine of 0.1 with one model and of 0.8 with another. An embedder whose vectors do not represent any
+meaning has a separation near 0.
 
-A search uses the result in three ways (`Calibration`). Vectors that do not separate related rows
-from random ones count less. If the rows are long, vectors that separate neighbours well count more,
-and they count for threads as a whole. The vector of a short turn contains little information about
-the question that the turn answers. A similarity is judged by its distance from the similarities of
-random rows. Decision 0037 has the measurements.
+A search uses the measured separation in three ways, which the class `Calibration` combines. First,
+if the vectors of related rows are no more similar than those of random rows, vectors get less
+weight in scores. Second, if the rows are long and the vectors of neighbouring rows are clearly more
+similar than those of random rows, vectors get more weight, and the vectors of a whole thread add to
+the score of its rows. Long rows are required because the vector of a short message contains little
+information about the question that the message answers. Third, a cosine counts only as far as it
+exceeds the cosines of random rows. Decision 0037 has the measurements.
 
-The samples are taken from the first rows of a namespace, so the result depends on these rows alone.
-Every process and every backend therefore computes the same numbers, and nothing has to be stored.
+The samples are taken from the rows that were stored first in a namespace, so the measured
+separation depends on no other rows. Every process and every backend computes the same separation
+from the same rows, so the separation is not stored.
 """
 
 from __future__ import annotations
@@ -35,36 +39,41 @@ from numpy.typing import NDArray
 Ints = NDArray[np.integer[Any]]
 Floats = NDArray[np.floating[Any]]
 
-# maximum number of rows from which pairs of neighbours and random pairs are taken
+# maximum number of rows of a namespace in which the cosines of neighbours and of random pairs are
+# measured
 MAX_ROWS: Final = 512
-# maximum number of rows that are searched for pairs with a common rare word
+# maximum number of rows in which pairs of rows that share a rare word are searched
 MAX_WORDED: Final = 256
-_MIN_ROWS: Final = 16  # minimum number of rows with vectors; with fewer rows, nothing is measured
+# minimum number of rows with vectors; the separation of fewer rows is not measured
+_MIN_ROWS: Final = 16
 _MAX_PAIRS: Final = 512  # maximum number of pairs in each sample
-_MAX_PAIRS_PER_WORD: Final = 4  # maximum number of pairs that are taken from the rows of one word
-_RARE_DIVISOR: Final = 8  # a word is rare if at most one in this many rows has it
-# distances between the two rows of random pairs, as shares of all measured rows
+# maximum number of pairs of rows that are compared because they share one particular word
+_MAX_PAIRS_PER_WORD: Final = 4
+_RARE_DIVISOR: Final = 8  # a word is rare if it occurs in at most 1/8 of the rows
+# A random pair consists of two rows at one of these distances, which are shares of the number of
+# measured rows.
 _STRIDES: Final = (0.382, 0.236)
-# number of imaginary pairs that are averaged with the real ones, so that chance has little effect
-# in small samples
+# Each sample is averaged with this many imaginary pairs of separation `_PRIOR`, so that chance has
+# little effect in small samples.
 _PRIOR_PAIRS: Final = 16
-_PRIOR: Final = 1.0  # separation of the imaginary pairs
+_PRIOR: Final = 1.0  # separation of the imaginary pairs that are added to each sample
 # minimum standard deviation of cosines; smaller values are rounding errors
 _MIN_SPREAD: Final = 1e-3
-# separations between which the weight of vectors rises from zero to its usual value
+# The weight of vectors rises from zero at the first separation to its usual value at the second.
 _USELESS, _USEFUL = 0.2, 0.5
-# separations of neighbours between which vectors gain additional weight
+# The additional weight of vectors rises from zero at the first separation of neighbouring rows to
+# its full value at the second.
 _STRONG, _STRONGEST = 1.1, 2.0
-# mean numbers of words per row between which the additional weight of vectors rises from zero to
-# its full value
+# The additional weight of vectors rises from zero to its full value between these two mean numbers
+# of words per row.
 _SHORT, _LONG = 40, 100
-# number of standard deviations below the mean of random cosines at which the lowest cosine is
-# assumed
+# The lowest cosine of random rows is estimated as their mean cosine minus this number of standard
+# deviations.
 _DEVIATIONS: Final = 4.0
 
 
 class Moments(NamedTuple):
-    """Statistics of a sample of values: their number, their sum, and the sum of their squares."""
+    """The number of values in a sample, the sum of the values, and the sum of their squares."""
 
     size: int = 0
     total: float = 0.0
@@ -72,12 +81,12 @@ class Moments(NamedTuple):
 
     @classmethod
     def from_values(cls, values: Floats) -> Self:
-        """Return the moments of some values."""
+        """Return the number of values, their sum, and the sum of their squares."""
         exact = values.astype(np.float64)
         return cls(len(exact), float(exact.sum()), float((exact * exact).sum()))
 
     def merge(self, other: Moments) -> Moments:
-        """Return the moments of the union of both samples."""
+        """Return the statistics of two samples combined into one sample."""
         return Moments(
             self.size + other.size, self.total + other.total, self.squares + other.squares
         )
@@ -97,7 +106,7 @@ _NO_MOMENTS: Final = Moments()
 
 
 class Calibration(NamedTuple):
-    """The weight of vectors in a search, as computed from their separation.
+    """The weight that vectors have in a search, computed from how well they separate related rows.
 
     Attributes:
         trust: The share of their usual weight that the vectors have, 0 to 1.
@@ -116,7 +125,9 @@ USUAL: Final = Calibration()
 
 @dataclass(frozen=True)
 class Separation:
-    """The samples of cosines by which the separation of one or several namespaces is measured.
+    """Samples of cosines that show how well vectors separate related rows from random rows.
+
+    The samples come from one or several namespaces.
 
     Attributes:
         neighbours: Cosines of rows that follow each other in a thread.
@@ -141,8 +152,10 @@ class Separation:
 
     @cached_property
     def calibration(self) -> Calibration:
-        """The calibration of vectors for a search of the measured namespaces."""
-        if not self.random.size:  # Nothing was measured, or all vectors are equal.
+        """The weight that vectors get in a search of the namespaces from which the samples come."""
+        # There is no sample of random pairs if the rows were not measured, or if all vectors are
+        # equal.
+        if not self.random.size:
             return Calibration(trust=0.0) if self.words.size else USUAL
         trust = self.compute_trust(self.sharing)
         if self.neighbours.size >= _PRIOR_PAIRS:
@@ -155,14 +168,17 @@ class Separation:
         return Calibration(trust, gain, max(lowest, 0.0))
 
     def compute_trust(self, sample: Moments) -> float:
-        """Return the trust in the vectors, from 0 to 1, according to one sample."""
+        """Return how far one sample shows that vectors are useful, from 0 (not at all) to 1."""
         return _interpolate(self._compute_separation(sample), _USELESS, _USEFUL)
 
     def _compute_separation(self, sample: Moments) -> float:
-        """Return the distance of a sample's mean from that of random pairs, in standard deviations.
+        """Return how much a sample's mean exceeds that of random pairs, in standard deviations.
 
-        The fewer pairs a sample contains, the nearer the result is to `_PRIOR`. With a separation
-        of `_PRIOR`, vectors have their usual weight.
+        Both means are mean cosines.
+
+        A sample with few pairs gives a result near `_PRIOR`, because imaginary pairs are averaged
+        with the pairs of the sample. If the separation is `_PRIOR`, vectors get their usual weight
+        in a search.
         """
         count = min(sample.size, self.random.size)
         spread = math.sqrt((sample.variance + self.random.variance) / 2)
@@ -176,9 +192,10 @@ def _interpolate(value: float, low: float, high: float) -> float:
 
 
 def compute_sample_size(row_count: int) -> int:
-    """Return the number of first rows that are measured, or 0 if there are too few rows.
+    """Return the number of rows in which separation is measured, or 0 if there are too few rows.
 
-    The number grows in steps of an eighth to a quarter, so that a put seldom changes the sample.
+    The number of measured rows grows in steps of an eighth to a quarter of the row count, so that a
+    put seldom makes a new measurement necessary.
     """
     if row_count < _MIN_ROWS:
         return 0
@@ -195,7 +212,7 @@ def measure_separation(
 ) -> Separation:
     """Measure how well vectors separate related rows of a namespace.
 
-    All arrays contain the first rows of the namespace, in the order of their ids.
+    Each array has one element for each measured row, in the order of the row ids.
 
     Args:
         vectors: One vector of length 1 for each row; float[n, dims].
@@ -210,7 +227,8 @@ def measure_separation(
     first_rows, second_rows = order[:-1], order[1:]
     is_followed = (thread[first_rows] == thread[second_rows]) & (thread[first_rows] >= 0)
     neighbour_pairs = np.column_stack([first_rows[is_followed], second_rows[is_followed]])
-    # This order does not depend on the numbers of threads, which may differ between processes.
+    # The pairs are sorted by row, because their order by thread number may differ between
+    # processes.
     neighbour_pairs = neighbour_pairs[np.argsort(neighbour_pairs[:, 1])]
     rows = np.arange(n)
     partners = np.concatenate([(rows + max(int(n * stride), 1)) % n for stride in _STRIDES])
@@ -234,11 +252,12 @@ def measure_separation(
 
 
 def _measure_pairs(vectors: Floats, pairs: Ints) -> Moments:
-    """Return the moments of the cosines between the two vectors of each pair of rows.
+    """Return statistics of the cosines between the vectors of two rows, for pairs of rows.
 
-    Pairs of equal vectors are left out.
+    Pairs of rows with equal vectors are left out.
 
-    If an assistant often repeats a text such as "Noted.", many random pairs have equal vectors.
+    If an assistant often repeats a text such as "Noted.", many random pairs would have a cosine of
+    1 for this reason alone.
     """
     chosen = _select_pairs_evenly(pairs)
     first_vectors, second_vectors = vectors[chosen[:, 0]], vectors[chosen[:, 1]]
@@ -247,7 +266,7 @@ def _measure_pairs(vectors: Floats, pairs: Ints) -> Moments:
 
 
 def _select_pairs_evenly(pairs: Ints) -> Ints:
-    """Return at most `_MAX_PAIRS` of the pairs, evenly spaced in their order."""
+    """Return at most `_MAX_PAIRS` of the given pairs, selected at regular intervals."""
     if len(pairs) <= _MAX_PAIRS:
         return pairs
     return pairs[np.linspace(0, len(pairs) - 1, _MAX_PAIRS).astype(np.intp)]

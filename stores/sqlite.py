@@ -70,7 +70,8 @@ class SQLiteStore(WholeStore):
         ConfigurationError: An argument is wrong.
     """
 
-    _connection_class = sqlite3.Connection  # class of the connections; tests replace it
+    # the class of database connections, which tests replace with another class
+    _connection_class = sqlite3.Connection
 
     def __init__(
         self,

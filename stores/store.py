@@ -1,8 +1,9 @@
-"""The public methods of a store, or of the scope of a store under a prefix.
+"""The public methods of a store, and of a scope, which is a store limited to a namespace prefix.
 
-Each read is implemented once, as a blocking method. The async method runs it in a reading thread.
-Each write is an operation (`perdure.effects`). Methods for a whole database are in
-`perdure.stores.whole_store`.
+Each method that reads is implemented once, as a blocking method. The async variant of a reading
+method runs the blocking method in a worker thread. Each method that writes is implemented as an
+operation of `perdure.effects`, which blocking and async callers run differently. Methods that
+concern all namespaces of a database are in `perdure.stores.whole_store`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ from perdure.stores.values import check_number
 
 
 class Store(BaseStore):
-    """A langgraph store that keeps old versions of items and searches without a search service."""
+    """A langgraph store that keeps old versions of items and has a built-in search."""
 
     supports_ttl = True
 
@@ -100,7 +101,7 @@ class Store(BaseStore):
         return await self._parts.runner.arun(self._run_operations(list(ops)))
 
     async def _run_operations(self, ops: Sequence[Op | PutItem]) -> list[Result]:
-        """Run the operations of `batch` as an operation of `perdure.effects`."""
+        """Run the operations that `batch` or `abatch` received, and return their results."""
         writes = [op for op in ops if isinstance(op, PutOp | PutItem)]
         prepare = partial(self._parts.prepare_batch, writes)
         is_brief = are_quick_to_check([op.value for op in writes])
@@ -133,7 +134,8 @@ class Store(BaseStore):
                 f"the operation is {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
                 "ListNamespacesOp"
             )
-        # True is also the default of an operation, so the store's configuration may turn it off.
+        # True is the default of langgraph's operations, so it does not override the store's
+        # configuration. False turns the restart off.
         refresh_ttl = None if op.refresh_ttl else False
         if isinstance(op, GetOp):
             return self.get(op.namespace, op.key, refresh_ttl=refresh_ttl)
@@ -214,7 +216,9 @@ class Store(BaseStore):
         await self._parts.runner.arun(self._put_item(*arguments))
 
     def delete(self, namespace: Namespace, key: str, *, if_version: int | None = None) -> None:
-        """Delete an item by closing its present version. A missing key is not an error.
+        """Delete an item.
+
+        Its versions stay readable through `history` and `as_of`. A missing key is not an error.
 
         Args:
             namespace: The namespace of the item.
@@ -301,10 +305,10 @@ class Store(BaseStore):
 
         With a query, return the best results.
 
-        Without a query, items are ordered by namespace and then by creation. Puts do not change
-        earlier pages, because a new item comes last and a new version keeps its position. A delete
-        moves the items after it. Pass the same `as_of` for every page to read a list that does not
-        change.
+        Without a query, items are ordered by namespace and then by the time at which they were
+        created. Puts do not change earlier pages, because a new item comes last, and an item that
+        is replaced keeps its position. A delete moves the items after it. Pass the same `as_of` for
+        every page to read a list that does not change.
 
         Args:
             namespace_prefix: The first labels of the namespaces. `()` selects all items.
@@ -405,9 +409,11 @@ class Store(BaseStore):
         return self._list_namespaces(ListNamespacesOp(conditions, max_depth, limit, offset), as_of)
 
     def find_namespaces(self, label: str) -> list[Namespace]:
-        """Return all namespaces that contain a label, sorted, also those of perdure's own notes.
+        """Return all namespaces that contain a label, sorted.
 
-        Namespaces with closed versions only are included.
+        The namespaces of perdure's own notes are included.
+
+        Namespaces in which every item has been deleted are included.
         """
         parts, label_path = self._parts, check_prefix((label,))
         statement, bounds = parts.sql["all_paths"], prefix_range(parts.root)
@@ -483,10 +489,10 @@ class Store(BaseStore):
         context: bool = True,
         during: Period | None = None,
     ) -> RankExplanation:
-        """Return the rank of an item among the results for a query, and the reason for it.
+        """Return the rank of an item among the results for a query, and the reason for its rank.
 
-        The arguments from `query` on are those of `search`. Without a prefix, the item's namespace
-        is searched.
+        The arguments after `key` have the same meaning as in `search`, except `prefix`. Without a
+        prefix, the item's namespace is searched.
 
         Raises:
             ConfigurationError: There is no query, or an argument is wrong; see `search`.
@@ -512,7 +518,7 @@ class Store(BaseStore):
         context: bool = True,
         during: Period | None = None,
     ) -> RankExplanation:
-        """Return the rank of an item and the reason for it; see `why_not`."""
+        """Return the rank of an item and the reason for its rank; see `why_not`."""
         searched_prefix = namespace if prefix is None else prefix
         selection = self._parts.build_selection(searched_prefix, filter, provenance, as_of)
         search_query = build_query(query, mode, context, True, during=during)
@@ -537,9 +543,9 @@ class Store(BaseStore):
     ) -> Receipt:
         """Erase items with all their versions, and remove their bytes from the file.
 
-        A key is erased with all its versions if one of them, present or closed, meets all criteria.
-        Other writers wait while the file is rewritten. If the process dies, call the method again
-        to complete the erasure.
+        A key is erased with all its versions if the current version or any past version of the key
+        meets all criteria. Other writers wait while the file is rewritten. If the process dies
+        during the erasure, call `forget` again to complete it.
 
         Args:
             prefix: Only items under this prefix. `()`, or None with another criterion, means all
@@ -574,9 +580,9 @@ class Store(BaseStore):
     ) -> Receipt:
         """Erase the texts that one author wrote under a prefix that several people share.
 
-        The author of a version is the field `author` of its provenance. Versions of other authors
-        stay, but lose the earlier texts of this author that they contain. If the process dies, call
-        the method again to complete the erasure.
+        The author of a version is the field `author` of its provenance. Versions that other people
+        wrote stay, but texts of the erased author are removed from them. If the process dies
+        during the erasure, call `forget_author` again to complete it.
 
         Args:
             prefix: The prefix of the shared namespaces, such as `("teams",)`.
@@ -609,9 +615,9 @@ class Store(BaseStore):
     # -- vectors that are missing
 
     def pending_embeddings(self, namespace_prefix: Namespace = ()) -> list[PendingEmbedding]:
-        """Return the items whose vectors could not be computed so far.
+        """Return the items whose vectors have not been computed because the embedder failed.
 
-        Searches find them by text.
+        Searches find items without vectors by their text.
         """
         return self.database.read(
             lambda: self._missing.read_pending(self._parts.resolve_prefix(namespace_prefix))
@@ -652,8 +658,9 @@ class Store(BaseStore):
 
         The scoped store cannot read or name anything outside of the prefix.
 
-        Its methods take and return namespaces without the prefix. The scoped store shares the
-        database of this store and need not be closed. For the scope of a scope, both limits apply.
+        The methods of the scoped store take and return namespaces without the prefix. The scoped
+        store shares the database of this store and need not be closed. If a scope is created from
+        another scope, the limits of both scopes apply.
 
         Args:
             prefix: The labels of the prefix, at least one.

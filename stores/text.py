@@ -1,16 +1,17 @@
 """Analysis of texts and queries for search: tokens, languages, synonyms, typing errors and chunks.
 
-A token is a stem ("running" and "runs" become "run"), a number, or a word of another script. In
-scripts without spaces between words, a token is a pair of neighbouring characters. Emoji, currency
-signs and other symbols are tokens as well. A word with signs gives two tokens, with and without the
-signs ("c#" and "c"). Stop words stay in the tokens of documents and are dropped from queries. A
-query that consists only of stop words keeps them.
+A token is a stem ("running" and "runs" become "run"), a number, or a word in a writing system other
+than Latin. In writing systems without spaces between words, a token is a pair of neighbouring
+characters. Emoji, currency signs and other symbols are tokens as well. A word that contains a
+symbol gives two tokens, one with the symbol and one without it ("c#" and "c"). Stop words stay in
+the tokens of documents and are dropped from queries. If a query consists only of stop words, the
+stop words are searched like other words.
 
-Synonyms come from a table inside the package. The table lists for each English stem the nearest
-stems and their cosines, which `benchmarks/kinship.py` computed with the static embedder. A second
-table contains the frequencies of words in each language. This table was computed by
-`benchmarks/commonness.py`. Long texts are split into overlapping chunks, so that an embedder
-receives all of the text.
+Synonyms come from a table inside the package. For each English stem, the table of synonyms lists
+the nearest stems and their cosines, which `benchmarks/kinship.py` computed with the static
+embedder. Another table inside the package contains the frequencies of words in each language. The
+table of word frequencies was computed by `benchmarks/commonness.py`. Long texts are split into
+overlapping chunks, so that an embedder receives all of the text.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ ANALYZER = "en-3"
 # maximum number of cached words, which take at most 8 MB; a new word takes 1 µs, a cached word 0.1
 # µs
 _MEMO_SIZE = 1 << 16
-# maximum letters of a word that is stemmed; longer runs are not English words
+# maximum number of letters of a word that is stemmed; a longer sequence of letters is not an
+# English word
 _MAX_STEMMED_LENGTH = 32
 
-ENGLISH: Final = "english"  # name of a language; each language has the name of its Snowball stemmer
-NON_LATIN: Final = "other"  # name that stands for all languages with a script other than Latin
+ENGLISH: Final = "english"  # A language is named like its Snowball stemmer.
+NON_LATIN: Final = "other"  # name that stands for all languages whose writing system is not Latin
 
-# scripts without spaces between words, and Hangul, whose particles are attached to words
+# writing systems without spaces between words, and Hangul, whose particles are attached to words
 _UNSPACED_RANGES = (
     "\u0e01-\u0e4e\u0e81-\u0edf"  # Thai, Lao
     "\u1000-\u103f\u1050-\u109f\u1780-\u17d3"  # Myanmar, Khmer
@@ -69,11 +71,12 @@ _SIGNED_WORDS = re.compile(
     r"(?<![\w#+])[a-z0-9]+(?:#|\+{1,2})(?![\w#+])|(?<![\w.])\.[a-z][a-z0-9]*"
     r"|(?<![\w@#])[@#][a-z]\w*|(?<![\w*])[a-z0-9]\*(?![\w*])|[$%]"
 )
-# every text that contains signed words contains one of these strings
+# A text is searched for words with symbols only if it contains one of these strings or starts with
+# a dot.
 _SIGN_HINTS = ("#", "+", "@", "$", "%", "*", " .", "(.")
-# matches symbols; a flag consists of two characters
+# matches a symbol, such as an emoji; the emoji of a country's flag consists of two characters
 _SYMBOLS = re.compile("[\U0001f1e6-\U0001f1ff]{2}|[^\\w\\s\x00-\x7f]")
-# Unicode categories of other, currency and mathematical symbols
+# the Unicode categories of symbols: currency (Sc), mathematical (Sm) and all other symbols (So)
 _SYMBOL_CATEGORIES = (
     "So",
     "Sc",
@@ -82,16 +85,18 @@ _SYMBOL_CATEGORIES = (
 _LETTERS_ONLY = re.compile(r"[^\W\d_]+")
 _SCRIPT_RUNS = re.compile(rf"[{_UNSPACED_RANGES}]+|[^{_UNSPACED_RANGES}]+")
 _UNSPACED_CHAR = re.compile(f"[{_UNSPACED_RANGES}]")
-# matches accents to remove; й keeps its accent, because the Russian stemmer needs the letter
+# Matches the accents that are removed from letters. The letter й keeps its accent, because the
+# Russian stemmer needs the letter.
 _ACCENTS = re.compile("(?!(?<=\u0438)\u0306)[\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670]")
 _ELISION = re.compile(r"(?:[cdjlmnst]|qu)'(?=[^\W\d_]{2})")
 _CONTRACTED_ENDING = re.compile(r"(?:n't|'(?:s|d|m|t|ll|re|ve))$")
-# verbs by what remains of them in won't, can't and shan't
+# The verbs of which only a part remains when "n't" is removed from won't, can't and shan't.
 _NEGATED_VERBS = {"wo": "will", "ca": "can", "sha": "shall"}
 _LETTER_VARIANTS = str.maketrans(
     dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4", "'")
     | {"ø": "o", "ł": "l", "đ": "d", "\u0131": "i", "æ": "ae", "œ": "oe", "ð": "d", "þ": "th"}
-    | dict.fromkeys("\u0640\u00ad\u200c\u200d")  # tatweel, soft hyphen and joiners are removed
+    # The characters tatweel, soft hyphen and joiner are removed from words.
+    | dict.fromkeys("\u0640\u00ad\u200c\u200d")
     | {"\u200b": " "}
 )
 _STEMMER_BY_SCRIPT = {0x04: "russian", 0x06: "arabic"}  # by the upper byte of their code points
@@ -105,8 +110,8 @@ _local = threading.local()  # A stemmer has state, so each OS thread has its own
 def tokenize(text: str) -> list[str]:
     """Return all tokens of a document, in order and with repetitions.
 
-    In a script without spaces, the tokens are each pair of neighbouring characters and each single
-    character, so that a query of one character finds the document.
+    In a writing system without spaces, each pair of neighbouring characters is a token. Each single
+    character is a token as well, so that a query of one character finds the document.
 
     >>> tokenize("The runners' café isn't open: 1,000 visitors")
     ['the', 'runner', 'cafe', 'is', 'open', '1000', 'visitor']
@@ -140,8 +145,9 @@ def tokenize(text: str) -> list[str]:
 def tokenize_query(text: str) -> list[str]:
     """Return the tokens that a search looks up, without duplicates.
 
-    Stop words are left out unless the query consists of stop words only. In a script without
-    spaces, the tokens are pairs of characters. A run of a single character is one token.
+    Stop words are left out unless the query consists of stop words only. In a writing system
+    without spaces between words, each pair of neighbouring characters is a token. A single
+    character that has no neighbours in its writing system is also a token.
 
     >>> tokenize_query("What did the runners run?")
     ['runner', 'run']
@@ -167,9 +173,10 @@ def tokenize_query(text: str) -> list[str]:
 def extract_query_words(text: str) -> dict[str, str]:
     """Return the words that rank the results of a query, each with its stem.
 
-    The words are those of `tokenize_query` without the stop words of the query's language. The
-    stems are computed for that language. In Chinese and Japanese, the words are the parts between
-    function words. In Japanese, endings are removed as well.
+    The result contains the words that `tokenize_query` returns, except the stop words of the
+    query's language. The stem of each word is computed by the rules of the query's language. In
+    Chinese and Japanese, the text is split at function words, and the parts between them are used
+    as words. In Japanese, endings are removed as well.
 
     >>> extract_query_words("Wo sind die Häuser?"), extract_query_words("我的狗叫什么名字")
     ({'hauser': 'haus'}, {'狗叫': '狗叫', '名字': '名字'})
@@ -233,27 +240,30 @@ def detect_language(text: str) -> str:
 def split_words(text: str) -> list[str]:
     """Split a text into sequences of letters, and replace variants of a letter by one form.
 
-    The text `isn't` gives two runs.
+    The text `isn't` is split into two sequences.
     """
     return _LETTERS_ONLY.findall(text.lower() if text.isascii() else _fold_letters(text))
 
 
 def stop_words(language: str) -> frozenset[str]:
-    """Return the stop words of a language, with unified letters."""
+    """Return the stop words of a language. Variants of a letter are replaced by one form."""
     return _load_stop_words()[language][1]
 
 
 @cache
 def foreign_stop_words() -> frozenset[str]:
-    """Return the stop words of other languages of Latin script that are not English stop words."""
+    """Return the stop words of all other languages in Latin letters, without English stop words."""
     return frozenset().union(*(telling for telling, _ in _load_stop_words().values()))
 
 
 @cache
 def _load_stop_words() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
-    """Load two sets of stop words for each language: those that English lacks, and all.
+    """Load two sets of stop words for each language.
 
-    Takes 1 ms.
+    The first set contains the stop words that are not English stop words. The second set contains
+    all stop words of the language.
+
+    Loading takes 1 ms.
     """
     lines = (files("perdure.stores") / "weights" / STOP_WORD_FILE).read_text("utf-8").splitlines()
     parts = [[part.split() for part in line.split("|")] for line in lines]
@@ -268,21 +278,28 @@ STOP_WORDS: Final = stop_words(ENGLISH)
 
 @cache
 def _function_word_pattern() -> re.Pattern[str]:
-    """Return a pattern of the function words of Chinese and Japanese, the longest first."""
+    """Return a regular expression for function words of Chinese and Japanese.
+
+    Longer words are tried first.
+    """
     words = filter(_is_unspaced, stop_words(NON_LATIN))
     return re.compile("|".join(sorted(words, key=len, reverse=True)))
 
 
 def is_misspellable(token: str) -> bool:
-    """Return whether a token may be a typing error.
+    """Return whether a token can be a misspelt word.
 
-    The token must have at least four letters, and belong to a script with spaces between words.
+    A token can be misspelt if it has at least four letters and its writing system separates words
+    with spaces.
     """
     return 4 <= len(token) <= _MAX_STEMMED_LENGTH and token.isalpha() and not _is_unspaced(token)
 
 
 def _iter_words(text: str) -> Iterator[str]:
-    """Yield the words of a text in lower case, without accents and contracted endings."""
+    """Yield the words of a text in lower case.
+
+    Accents and contracted endings such as "n't" are removed.
+    """
     if text.isascii():
         yield from map(_strip_contraction, _ASCII_WORDS.findall(text.lower()))
         return
@@ -295,7 +312,7 @@ def _iter_words(text: str) -> Iterator[str]:
 
 
 def _find_signs_and_symbols(text: str) -> list[str]:
-    """Return the words of a text that contain signs, such as "c#", followed by its symbols.
+    """Return the words of a text that contain a symbol, such as "c#", and then the text's symbols.
 
     >>> _find_signs_and_symbols("C++ and .NET, $5")
     ['c++', '.net', '$']
@@ -314,9 +331,9 @@ def _find_signs_and_symbols(text: str) -> list[str]:
 
 
 def _fold_letters(text: str) -> str:
-    """Return the text in lower case with one form of each letter.
+    """Return the text in lower case, with each variant of a letter replaced by one form.
 
-    Accents that only modify a letter are removed.
+    Accents on letters are removed, except the accent of the Russian letter й.
     """
     return unicodedata.normalize("NFC", _ACCENTS.sub("", _decompose(text)))
 
@@ -340,7 +357,7 @@ def _strip_contraction(word: str) -> str:
 def iter_stems(text: str, language: str) -> Iterator[tuple[str, str]]:
     """Yield each word of a text that is not a stop word, with its stem in the given language.
 
-    Nothing is yielded for English and for scripts other than Latin.
+    Nothing is yielded if the language is English or has a writing system other than Latin.
     """
     if language in (ENGLISH, NON_LATIN):
         return
@@ -353,15 +370,14 @@ def iter_stems(text: str, language: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_unspaced(word: str) -> bool:
-    """Return whether a run of characters belongs to a script without spaces between words."""
+    """Return whether a word belongs to a writing system without spaces between words."""
     return not word.isascii() and _UNSPACED_CHAR.match(word) is not None
 
 
 class _TokenMemo(dict[str, str]):
-    """The token of each word that was seen. The memo is emptied when it is full.
+    """A cache of the token of each word. The cache is emptied when it is full.
 
-    A cache of tokens by word. The token of an English, Russian or Arabic word is its stem. Any
-    other word is its own token.
+    The token of an English, Russian or Arabic word is its stem. Any other word is its own token.
     """
 
     def __missing__(self, word: str) -> str:
@@ -392,7 +408,8 @@ def _stem_word(word: str, language: str) -> str:
 
 # -- synonyms and corrections
 
-# minimum letters of a word in which two edits are allowed, also in the first letter
+# Minimum number of letters of a long word. Two edits are allowed between two long words. The first
+# letters of two words may differ if one of the words is long.
 _MIN_TWO_EDIT_LENGTH: Final = 6
 # minimum similarity of two words: 1 minus the number of edits per letter of the longer word
 _MIN_EDIT_SIMILARITY: Final = 0.7
@@ -435,26 +452,29 @@ def _load_synonyms() -> tuple[
 # -- frequency of words
 
 FREQUENCY_FILE: Final = "common.npz"
-# number of steps of the stored frequencies per unit of the natural logarithm
+# The stored logarithms of frequencies are integers. This number of units is equal to 1 in the
+# natural logarithm.
 STEPS_PER_NAT: Final = 16
 _WORDS_PER_MESSAGE: Final = 15  # assumed number of words of an average message
 
 
 @lru_cache(_MEMO_SIZE >> 2)
 def message_frequency(token: str, language: str = ENGLISH) -> float:
-    """Return the share of messages in a language that contain a token, for messages of 15 words.
+    """Return the share of messages in a language that contain a token.
 
-    The share is 0 for a token that is in no list.
+    The share is computed for messages of 15 words.
 
-    Source: Speer, wordfreq (2022), https://doi.org/10.5281/zenodo.7199437, its small lists.
+    The share is 0 for a token that is not in the frequency list of the language.
+
+    Source: the small word lists of Speer, wordfreq (2022), https://doi.org/10.5281/zenodo.7199437.
 
     >>> round(message_frequency("thank"), 3), message_frequency("xyzzy")
     (0.009, 0.0)
     """
     words, rarity = _load_frequencies(language)
     word = ("0" * len(token) if token.isdigit() and len(token) > 1 else token).encode()
-    # The token is longer than all tokens of the list, and numpy would widen the whole array for a
-    # comparison.
+    # A token that is longer than every token in the frequency list is not looked up, because numpy
+    # would copy the whole list as wider strings for the comparison.
     if len(word) > words.itemsize:
         return 0.0
     position = int(np.searchsorted(words, word))
@@ -465,7 +485,9 @@ def message_frequency(token: str, language: str = ENGLISH) -> float:
 
 @cache
 def _load_frequencies(language: str) -> tuple[NDArray[np.bytes_], NDArray[np.uint8]]:
-    """Load the sorted tokens of a language, and the logarithm of each token's share times -16.
+    """Load the sorted tokens of a language and their frequencies.
+
+    A frequency is stored as -16 times the natural logarithm of the token's share of all words.
 
     Takes 2 ms.
     """
@@ -478,12 +500,13 @@ def _load_frequencies(language: str) -> tuple[NDArray[np.bytes_], NDArray[np.uin
 class Vocabulary(dict[str, int]):
     """Words with their numbers.
 
-    When a word is looked up for the first time, it gets the next number.
+    When a new word is looked up, it is added with the next higher number.
     """
 
     def __init__(self, words: Iterable[str] = ()) -> None:
         super().__init__(zip(words, count()))
-        # words by their first letter, and by a hyphen and their last two letters
+        # Lists of words with the same first letter, and lists of words with the same last two
+        # letters. The key is the letter, or a hyphen and the two letters.
         self._by_letters: dict[str, list[str]] = defaultdict(list)
         self._indexed_count = 0  # number of words in `_by_letters`
         self._lock_index = threading.Lock()
@@ -495,7 +518,7 @@ class Vocabulary(dict[str, int]):
     def similar_words(self, word: str) -> list[str]:
         """Return all words that have the first letter or the last two letters of a word.
 
-        These are the only words that `find_nearest_words` can return.
+        `find_nearest_words` considers only the words that this method returns.
         """
         with self._lock_index:
             for other in (
@@ -511,10 +534,10 @@ def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> 
     """Return the words that a misspelt word may stand for, nearest first.
 
     Words at the same distance are in alphabetical order. One edit is allowed, or two edits if both
-    words have at least six letters. The first letter must be equal. If one of the words has at
-    least six letters, the last two letters may be equal instead. A word of the English frequency
-    list is not replaced by another word of the list, unless one of them is the beginning of the
-    other.
+    words have at least six letters. The two words must have the same first letter. If one of the
+    two words has at least six letters, it is also sufficient that their last two letters are equal.
+    A word of the English frequency list is replaced by another word of the list only if one of the
+    two words is a prefix of the other.
 
     >>> find_nearest_words("mountian", ["paint", "mountain", "fountain"])
     ['mountain']
@@ -577,16 +600,17 @@ def compute_edit_distances(word: str, others: list[str]) -> NDArray[np.int64]:
 MAX_CHUNK_WORDS = 200
 OVERLAP_WORDS = 20
 
-# A unit counts as one word. In scripts without spaces, in Hangul and in kana, each character is
-# a unit. Any other run without a space (a URL, Thai) is cut into units of 32 characters.
+# A chunk is measured in units. A unit is usually a word. In Chinese, Japanese and Korean, each
+# character is a unit. A longer text without spaces, such as a URL, is cut into units of 32
+# characters.
 _UNSEGMENTED_RANGES = (
     "\u1100-\u11ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 )
 _UNSEGMENTED_RANGES += "\U00020000-\U0003ffff"
 _MAX_UNIT_LENGTH = 32
 _UNIT = re.compile(rf"[{_UNSEGMENTED_RANGES}]|[^\s{_UNSEGMENTED_RANGES}]{{1,{_MAX_UNIT_LENGTH}}}")
-# matches the end of a sentence or of a line between two units
-# (full-width stops are \u3002 \uff01 \uff1f, closing brackets after them \u300d \u300f \uff09)
+# Matches the end of a sentence or of a line in the text between two words. The code points are
+# full-width punctuation and closing brackets.
 _SENTENCE_END = re.compile(
     "[.!?\u2026][\"'\u201d\u2019)\\]]*\\s"
     "|[\u3002\uff01\uff1f][\u300d\u300f\u201d\u2019\uff09]*\\s*$|\\n"
@@ -601,8 +625,8 @@ def split_into_chunks(
     """Split a text into overlapping chunks, in order. Only white space may be in no chunk.
 
     A chunk ends at the end of a sentence if possible, otherwise at a space, otherwise anywhere.
-    Each chunk begins within the last words of the preceding chunk, so that a short passage across
-    the border is complete in one of them.
+    Each chunk begins within the last words of the preceding chunk. A short passage at the boundary
+    between two chunks is therefore complete in one of the two chunks.
 
     Args:
         text: The text. A short text is returned unchanged as the only chunk. A text without words
@@ -642,7 +666,7 @@ def _cut_at_units(text: str, units: list[tuple[int, int]], limit: int, overlap: 
     """
 
     def grade_cut(at: int) -> int:
-        """Return a grade for a cut before a unit; a higher grade means a better place to cut."""
+        """Return how good a cut before a unit (word) would be; a higher number is better."""
         end, begin = units[at - 1][1], units[at][0]
         if _SENTENCE_END.search(text, max(end - 3, 0), begin):
             return _AT_SENTENCE_END

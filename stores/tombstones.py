@@ -1,9 +1,11 @@
-"""Tombstones: records by which an import recognises items that were deleted or forgotten here.
+"""Tombstones are records of memories that were deleted or forgotten in this store.
+
+An import does not bring these memories back.
 
 `perdure.memory` writes a tombstone when a memory is deleted or forgotten. A tombstone is an item
-under `("perdure", "buried", *namespace)`. The key of a tombstone is the hash of a text of the
-memory, or of the id of a message from which the memory was made. An import refuses each version of
-an item that has such a text or comes from such a message.
+under `("perdure", "buried", *namespace)`. The key of a tombstone is a hash. Either a text of the
+memory is hashed, or the id of a message from which the memory was made. An import refuses a version
+of an item if a tombstone exists for its text, or for the message from which it was made.
 """
 
 from __future__ import annotations
@@ -49,7 +51,10 @@ SOURCE: Final = "provenance"
 
 
 def is_note_namespace(namespace: Sequence[str]) -> bool:
-    """Return whether a namespace contains perdure's notes about memories and no items of a user."""
+    """Return whether a namespace contains perdure's notes about memories.
+
+    Such a namespace contains no items of a user.
+    """
     root, kind = (*namespace[:2], "", "")[:2]
     return root == ROOT and kind in (*KINDS, TEMPLATES)
 
@@ -63,13 +68,13 @@ def extract_text(value: Mapping[str, Any]) -> str:
 
 
 def hash_message(thread_id: str | None, message_id: str) -> str:
-    """Return the key of the tombstone of a message."""
+    """Return the key of the tombstone for memories that were made from a message."""
     name = f"{thread_id or ''}\0{message_id}".encode("utf-8", "surrogatepass")
     return f"source:{blake2b(name, digest_size=16).hexdigest()}"
 
 
 def tombstone_keys(value: Mapping[str, Any], provenance: Mapping[str, Any] | None) -> set[str]:
-    """Return the keys of all tombstones that would make an import refuse this value."""
+    """Return the keys of all tombstones that would make an import refuse a given value."""
     value = {**value}
     stored = value.pop(SOURCE, None)
     source = provenance or (stored if isinstance(stored, Mapping) else {})
@@ -91,7 +96,11 @@ def is_note_path(path: bytes, kinds: Collection[str] = KINDS) -> bool:
 
 
 def _find_root_label(names: Sequence[str], kinds: Collection[str]) -> int | None:
-    """Return the index of the label `ROOT` in a namespace of notes. It is above 0 in a scope."""
+    """Return the index at which the label `ROOT` begins the labels of notes, or None without notes.
+
+    In a namespace of a scope, the index is greater than 0, because the labels of the scope precede
+    `ROOT`.
+    """
     pairs = enumerate(pairwise(names))
     return next((index for index, (root, kind) in pairs if root == ROOT and kind in kinds), None)
 
@@ -99,9 +108,10 @@ def _find_root_label(names: Sequence[str], kinds: Collection[str]) -> int | None
 def list_tombstone_paths(path: bytes) -> list[bytes]:
     """Return the paths of all namespaces that may contain tombstones for the items of a namespace.
 
-    A scope of the store stores its notes under its own prefix, and no row records which prefixes
-    are scopes. Therefore every prefix is considered. Quarantined items have the same tombstones as
-    the memories.
+    A scope stores its notes about memories under its own namespace prefix, and no row records which
+    prefixes are scopes. Every prefix of the namespace may therefore be the prefix of a scope. An
+    item in quarantine is refused because of the same tombstones as a memory in the namespace for
+    which the item is intended.
     """
     names = decode_path(path)
     root_index = _find_root_label(names, KINDS)
@@ -123,7 +133,7 @@ class ItemContent:
     provenance: Mapping[str, Any] | None
 
     def tombstone_keys(self) -> set[str]:
-        """Return the keys of the tombstones that would make an import refuse this version."""
+        """Return the keys of all tombstones that would make an import refuse this content."""
         value = decode_value(self.text)
         return tombstone_keys(value, self.provenance) if isinstance(value, Mapping) else set()
 

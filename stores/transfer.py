@@ -31,7 +31,8 @@ from perdure.stores.tombstones import TOMBSTONES, ItemContent, TombstoneReader, 
 from perdure.stores.values import check_value_size, decode_value
 from perdure.stores.vectors import Model
 
-PAGE = 500  # number of keys that are read at a time, and of lines that are written at a time
+# number of keys that an export reads at a time, and number of lines that an import writes at a time
+PAGE = 500
 _LOG = logging.getLogger("perdure")
 _MINUTE = 60_000_000  # microseconds in a minute
 _VALUE_COLUMN: Final = 8  # index of the value in a row of the statement `history`
@@ -44,11 +45,12 @@ class ItemVersion(NamedTuple):
     """A version of an item. Times are in microseconds since 1970."""
 
     put: Put
-    # version number; None means that the item becomes the newest version, unless that is equal
+    # The version number. None means that the imported item becomes the newest version, unless the
+    # newest version has the same content.
     version: int | None = None
     created_at: int | None = None  # time of the first put of the key
     valid_from: int | None = None  # time of the put of this version
-    # time at which the version was closed; None for the present version
+    # time at which the version was replaced or deleted; None if the version is current
     valid_to: int | None = None
     expires_at: int | None = None
 
@@ -69,7 +71,10 @@ Source = Generator[tuple[str, Mapping[str, Any] | ItemVersion | ImportFailed], N
 
 @dataclass(slots=True)
 class _ImportState:
-    """The state of an import: keys whose later versions must be treated like the earlier ones."""
+    """The state of an import.
+
+    It contains the keys whose remaining versions are skipped or refused.
+    """
 
     # keys whose versions differ in this store; None if a difference is an error
     differing: set[_RowKey] | None
@@ -212,7 +217,9 @@ class Transfer:
                     return report
                 try:
                     report += run(self._write_batch(batch, state))
-                except ImportFailed as exc:  # The batch contradicts items of this store.
+                # A version in the batch differs from the version with the same number in this
+                # store.
+                except ImportFailed as exc:
                     error = exc
                     break
                 report += TransferReport(unsuitable=unsuitable)
@@ -253,7 +260,7 @@ class Transfer:
     async def _write_batch(
         self, versions: list[ItemVersion], state: _ImportState
     ) -> TransferReport:
-        """Write one batch of versions, and update the state of the import."""
+        """Write one batch of item versions, and update the state of the import."""
         if not versions:
             return TransferReport()
         model = await self._missing.embed_puts([version.put for version in versions])
@@ -299,16 +306,21 @@ class Transfer:
             ) from exc
 
 
-_INVALID_VALUE: Any = ()  # The line is not a mapping, so the check of values raises an error.
+# A value that the check of values refuses. It replaces a null value in an imported line, because
+# `prepare_put` would take None for a delete.
+_INVALID_VALUE: Any = ()
 
 
 def _parse_time(line: Mapping[str, Any], name: str) -> int | None:
-    """Return a time of a line in microseconds, or None if the line has no such time."""
+    """Return the time in a field of a line, in microseconds, or None without the field."""
     return to_microseconds(datetime.fromisoformat(line[name])) if name in line else None
 
 
 def _parse_version(line: Mapping[str, Any]) -> int | None:
-    """Check and return the version number of a line, or return None if the line has none."""
+    """Return the version number of an imported line, or None if the line has no version number.
+
+    The version number is checked.
+    """
     version = line.get("version")
     if version is not None and (type(version) is not int or not 0 < version < _MAX_VERSION):
         raise ValueError(f"version is {version!r}; expected 1 or more")
@@ -322,11 +334,12 @@ def _write_versions(
     model: Model | None,
     state: _ImportState,
 ) -> Flow[_BatchResult]:
-    """Write versions, all or none.
+    """Write a batch of versions in one transaction.
 
-    Items with a tombstone in this store are refused. If an item differs from this store's version
-    with the same number, the item and all its later versions are skipped, and its key is added to
-    `state.differing`. If `state.differing` is None, an error is raised instead.
+    Items with a tombstone in this store are refused. An imported version may have the same number
+    as a version in this store, but other content. In this case, the version and all later versions
+    of its key are skipped, and the key is added to `state.differing`. If `state.differing` is None,
+    an imported version with other content raises an error.
     """
     report, imported_tombstones = TransferReport(), set[_RowKey]()
     totals = WriteTotals(None if model is None else (yield from writer.register_model(model)))
@@ -370,7 +383,7 @@ def _write_versions(
             is_present = item.version is not None and equal_row is newest and not is_own
             present = newest if is_present else None
             if present and present[6:8] == (None, None) and item.valid_to is not None:
-                # An item that may expire keeps its time to live in this store.
+                # An imported end time is not applied to an item that has an expiry in this store.
                 yield _build_close_statements(
                     writer,
                     (yield from writer.read_present_version(item.put)),
@@ -394,10 +407,12 @@ def _write_versions(
 def _find_refused_keys(
     writer: ItemWriter, items: Sequence[ItemVersion], now: int, state: _ImportState
 ) -> Flow[set[_RowKey]]:
-    """Return the keys of a batch that have a version with a tombstone in this store.
+    """Return the keys of a batch for which this store has a tombstone.
 
-    A tombstone is ignored if the present version in this store has the same text, because the item
-    was put again after the erasure.
+    A tombstone for any version of a key is sufficient.
+
+    A tombstone is ignored if the current version of the key in this store has the text of the
+    tombstone, because the item was stored again after its erasure.
     """
     reader = TombstoneReader(writer.sql, now, state.imported_tombstones)
     keys_of_items = yield from reader.find_matching_keys([item.content for item in items])
@@ -425,7 +440,7 @@ def _read_content(writer: ItemWriter, row: Row) -> ItemContent:
 def _add_version(
     writer: ItemWriter, item: ItemVersion, now: int, totals: WriteTotals
 ) -> Flow[None]:
-    """Add a version of an item, and close the present version before it."""
+    """Add a version of an item, and end the current version of its key before it."""
     present = yield from writer.read_present_version(item.put)
     namespace_key, row, version, created, valid_from, _, _, last_closed, _, first_id = present
     valid_from_time = now if item.valid_from is None else item.valid_from
@@ -460,13 +475,13 @@ def _add_version(
 def _build_close_statements(
     writer: ItemWriter, present: Row, valid_to: int, totals: WriteTotals
 ) -> list[Statement]:
-    """Build the statements that close a present version; see `ItemWriter.read_present_version`."""
+    """Build the statements that end a current version, as read by `read_present_version`."""
     namespace_key, row, _, _, valid_from, _, size, *_ = present
     totals.add_growth(namespace_key, -1, -size)
     return writer.build_close_statements([(max(valid_to, valid_from + 1), row)])
 
 
 def _has_same_content(writer: ItemWriter, row: Row, put: Put) -> bool:
-    """Return whether a row has the value and the provenance of a put."""
+    """Return whether a row has the same value and the same provenance as a put."""
     fields = writer.records.decode_provenance(row[9], *row[1:4])
     return writer.records.decode_row_text(row) == put.text and fields == (put.provenance or {})

@@ -17,8 +17,8 @@ from perdure.errors import ConfigurationError, CorruptRecord, InvalidValue
 MAX_DEPTH = 64  # maximum nesting of objects and arrays in a value
 _MAX_INTEGER_BITS = 13_000  # maximum bits of an integer; Python parses at most 4,300 digits
 MAX_BYTES = 16 << 20  # default maximum size of the JSON of a value; `open` has an option for it
-# minimum similarity (0 to 1) of a suggested name; with a lower minimum, `$gte` would be suggested
-# for `$regex`
+# Minimum similarity, from 0 to 1, of a name that an error message suggests in place of an unknown
+# name. With a lower minimum, the message would suggest `$gte` for `$regex`.
 _MIN_SIMILARITY: Final = 0.75
 WHOLE = "$"  # langgraph's path of the whole value
 
@@ -245,7 +245,9 @@ def check_number(
 
 
 def suggest_name(name: object, allowed: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the closest name and all names.
+    """Return the end of an error message about an unknown name.
+
+    It suggests the closest known name, if there is one, and lists all known names.
 
     >>> suggest_name("actr", ("actor", "at")), suggest_name("$y", ("$eq", "$ne"))
     ("did you mean 'actor'? There are actor, at", 'there are $eq, $ne')
@@ -259,7 +261,7 @@ def suggest_name(name: object, allowed: Iterable[str]) -> str:
 def parse_setting(
     name: str, stored: Any, is_valid: Callable[[dict[str, Any]], bool]
 ) -> dict[str, Any]:
-    """Parse a recorded setting of a file, which must be a JSON object.
+    """Parse a setting that is recorded in a store's database and must be a JSON object.
 
     Args:
         name: The name of the setting.

@@ -1,10 +1,12 @@
 """Vectors: the embedding model, checks of its answers, the stored encoding, and similarity scores.
 
-Only vectors of the same model can be compared. Scores are exact. Above a configurable number of
-vectors, sketches select the rows that are scored exactly.
+Only vectors of the same model can be compared. Scores are exact. If there are more vectors than a
+configurable limit, sketches preselect the rows that are scored exactly. A sketch is a short bit
+string that approximates a vector.
 
 A sketch has one bit for each dimension of a vector: the sign of the number in this dimension
-(random-hyperplane hashing: Charikar, STOC 2002). Sketches are compared by Hamming distance.
+(random-hyperplane hashing: Charikar, STOC 2002). The similarity of two sketches is measured by
+their Hamming distance, which is the number of bits in which they differ.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ Floats = NDArray[np.float32]
 _BLOCK_ROWS: Final = 1024
 # number of rows whose sketches are compared at a time, which limits memory
 _SKETCH_BLOCK_ROWS: Final = 1 << 14
-# share of the rows that is scored exactly, beginning with the best sketches
+# share of the rows that are scored exactly; the rows whose sketches are nearest to the query's
+# sketch are chosen
 _RESCORED_SHARE: Final = 0.01
 _MIN_RESCORED_ROWS: Final = 4_000  # minimum number of rows that are scored exactly
 _WORD_BITS: Final = 64  # number of bits in one word of a sketch
@@ -56,11 +59,11 @@ class Model:
         return cls(**parse_setting("model", text, _is_valid_model_setting))
 
     def to_setting(self) -> str:
-        """Return the model as the text of a setting."""
+        """Encode the model as JSON text, which the store records as a setting."""
         return json.dumps(asdict(self))
 
     def with_dims(self, dims: int) -> Self:
-        """Return the model with a known vector length."""
+        """Return a copy of the model with the given vector length."""
         return replace(self, dims=dims)
 
     @property
@@ -116,7 +119,8 @@ def check_vectors(answer: Any, count: int, dims: int | None, model: str) -> Floa
         raise _build_answer_error(model, problem, "all of the same number of dimensions")
     try:
         rows = np.asarray(answer)
-    except Exception as exc:  # The answer's own conversion to an array may raise any error.
+    # The model may return an object whose conversion to an array raises any error.
+    except Exception as exc:
         raise _build_answer_error(model, f"{answer!r:.80} ({exc})", "a list of vectors") from exc
     if rows.ndim and len(rows) != count:
         raise _build_answer_error(
@@ -146,7 +150,8 @@ def _build_answer_error(model: str, problem: str, expected: str) -> EmbeddingFai
 def normalize_rows(rows: NDArray[np.float64]) -> Floats:
     """Return the rows scaled to length 1. Zero rows stay zero.
 
-    Each row is divided by its largest number first, so that squares neither overflow nor underflow.
+    Each row is first divided by the largest absolute value of its numbers, so that the squares
+    neither overflow nor underflow.
     """
     largest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
     scaled = rows / np.where(largest == 0, 1.0, largest)
@@ -194,7 +199,8 @@ class VectorMatrix:
 
     rows: NDArray[Any]  # `[n, dims]`, normalised
     scale: Floats | None = None  # factor of each row, only for `int8`
-    # sketches of the rows, `[words, n]`; None if there are too few rows for approximate scores
+    # The sketch of each row, as an array of shape `[words, n]`. It is None if there are too few
+    # rows for approximate scores.
     sketch: NDArray[np.uint64] | None = None
 
     @classmethod
@@ -233,7 +239,10 @@ class VectorMatrix:
         return rows if self.scale is None else rows * self.scale[:, None]
 
     def with_sketches(self) -> VectorMatrix:
-        """Return the matrix with sketches for approximate scores. float32 rows become float16."""
+        """Return a copy of the matrix to which sketches for approximate scores are added.
+
+        Rows of float32 are converted to float16.
+        """
         rows = self.rows.astype(np.float16) if self.rows.dtype == np.float32 else self.rows
         return VectorMatrix(rows, self.scale, _compute_sketches(self.rows))
 
@@ -254,7 +263,7 @@ class VectorMatrix:
     def estimate_scores(self, query: Floats, start: int, stop: int, share: float) -> Floats:
         """Return approximate cosine similarities of the rows `start` to `stop`.
 
-        The similarities of the `share` of rows with the best sketches are exact.
+        The `share` of rows whose sketches are nearest to the query's sketch get exact similarities.
         """
         assert self.sketch is not None
         distance = self._compute_hamming_distances(
@@ -291,7 +300,10 @@ class VectorMatrix:
 
 
 def _compute_sketches(rows: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return sketches, `uint64[words, n]`. A bit is set if the number in its place is positive."""
+    """Return sketches, `uint64[words, n]`.
+
+    A bit of a sketch is set if the number in the same dimension of the vector is positive.
+    """
     count, dims = rows.shape
     words = -(-dims // _WORD_BITS)
     packed = np.zeros((count, words * 8), np.uint8)

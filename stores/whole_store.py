@@ -1,4 +1,4 @@
-"""The public methods of a whole store: time to live, retention, indexes, export and import."""
+"""The public methods that concern all items of a store, such as retention, export and import."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ from perdure.stores.vectors import Model
 
 OnUnsuitable = Literal["error", "skip"]
 _LOG = logging.getLogger("perdure")
-_BATCH_ROWS: Final = 500  # maximum items closed or versions removed in one transaction
+# maximum number of expired items that are swept, or of past versions that are removed, in one
+# transaction
+_BATCH_ROWS: Final = 500
 # exclusive maximum of the number of days or versions in a retention rule
 _MAX_RETENTION: Final = 1_000_000
 
@@ -95,9 +97,9 @@ class WholeStore(DatabaseOwner, Store):
     acount_without_ttl = make_async_twin(count_without_ttl)
 
     def sweep_ttl(self) -> int:
-        """Close all expired items, and return how many.
+        """Turn the current versions of all expired items into past versions, and return how many.
 
-        Reads do not return expired items in any case.
+        Expired items are left out of all reads and searches, even before they are swept.
         """
         total = 0
         while swept := self._sweep_batch():
@@ -107,9 +109,10 @@ class WholeStore(DatabaseOwner, Store):
     asweep_ttl = make_async_twin(sweep_ttl)
 
     def _sweep_batch(self) -> int:
-        """Close some expired items.
+        """Turn the current versions of some expired items into past versions.
 
-        Other sweepers, and writers to the namespaces of the expired items, must wait meanwhile.
+        While the versions are written, other sweepers must wait, and so must writers to the
+        namespaces of the expired items.
         """
         parts, now = self._parts, self._parts.now()
         expired = self.database.read(lambda: fetch_rows(parts.sql["expired"], now, _BATCH_ROWS))
@@ -187,7 +190,7 @@ class WholeStore(DatabaseOwner, Store):
     afind_removable = make_async_twin(find_removable)
 
     def retain(self, rule: VersionRetention, *, prefix: Namespace = ()) -> int:
-        """Remove the closed versions that a rule does not keep, in batches, and return how many.
+        """Remove the past versions that a rule does not keep, in batches, and return their number.
 
         Args:
             rule: The rule that says which closed versions are kept.
@@ -214,7 +217,7 @@ class WholeStore(DatabaseOwner, Store):
     def _drop_versions(
         self, prefix_bounds: tuple[bytes, bytes], retention_bounds: tuple[int, int]
     ) -> Flow[int]:
-        """Remove one batch of closed versions in a transaction, and return how many."""
+        """Remove one batch of past versions in a transaction, and return their number."""
         sql, emptied_namespaces = self._parts.sql, []
         rows = yield sql("removable_versions", *prefix_bounds, *retention_bounds, _BATCH_ROWS)
         for name in ("drop_search_index_of_version", "drop_version", "drop_index_row"):
@@ -296,8 +299,9 @@ class WholeStore(DatabaseOwner, Store):
     def reembed(self, progress: Progress | None = None) -> int:
         """Compute all vectors again with the store's present embedder.
 
-        Others may read and write meanwhile. Until an item has a new vector, searches find it by its
-        words. If the call is interrupted, call it again to continue.
+        Other processes and threads may read and write while vectors are computed. Until an item has
+        a new vector, searches find it by its words. If the process dies or an error occurs before
+        the last item, call `reembed` again to continue.
 
         Args:
             progress: Called after each batch with the number of finished items and the total.
@@ -320,7 +324,10 @@ class WholeStore(DatabaseOwner, Store):
 
     @property
     def model(self) -> Model | None:
-        """The embedding model, or None without an embedder. Its `dims` is 0 until it is known."""
+        """The embedding model, or None if the store has no embedder.
+
+        The model's `dims` is 0 until the length of its vectors is known.
+        """
         model = self._parts.preparer.embeddings.model
         return None if model is None else replace(model)
 
@@ -359,9 +366,10 @@ class WholeStore(DatabaseOwner, Store):
         """Import the lines that `export` writes, or other JSON objects. The import can be repeated.
 
         An exported version that exists already, or that is older than the existing one, is skipped.
-        A line without `namespace` and `value` is a value by itself. This value is put into
-        `namespace`, under its field `key` or, without this field, under a hash of its content.
-        Other lines may have only the fields that `export` writes. A memory that was deleted or
+        If a line has neither a field `namespace` nor a field `value`, its whole JSON object is the
+        value of an item. Such an object is put into `namespace`. Its key is the field `key` of the
+        object, or a hash of the object if the field is missing. A line that has a field `namespace`
+        or `value` may contain only fields that `export` writes. A memory that was deleted or
         forgotten in this store is refused and named in the report; see `import_from`.
 
         Args:
@@ -391,16 +399,17 @@ class WholeStore(DatabaseOwner, Store):
     ) -> TransferReport:
         """Import the items of langgraph's SqliteStore or PostgresStore, or of any open store.
 
-        From a store of perdure, versions, times and provenance are imported too.
+        If the source is a store of perdure, the versions, times and provenance of its items are
+        imported too.
 
         The source is only read. The import can be interrupted and repeated, because equal items are
         skipped.
 
         A memory that was deleted or forgotten in this store (`perdure.memory.forget`) is refused
-        with all its versions, even if the source has changed it since. It is named in the report.
-        The tombstone in this store decides. A tombstone contains the hash of a text that the item
-        has or had, or of the message from which a turn was made. To have the memory again, add it
-        here.
+        with all its versions. The memory is refused even if it was changed in the source after it
+        had been forgotten here. The report names each refused memory. The tombstone in this store
+        decides. A tombstone contains the hash of a text that the item has or had, or of the message
+        from which a turn was made. To have the memory again, add it here.
 
         Args:
             source: The path of the file, the Postgres DSN, or an open store with blocking methods.
@@ -451,7 +460,7 @@ class WholeStore(DatabaseOwner, Store):
     astats = make_async_twin(stats)
 
     def usage(self, limit: int = LIST_LIMIT) -> StoreUsage:
-        """Return the largest namespaces, at most `limit`, and the number of items per month."""
+        """Return at most `limit` of the largest namespaces, and the number of items by month."""
         sql, read = self._parts.sql, self.database.read
         largest = read(lambda: fetch_rows(sql["largest_namespaces"], limit))
         days = read(lambda: fetch_rows(sql["created_by_day"]))
