@@ -57,15 +57,25 @@ class InvalidConfig(ConfigurationError):
 
 
 class WrongKey(ConfigurationError):
-    """The encryption key does not fit the database, or only one of them has a key."""
+    """The encryption key is wrong for the database.
+
+    This error is also raised if a database is encrypted and no key was passed, or if a key was
+    passed for a database that is not encrypted.
+    """
 
 
 class MissingDependency(ConfigurationError, ImportError):
-    """A feature needs a package that is not installed. An optional extra of perdure installs it."""
+    """A feature needs a package that is not installed.
+
+    An optional extra of perdure installs the missing package.
+    """
 
 
 class UnknownModel(ConfigurationError, LookupError):
-    """The token count or the context window of a model is unknown, and must be passed."""
+    """The token count or the context window of a model is unknown.
+
+    The caller must pass the unknown value as an argument.
+    """
 
 
 class EmbedderMismatch(ConfigurationError):
@@ -73,7 +83,10 @@ class EmbedderMismatch(ConfigurationError):
 
 
 class StorageError(PerdureError):
-    """The database refused an operation. `__cause__` is the error of the database driver."""
+    """The database refused an operation.
+
+    The `__cause__` of a `StorageError` is the exception of the database driver.
+    """
 
 
 class StorageUnavailable(StorageError):
@@ -81,7 +94,7 @@ class StorageUnavailable(StorageError):
 
 
 class StorageFull(StorageError):
-    """The disk is full. The database is in the state before the operation."""
+    """The disk is full. The operation that failed has changed nothing in the database."""
 
 
 class NotADatabase(StorageError):
@@ -101,11 +114,14 @@ class SerializationError(PerdureError, TypeError):
 
 
 class Unstorable(SerializationError):
-    """The serializer refuses a value. The message names the path to it."""
+    """The serializer refuses a value. The error message names the path of the refused value."""
 
 
 class InvalidValue(SerializationError, ValueError):
-    """The value of a store item is not a JSON object. The message names the path to the error."""
+    """The value of a store item is not a JSON object.
+
+    The error message names the path of the wrong part within the value.
+    """
 
 
 class ForbiddenType(SerializationError):
@@ -121,7 +137,7 @@ class UnknownCheckpoint(PerdureError, LookupError):
 
 
 class ThreadDeleted(PerdureError):
-    """A run tried to write to a thread that was deleted after the run had loaded its state.
+    """A run cannot write to its thread, because the thread was deleted during the run.
 
     Nothing was stored. A new run with the same thread id begins a new conversation.
     """
@@ -132,7 +148,7 @@ class RunEnded(PerdureError):
 
 
 class UnknownPerson(PerdureError, LookupError):
-    """Nothing in the database belongs to a person with this name."""
+    """The database contains no data of a person with the given name."""
 
 
 class UnknownMemory(PerdureError, LookupError):
@@ -144,7 +160,7 @@ class AlreadyLocked(PerdureError, RuntimeError):
 
 
 class InvalidNamespace(PerdureError, ValueError):
-    """A namespace or key has a form that a store cannot contain."""
+    """A namespace or a key of a store item is invalid."""
 
 
 class InvalidFilter(PerdureError, ValueError):

@@ -2,7 +2,7 @@
 
 A person is the user whose memories, messages and profile a thread uses. `export` yields an archive
 that `perdure import` reads. `forget` erases the data, and `plan` reports what `forget` would erase.
-A call of `forget` that was interrupted can be repeated; it then erases the rest.
+If a call of `forget` is interrupted, another call of `forget` erases the remaining data.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ ERASED: Final = (
 )
 """The kinds of data that are erased, in the order in which a report lists them."""
 _PAGE_LINES: Final = 100  # number of archive lines that an asynchronous export reads at once
-_MAX_ROUNDS: Final = (
-    3  # number of passes; the later ones erase data that was written during the first
-)
-_PAUSE_S: Final = 0.05  # seconds between two checks whether the cancelled runs have ended
+# Maximum number of passes of an erasure. A further pass erases data that other processes wrote
+# during the pass before.
+_MAX_ROUNDS: Final = 3
+# Number of seconds after which an erasure checks again whether the cancelled runs have ended.
+_PAUSE_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,8 @@ class Report:
         scrubbed: Whether the erased bytes were also overwritten in the file and its WAL. Postgres
             overwrites no bytes.
         dry_run: Whether nothing was written.
-        by_owner: The ids of those of the erased threads that name no user. They count as the
-            person's only because their `owner` has the person's name.
+        by_owner: The ids of the erased threads that have no `user_id`. These threads belong to the
+            person only because their `owner` is the person's name.
     """
 
     user: str
@@ -120,8 +121,9 @@ def export(
 
     The archive contains the threads with all branches, the items with all versions (memories,
     profile, instructions, examples, chat memory and notes), and records of the runs and crons; see
-    docs/people.md. Others may write during the export. Each thread and each key is exported in a
-    state that it had at one moment.
+    docs/people.md. Other processes may write to the database during the export. Each thread is
+    exported as a consistent snapshot. All versions of one key are also exported as a consistent
+    snapshot.
 
     Args:
         user: The name of the person.
@@ -166,9 +168,9 @@ def plan(
     hand_over: bool = False,
     conversations_by_id: bool = True,
 ) -> Report:
-    """Report the data that `forget` with these arguments would erase now.
+    """Report the data that a call of `forget` with the same arguments would erase now.
 
-    Nothing is written or locked. `forget` describes the arguments.
+    Nothing is written or locked. The docstring of `forget` describes the arguments.
 
     Raises:
         UnknownPerson: Nothing belongs to a person of this name.
@@ -193,8 +195,9 @@ def forget(
 ) -> Report:
     """Erase everything that belongs to a person, also from the bytes of the file.
 
-    First the person's crons are deleted, and the person's runs are cancelled. When the runs have
-    ended, the items and the threads are erased. A call that was interrupted can be repeated.
+    An erasure has two steps. In the first step, the person's crons are deleted, and the person's
+    runs are cancelled. When all cancelled runs have ended, the person's store items and threads are
+    erased in the second step. If a call of `forget` is interrupted, repeat the call.
 
     Args:
         user: The name of the person.
@@ -281,17 +284,23 @@ class _PersonErasure:
         return self._build_report(kept_parts, scrubbed=False, dry_run=True)
 
     def forget(self, timeout_s: float) -> Report:
-        """Erase the data, and also data that other processes write during the erasure."""
+        """Erase the person's data, in several passes.
+
+        A further pass erases data that other processes have written during the pass before.
+        """
         try:
             threads, person_namespaces = self._find_threads_and_namespaces()
         except UnknownPerson:
-            self._scrub_databases()  # An earlier call may have been interrupted before this step.
+            # An earlier erasure may have been interrupted after all rows were deleted and before
+            # the deleted bytes were overwritten.
+            self._scrub_databases()
             raise
         self._record_owned_threads(threads)
         kept_parts = self._list_kept_parts(threads, person_namespaces)
         for _ in range(_MAX_ROUNDS):
             self._stop_runs(threads, timeout_s)
-            # Erase the items first, because threads identify the conversations of `chat_memory`.
+            # Erase the items before the threads, because the ids of the person's threads are needed
+            # to find the person's conversations under the namespace prefix `chat_memory`.
             self._forget_items(threads, dry_run=False)
             for thread_id in threads:
                 self._erase_thread(thread_id, timeout_s)
@@ -307,7 +316,7 @@ class _PersonErasure:
         )
 
     def _record_owned_threads(self, threads: list[str]) -> None:
-        """Record the threads that belong to the person only because of their owner."""
+        """Record the threads without a `user_id` whose `owner` is the name of the person."""
         self.owned_thread_ids = self.rows.list_threads_by_owner()
         self.by_owner = tuple(
             thread_id for thread_id in self.owned_thread_ids if thread_id in {*threads}
@@ -423,12 +432,14 @@ class _PersonErasure:
     def _find_quotations(
         self, threads: list[str], namespaces: list[Namespace], crons: list[CronRow]
     ) -> list[tuple[str, ...]]:
-        """Find threads of other people that contain a text of the person or of a cron's message.
+        """Find threads of other people that quote the person or contain a message of a cron.
 
-        Texts that somebody else sent on the person's threads are not counted as the person's.
+        A thread quotes the person if the thread contains a text that the person wrote. The texts
+        that other people sent on the person's threads are not counted as texts of the person.
 
         Returns:
-            The ids of the threads with a text of the person, and those with a message of a cron.
+            The ids of the threads that contain a text of the person, and the ids of the threads
+            that contain a message of one of the person's crons.
         """
         human_texts, cron_texts = (
             read_human_texts(self.saver, threads),
@@ -485,7 +496,7 @@ def _build_person_rows(
     owners_are_people: bool | None,
     thread_ids: Collection[str] | None,
 ) -> PersonRows:
-    """Check the name of a person, and return the object that reads the person's rows."""
+    """Check the name of a person, and return a `PersonRows` for the rows of the person."""
     check_user("user", user, "give the name of the person")
     only = None if thread_ids is None else frozenset(thread_ids)
     if owners_are_people is None:
@@ -520,7 +531,7 @@ def _find_threads_and_namespaces(
 
 
 def build_unknown_person_error(user: str, owned: Sequence[str] = ()) -> UnknownPerson:
-    """Build the error for a name to which nothing belongs.
+    """Build the error which says that no thread, item or cron belongs to a person.
 
     Args:
         user: The name.

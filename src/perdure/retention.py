@@ -1,8 +1,9 @@
 """Remove old threads, checkpoints, items and memories from a database by rules.
 
-`apply` removes the data that the rules do not keep. `plan` reports what `apply` would remove, and
-writes nothing. The data is removed in batches, between which others can write. A call that was
-interrupted can be repeated; it then removes the rest.
+The function `apply` removes the data that the rules of a `Rules` object do not keep. The function
+`plan` reports the data that `apply` would remove, and writes nothing. Old data is removed in
+batches, and other processes can write to the database between two batches. If a call of `apply` is
+interrupted, another call of `apply` removes the remaining data.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ class Report:
 
     @property
     def size_bytes(self) -> int:
-        """The approximate total size. The file reuses this space for new data."""
+        """The approximate size of all removed data in bytes.
+
+        The database file does not shrink, but uses the space of removed data for new data.
+        """
         return sum(removal.size_bytes for removal in self.removals)
 
     def count(self, kind: str) -> int:
@@ -87,9 +91,9 @@ def plan(
     thread_ids: Sequence[str] | None = None,
     skip: Collection[str] = (),
 ) -> Report:
-    """Report the data that `apply` with these arguments would remove now.
+    """Report the data that a call of `apply` with the same arguments would remove now.
 
-    Nothing is written or locked. `apply` describes the arguments.
+    Nothing is written or locked. The docstring of `apply` describes the arguments.
     """
     thread_ids = None if thread_ids is None else [*dict.fromkeys(thread_ids)]
     return _RetentionPass(rules, saver, store, thread_ids, skip, dry_run=True).run()
@@ -181,7 +185,7 @@ class _RetentionPass:
         return Report(tuple(removals), tuple(self.left))
 
     def _erase_quarantined(self, days: float) -> Iterator[Removal]:
-        """Erase old quarantined candidates, by the time at which each of them was added."""
+        """Erase quarantined candidates that were added to the quarantine more than `days` ago."""
         namespace_prefix = (RESERVED_LABEL, QUARANTINE)
         timestamps, size = (
             [item.value["at"] for item in self._find_older_items(namespace_prefix, "at", days)],
@@ -207,9 +211,10 @@ class _RetentionPass:
                     batch = [thread_id for thread_id in batch if self._try_lock(thread_id, stack)]
                 batch_infos = self.saver.delete_idle(idle_since, thread_ids=batch, dry_run=True)
                 batch = [info.thread_id for info in batch_infos]
-                if (
-                    self.rules.memories and batch
-                ):  # Erase the memories first, because only the threads identify them.
+                if self.rules.memories and batch:
+                    # Erase the memories before the threads. If the process were killed after the
+                    # threads were deleted, the ids of the threads would be lost, and the memories
+                    # of the threads could no longer be found.
                     size += self._erase_items((), provenance={"thread_id": {"$in": batch}})
                 if not self.dry_run:
                     batch_infos = self.saver.delete_idle(idle_since, thread_ids=batch)
@@ -241,9 +246,9 @@ class _RetentionPass:
         rule = Retention(rules.checkpoints_last, rules.checkpoints_days, rules.turns, rules.history)
         removed = self.saver.retain(rule, thread_ids=self.thread_ids, dry_run=self.dry_run)
         counts = [removed.checkpoints, removed.size_bytes, removed.items]
-        if (
-            self.dry_run and self.idle_thread_ids
-        ):  # A plan must not count the checkpoints of idle threads again.
+        if self.dry_run and self.idle_thread_ids:
+            # A plan deletes nothing, so `retain` has also counted the checkpoints of idle threads.
+            # Subtract these checkpoints, because they would be deleted together with the threads.
             removed_with_threads = self.saver.retain(
                 rule, thread_ids=self.idle_thread_ids, dry_run=True
             )
@@ -280,9 +285,9 @@ class _RetentionPass:
         """Clear the records of extractions that failed long ago."""
         ids = []
         for note in self._find_older_items((RESERVED_LABEL, WATERMARKS), "failed_at", days):
-            with suppress(
-                VersionConflict
-            ):  # An extraction has changed the record in the meantime, so keep the record.
+            # A version conflict means that an extraction has changed the failure record after the
+            # search. Keep the changed failure record.
+            with suppress(VersionConflict):
                 if not self.dry_run:
                     self.store.batch([build_failure_reset(note)])
                 ids.append(note.value.get("thread_id", note.key))
@@ -291,7 +296,10 @@ class _RetentionPass:
     def _find_older_items(
         self, namespace_prefix: Namespace, field: str, days: float
     ) -> list[StoredItem]:
-        """Find the items under a namespace whose time in a field is more than `days` ago."""
+        """Find the items whose field `field` contains a time that is more than `days` ago.
+
+        Only items under a namespace prefix are searched.
+        """
         condition = {field: {"$lt": self._days_ago(days).isoformat()}}
         items: list[Any] = self.store.search(
             namespace_prefix, filter=condition, limit=sys.maxsize, refresh_ttl=False

@@ -1,8 +1,8 @@
 """Build the server of `perdure serve`, which offers pages, langgraph's REST API and MCP.
 
-`create_app` builds its ASGI application. `create_app` is imported only when it is first used,
-because `perdure mcp` does not need it. The server calls only functions that any user of perdure can
-call.
+The function `create_app` builds the ASGI application of the server. `create_app` is imported only
+when it is first used, because `perdure mcp` does not need this function. The server calls only
+functions that any user of perdure can call.
 """
 
 from typing import TYPE_CHECKING, Any

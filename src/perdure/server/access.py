@@ -49,9 +49,9 @@ Filter = Mapping[str, Any]
 """The conditions that the metadata of a thread, cron or assistant must meet. Each key has a plain
 value, which must be equal, or a dict with the operator `$eq` or `$contains`."""
 _SCALAR_TYPES: Final = (str, int, float, NoneType)
-# Maximum number of lists and dicts that may be nested in the lists of a metadata filter. Each of
-# them is compared with every element of the list in the metadata, so a higher limit would make
-# filters slow.
+# Maximum number of lists and dicts inside the lists of a metadata filter. Each list or dict inside
+# a list of the filter is compared with every element of the corresponding list in the metadata, so
+# a higher limit would make filters slow.
 _MAX_NESTED_IN_LISTS: Final = 10
 
 
@@ -92,8 +92,8 @@ class Identity:
         permissions: The permissions that the keys file or the authentication handler lists.
         raw: The user object that the authentication handler returned. It is passed to the
             authorization handlers.
-        acting_for: The person for whom the user acts, or None. If it is set, the request reaches
-            only data of this person, also if the user is an admin.
+        acting_for: The person for whom the user acts, or None. If a person is set, the request has
+            access only to the data of this person, even if the user is an admin.
         teams: The teams that the user, or the person in `acting_for`, belongs to.
     """
 
@@ -127,9 +127,10 @@ class Access(Protocol):
 
     - `owners_are_people`: False if the `owner` of a thread may be something else than the user of
       an API key, such as an organisation.
-    - `identities_list_teams`: False if identities list no teams. The config of a run must then name
-      the teams whose memory the run uses.
-    - `tenants`: All tenants. The server opens their databases when it starts.
+    - `identities_list_teams`: False if identities list no teams. If identities list no teams, the
+      config of a run must name the teams whose memories the run uses.
+    - `tenants`: The set of all tenants. The server opens the databases of all tenants when the
+      server starts.
     - `check_person(identity, person)`: Raise `Forbidden` if the identity may not act for a person.
     - `find_teams(user, tenant)`: Return the teams of a user.
     - `refresh_identity(identity)`: Return the identity with its current permissions and teams.
@@ -143,7 +144,7 @@ class Access(Protocol):
         """
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
-        """Check that an action is allowed, and return the filter for the rows that it may reach.
+        """Check that an action is allowed, and return the filter for the accessible rows.
 
         Args:
             identity: The user.
@@ -165,8 +166,8 @@ class LocalAccess:
 
     Treat each request as a request of the local user, who is an admin.
 
-    A client may name any `owner` for a thread. No key proves that owner, so the server does not
-    treat it as a person.
+    Without authentication, a client may set any `owner` for a thread. Therefore, the server does
+    not treat the `owner` of a thread as a person.
     """
 
     owners_are_people: Final = False
@@ -180,7 +181,7 @@ class LocalAccess:
         return self._identity
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
-        """Allow everything. If the user acts for a person, allow only the data of the person."""
+        """Allow every action. A request for another person may only use data of that person."""
         person = identity.acting_for
         return {} if person is None else permit_own_data(person, action, value)
 
@@ -218,7 +219,7 @@ def permit_own_data(user: str, action: Action, value: dict[str, Any]) -> Filter:
 def action(name: Action | None) -> Callable[[Endpoint], Endpoint]:
     """Return a decorator that sets the action of an endpoint.
 
-    `create_app` refuses an endpoint without an action.
+    `create_app` raises TypeError if an endpoint was not decorated with an action.
 
     Args:
         name: The action, or None for an endpoint that anyone may call.
@@ -238,8 +239,9 @@ public: Final = action(None)
 def build_containment_check(expected: Any) -> Callable[[Any], bool]:
     """Return a function that checks whether a JSON value contains the expected value.
 
-    A dict may have additional keys. A list may have additional elements, in any order. The check
-    takes time linear in the size of the value.
+    A dict contains the expected dict if it has all expected keys with values that contain the
+    expected values. A list contains the expected list if it has all expected elements, in any
+    order. The check takes time linear in the size of the JSON value.
 
     Args:
         expected: The JSON value that must be contained.
@@ -256,7 +258,10 @@ def build_containment_check(expected: Any) -> Callable[[Any], bool]:
 
 
 def _build_containment_check(expected: Any) -> Callable[[Any], bool]:
-    """Build the check for `build_containment_check`. The value may be nested to any depth."""
+    """Return the containment check without checking the size of the expected value.
+
+    The function calls itself for the parts of the expected value.
+    """
     if isinstance(expected, Mapping):
         field_checks = {name: _build_containment_check(value) for name, value in expected.items()}
         return lambda value: (
@@ -281,9 +286,10 @@ def _build_containment_check(expected: Any) -> Callable[[Any], bool]:
 def _build_scalar_keys(values: list[Any]) -> set[Any]:
     """Return a hashable key for each text, number and null in a list.
 
-    Equal values have equal keys. The keys of numbers are texts, because Python does not randomise
-    the hashes of numbers. Otherwise, a client could send many numbers with the same hash, and
-    building a set of them would take quadratic time.
+    Equal values have equal keys. The key of a number contains the number as text, because Python
+    randomises the hashes of texts and does not randomise the hashes of numbers. With numbers as
+    keys, a client could send many numbers that have the same hash, and building a set of these
+    numbers would take quadratic time.
     """
     return {_build_scalar_key(value) for value in values if isinstance(value, _SCALAR_TYPES)}
 

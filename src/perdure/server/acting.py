@@ -1,8 +1,9 @@
 """Let a caller with the permission `perdure:act` send a request for another person.
 
-The header `X-Perdure-User` names the person for any request. The `user_id` in the `context` of a
-run names the person for this run. The request then reads and creates data of the person. Rate
-limits, the user that graphs receive and the permissions that handlers check remain the caller's.
+A caller names the person in the header `X-Perdure-User`, which every request may have. When a
+caller starts a run, the `user_id` in the `context` of the run may name the person instead. A
+request for a person reads and creates data of that person. The server still applies the rate limits
+of the caller, passes the caller's user object to graphs, and checks the caller's permissions.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ async def identify_caller(connection: HTTPConnection) -> Identity:
 def act_for(access: Access, identity: Identity, person: Any) -> Identity:
     """Return the identity of a caller who acts for a person.
 
-    A caller who names themselves needs no permission.
+    A caller needs the permission `perdure:act` unless the named person is the caller.
 
     Args:
         access: The rules of the server.

@@ -1,8 +1,9 @@
-"""Crons over HTTP: runs on a schedule, for langgraph's SDK.
+"""Serve the HTTP endpoints for crons, which start runs on a schedule, for langgraph's SDK.
 
-The runs of a cron have the rights of the user who changed it last. The person of a thread sees and
-may delete each cron on the thread, because its runs use the person's memories. Only users who reach
-the cron by its metadata may change it.
+The runs of a cron have the rights of the user who changed the cron last. A user may change a cron
+only if the metadata of the cron matches the user's authorization filter. The person of a thread may
+also see and delete all crons on the thread, because the runs of these crons use the memories of the
+person.
 """
 
 from __future__ import annotations
@@ -83,7 +84,10 @@ class CronSearch(CronFilters, SortedPage):
 async def create_cron(
     call: CurrentCall, runs: ServerRuns, body: CronRequest, thread_id: PathId | None = None
 ) -> Response:
-    """Run a graph on a schedule, on a thread or on a new thread each time."""
+    """Create a cron that runs a graph on a schedule.
+
+    The runs use the thread in the path. Without a thread in the path, each run uses a new thread.
+    """
     now, cron_id = time.time(), str(uuid4())
     ids = {"cron_id": cron_id, "thread_id": thread_id, "user_id": call.identity.person}
     times = {"schedule": body.schedule, "end_time": body.end_time}
@@ -105,7 +109,7 @@ async def update_cron(
 ) -> Response:
     """Change fields of a cron, and add metadata.
 
-    Later runs of the cron have the rights of the caller.
+    Later runs of the cron have the rights of the user who sends this request.
     """
     metadata = body.get("metadata") or {}
     permitted = await call.permit(
@@ -228,7 +232,7 @@ async def _get_changeable_cron(call: Call, cron_id: str) -> CronRow:
 
 
 async def _is_on_own_thread(call: Call, cron: CronRow, thread_action: Action) -> bool:
-    """Return whether a cron runs on a thread whose person is the caller.
+    """Return whether a cron runs on a thread that uses the memories of the caller.
 
     Return False if the caller may not perform the action on the thread.
     """
@@ -243,7 +247,11 @@ async def _is_on_own_thread(call: Call, cron: CronRow, thread_action: Action) ->
 
 
 async def _find_own_threads(call: Call, thread_ids: Collection[str | None]) -> set[str]:
-    """Return the ids of threads whose person is the caller and that the caller may see in lists."""
+    """Return the ids of the caller's threads, among the given ids.
+
+    A thread is returned if the runs of the thread use the memories of the caller, and if the caller
+    may list the thread.
+    """
     search_call, own_ids = call.with_action("threads:search"), set[str]()
     ids = [thread_id for thread_id in thread_ids if thread_id is not None]
     try:
@@ -258,7 +266,11 @@ async def _find_own_threads(call: Call, thread_ids: Collection[str | None]) -> s
 
 
 async def _find_crons(call: Call, runs: Runs, filters: CronFilters) -> list[FoundCron]:
-    """Return the crons that match and that the caller reaches by metadata or by the thread."""
+    """Return the crons that match the filters and that the caller may see.
+
+    The caller may see a cron if the metadata of the cron matches the caller's authorization filter,
+    or if the cron runs on a thread that uses the memories of the caller.
+    """
     permitted = await call.permit(filters.model_dump())
     # An authorization handler may have added the owner to the metadata.
     is_permitted = build_containment_check(permitted["metadata"] or {})
@@ -285,7 +297,10 @@ def _unknown_cron_error(cron_id: str) -> Refused:
 def _build_cron_json(cron: CronRow, is_reachable: bool = True) -> dict[str, Any]:
     """Return a cron in the form of langgraph's API.
 
-    If the caller does not reach the cron by its metadata, private fields are left out.
+    Args:
+        cron: The row of the cron.
+        is_reachable: Whether the metadata of the cron gives the caller access to the cron. Without
+            this access, private fields such as `config` and `webhook` are left out.
     """
     content, payload = cron.content, cron.content["payload"]
     if not is_reachable:

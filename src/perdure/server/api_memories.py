@@ -81,9 +81,10 @@ async def list_memories(
 async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName = None) -> Response:
     """Search the memories that answer a question, best first, with the parts of their scores.
 
-    The results are those that an agent with the same options would receive. `text` is the text that
-    its model would read. With `explain`, the field `below` of the reply lists the memories whose
-    score is below `min_score`. The field `floor` of the reply is this minimum score.
+    The request finds the same memories that an agent would recall with these search options. The
+    field `text` of the reply is the text that the model of such an agent would read. With
+    `explain`, the field `below` of the reply lists the memories whose score is below the minimum
+    score. The field `floor` of the reply is the minimum score.
     """
     arguments = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
     selection = await call.permit_memories({**arguments, **build_team_argument(team)})
@@ -125,7 +126,8 @@ async def change_memory(
 ) -> Response:
     """Correct a memory.
 
-    With `supersede`, the old text stays as a fact that was true until `at`, or until now.
+    With `supersede`, the old text is kept as an earlier version of the memory. The old text counts
+    as true until the time `at`, or until now if `at` is missing.
     """
     memories, config = await _open_permitted_memories(
         call, {"key": key, "value": {"memory": body.memory}, "index": None}, team
@@ -152,7 +154,7 @@ async def forget_memory(call: CurrentCall, key: PathId, team: TeamName = None) -
 async def _open_permitted_memories(
     call: Call, arguments: JSONObject, team: str | None, *, kind: str = "fact"
 ) -> tuple[Collection, RunnableConfig]:
-    """Check the permission, and return the memories that the request may use.
+    """Check that the caller may perform the action, and return the permitted memories.
 
     Args:
         call: The request.

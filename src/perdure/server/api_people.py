@@ -1,7 +1,8 @@
 """REST endpoints to list, export and erase everything that belongs to a person.
 
-A user may do this for their own name, and an admin for any name. Threads that the user may not
-reach are left out. The request is refused if the user may not reach one of the person's namespaces.
+A user may list, export and erase only the data under the user's own name. An admin may do so for
+any name. Threads to which the user has no access are left out. A request is refused if the user has
+no access to one of the person's namespaces.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ class PermittedPerson(NamedTuple):
 
     Attributes:
         user: The name of the person.
-        threads: The ids of the person's threads that the caller may reach.
-        others: The namespaces with the name that the caller may reach, and that are kept.
+        threads: The ids of the person's threads to which the caller has access.
+        others: The namespaces that contain the person's name, are kept by an erasure, and are
+            visible to the caller.
         options: The keyword arguments for functions of `perdure.people`.
     """
 
@@ -71,11 +73,11 @@ async def permit_person(
     rows = PersonRows(call.saver, user, owners_are_people=owners_are_people)
     threads = []
     for thread_id in await asyncio.to_thread(rows.list_threads):
-        with suppress(UnknownThread):  # Skip threads that the caller may not reach.
+        with suppress(UnknownThread):  # Skip threads to which the caller has no access.
             await call.threads.get(thread_id)
             threads.append(thread_id)
-    # Any user may choose any thread id, so only an admin may reach a conversation by a thread id
-    # alone.
+    # Any user may choose any thread id, so a thread id does not prove that a conversation belongs
+    # to the person. Only an admin gets access to conversations by the ids of threads.
     conversations = threads if call.identity.is_admin else None
     person_namespaces = await arun(
         find_person_namespaces(StoreAdapter(call.store), user, conversations=conversations)
@@ -103,7 +105,11 @@ async def permit_person(
 
 
 async def _may_reach_namespace(call: Call, store_action: Action, namespace: Namespace) -> bool:
-    """Return whether the caller may reach a namespace, and no authorization handler replaces it."""
+    """Return whether the caller may perform a store action on exactly this namespace.
+
+    Return False if an authorization handler forbids the action or replaces the namespace by
+    another namespace.
+    """
     store_call = call.with_action(store_action)
     try:
         permitted = await store_call.permit({"namespace": namespace})
@@ -136,7 +142,10 @@ async def erase_person(call: Call, runs: Runs, person: PermittedPerson) -> peopl
 
 
 def _remove_hidden_namespaces(report: people.Report, person: PermittedPerson) -> people.Report:
-    """Return a copy of a report without retained namespaces that the caller may not see."""
+    """Remove the namespaces that are hidden from the caller from the kept data of a report.
+
+    The report itself is not changed. A copy is returned.
+    """
     visible = {"/".join(namespace) for namespace in person.other_namespaces}
     return people.limit_to_namespaces(report, visible)
 
@@ -175,8 +184,8 @@ async def export_person(call: CurrentCall, user: PathId) -> Response:
     options = {**person.options}
     options.pop("looks_elsewhere")
     lines = people.aexport(person.user, call.saver, call.store, **options)
-    # Read the first line before the reply begins, so that an unknown person is reported as an
-    # error.
+    # Read the first line of the archive before the HTTP reply begins, so that an unknown person
+    # leads to an error status.
     header = await anext(lines)
 
     async def iter_lines() -> AsyncIterator[bytes]:

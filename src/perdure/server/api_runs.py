@@ -62,10 +62,9 @@ from perdure.storage.flow import NO_LIMIT
 routes = APIRouter(tags=["runs"])
 SERVER_CLOSING: Final = "the server is shutting down, and the next server continues the run"
 """The message for a client that reads a run when the server shuts down."""
-_MESSAGES: Final[set[StreamMode | Literal[""]]] = {
-    "messages",
-    "messages-tuple",
-}  # A client that selects one of these two modes receives the events of both modes.
+# A client that selects the stream mode `messages` or `messages-tuple` receives the events of both
+# stream modes.
+_MESSAGES: Final[set[StreamMode | Literal[""]]] = {"messages", "messages-tuple"}
 _EVENT_NUMBER: Final = re.compile(r"[0-9]{1,18}")
 
 
@@ -84,7 +83,7 @@ class BatchedRun(RunRequest):
 class CancelRequest(WithoutNulls):
     """The body of `POST /runs/cancel`.
 
-    The body selects runs of one thread by their ids, or all runs with a status.
+    A cancel request selects either runs of one thread by their ids, or all runs with a status.
     """
 
     thread_id: str | None = None
@@ -93,7 +92,7 @@ class CancelRequest(WithoutNulls):
 
     @model_validator(mode="after")
     def _check_selection(self) -> Self:
-        """Check that the request names either runs of a thread or a status."""
+        """Check that the request has either a thread id with run ids, or a status of runs."""
         is_by_id = self.thread_id is not None and self.run_ids
         if bool(is_by_id) == (self.status is not None) or bool(is_by_id) != bool(
             self.thread_id or self.run_ids
@@ -335,7 +334,7 @@ async def prepare_run(
 ) -> Callable[[], Awaitable[Run]]:
     """Check a request for a run, and return the function that starts the run.
 
-    Nothing is written before that function is called.
+    Nothing is written before the returned function is called.
 
     Args:
         call: The call of the client.
@@ -414,7 +413,9 @@ async def prepare_run(
 async def _check_input_messages(
     call: Call, runs: Runs, body: RunRequest, graph_name: str, thread_id: str
 ) -> None:
-    """Refuse malformed messages. The graph is opened only if the input may contain messages.
+    """Refuse malformed messages in the input or the command of a run.
+
+    The graph of the run is loaded only if the input may contain malformed messages.
 
     Raises:
         InvalidUpdate: See `check_messages`.
@@ -431,9 +432,9 @@ async def _check_input_messages(
 
 
 def act_for_context_user(call: Call, body: RunRequest) -> Call:
-    """Return the call for the person whom the context of a run names.
+    """Return a copy of a call whose identity acts for the person that the context of a run names.
 
-    If the context names no person, the call itself is returned.
+    If the context of the run names no person, the call is returned unchanged.
 
     Raises:
         Forbidden: See `act_for`.
@@ -446,9 +447,12 @@ def act_for_context_user(call: Call, body: RunRequest) -> Call:
 
 
 async def _find_thread_of_person(call: Call, arguments: dict[str, Any]) -> ListedThread | None:
-    """Return the thread on which a caller acts for a person, or None if it cannot be reached.
+    """Return the existing thread for a run that a caller starts for another person.
 
-    A thread that the caller has created and that has no checkpoint is assigned to the person.
+    The thread is returned if the person has access to the thread. The thread is also returned if
+    the caller has created the thread and the thread has no checkpoint yet. The run assigns a thread
+    without a checkpoint to the person. None is returned if the thread does not exist, or if the
+    person has no access to the thread and the thread cannot be assigned to the person.
 
     Raises:
         Forbidden: The thread is another person's.
@@ -505,14 +509,14 @@ def _run_path(run: Run) -> str:
 
 
 async def check_identity(connection: HTTPConnection) -> None:
-    """Check that the credentials of a stream's reader still identify the same user.
+    """Check that the credentials of a client that reads a stream still identify the same user.
 
     Raises:
         Unauthenticated: The key was revoked, or it belongs to another user now.
     """
     try:
         identity = await identify_caller(connection)
-    except Exception as exc:  # A handler of an Auth file may raise any exception.
+    except Exception as exc:  # An authentication handler that users wrote may raise any exception.
         raise Unauthenticated(
             f"the key or token is no longer valid ({type(exc).__name__}); log in again"
         ) from exc
@@ -584,7 +588,7 @@ async def _reply_with_output(
 ) -> Response:
     """Wait until the run has ended, and reply with its output.
 
-    If the client disconnects before, the run is cancelled if `cancels` is set.
+    If `cancels` is true and the client disconnects before the run has ended, the run is cancelled.
     """
 
     async def wait_for_disconnect() -> None:
@@ -624,7 +628,8 @@ class RunEvents:
     def __init__(self, run: Run, runs: Runs) -> None:
         self._run = run
         self._messages: dict[str | None, AIMessageChunk] = {}
-        # The interrupts by their ids. Each interrupt arrives in a separate part of the stream.
+        # All interrupts of the run by their ids. They are collected here, because each chunk of the
+        # graph's stream contains only new interrupts.
         self._interrupts: dict[str, Any] = {}
 
     async def play(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
@@ -647,9 +652,9 @@ class RunEvents:
     async def _iter_event_parts(
         self, graph: Graph, *args: Any, **options: Any
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield the parts of `graph.astream` from the events of `graph.astream_events`.
+        """Yield the chunks of `graph.astream`, which the events of `graph.astream_events` contain.
 
-        Other events are logged in the mode `events`.
+        An event that contains no chunk of the graph is logged in the stream mode `events`.
         """
         async with aclosing(graph.astream_events(*args, **options)) as events:
             async for event in events:
@@ -664,7 +669,10 @@ class RunEvents:
                 yield part
 
     def build_closing_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
-        """Return no events, because readers find the end of the run in its row."""
+        """Return an empty list, because clients learn from the row of a run that the run has ended.
+
+        This method implements `Player.build_closing_events`.
+        """
         return []
 
     def _log_stream_part(self, run: Run, part: Mapping[str, Any]) -> None:
@@ -708,7 +716,10 @@ class RunEvents:
     def _iter_message_events(
         self, message: BaseMessage, metadata: Mapping[str, Any]
     ) -> Iterator[tuple[str, Any]]:
-        """Yield the events of a message in the mode `messages`, with its accumulated content."""
+        """Yield the events for a message or a message chunk in the stream mode `messages`.
+
+        The event for a message chunk contains the content of all chunks of the message so far.
+        """
         previous = self._messages.get(message.id)
         if previous is None:
             yield "messages/metadata", {message.id: {"metadata": metadata}}
@@ -722,7 +733,7 @@ class RunEvents:
 
 
 def _remove_configs_for_mode(mode: str, data: Any) -> Any:
-    """Return the data of a stream mode without full configs; see `remove_configs`."""
+    """Shorten the configs in the data of a `checkpoints` or `debug` event; see `remove_configs`."""
     match mode:
         case "checkpoints":
             return remove_configs(data)
@@ -732,11 +743,10 @@ def _remove_configs_for_mode(mode: str, data: Any) -> Any:
 
 
 def remove_configs(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a streamed checkpoint.
+    """Return the payload of a streamed checkpoint with shortened configs.
 
-    Each of its configs is reduced to the reference of a checkpoint.
-
-    The full configs hold the login of the user and all values with which the graph was configured.
+    A shortened config contains only the ids of a checkpoint. The full configs contain the user
+    object of the login and all values with which the graph was configured.
     """
     reduced = dict(payload)
     for name in {"config", "parent_config"} & reduced.keys():
@@ -750,7 +760,7 @@ def remove_configs(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reduce_config_to_checkpoint(config: Any) -> Any:
-    """Return a config that contains only the reference of its checkpoint."""
+    """Return a config that contains only the ids of a checkpoint."""
     if not isinstance(config, Mapping) or "configurable" not in config:
         return config
     return {"configurable": build_checkpoint_ref(config)}

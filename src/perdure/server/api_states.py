@@ -1,4 +1,4 @@
-"""States of threads over HTTP, in the form that langgraph's clients expect."""
+"""Serve the HTTP endpoints that read and update the states of threads for langgraph's clients."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class NodeUpdate(BaseModel):
 
 
 class Superstep(BaseModel):
-    """Updates that are applied together in one step of the graph."""
+    """A list of state updates that are applied in one step of the graph."""
 
     updates: list[NodeUpdate] = Field(min_length=1, max_length=1000)
 
@@ -101,7 +101,7 @@ async def get_state(
 async def get_state_at(
     call: CurrentCall, runs: ServerRuns, thread_id: PathId, body: StateQuery
 ) -> Response:
-    """Return the state at a checkpoint, which may be that of a subgraph."""
+    """Return the state at a checkpoint of the thread's graph or of one of its subgraphs."""
     thread, config = (
         await call.permit_thread_row(thread_id),
         build_checkpoint_config(thread_id, body.checkpoint),
@@ -122,8 +122,8 @@ async def update_state(
 ) -> JSONObject:
     """Update the state as if a node had returned the values.
 
-    If the checkpoint is not the newest one, the thread continues from it as a branch, which becomes
-    the newest state.
+    If the request names an older checkpoint, the new checkpoint becomes a branch that starts at
+    the older checkpoint. The thread continues from the new checkpoint.
     """
     thread = await call.permit_thread_row(thread_id)
     config = build_checkpoint_config(
@@ -158,7 +158,7 @@ async def list_history(
 async def search_history(
     call: CurrentCall, runs: ServerRuns, thread_id: PathId, body: HistoryQuery
 ) -> Response:
-    """List the states of a thread that match, newest first."""
+    """List the states of a thread that match the filters in the request, newest first."""
     thread, config = (
         await call.permit_thread_row(thread_id),
         build_checkpoint_config(thread_id, body.checkpoint),
@@ -191,8 +191,8 @@ async def list_items(
 ) -> Response:
     """List the newest items that were ever in a channel, in chronological order.
 
-    The list includes items that are no longer in the state. To get the previous page, pass the
-    `position` of the first item as `before`.
+    Items that are no longer in the state are listed, too. To get the page with earlier items, pass
+    the `position` of the first item on this page as `before`.
     """
     await call.permit_thread(thread_id)
     history = await call.saver.ahistory(
@@ -248,15 +248,15 @@ async def update_thread_state(
             for step in steps
         ]
         for step in steps:
-            # Make a separate call for each step, because langgraph adds metadata only to the first
-            # step of a call.
+            # Call `abulk_update_state` separately for each superstep, because langgraph adds the
+            # metadata of the config only to the checkpoint of the first superstep in a call.
             config = _build_update_config(thread, config, person_metadata)
             try:
                 config = await graph.abulk_update_state(config, [step])
             except PerdureError:
                 raise
             except Exception as exc:
-                # A channel of the graph may refuse the values with any exception.
+                # The reducer of a channel may raise any exception if it cannot apply the values.
                 message = f"{type(exc).__name__}: {exc!s:.300}"
                 raise InvalidUpdate(f"the update cannot be applied: {message}") from exc
         is_open = (await call.saver.astatus(thread_id)).next
@@ -286,8 +286,9 @@ async def _open_graph(runs: Runs, call: Call, thread: ListedThread) -> AsyncIter
 def _choose_person(runs: Runs, call: Call, thread: ListedThread) -> tuple[Sender, Person]:
     """Return the sender of an update, and the person of the thread.
 
-    If another user adds messages without the right to act for the person, no memories are made from
-    them.
+    The person is the user whose memories the runs of the thread use. A sender who is neither the
+    person nor allowed to act for the person may add messages to the thread, but no memories are
+    made from these messages.
     """
     identity = call.identity
     acting = identity.acting_for, identity.may_act_for_others
@@ -298,7 +299,10 @@ def _choose_person(runs: Runs, call: Call, thread: ListedThread) -> tuple[Sender
 def build_checkpoint_config(
     thread_id: str, checkpoint: Mapping[str, Any] | None = None
 ) -> RunnableConfig:
-    """Return the config for a checkpoint reference of a client. The thread is always this one."""
+    """Build the config for a checkpoint that a client names.
+
+    The config always contains the given thread id, even if the client names another thread.
+    """
     requested = checkpoint or {}
     fields = {name: requested[name] for name in CheckpointRef.model_fields if requested.get(name)}
     return {"configurable": {"checkpoint_ns": "", **fields, "thread_id": thread_id}}
@@ -322,12 +326,14 @@ async def get_checkpoint(call: Call, config: RunnableConfig) -> CheckpointTuple 
 def _build_update_config(
     thread: ListedThread, config: RunnableConfig, person_metadata: Mapping[str, Any]
 ) -> RunnableConfig:
-    """Build the config for a new checkpoint, with the metadata and the person of the thread.
+    """Build the config for a new checkpoint of a thread.
 
-    The caller becomes the person only if the thread has none. If the user is `""`, the thread
-    belongs to nobody.
+    The metadata of the new checkpoint consists of the metadata of the thread and `person_metadata`.
+    The `user_id` in `person_metadata` names the person of the thread. An empty `user_id` means that
+    the thread belongs to nobody.
     """
-    # Exclude the fields that name the head's person and sender.
+    # The fields `user_id`, `CALLER` and `DEED` in the metadata of the thread describe the head, so
+    # they are not copied to the new checkpoint.
     excluded = ("user_id", CALLER, DEED)
     metadata = {name: value for name, value in thread.metadata.items() if name not in excluded}
     metadata.setdefault("assistant_id", default_assistant_id(metadata["graph_id"]))
@@ -361,7 +367,7 @@ def build_state_json(state: StateSnapshot) -> dict[str, Any]:
 
 
 def build_checkpoint_ref(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the reference with which clients name the checkpoint of a config."""
+    """Return the ids of the checkpoint in a config, in the form that clients send and receive."""
     if config is None:
         return None
     configurable = config["configurable"]
@@ -397,7 +403,7 @@ def select_public_values(channels: Mapping[str, Any]) -> dict[str, Any]:
 async def _read_unserved_state(
     call: Call, checkpoint: CheckpointTuple | None, config: RunnableConfig
 ) -> StateSnapshot:
-    """Return the state of a checkpoint whose graph is not served.
+    """Build the state of a checkpoint without its graph, because the graph is not served.
 
     As in langgraph, the state of the newest checkpoint lists the remaining tasks, and the state of
     an older checkpoint lists the completed tasks.

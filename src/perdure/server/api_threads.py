@@ -56,7 +56,7 @@ class Lifetime(BaseModel):
     strategy: Literal["delete", "keep_latest"] = "delete"
 
     def time_to_live(self) -> TimeToLive:
-        """Return the time to live in the form in which it is stored."""
+        """Convert the request field to the `TimeToLive` that is stored with a thread."""
         return TimeToLive(self.ttl, self.strategy == "keep_latest")
 
 
@@ -277,7 +277,10 @@ async def copy_thread(call: CurrentCall, thread_id: PathId) -> Response:
 
 
 async def _permit_filters(call: Call, body: ThreadFilters) -> JSONObject:
-    """Return the filters after the authentication handlers, which may add to the metadata."""
+    """Check that a search of threads is permitted, and return its filters.
+
+    An authorization handler may have added conditions to the filter `metadata`.
+    """
     filters = body.model_dump(exclude={"select", "extract"})
     filters |= {"metadata": body.metadata or {}, "values": body.values or {}}
     permitted = await call.permit(filters)

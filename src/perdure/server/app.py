@@ -174,8 +174,8 @@ def create_app(
         if telemetry is not None:
             options["instrument"] = telemetry.build_measured_class
         owners_are_people = getattr(app.state.access, "owners_are_people", True)
-        # Without authentication, a client may set any owner, so an owner does not show that the
-        # server has organisations.
+        # Without authentication, any client may set the `owner` of a thread to any text. Therefore,
+        # do not record that owners may be organisations.
         options["has_organisations"] = not owners_are_people and not isinstance(
             app.state.access, LocalAccess
         )
@@ -187,8 +187,8 @@ def create_app(
         runs.schedule = Schedule(app.state.access, app.state.databases, runs)
         app.state.runs = runs
         try:
-            # If the access rules do not list their tenants, the server learns each tenant from a
-            # request.
+            # Open the databases of all tenants that the `Access` object lists. If it lists no
+            # tenants, the database of a tenant is opened at the first request of that tenant.
             await app.state.runs.open_tenants(getattr(app.state.access, "tenants", (None,)))
             custom_lifespan = nullcontext() if custom is None else custom.run_lifespan()
             async with custom_lifespan as state:
@@ -256,8 +256,8 @@ def create_app(
         app.router.default = custom
     app.add_middleware(Guard)  # Starlette calls the middleware that was added last first.
     if origins:
-        # The CORS middleware wraps the guard, so that scripts of these sites can also read the
-        # guard's refusals.
+        # Add the CORS middleware around `Guard`, so that the scripts of allowed origins can also
+        # read the replies with which `Guard` refuses requests.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=app.state.origins,
@@ -270,7 +270,10 @@ def create_app(
 
 
 def _collect_first_segments(app: FastAPI) -> frozenset[str]:
-    """Return the first segments of perdure's paths, such as `threads` of `/threads/{thread_id}`."""
+    """Return the first segment of the path of each route.
+
+    For example, the first segment of `/threads/{thread_id}` is `threads`.
+    """
     routes = (context.original_route for context in iter_route_contexts(app.routes))
     paths = (getattr(route, "path", "/") for route in routes)
     return frozenset(path.split("/")[1] for path in paths)

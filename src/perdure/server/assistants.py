@@ -1,7 +1,7 @@
 """Serve assistants over HTTP for langgraph's SDK.
 
 An assistant is a graph with a versioned configuration. Each served graph has a default assistant,
-which cannot be changed. All other assistants are stored in the database.
+which cannot be changed. Assistants that users create are stored in the database.
 """
 
 from __future__ import annotations
@@ -187,18 +187,19 @@ class Assistants:
         return matches_filter(self._build_visible_metadata(assistant), self._filter)
 
     def _build_visible_metadata(self, assistant: Assistant) -> dict[str, Any]:
-        """Return the metadata to which filters apply.
+        """Return the metadata of an assistant that is compared with search and access filters.
 
-        The caller counts as the owner of default assistants.
+        For a default assistant, the metadata gets the caller as `owner`, so that the caller has
+        access to the default assistant.
         """
         is_own = find_default_assistant(self._graphs, assistant["assistant_id"]) is not None
         return {**assistant["metadata"], **({"owner": self._user} if is_own else {})}
 
     def _require_changeable_assistant(self, assistant_id: str) -> str:
-        """Return the stored form of an assistant's id, and refuse default assistants.
+        """Check that an assistant may be changed, and return its id in the stored form.
 
         Raises:
-            Forbidden: It is a default assistant.
+            Forbidden: The assistant is the default assistant of a graph.
         """
         if default := find_default_assistant(self._graphs, assistant_id):
             raise Forbidden(
@@ -227,7 +228,7 @@ class Assistants:
 
 
 def find_default_assistant(graphs: Graphs, assistant_id: str) -> Assistant | None:
-    """Return the default assistant with this id or of the graph with this name, or None."""
+    """Find the default assistant that has a given id, or whose graph has the given name."""
     return next(
         (
             _build_default_assistant(name)
@@ -250,8 +251,9 @@ def unknown_assistant_error(
 async def get_run_assistant(call: Call, graphs: Graphs, assistant_id: str) -> Assistant:
     """Return the assistant of a new run, in its latest version; see `RunRequest.with_assistant`.
 
-    A default assistant needs no permission other than the permission for the run. The metadata of a
-    default assistant is left out, because the run must not contain the name of its creator.
+    A default assistant needs no permission other than the permission for the run. A default
+    assistant is returned without its metadata, because its metadata names the creator of the
+    assistant, which must not be copied to the run.
 
     Raises:
         UnknownAssistant: The caller may not read the assistant, it does not exist, or its graph is
@@ -332,7 +334,10 @@ routes = APIRouter(prefix="/assistants", tags=["assistants"])
 
 
 def _refuse_reserved_names(values: dict[str, Any]) -> dict[str, Any]:
-    """Refuse values of a `configurable` or context that only a run may set."""
+    """Check that an assistant's `configurable` or context contains no reserved names.
+
+    A reserved name, such as `checkpoint_id`, may only be set by a run.
+    """
     for name, value in values.items():
         if is_reserved_name(name) or name in CheckpointRef.model_fields:
             raise ConfigurationError(
@@ -466,7 +471,7 @@ async def count_assistants(call: CurrentCall, runs: ServerRuns, body: AssistantF
 
 
 async def _search_permitted(call: Call, runs: Runs, filters: AssistantFilters) -> list[Assistant]:
-    """Return the assistants that match and that the caller may reach."""
+    """Return the assistants that match the filters and to which the caller has access."""
     filters.metadata = (await call.permit(filters.model_dump()))["metadata"]
     return await Assistants(call, runs.graphs).search(filters)
 
@@ -546,9 +551,9 @@ async def get_assistant_graph(opened: OpenedGraph, xray: bool | int = False) -> 
 @routes.get("/{assistant_id}/schemas")
 @action("assistants:read")
 async def get_assistant_schemas(opened: OpenedGraph) -> dict[str, Any]:
-    """Return the schemas of the input, the output and the context of the graph.
+    """Return the JSON schemas of the input, the output and the context of an assistant's graph.
 
-    A schema is null if its types cannot be described by a JSON schema.
+    The schema of the input, for example, is null if a type in the input has no JSON schema.
     """
     return _build_schemas(*opened)
 

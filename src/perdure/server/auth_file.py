@@ -1,7 +1,7 @@
-"""Authenticate and authorize requests by the handlers of an Auth file.
+"""Authenticate and authorize requests with the handlers that an Auth file defines.
 
-An Auth file defines a `langgraph_sdk.Auth`, as for langgraph's server. An action is denied unless a
-handler allows it.
+An Auth file is a Python file that defines a `langgraph_sdk.Auth`, as for langgraph's server. An
+action is denied unless a handler allows the action.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class HandlerUser(dict[str, Any]):
 
 
 class _ActingUser:
-    """Wraps a user object that is not a dict, and adds the person for whom the user acts."""
+    """Wraps a user object that is not a dict, and adds the attribute `acting_for`.
+
+    The attribute `acting_for` is the person for whom the user sends the request.
+    """
 
     def __init__(self, user: Any, acting_for: str) -> None:
         self._user, self.acting_for = user, acting_for
@@ -68,21 +71,21 @@ class _ActingUser:
         return getattr(self._user, name)
 
     def __getitem__(self, name: str) -> Any:
-        """Return an item of the user, or an attribute if the user has no items."""
+        """Return `user[name]`, or `user.name` if the user object does not support indexing."""
         if name == "acting_for":
             return self.acting_for
         return self._user[name] if hasattr(self._user, "__getitem__") else getattr(self, name)
 
     def __contains__(self, name: str) -> bool:
-        """Return whether the user has an attribute."""
+        """Return whether the user object has an attribute with a name."""
         return name == "acting_for" or hasattr(self._user, name)
 
 
 def _build_context_user(identity: Identity) -> Any:
     """Return the user object for authorization handlers.
 
-    The user object is the object that the authentication handler returned. It has the additional
-    field `acting_for`, which is the person for whom the user acts, or None.
+    The user object is the object that the authentication handler returned, with the additional
+    field `acting_for`. This field is the person for whom the user sends the request, or None.
     """
     raw, person = identity.raw_user, identity.acting_for
     if isinstance(raw, Mapping):
@@ -91,7 +94,7 @@ def _build_context_user(identity: Identity) -> Any:
 
 
 class AuthFileAccess:
-    """Access by the handlers of an Auth file.
+    """Authenticates and authorizes requests with the handlers that an Auth file defines.
 
     Perdure adds to langgraph's interface the permissions `perdure:admin` and `perdure:act`, the
     fields `tenant` and `teams` of a user, and the field `acting_for` of `ctx.user`.
@@ -185,14 +188,13 @@ class AuthFileAccess:
             resource=cast(Any, resource),
             action=cast(Any, verb),
         )
-        if (
-            "metadata" in value and value["metadata"] is None
-        ):  # Replace None by a dict, because handlers may write into the metadata.
+        # Replace metadata that is None by a dict, because handlers may add keys to the metadata.
+        if "metadata" in value and value["metadata"] is None:
             value["metadata"] = {}
         try:
             result = await _await_handler(handler(ctx=context, value=value))
         except AssertionError as exc:
-            # Handlers in langgraph's guide refuse a request by a failed `assert`.
+            # As in langgraph's guide, a handler may use `assert` to refuse a request.
             raise Forbidden(str(exc) or f"{action} is not allowed") from exc
         if result is False:
             raise Forbidden(f"{identity.user!r} may not perform {action}; its handler denied it")
@@ -214,7 +216,7 @@ class AuthFileAccess:
 
 
 async def _await_handler(result: Awaitable[Any]) -> Any:
-    """Return the result of a handler. Convert its HTTPException to a `Refused` error."""
+    """Return the result of a handler. Convert an HTTPException of the handler to `Refused`."""
     try:
         return await result
     except Auth.exceptions.HTTPException as exc:
@@ -237,7 +239,7 @@ def _find_handlers(auth: Any, path: str) -> tuple[Handler, Mapping[tuple[str, st
 
     An `Auth` has no public method that returns its handlers, so private attributes are read.
 
-    Source: langgraph_sdk/auth/__init__.py, which says that servers read these attributes.
+    Source: langgraph_sdk/auth/__init__.py, which says that servers read the private attributes.
 
     Args:
         auth: The object that the Auth file defines.

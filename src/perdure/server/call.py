@@ -1,6 +1,7 @@
-"""Represent a request to the server.
+"""Represent a request to the server as a `Call`.
 
-A request has a user and, after a permission check, access to the database.
+A `Call` contains the user who sends the request. After a permission check, a `Call` also gives
+access to the database.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _PAGE_SIZE: Final = 1_000
 
 
 class LiveRuns(Protocol):
-    """The methods that threads need of the runs of this process."""
+    """The interface through which the class `Threads` uses the runs of this process."""
 
     def is_thread_busy(self, tenant: str | None, thread_id: str) -> bool:
         """Return whether a run of a thread has not ended, even if the thread was deleted."""
@@ -66,7 +67,9 @@ class LiveRuns(Protocol):
 
 
 class Call:
-    """A request for an action. A call has no access to the database until `permit` was awaited.
+    """A user's request for an action.
+
+    A `Call` gives access to the database only after its method `permit` has been awaited.
 
     Args:
         identity: The user.
@@ -98,9 +101,10 @@ class Call:
         self.recorded[-1:] = [{**entry, **ids} for entry in self.recorded[-1:] or [{}]]
 
     async def permit(self, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Check that the action is permitted, and return its arguments.
+        """Check that the action is permitted, and return the permitted arguments.
 
-        An authorization handler may have changed the arguments.
+        An authorization handler may change the arguments of an action. Therefore, use the returned
+        arguments instead of the passed arguments.
 
         Raises:
             Forbidden: The action is not permitted.
@@ -172,7 +176,11 @@ class Call:
         return self._access
 
     async def may_use_thread(self, action: Action, thread: Mapping[str, Any]) -> bool:
-        """Return whether the user may perform another action on a thread that they have reached."""
+        """Return whether the user may perform an action on a thread.
+
+        The user already has access to the thread. The action may differ from the action of this
+        request.
+        """
         other_call = self.with_action(action)
         try:
             await other_call.permit({"thread_id": thread["thread_id"], "metadata": {}})
@@ -190,8 +198,8 @@ class Call:
     def saver(self) -> Checkpointer:
         """Return the checkpointer.
 
-        The checkpointer does not restrict access. Use `threads` for threads that the caller may
-        reach.
+        The checkpointer does not check permissions. The property `threads` gives access only to the
+        threads that the caller may use.
         """
         return self._require_database().saver
 
@@ -202,7 +210,7 @@ class Call:
 
     @property
     def threads(self) -> Threads:
-        """Return the threads that the caller may reach."""
+        """Return a `Threads` object, which is limited to the threads that the caller may use."""
         runs, tenant, database = self._runs, self.identity.tenant, self._require_database()
         people = getattr(self._access, "owners_are_people", True)
         options: Any = {"default_ttl": self._databases.thread_ttl, "owners_are_people": people}
@@ -231,8 +239,8 @@ class Call:
     ) -> list[Any]:
         """List or search the store, and leave out namespaces that the caller may not see.
 
-        Namespaces of perdure are shown to admins only. Namespaces of a team are shown to its
-        members and to admins.
+        Namespaces for internal data of perdure are shown to admins only. Namespaces of a team are
+        shown to the members of the team and to admins.
 
         Args:
             read: The method of the store.
@@ -251,8 +259,8 @@ class Call:
         visible: list[Any] = []
         offset, read_count = options.pop("offset"), 0
         if offset > 10 * _PAGE_SIZE:
-            # All rows before the offset must be read, to find out which of them are hidden from the
-            # caller.
+            # A large offset would be slow, because all rows before the offset must be read to count
+            # the rows that the caller may see.
             raise ConfigurationError(
                 f"offset is {offset}; expected at most 10,000 in a list without a prefix; add a "
                 "prefix"
@@ -272,7 +280,11 @@ class Call:
         return not is_internal_namespace(namespace) and may_see_namespace(self.identity, namespace)
 
     def find_team_author(self, namespace: Sequence[str]) -> str | None:
-        """Return the user as the author of a team's item, or None outside of a team's namespace."""
+        """Return the author to record for an item that the caller writes.
+
+        Items in the namespace of a team have the user as author. For an item in any other
+        namespace, None is returned.
+        """
         return self.identity.person if is_team_namespace(namespace) else None
 
     @property
@@ -281,7 +293,7 @@ class Call:
         return (NAMESPACE[0], self.identity.person)
 
     def _require_database(self) -> OpenDatabase:
-        """Return the database. Raise `RuntimeError` if the action was not permitted before."""
+        """Return the database. Raise `RuntimeError` if `permit` has not been awaited yet."""
         if self._database is None:
             raise RuntimeError(f"{self.action} uses the database before `permit` was awaited")
         return self._database
@@ -293,9 +305,10 @@ def is_internal_namespace(namespace: Sequence[str]) -> bool:
 
 
 def build_literal_template(namespace: Namespace) -> tuple[Namespace, RunnableConfig]:
-    """Return a namespace template that yields exactly this namespace, and the config for it.
+    """Return a namespace template and a config that together yield exactly this namespace.
 
-    The config contains the labels, so that braces in a label are not parsed as template fields.
+    The template contains fields such as `{label_0}`, and the config contains the labels as values
+    of these fields. Therefore, braces in a label are not parsed as template fields.
     """
     if is_team_namespace(namespace) and len(namespace) > 1:
         template, config = build_literal_template(namespace[2:])
@@ -306,7 +319,11 @@ def build_literal_template(namespace: Namespace) -> tuple[Namespace, RunnableCon
 
 
 async def open_call(connection: HTTPConnection) -> AsyncIterator[Call]:
-    """Yield the call of a request until its reply was sent."""
+    """Build the `Call` of a request, and yield it as a FastAPI dependency.
+
+    The request is counted as in progress, and the database is kept open, until FastAPI closes the
+    dependency after the reply.
+    """
     state, access = connection.app.state, connection.app.state.access
     known_identity = getattr(connection.state, "identity", None)
     identity: Identity = known_identity or await identify_caller(connection)

@@ -1,7 +1,8 @@
 """Serve the custom application that `http.app` in a `langgraph.json` names.
 
-A request whose path does not belong to perdure is passed to the application, after the user was
-identified. As for all requests, the server checks the host name, origin, rate and body size first.
+If the path of a request does not belong to perdure, the server identifies the user and passes the
+request to the custom application. Before a request is passed on, the server checks the host name,
+the origin, the request rate and the size of the body.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from perdure.server.guard import build_refusal
 
 
 class AppUser(BaseUser):
-    """The user who sends a request. The application reads it from `request.user`.
+    """The user who sends a request, as the custom application finds it in `request.user`.
 
     Attributes:
         permissions: The permissions of the user, sorted.
@@ -72,7 +73,10 @@ class CustomApp:
         return self._app.router.lifespan_context(self._app)
 
     def set_state(self, state: dict[str, Any] | None) -> None:
-        """Set the initial values of `request.state`, which the application's lifespan yielded."""
+        """Set the state that the application's lifespan yielded.
+
+        The values of this state are copied to the `request.state` of each request.
+        """
         self._state = dict(state or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,8 @@
-"""Open the database of a server, which the settings name, and a view of it for each tenant."""
+"""Open the database that the settings of a server name.
+
+On a server with tenants, each tenant gets a checkpointer and a store of its own, which give access
+only to the rows of the tenant.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,8 @@ from perdure.stores.whole_store import WholeStore
 
 # Maximum number of tenants whose checkpointer and store are kept open
 _MAX_OPEN_TENANTS: Final = 32
-# Maximum bytes of memory for the caches and for the search indexes of each tenant. The tenants
-# share database connections.
+# Maximum number of bytes of memory for the caches of each tenant, and for the search indexes of
+# each tenant.
 _CACHE_BYTES, _INDEX_BYTES = 16 << 20, 32 << 20
 
 
@@ -47,9 +51,11 @@ class DatabaseOptions:
 
 
 class Databases:
-    """The database of the settings, or of each of its tenants, opened when it is first used.
+    """Opens the checkpointer and the store of a server.
 
-    If many tenants are open, those that have not been used for the longest time are closed.
+    On a server with tenants, each tenant has a checkpointer and a store of its own. The
+    checkpointer and the store of a tenant are opened when they are first used. If too many tenants
+    are open, the tenants that have not been used for the longest time are closed.
 
     Args:
         settings: Name the database.

@@ -1,8 +1,8 @@
-"""Read how many times messages were erased from the threads that have readers of their events.
+"""Count the erasures of messages from threads whose events are being streamed to clients.
 
-Readers of events check twice a second whether messages were erased from the thread. One query reads
-the counts of all threads that have readers, because a query for each reader would take more CPU
-time than sending the events.
+An event stream of a thread checks twice a second whether messages were erased from the thread. One
+query reads the numbers of erasures for all threads that have event streams, because a query for
+each event stream would take more CPU time than sending the events.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Protocol
 
 
 class RemovalTable(Protocol):
-    """A database table that stores how many erasures of messages each thread has had."""
+    """A database table that stores the number of message erasures of each thread."""
 
     async def count_removals(self, threads: Sequence[int]) -> dict[int, int]:
-        """Return a dict from the key of each thread to its number of erasures.
+        """Return the number of message erasures of each thread, by the thread's integer key.
 
-        Unknown threads are left out.
+        Threads that do not exist are not in the returned dict.
         """
 
 
 class ErasureCounts:
-    """Caches how many erasures of messages the threads of one database have had.
+    """Caches the number of message erasures of the threads in one database.
 
     Attributes:
         read_at: When the newest query started, by `time.monotonic`.
@@ -44,7 +44,7 @@ class ErasureCounts:
 
     @contextmanager
     def keep_count(self, thread_key: int) -> Iterator[None]:
-        """Include the thread in the queries for erasures until the block ends."""
+        """Keep the cached number of erasures of a thread up to date until the block ends."""
         self._readers[thread_key] += 1
         try:
             yield
@@ -55,7 +55,7 @@ class ErasureCounts:
                 self._counts.pop(thread_key, None)
 
     async def read_count(self, thread_key: int, not_before: float) -> int | None:
-        """Return how many erasures a thread with a reader has had; see `keep_count`.
+        """Return the number of message erasures of a thread, within a `keep_count` block.
 
         Args:
             thread_key: The key of the thread.
@@ -73,11 +73,11 @@ class ErasureCounts:
         return self._counts[thread_key]
 
     def _is_recent(self, thread_key: int, not_before: float) -> bool:
-        """Return whether the cached number of a thread's erasures was read late enough."""
+        """Return whether the cached number of erasures was read at `not_before` or later."""
         return thread_key in self._counts and self.read_at >= not_before
 
     async def _read_all_counts(self) -> None:
-        """Read the number of erasures of each thread that has readers."""
+        """Read the numbers of erasures of all threads that have a `keep_count` block."""
         thread_keys, started_at = [*self._readers], time.monotonic()
         counts = await self._table.count_removals(thread_keys)
         self._counts = {

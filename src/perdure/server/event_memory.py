@@ -1,11 +1,12 @@
-"""Limit the memory of events of runs, for each user and for the process.
+"""Limit the memory that the events of runs use, for each user and for the process.
 
-An `EventHolder` keeps events in memory. There are three kinds of holders. A log keeps events for
-present and later readers. A batch contains events that a reader has read from the database. A
-sender contains the message that is being sent to a websocket. If a holder needs more memory than is
-left, holders first drop events that all readers have received or that are stored. Then the holder
-with the largest and oldest backlog drops events. A reader that needs a dropped event receives the
-error `StreamLost`, unless the event is stored.
+An `EventHolder` is an object that keeps events in memory. There are three kinds of event holders.
+An event log keeps the events of a run or thread for current and future readers. A batch contains
+events that a reader has read from the database. A websocket sender keeps the message that is being
+sent to a websocket. If an event holder needs more memory than is left, the event holders first drop
+events that all readers have received or that are stored in the database. If more memory is needed
+after that, the event holder with the largest and oldest backlog drops events. A reader that needs a
+dropped event receives the error `StreamLost`, unless the event is stored in the database.
 
 All methods must be called in one event loop, except `EventAccount.uncount_later`, which any thread
 may call.
@@ -23,7 +24,8 @@ from perdure.server.limits import Limits
 MAX_ENDED_BYTES: Final = 16_000_000
 """The maximum size in bytes of the events in logs without readers and writers. They are kept for
 later readers."""
-# When a memory limit is reached, events are dropped until they use this share of the limit.
+# When a memory limit is reached, events are dropped until the remaining events use at most this
+# share of the limit.
 _LOW_SHARE: Final = 7 / 8
 
 
@@ -38,11 +40,11 @@ class EventHolder(Protocol):
 
     @property
     def total_when_added(self) -> int:
-        """Return the value that `EventMemory.total_added` had when the oldest event was added."""
+        """Return `EventMemory.total_added` as of the moment when the oldest event was added."""
 
     @property
     def drop_priority(self) -> int:
-        """Return how little readers lose if the oldest event is dropped, as a number from 0 to 2.
+        """Return a number from 0 to 2, which is higher if dropping the oldest event harms less.
 
         Returns:
             2 if nothing is lost, because all readers have received the event or can read it from
@@ -51,10 +53,10 @@ class EventHolder(Protocol):
         """
 
     def drop_oldest_events(self) -> None:
-        """Drop some of the oldest events, at least one."""
+        """Drop one or more of the oldest events that this object keeps."""
 
     def drop_all(self) -> None:
-        """Drop all events."""
+        """Drop all events that this object keeps."""
 
 
 class EventAccount:
@@ -72,7 +74,7 @@ class EventAccount:
         self.holders: WeakSet[EventHolder] = WeakSet()
 
     def add(self, holder: EventHolder, size: int) -> None:
-        """Make room for an event that a holder adds, and count it."""
+        """Count a new event of an event holder, after making room for the event."""
         self.memory.make_room(self, size)
         if not holder.size:
             self.holders.add(holder)
@@ -82,7 +84,7 @@ class EventAccount:
         self.memory.total_added += size
 
     def remove(self, holder: EventHolder, size: int) -> None:
-        """Stop counting events that a holder has dropped."""
+        """Subtract the size of dropped events from the counts of an event holder and its user."""
         holder.size -= size
         self.size -= size
         self.memory.size -= size
@@ -90,15 +92,16 @@ class EventAccount:
             self.holders.discard(holder)
 
     def uncount_later(self, size: int) -> None:
-        """Let the event loop stop counting the events of a holder that was garbage-collected.
+        """Record that an event holder was garbage-collected, so that its events stop counting.
 
-        The garbage collector may call this in any thread.
+        The garbage collector may call this method in any thread. The event loop subtracts the size
+        later.
         """
         self.memory.garbage.append((self, size))
 
 
 class EventMemory:
-    """Counts the bytes of the events that a process keeps in memory, and drops events at a limit.
+    """Counts the bytes of all events in the memory of a process, and enforces the memory limits.
 
     Attributes:
         size: The size of the events in bytes.
@@ -122,9 +125,11 @@ class EventMemory:
         return account
 
     def make_room(self, account: EventAccount, size: int) -> None:
-        """Drop events until a new event is within both limits, or until no events are left.
+        """Drop events until a new event fits into the memory limits.
 
-        An event that is larger than a limit is kept after all other events were dropped.
+        One limit applies to the events of a user, and one limit applies to all events of the
+        process. If the new event alone is larger than a limit, all other events are dropped, and
+        the new event may exceed the limit.
         """
         while self.garbage:
             owner, collected = self.garbage.popleft()
@@ -144,7 +149,7 @@ class EventMemory:
         limit: int,
         size: int,
     ) -> None:
-        """Drop events of the chosen account until a new event fits.
+        """Drop events of the accounts that `choose` returns, until a new event fits into a limit.
 
         Args:
             choose: Returns the account whose events are dropped next, or None if there is none.
@@ -155,7 +160,8 @@ class EventMemory:
         while counted.size + size > limit * _LOW_SHARE and (account := choose()):
             holder = max(account.holders, key=self._sort_key, default=None)
             if holder is None:
-                # All events that are still counted belong to holders that were garbage-collected.
+                # No event can be dropped. The events that are still counted were kept by event
+                # holders that have been garbage-collected.
                 return
             holder.drop_oldest_events()
 
@@ -165,16 +171,18 @@ class EventMemory:
         return account if account is not None and account.size else None
 
     def _sort_key(self, holder: EventHolder) -> tuple[int, int]:
-        """Return a sort key for a holder.
+        """Return a sort key for an event holder.
 
-        The holder with the largest key must drop events first.
+        The event holder with the largest sort key is the first that must drop events.
         """
         return holder.drop_priority, holder.size * (self.total_added - holder.total_when_added + 1)
 
     def mark_ended(self, holder: EventHolder) -> None:
-        """Keep the events of a log without readers and writers until `MAX_ENDED_BYTES` is exceeded.
+        """Mark an event log as unused, because the log has no readers and no writers any more.
 
-        The events of the logs that have been unused for the longest time are dropped first.
+        The events of unused logs are kept for later readers. If they take more than
+        `MAX_ENDED_BYTES` of memory, the logs that have been unused for the longest time drop their
+        events first.
         """
         self._ended.pop(holder, None)
         self._ended[holder] = None

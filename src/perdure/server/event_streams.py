@@ -1,8 +1,8 @@
 """Implement the protocol of `client.threads.stream(…)` for commands and events of a thread.
 
 Clients use HTTP with server-sent events, or a websocket on which each message is a command or an
-event. The events are those of `graph.astream_events(version="v3")`. The numbers of events increase
-across all runs of a thread.
+event. The events are those of `graph.astream_events(version="v3")`. Each event of a thread has a
+sequence number, and the sequence numbers increase across all runs of the thread.
 """
 
 from __future__ import annotations
@@ -155,7 +155,10 @@ def _build_error_reply(id: int | None, code: str, message: str) -> dict[str, Any
 async def _build_answer_request(
     call: Call, runs: Runs, thread_id: str, params: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the request that answers interrupts, for the assistant of the thread."""
+    """Return the fields of a run request that resumes a thread with answers to interrupts.
+
+    The run uses the same assistant as the last run of the thread.
+    """
     answers = [
         InterruptAnswer.model_validate(answer) for answer in params.get("responses") or [params]
     ]
@@ -169,8 +172,8 @@ async def _build_answer_request(
 async def _open_feed(call: Call, runs: Runs, thread_id: str) -> Log:
     """Return the log of a thread's events, after checking that the caller may read the thread.
 
-    The log ends when the thread is deleted. It therefore never contains events of a later thread
-    with the same id.
+    When the thread is deleted, the log is closed. Therefore, the log never contains events of a new
+    thread that has the same id as the deleted thread.
     """
     await call.permit({"thread_id": thread_id})
     thread_key = await runs.get_thread_key(call.identity.tenant, thread_id)
@@ -183,8 +186,8 @@ async def _iter_frames(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the frames of the events that a client has subscribed to.
 
-    The stream ends without an error if the client reads too slowly or may no longer read. The
-    client may connect again.
+    The stream ends without an error event if the client reads too slowly, or if the client has lost
+    the permission to read the thread. The client may connect again.
     """
     with suppress(LookupError, Refused):
         async for entries in _iter_events(call, runs, feed, request, subscription):
@@ -201,8 +204,8 @@ async def _iter_events(
 ) -> AsyncIterator[list[LoggedEvent]]:
     """Yield the events that a client has subscribed to.
 
-    A client that does not send `since` receives no events of runs that another client has already
-    read to their end.
+    When a client that sends no `since` has received the last event of a finished run, later clients
+    that send no `since` do not receive the events of this run.
     """
     since = (
         subscription.since
@@ -269,7 +272,7 @@ class ThreadSocket:
         return content
 
     async def _handle_message(self, message: str | bytes, group: asyncio.TaskGroup) -> None:
-        """Execute the command of a message, and send the reply."""
+        """Execute the command that a websocket message contains, and send the reply."""
         command = None
         try:
             command = CommandRequest.model_validate_json(message)
@@ -292,7 +295,7 @@ class ThreadSocket:
         return await _open_feed(self._call.with_action("threads:read"), self._runs, self._thread_id)
 
     async def _subscribe(self, command: CommandRequest, group: asyncio.TaskGroup) -> None:
-        """Start to send the events of a subscription."""
+        """Start a task that sends the events of a new subscription to the client."""
         subscription, subscription_id = Subscription.model_validate(command.params), str(uuid4())
         if len(self._readers) >= MAX_SUBSCRIPTIONS:
             raise Refused(
@@ -323,7 +326,8 @@ class ThreadSocket:
     async def _close_with_error(self, error: BaseException) -> None:
         """Send an error, and close the websocket with 4000 plus the HTTP status.
 
-        The close code is the only status of a websocket that browsers show to scripts.
+        The HTTP status is added to the close code, because a script in a browser can read only the
+        close code of a websocket.
         """
         code = 4000 + error.status if isinstance(error, Refused) else _TRY_AGAIN_LATER
         with suppress(WebSocketDisconnect, TimeoutError, RuntimeError):
@@ -339,7 +343,11 @@ def _build_exception_reply(id: int | None, error: BaseException) -> dict[str, An
 
 
 def _is_final_event(event: LoggedEvent) -> bool:
-    """Return whether an event is the last event of a run that has ended without a question."""
+    """Return whether an event says that a run has completed or failed.
+
+    An event which says that a run was interrupted is not a final event, because the client can
+    answer the interrupt.
+    """
     params = event.kind["params"]
     return not params["namespace"] and params["data"].get("event") in ("completed", "failed")
 
@@ -353,7 +361,8 @@ class ThreadEvents:
         self._feed.set_account(runs.memory.get_account(run.tenant, run.user))
         self._feed.add_writer()
         self._interrupts: dict[str, tuple[list[str], Any]] = {}
-        self._messages: dict[str, str] = {}  # The id of the message that each model run produces.
+        # For the id of each chat model run, the id of the message that the chat model generates.
+        self._messages: dict[str, str] = {}
         run.feed = self._feed
         assert run.task is not None
         run.task.add_done_callback(lambda _: self._finish_feed())
@@ -419,7 +428,10 @@ class ThreadEvents:
         self._append_event(method, namespace, data)
 
     def build_closing_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
-        """Return events for the run's questions and end; see `Player.build_closing_events`."""
+        """Return an event for each open interrupt of the run, and an event for the run's outcome.
+
+        This method implements `Player.build_closing_events`.
+        """
         ending = {"event": "completed"}
         questions: list[tuple[list[str], dict[str, Any]]] = []
         if error:
@@ -436,9 +448,9 @@ class ThreadEvents:
         return [self._make_event(number, *event) for number, event in enumerate(events, 1)]
 
     def _finish_feed(self) -> None:
-        """Add the end of a run that was cancelled before it started.
+        """Append a `failed` event to the feed if the run was cancelled before the run started.
 
-        No event is added while another run of the thread is in progress.
+        No event is appended while another run of the thread is in progress.
         """
         newest = self._feed.newest
         is_idle = newest is None or _is_final_event(newest)
@@ -451,7 +463,7 @@ class ThreadEvents:
         self._feed.extend([self._make_event(1, method, namespace, data)])
 
     def _make_event(self, offset: int, method: str, namespace: list[str], data: Any) -> LoggedEvent:
-        """Return an event in the form of the protocol.
+        """Build an event of the thread's feed, in the form that clients of the protocol expect.
 
         Args:
             offset: The distance of its number from that of the newest event, from 1.
@@ -478,7 +490,8 @@ class ThreadEvents:
 def _summarize_checkpoint(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ids, the step and the source of a checkpoint.
 
-    The full checkpoint is not sent, because its config contains the login of the user.
+    The full checkpoint is not sent, because the config of a checkpoint contains the user object of
+    the login.
     """
     parent = data.get("parent_config") or {"configurable": {}}
     return {

@@ -65,7 +65,7 @@ class Graphs:
 
     @classmethod
     def load_built_in(cls, settings: Settings) -> Self:
-        """Return perdure's chat and agent, with the model of the settings."""
+        """Return perdure's built-in graphs `chat` and `agent`, which use the configured model."""
         return cls({name: _BuiltInGraph(name, settings) for name in ("chat", "agent")})
 
     @classmethod
@@ -75,8 +75,8 @@ class Graphs:
         The folder of the file and its dependencies are added to `sys.path`.
 
         `"perdure": {"types": "./file.py:TYPES", "aliases": {"old.module:Name": "module:Name"}}`
-        sets the options of the checkpointer. The value of `aliases` may also be the path of an
-        object, like that of `types`.
+        sets the options of the checkpointer. The value of `aliases` may also be the path of a
+        Python object, in the same form as the value of `types`.
 
         Raises:
             ConfigurationError: The file cannot be read, or an object that it names cannot be
@@ -102,7 +102,8 @@ class Graphs:
     ) -> AsyncIterator[Graph]:
         """Yield a graph that uses the given checkpointer and store.
 
-        If the graph is made by a function, the remaining arguments are passed to it.
+        If a function builds the graph, `config`, `access`, `user`, `store` and, for a run,
+        `context` are passed to the function.
 
         Args:
             name: The name of the graph.
@@ -177,7 +178,11 @@ def _bind_graph(graph: Any, name: str, saver: Checkpointer, store: WholeStore) -
 
 
 def _call_graph_factory(factory: Any, config: RunnableConfig, runtime: Any) -> Any:
-    """Call a function that takes no argument, a config, a `ServerRuntime`, or both."""
+    """Call a graph factory with the arguments that it declares.
+
+    A graph factory is a function with at most two parameters. One parameter receives a config, and
+    the other parameter receives a `ServerRuntime`.
+    """
     arguments = []
     for parameter in inspect.signature(factory).parameters.values():
         takes_runtime = parameter.name == "runtime" or "ServerRuntime" in str(parameter.annotation)

@@ -48,9 +48,10 @@ EXPOSED_HEADERS: Final = (
 """The headers of replies that scripts of other sites may read."""
 _ORIGIN: Final = re.compile(r"https?://[a-z0-9.:\[\]-]+")
 _PAGES_PREFIX: Final = "/ui/"
-# Maximum number of characters that are logged of a path that matches no route
+# If no route matches the path of a request, at most this number of characters of the path is
+# logged.
 _MAX_LOGGED_PATH: Final = 200
-# Matches a part of a path that may be a key or an id
+# This expression matches a segment of a URL path that may be an API key or an id.
 _SECRET_PART: Final = re.compile(r"[0-9]{6}|.{25}")
 _DEFAULT_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -63,7 +64,7 @@ _DEFAULT_HEADERS: Final = {
 
 @dataclass(slots=True)
 class RequestSummary:
-    """The fields of a request's line in the log. The route is a template, not the path.
+    """The fields of the log record that is written for each request.
 
     Attributes:
         method: The HTTP method, or `other`.
@@ -90,7 +91,7 @@ class Guard:
     """Checks and limits each request before the application receives it.
 
     The guard refuses requests for other host names, requests from other sites, and HTML forms that
-    imitate JSON. It forwards each message of a reply immediately, so that events are streamed
+    imitate JSON. The guard forwards each part of a reply immediately, so that events are streamed
     without a delay. The guard reads its settings from the state of the application.
     """
 
@@ -116,7 +117,7 @@ class Guard:
         answered = False
 
         async def send_reply(message: Message) -> None:
-            """Forward a message of the reply, and record the values for the log line."""
+            """Forward an ASGI message of the reply, and record the status and size for the log."""
             nonlocal answered
             kind = message["type"].removeprefix("websocket.")
             if kind in ("http.response.start", "accept"):
@@ -168,7 +169,7 @@ class Guard:
 
 
 def _add_default_headers(reply: MutableHeaders, request_id: str) -> None:
-    """Add the id of the request, and the headers that the reply does not set itself."""
+    """Add a request id to the headers of a reply, and add default headers that the reply lacks."""
     reply["X-Request-ID"] = request_id
     for name, value in _DEFAULT_HEADERS.items():
         reply.setdefault(name, value)
@@ -177,13 +178,14 @@ def _add_default_headers(reply: MutableHeaders, request_id: str) -> None:
 
 
 def _redact_path(scope: Scope) -> str:
-    """Return the path of a request without its query.
+    """Return the path of a request in a form that may be logged.
 
-    Replace parts that may be keys or ids by `…`.
+    The query is removed. Path segments that may be API keys or ids are replaced by `…`.
     """
     path = quote(scope.get("raw_path") or b"", safe="/%:@!$&'()*+,;=~")
     parts = ("…" if _SECRET_PART.search(part) else part for part in path.split("/"))
-    # Replace keys before truncating the path, because a truncated key might not be recognised.
+    # Replace API keys before the path is truncated, because a truncated API key might not be
+    # recognised.
     return "/".join(parts)[:_MAX_LOGGED_PATH]
 
 
@@ -201,8 +203,10 @@ async def _record_request(scope: Scope, status: int) -> None:
         try:
             await audit.record(state.get("call"), action, status, state["request_id"], path)
         except OSError:
+            # The raised exception replaces the reply of the application by an error reply with
+            # status 500, and this function is called again to record the error reply.
             if status < 500:
-                raise  # The client receives an error instead, and that error is then recorded.
+                raise
             _LOG.exception("a change could not be recorded in the audit log")
 
 
@@ -236,10 +240,10 @@ def _as_http_request(scope: Scope) -> Request:
 
 
 def _check_host(host: str, hosts: Collection[str] | None) -> None:
-    """Refuse other host names.
+    """Refuse a request whose header Host names a host that is not allowed.
 
-    An attacker may let a host name resolve to this server. A browser would then treat the server as
-    part of the attacker's site, which is called DNS rebinding.
+    This check prevents DNS rebinding, in which the host name of an attacker's site resolves to the
+    address of this server, so that a browser treats this server as a part of the attacker's site.
     """
     if hosts is not None and split_url(f"//{host}").hostname not in hosts:
         raise Refused(
@@ -249,7 +253,10 @@ def _check_host(host: str, hosts: Collection[str] | None) -> None:
 
 
 def _wrap_receive(scope: Scope, receive: Receive, wait_s: float) -> Receive:
-    """Return a `receive` function that identifies the user first, and then reads with a timeout."""
+    """Return a replacement for `receive`, which identifies the user before it reads the body.
+
+    Each part of the body must arrive within `wait_s` seconds.
+    """
     has_started = is_complete = False
 
     async def receive_body() -> Message:
@@ -286,10 +293,12 @@ async def _identify_sender(scope: Scope) -> None:
 
 
 def _check_site(headers: Headers, has_session: bool) -> None:
-    """Refuse requests that a page of another site makes a browser send.
+    """Refuse cross-site request forgery.
 
-    If a request has neither the header Sec-Fetch-Site nor Origin, it does not come from a browser.
-    Such a request is refused if it has a session cookie, because only browsers have this cookie.
+    A request is refused if a browser sends it for a page of another site. A request that has
+    neither the header Sec-Fetch-Site nor the header Origin is assumed not to come from a browser. A
+    session cookie contradicts this assumption, so a request with a session cookie and without both
+    headers is refused.
 
     Source: CrossOriginProtection of Go's net/http; the OWASP cheat sheet on cross-site request
     forgery, "Fetch Metadata headers".
@@ -306,7 +315,7 @@ def _check_site(headers: Headers, has_session: bool) -> None:
 
 
 def validate_origins(origins: Collection[str]) -> list[str]:
-    """Check the origins of other sites, and return them in the form that browsers send.
+    """Check that each allowed CORS origin has the form in which browsers send origins.
 
     Raises:
         ConfigurationError: An origin is invalid. `*` is not allowed, because any site that a user
@@ -323,12 +332,16 @@ def validate_origins(origins: Collection[str]) -> list[str]:
 
 
 def _is_perdure_path(path: str, state: Any) -> bool:
-    """Return False if a path can only belong to the custom application, and otherwise True."""
+    """Return whether a path may belong to perdure and not to the custom application."""
     return state.first_segments is None or path.lstrip("/").split("/")[0] in state.first_segments
 
 
 def _check_content_type(path: str, headers: Headers) -> None:
-    """Refuse a body whose content type an HTML form of another site can send. Pages are exempt."""
+    """Refuse a request to the API whose body is not declared as JSON.
+
+    An HTML form of another site can send other content types, but not `application/json`. Requests
+    to pages may have any content type.
+    """
     length = headers.get("content-length", "0")
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     is_empty = length == "0" and "transfer-encoding" not in headers
@@ -346,7 +359,8 @@ def build_error_reply(request: Request, error: PerdureError) -> Response:
     """
     headers = error.headers if isinstance(error, Refused) else {}
     if isinstance(error, Unauthenticated) and request.url.path.startswith("/ui/"):
-        # The request of htmx replaces only a part of the page.
+        # A request by the JavaScript library htmx replaces only a part of a page, so htmx gets a
+        # header that redirects the whole page.
         is_partial = "hx-request" in request.headers
         page_url = split_url(
             request.headers.get("hx-current-url", "") if is_partial else str(request.url)
@@ -400,12 +414,12 @@ def _describe_invalid_field(error: Mapping[str, Any]) -> str:
         return f"the body is not valid JSON: {error['ctx']['error']}"
     location = ".".join(map(str, error["loc"]))
     if error["type"] == "missing":
-        # Name only the location, because the input of this error is the whole object that lacks the
-        # field.
+        # Do not quote the input of a `missing` error, because the input is the whole object that
+        # lacks the field.
         return f"{location} is missing"
     if error["type"] == "value_error":
-        # An error of the type `value_error` has a message of perdure, which already names the
-        # value.
+        # An error of the type `value_error` was raised by a validator of perdure, and its message
+        # already names the wrong value.
         sentence = str(error["ctx"]["error"])
         return sentence if location == "body" else f"{location}: {sentence}"
     return f"{location} is {error.get('input')!r:.80}: {error['msg']}"
@@ -417,16 +431,15 @@ def _describe_invalid_field(error: Mapping[str, Any]) -> str:
 class EncodedSlashes:
     """Replaces encoded slashes in the path of a request by NUL characters, which no id contains.
 
-    `call.PathId` turns them back.
-
-    Servers decode `%2F` before routes are matched (the ASGI specification, on `path`).
+    The type `call.PathId` converts the NUL characters back to slashes. The replacement is needed
+    because servers decode `%2F` before routes are matched (see `path` in the ASGI specification).
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Replace encoded slashes in the path of a request, and pass the request on."""
+        """Pass a request on, after replacing the encoded slashes in its path by NUL characters."""
         raw = scope.get("raw_path") or b""
         if b"%2f" in raw.lower() or b"%00" in raw:
             parts = (

@@ -26,8 +26,9 @@ _EXAMPLE_MESSAGE: Final = {"role": "user", "content": ""}
 def find_suspect_values(request: RunRequest) -> list[tuple[str, Any]]:
     """Return the channels and values of a request that may be malformed messages.
 
-    If the list is empty, the caller need not open the graph and call `check_messages`. In an input,
-    a channel with another name than `messages` is included only if its value resembles messages.
+    If no values are returned, the caller need not load the graph and call `check_messages`. In the
+    input of a run, a channel with a name other than `messages` is included only if its value
+    resembles messages.
     """
     has_command = request.command is not None
     return [
@@ -39,7 +40,7 @@ def find_suspect_values(request: RunRequest) -> list[tuple[str, Any]]:
 
 
 def check_messages(graph: Graph, suspects: list[tuple[str, Any]]) -> None:
-    """Refuse malformed messages for channels of messages.
+    """Raise InvalidUpdate if a value for a channel that contains messages is malformed.
 
     Raises:
         InvalidUpdate: The reducer of a channel cannot apply a value, whatever the state is.
@@ -51,8 +52,8 @@ def check_messages(graph: Graph, suspects: list[tuple[str, Any]]) -> None:
         try:
             channel.copy().update([deepcopy(value)])
         except Exception as exc:  # A reducer that a user wrote may raise any exception.
-            # A well-formed message that removes or keeps other messages may fail here, because the
-            # channel is empty.
+            # The trial channel is empty, so the reducer may also fail because of a well-formed
+            # message that tells the reducer to remove or keep messages of the channel.
             keeps = _try_update_of_empty_channel(channel, [dict(_KEEP_JSON)]) is not None
             problem = (
                 exc
@@ -68,7 +69,11 @@ def check_messages(graph: Graph, suspects: list[tuple[str, Any]]) -> None:
 
 
 def _iter_values(request: RunRequest) -> Iterator[tuple[str, Any]]:
-    """Yield the channels and values of an input, or of the update of a command."""
+    """Yield the channel name and the value of each update in a run request.
+
+    The updates are in the `update` field of the request's command. If the request has no command,
+    the updates are in the input.
+    """
     values = request.input if request.command is None else request.command.update
     if isinstance(values, Mapping):
         yield from values.items()
@@ -84,7 +89,7 @@ def _resembles_messages(value: Any) -> bool:
 
 
 def _find_conversion_error(value: Any, *, keeps: bool = False) -> Exception | None:
-    """Return the error that is raised when a value is converted to messages, or None on success.
+    """Try to convert a value to messages, and return the exception, or None on success.
 
     Args:
         value: A message or a list of messages, as JSON or as objects.
@@ -112,7 +117,10 @@ def _converts_messages(channel: Any) -> bool:
 
 
 def _try_update_of_empty_channel(channel: Any, update: Any) -> Any:
-    """Return the value of an empty channel after an update, or None if the update fails."""
+    """Apply an update to an empty copy of a channel, and return the new value of the copy.
+
+    Return None if the reducer of the channel fails.
+    """
     with suppress(Exception):  # A reducer that a user wrote may raise any exception.
         trial = channel.copy()
         trial.update([update])

@@ -51,13 +51,15 @@ def create_key(user: str) -> tuple[str, str]:
 class KeysFileAccess:
     """Access by the API keys of a file. A change of the file takes effect within a second.
 
-    A key with the permission `perdure:admin` may do everything. A key with `perdure:act` may act
-    for other users of its tenant, and then reaches the data of that user.
+    A request with a key that has the permission `perdure:admin` may do everything. A request with
+    a key that has the permission `perdure:act` may name another user of the key's tenant. The
+    request has access to the data of the named user.
 
-    All other keys reach only the data of their own user. The data of a user are threads, crons and
-    assistants with the user as `owner` in their metadata, which the server sets when the user
-    creates them, and namespaces with the user as second label, such as `("memories", "ann")`. A key
-    also reaches the namespaces `("teams", NAME)` of the teams that it lists.
+    A key without these permissions gives access to the data of the key's user only. A user's
+    threads, crons and assistants have the user as `owner` in their metadata. The server sets this
+    `owner` when the user creates a thread, cron or assistant. A user's namespaces have the user as
+    second label, such as `("memories", "ann")`. If a key lists teams, the key gives access to the
+    namespaces `("teams", NAME)` of these teams, too.
 
     Args:
         file: The path of the file.
@@ -91,7 +93,8 @@ class KeysFileAccess:
         bearer = token.strip() if scheme.lower() == "bearer" else ""
         key = connection.headers.get("x-api-key") or bearer
         digest = hashlib.sha256(key.encode()).hexdigest()
-        # Compare with all keys, so that the response time does not depend on which key matches.
+        # Compare the hash of the sent key with the hashes of all keys, so that the response time
+        # does not reveal which key matches.
         matching_keys = [entry for entry in self._keys if hmac.compare_digest(entry.sha256, digest)]
         if not key or not matching_keys:
             raise Unauthenticated(
@@ -129,12 +132,15 @@ class KeysFileAccess:
         return current_identity if person is None else act_for(self, current_identity, person)
 
     def find_teams(self, user: str, tenant: str | None) -> frozenset[str]:
-        """Return the teams that the keys of a user list."""
+        """Return all teams that are listed by the API keys of a user."""
         keys = [entry for entry in self._keys if (entry.user, entry.tenant) == (user, tenant)]
         return frozenset(name for entry in keys for name in entry.teams)
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
-        """Allow actions on data of the user and of the user's teams; see `Access.permit`."""
+        """Allow actions on the user's own data and on the memories of the user's teams.
+
+        `Access.permit` describes the arguments. An admin may perform every action.
+        """
         if identity.is_admin:
             return {}
         namespace = tuple(value.get("namespace") or ())
@@ -145,9 +151,9 @@ class KeysFileAccess:
         return permit_own_data(identity.person, action, value)
 
     def check_person(self, identity: Identity, person: str) -> None:
-        """Refuse a person all of whose keys belong to other tenants.
+        """Refuse a person who has API keys only in other tenants than the caller.
 
-        A person needs no key. A person without keys may belong to any tenant.
+        A person without API keys is accepted, because such a person may belong to any tenant.
 
         Raises:
             Forbidden: The person has keys, and none of them in the tenant of the caller.
@@ -166,9 +172,9 @@ class KeysFileAccess:
             await asyncio.to_thread(self._reload)
 
     def _reload(self) -> None:
-        """Read the file.
+        """Read the keys file.
 
-        If the file cannot be read, no key is valid until the file can be read again.
+        If the keys file cannot be read, no API key is valid until the keys file can be read again.
         """
         try:
             self._keys = self._read_file()

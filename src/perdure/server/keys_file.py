@@ -24,7 +24,7 @@ _MAX_ATTEMPTS: Final = 20
 
 
 def check_key_user(name: str) -> str:
-    """Return the name of a key's user if it is valid.
+    """Check that a user of an API key may have this name, and return the name.
 
     Raises:
         ConfigurationError: The name is blank, `*`, or has characters that are not allowed.
@@ -35,7 +35,7 @@ def check_key_user(name: str) -> str:
 
 
 def check_team_name(name: str) -> str:
-    """Return the name of a key's team if it is valid.
+    """Check that a team in the keys file may have this name, and return the name.
 
     Raises:
         ConfigurationError: The name is blank, `*`, or has characters that are not allowed.
@@ -95,7 +95,7 @@ def _wrap_file_errors(path: Path) -> Iterator[None]:
     except (OSError, ValueError) as exc:
         problem = str(exc)
         if isinstance(exc, ValidationError):
-            # The text of this error would contain the hashes of keys.
+            # Do not use the text of a `ValidationError`, because it contains the hashes of keys.
             first = exc.errors(include_input=False)[0]
             problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise ConfigurationError(
@@ -107,9 +107,9 @@ def _wrap_file_errors(path: Path) -> Iterator[None]:
 def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
     """Remove keys from a keys file.
 
-    The file is replaced atomically by a file with the same permissions and owner. A server that
-    reads the file during the replacement sees either all old keys or only the remaining keys. Other
-    lines and comments are kept.
+    The keys file is replaced atomically by a file with the same permissions and owner. Therefore, a
+    server that reads the keys file at this moment sees either all old keys or only the remaining
+    keys. The entries of the remaining keys and other comments are kept.
 
     Args:
         path: The keys file. The target of a symbolic link is replaced.
@@ -159,9 +159,10 @@ def _has_keys(text: str, keys: Sequence[Key]) -> bool:
 
 
 def _remove_key_tables(text: str, is_removed: Sequence[bool]) -> str | None:
-    """Return the text of a keys file without some of its tables `[[keys]]`.
+    """Remove the `[[keys]]` tables of revoked keys from the text of a keys file.
 
-    Comments directly above a table are removed with it, except comments at the start of the file.
+    Comments directly above a removed table are removed, too, except comments at the start of the
+    file.
 
     Args:
         text: The text of the file.
@@ -182,7 +183,7 @@ def _remove_key_tables(text: str, is_removed: Sequence[bool]) -> str | None:
     for first, end, is_block_removed in zip(block_starts, block_ends, is_removed, strict=True):
         remaining_lines += [] if is_block_removed else lines[first:end]
     if all(is_removed):
-        # The field `keys` is required, even if no key is left.
+        # A keys file must have the field `keys`. If all keys were removed, write an empty list.
         remaining_lines.append("keys = []\n")
     return "".join(remaining_lines)
 
@@ -190,7 +191,8 @@ def _remove_key_tables(text: str, is_removed: Sequence[bool]) -> str | None:
 def _find_comment_start(lines: Sequence[str], start: int) -> int:
     """Return the index of the first comment line in the block of comments directly above a line.
 
-    Return `start` if there are no comments, or if they begin the file.
+    Return `start` if there are no comments above the line. Also return `start` if the block of
+    comments is at the beginning of the file.
     """
     first = start
     while first and lines[first - 1].lstrip().startswith("#"):
@@ -239,7 +241,10 @@ def _lock_folder(path: Path) -> Iterator[None]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush a folder to disk, so that a power failure does not restore the replaced file."""
+    """Flush a folder to disk, so that a replaced file keeps its new content after a power failure.
+
+    Without the flush, the file could have its old content again.
+    """
     with suppress(OSError):  # Some systems cannot flush a folder.
         handle = os.open(folder, os.O_RDONLY)
         try:

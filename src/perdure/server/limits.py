@@ -90,7 +90,8 @@ class RequestLimiter:
             self._next_due = {
                 other: due_time for other, due_time in self._next_due.items() if due_time > now
             }
-            # If all remembered clients are active, reset their rates to limit the use of memory.
+            # All clients in the table have sent requests recently. Forget the request rates of all
+            # clients, so that the table does not use more memory.
             if len(self._next_due) >= _MAX_CLIENTS:
                 self._next_due.clear()
         self._next_due[client] = due + self._interval_s

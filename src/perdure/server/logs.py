@@ -2,10 +2,11 @@
 
 The audit log records which user changed or erased which objects, and whether this was permitted.
 The audit log has a record for every request and every tool call whose action changes something,
-unless the request is refused for its host, site, rate or content type. The records are written by
-`guard.py` and `mcp.py`, and not by the endpoints. A record names the objects that were passed to
-`Call.permit`. An endpoint adds the hashes of a receipt by `Call.record_for_audit`. Records have no
-content.
+unless the request is refused for its host, site, rate or content type. The modules `guard.py` and
+`mcp.py` write the audit records, and endpoints write no audit records. An audit record contains the
+ids of the objects that an endpoint passed to `Call.permit`. After an erasure, an endpoint calls
+`Call.record_for_audit` to add the hashes of the erased texts to the audit record. Audit records do
+not contain the content of messages or memories.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _LOG: Final = logging.getLogger("perdure.audit")
 _MIN_FREE_BYTES: Final = 1_000_000
 SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 """The HTTP methods that change nothing."""
-# Actions that are not recorded. Runs are among them, because the history of their thread shows
-# them.
+# Names of the actions that are not recorded in the audit log. The creation of a run is not
+# recorded, because the history of a thread shows the runs of the thread.
 _UNRECORDED_ACTIONS: Final = ("read", "search", "get", "list_namespaces", "create_run")
 
 
@@ -48,10 +49,10 @@ def is_change(action: Action | None, method: str = "POST") -> bool:
 class Audit:
     """Writes records to a file of JSON lines, or to the logger `perdure.audit`.
 
-    Each line is flushed to the disk before the reply is sent. On a disk that is almost full,
-    changes are refused. If a record cannot be written for another reason, the client receives an
-    error, although the change was made. Several processes may write to one file, because lines are
-    only appended.
+    An audit record is flushed to the disk before the reply to its request is sent. If the disk is
+    almost full, the server refuses requests that change something. If writing an audit record fails
+    unexpectedly, the client receives an error, although the requested change was made. Several
+    processes may write to one audit log, because lines are only appended.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:

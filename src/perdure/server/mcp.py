@@ -85,7 +85,7 @@ def build_server(get_request: Callable[[ServerRequestContext[Any]], ToolRequest]
 
 
 async def _call_tool(name: str, arguments: dict[str, Any], request: ToolRequest) -> CallToolResult:
-    """Call a tool, and return its text or an error message as a result of the MCP SDK."""
+    """Call a tool, and wrap its text or its error message in a `CallToolResult` of the MCP SDK."""
     from mcp.types import CallToolResult, TextContent
 
     try:
@@ -218,13 +218,17 @@ async def handle_mcp_request(call: CurrentCall) -> Response:
 
 @cache
 def _get_http_server() -> Server[Any]:
-    """Build the MCP server for HTTP requests at the first request."""
+    """Return the MCP server that handles HTTP requests.
+
+    The MCP server is built when this function is called for the first time.
+    """
 
     def get_request(context: ServerRequestContext[Any]) -> ToolRequest:
         http: Any = context.request
         return ToolRequest(http.state.call, http.app.state.audit, http.state.request_id)
 
-    # Use these names to import their modules now, outside of the event loop.
+    # Access these attributes of `perdure.memory`, which are imported when they are first used. The
+    # imports take place in the current thread and not later in the event loop.
     _ = (memory.arecall, memory.aremember, memory.quote_memories)
     return build_server(get_request)
 

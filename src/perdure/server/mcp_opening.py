@@ -1,10 +1,10 @@
 """Answer the first messages of an MCP connection over stdio before the MCP SDK is imported.
 
 Importing the SDK and the modules of the tools takes two seconds of CPU. Many MCP clients start all
-their servers and list the tools, but never call a tool. `StartupResponder` answers these first
-requests with the same JSON as the SDK; tests/server/test_mcp_opening.py compares both. The SDK
-answers the first message that `StartupResponder` cannot answer, such as a tool call, and all later
-messages.
+their servers and list the tools, but never call a tool. `StartupResponder` answers the handshake
+and the list of tools with the same JSON as the SDK. A test in tests/server/test_mcp_opening.py
+compares the JSON of `StartupResponder` with the JSON of the SDK. The SDK answers the first message
+that `StartupResponder` cannot answer, such as a tool call, and all later messages.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class StartupResponder:
         version: The version of perdure.
 
     Attributes:
-        replayed: Messages that were answered here and that the SDK must read, too, before it
-            reads the first message that was not answered here.
+        replayed: Messages that `StartupResponder` has answered and that the SDK must read, too. The
+            SDK reads these messages before the first message that only the SDK can answer.
     """
 
     def __init__(self, version: str) -> None:
@@ -42,7 +42,7 @@ class StartupResponder:
         self.replayed_lines = list[str]()
 
     def answer_lines(self, lines: Iterable[str], out: TextIO) -> str | None:
-        """Answer messages until a message needs the SDK.
+        """Answer messages without the MCP SDK until a message arrives that only the SDK can answer.
 
         Args:
             lines: The input, one message per line.
@@ -88,9 +88,13 @@ class StartupResponder:
         return [{"jsonrpc": "2.0", "id": message["id"], **result}]
 
     def _handle_notification(self, line: str, method: str) -> list[dict[str, Any]] | None:
-        """Handle a notification. Record `notifications/initialized`, which the SDK needs later.
+        """Handle a message that needs no reply.
 
-        Return an empty list, or None if the SDK must handle the message.
+        The notification `notifications/initialized` is recorded, because the MCP SDK must read it
+        before later messages.
+
+        Returns:
+            An empty list of replies, or None if only the MCP SDK can handle the message.
         """
         if not method.startswith("notifications/"):
             return None
@@ -116,9 +120,9 @@ class StartupResponder:
         return _build_not_found_error(method) if method in _UNSUPPORTED_METHODS else None
 
     def _answer_initialize(self, params: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Answer the handshake, and record the message that the SDK must read later.
+        """Answer the request `initialize`, and record a copy of it that the MCP SDK reads later.
 
-        Return None if the SDK must answer, for example a handshake that is not valid.
+        Return None if only the MCP SDK can answer, for example if the request is invalid.
         """
         client: Any = params.get("clientInfo")
         version = params.get("protocolVersion")
@@ -153,7 +157,10 @@ class StartupResponder:
     def _answer_without_handshake(
         self, method: str, meta: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """Answer a request in the protocol version that has no handshake; see `_build_result`."""
+        """Answer a request of protocol version 2026-07-28, which needs no `initialize` request.
+
+        Return the result or the error of the request, or None if only the MCP SDK can answer.
+        """
         if (
             meta[_META_PREFIX + "protocolVersion"] != ENVELOPE_VERSION
             or not _is_implementation(meta.get(_META_PREFIX + "clientInfo"))
@@ -185,7 +192,7 @@ class StartupResponder:
 
 
 def _is_implementation(value: Any) -> bool:
-    """Return whether a value names a program and its version, as `clientInfo` must."""
+    """Return whether a value has the fields `name` and `version`, which `clientInfo` requires."""
     return isinstance(value, dict) and all(
         isinstance(value.get(name), str) for name in ("name", "version")
     )

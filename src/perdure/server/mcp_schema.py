@@ -1,7 +1,8 @@
 """Describe the MCP tools to clients, and check the arguments of calls.
 
-This module imports only settings and errors, so that `perdure mcp` can list the tools before it
-imports the modules that they need. `mcp_tools.py` has the functions with the same names.
+This module imports only settings and errors, so that `perdure mcp` can list the tools quickly. The
+modules that the tools need are imported later. For each tool in this module, `mcp_tools.py`
+contains a function with the name of the tool.
 """
 
 from __future__ import annotations
@@ -231,7 +232,10 @@ def _check_argument(name: str, value: Any, schema: Schema) -> Any:
 
 
 def _split_nullable(schema: Schema) -> tuple[Schema, bool]:
-    """Return the schema for values that are not null, and whether null is allowed."""
+    """Split a JSON schema into the schema for values other than null, and a flag.
+
+    The flag says whether null is allowed.
+    """
     return (schema["anyOf"][0], True) if "anyOf" in schema else (schema, False)
 
 
@@ -268,7 +272,7 @@ def _convert_number(value: Any) -> float | None:
 
 
 def _convert_integer(value: Any) -> int | None:
-    """Return a whole number as an int, also from a text or a float such as `5.0`.
+    """Convert a whole number to an int. The number may be an int, a float such as `5.0`, or text.
 
     Return None for other values.
     """

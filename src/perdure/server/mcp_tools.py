@@ -75,9 +75,9 @@ async def recall(
 async def _add_teams(
     call: Call, arguments: Mapping[str, Any], selection: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Add the memories of the user's teams to a selection of the user's own memories.
+    """Extend a search of the user's own memories to the memories of the user's teams.
 
-    Teams whose memories the access rules do not allow are left out.
+    A team is ignored if the access rules forbid the user to read its memories.
 
     Args:
         call: The request.
@@ -103,7 +103,8 @@ async def _add_teams(
 async def remember(call: Call, text: str, key: str | None = None, team: str | None = None) -> str:
     """Store a memory of the user or of one of the user's teams.
 
-    With a key, the new text supersedes the memory with this key.
+    If a key is passed, the new text becomes the current version of the memory with this key. The
+    earlier versions of the memory are kept.
     """
     arguments: dict[str, Any] = {"key": key} if key else {}
     arguments |= {"value": {"text": text, "kind": "fact"}, **build_team_argument(team)}
@@ -203,9 +204,12 @@ async def search_threads(call: Call, text: str, limit: int = SEARCH_LIMIT) -> st
 
 @action("threads:read")
 async def read_thread(call: Call, thread_id: str, last: int = 20, before: int | None = None) -> str:
-    """Read the newest messages of an earlier conversation, and the question that it waits for."""
+    """Read the newest messages of an earlier conversation.
+
+    If the conversation waits for an answer to an interrupt, the question is returned, too.
+    """
     await call.permit_thread(thread_id)
-    # Even an admin may not read threads of other users with this tool.
+    # With the MCP tool `read_thread`, even an admin may not read threads of other users.
     if not await call.threads.is_readable_by(thread_id, call.identity.person):
         raise UnknownThread(f"there is no thread {thread_id!r}")
     unread_items = await call.saver.ahistory(thread_id, ends=(0, last + 1), before=before)

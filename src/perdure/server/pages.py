@@ -28,8 +28,10 @@ from perdure.memory.thread_messages import parse_time
 from perdure.server.access import Action, action
 from perdure.server.reply import JSONReply, encode_json, format_as_text, truncate_text, wants_json
 
-MAX_TEXT_CHARS: Final = 4_000  # characters of a text on a page; a link opens the full text
-MAX_LINE_CHARS: Final = 160  # characters of a value that is shown in one line
+# Maximum number of characters of a text that a page shows. A link opens the full text.
+MAX_TEXT_CHARS: Final = 4_000
+# Maximum number of characters of a value that a page shows on one line.
+MAX_LINE_CHARS: Final = 160
 _TOOL_CALL_BLOCK_TYPES: Final = frozenset(
     {"tool_use", "tool_call", "function_call", "server_tool_call"}
 )
@@ -42,7 +44,11 @@ _DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,[
 
 
 def type_name(value: Any) -> str:
-    """Return the class name of a value, or the original class name if its class is unknown here."""
+    """Return the name of a value's class.
+
+    If the value was stored with a class that this process cannot import, the name of the missing
+    class is returned.
+    """
     if isinstance(value, DetachedFields):
         _, (_, name), _ = value.origin
         return name
@@ -102,15 +108,18 @@ def format_one_line(value: Any) -> str:
 
 
 def are_generated_ids(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether all lines are ids that a program generated. Pages fold such lists."""
+    """Return whether all lines of a list contain ids that a program generated.
+
+    Pages fold lists of generated ids.
+    """
     return bool(lines) and all(_GENERATED_ID.fullmatch(line["text"]) for line in lines)
 
 
 def _iter_content_blocks(message: BaseMessage) -> Iterator[tuple[str, str]]:
     """Yield the kind ("text", "reasoning" or "other") and the text of each content block.
 
-    Tool calls are skipped if the message lists them separately. Base64 data is replaced by its
-    media type.
+    Tool calls are skipped if the message lists them separately. A base64 data URL in a text is
+    replaced by the media type of the data, such as `[image/png]`.
     """
     content = message.content
     for block in [content] if isinstance(content, str) else content:
@@ -148,7 +157,8 @@ def build_change_rows(difference: StateDifference) -> list[dict[str, Any]]:
             continue
         removed, lines = dict(channel_change.removed), []
         for value in channel_change.added.values():
-            # the removed element that the new one replaces; a channel stored whole has one value
+            # Find the removed element that the added element replaces. If the channel is stored as
+            # one value, the old value is always replaced by the new value.
             replaced = [
                 position
                 for position, old in removed.items()
@@ -182,7 +192,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def build_element_line(element: Any) -> dict[str, Any]:
-    """Return the type of a channel's element and its text in one line.
+    """Build the template data of a channel's element: its type, and its text on one line.
 
     An element of a dict is shown as its key and value.
     """
@@ -211,8 +221,8 @@ def render_visible_text(text: Any, isolated: bool = True) -> Markup:
     """Return text as HTML: escaped, in a `<bdi>`, with control and bidi characters as code points.
 
     The `<bdi>` keeps right-to-left text from moving the text beside it. A character that moves or
-    hides others is shown as `<i class="ctl">U+202E</i>`. Unicode Technical Report 36 describes how
-    such characters are used for spoofing.
+    hides other characters is shown by its code point, such as `<i class="ctl">U+202E</i>`. Unicode
+    Technical Report 36 describes how invisible and bidi characters are used for spoofing.
 
     Args:
         text: The value to show; it is converted to a string.
@@ -240,9 +250,9 @@ _POSSIBLY_HIDDEN: Final = re.compile(
 
 
 def remove_hidden_characters(text: str) -> str:
-    """Return text for editing, without the characters that pages show as code points.
+    """Return a text for editing, without invisible characters and control characters.
 
-    Line breaks, tabs and zero-width joiners are kept, because people type them.
+    Line breaks, tabs and zero-width joiners are kept, because people type these characters.
     """
     return "".join(
         character
@@ -292,13 +302,17 @@ def parse_form_moment(text: str, days: int = 0) -> datetime | None:
 
 
 def build_link(path: str, /, **values: Any) -> str:
-    """Return a path with a query string. Empty values are left out, and lists are repeated."""
+    """Return a path with a query string.
+
+    Values that are None or empty texts are left out. A list adds the parameter once for each
+    element.
+    """
     parameters = {name: value for name, value in values.items() if value not in (None, "")}
     return f"{path}?{urlencode(parameters, doseq=True, errors='surrogatepass')}"
 
 
 def redirect_to(path: str, /, **values: Any) -> Response:
-    """Redirect the browser to a page after it sent a form."""
+    """Return a reply to a sent form, which redirects the browser to a page."""
     return RedirectResponse(build_link(path, **values) if values else path, 303)
 
 
@@ -322,7 +336,8 @@ HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'",
-    # with no-referrer, browsers would send forms with "Origin: null"
+    # With the referrer policy `no-referrer`, browsers would send forms with the header
+    # "Origin: null", and the server would refuse these forms.
     "Referrer-Policy": "same-origin",
 }
 
@@ -330,8 +345,8 @@ HEADERS: Final = {
 def render_page(request: Request, template: str, status: int = 200, /, **values: Any) -> Response:
     """Render a page as HTML, or its values as JSON.
 
-    The reply is JSON if the path ends with `.json` or if the client accepts JSON. A template shows
-    stored text by `{{ text | visible }}`.
+    The reply is JSON if the path ends with `.json` or if the client accepts JSON. Templates apply
+    the filter `visible` to stored text, as in `{{ text | visible }}`.
 
     Args:
         request: The request, which selects HTML or JSON.
@@ -361,7 +376,7 @@ class Pages(APIRouter):
         super().__init__(include_in_schema=False)
 
     def page(self, path: str, required_action: Action) -> Callable[[PageEndpoint], PageEndpoint]:
-        """Return a decorator that adds an endpoint for a page and for its JSON.
+        """Return a decorator that adds two routes to an endpoint: the page and the page as JSON.
 
         Args:
             path: The path of the page.

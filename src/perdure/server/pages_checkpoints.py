@@ -42,10 +42,16 @@ from perdure.server.runs import ServerRuns
 
 routes = Pages()
 CHECKPOINTS_PER_PAGE: Final = 100
-_MAX_ELEMENTS: Final = 8  # elements of a list or dict that the page of a checkpoint shows
-_MAX_VALUE_CHARS: Final = 2_000  # characters shown of a value that is no list or dict
-_MAX_LANE: Final = 12  # lanes further to the right are drawn in this one
-_TRIGGER_PREFIX: Final = "branch:to:"  # the names of channels that trigger nodes begin with it
+# Maximum number of elements of a list or dict that the page of a checkpoint shows.
+_MAX_ELEMENTS: Final = 8
+# Maximum number of characters that the page of a checkpoint shows of a value, if the value is
+# neither a list nor a dict.
+_MAX_VALUE_CHARS: Final = 2_000
+# Index of the rightmost lane in the drawing of a checkpoint tree. Dots that belong further to the
+# right are drawn in this lane.
+_MAX_LANE: Final = 12
+# Prefix of the names of the channels with which langgraph triggers nodes.
+_TRIGGER_PREFIX: Final = "branch:to:"
 
 
 @routes.page("/ui/checkpoints", "threads:read")
@@ -90,10 +96,10 @@ async def show_checkpoints(
 
 
 def build_lane_drawings(infos: Sequence[CheckpointInfo]) -> list[dict[str, Any]]:
-    """Compute how to draw the tree of checkpoints beside their rows.
+    """Compute how to draw the tree of checkpoints beside the rows of a table.
 
-    A lane is a vertical line that continues down to the parent of the checkpoint above. Lanes that
-    wait for the same parent join at the parent's row.
+    A lane of the drawing is a vertical line from the row of a checkpoint down to the row of its
+    parent. If several checkpoints have the same parent, their lanes join in the row of the parent.
 
     Args:
         infos: The checkpoints, newest first.
@@ -139,7 +145,8 @@ async def show_checkpoint(
 ) -> Response:
     """Show a checkpoint's values, next tasks, metadata and pending writes.
 
-    With `channel`, only the whole value of that channel is shown.
+    If the query parameter `channel` names a channel, the page shows only the complete value of this
+    channel.
     """
     stored = await _read_checkpoint(target.saver, target.id, target.ns, checkpoint)
     values, parent = await arun(read_channel_values(target.saver, stored)), stored.parent_config
@@ -187,10 +194,11 @@ async def show_checkpoint(
 async def _read_checkpoint(
     saver: Checkpointer, thread_id: str, ns: str, checkpoint_id: str
 ) -> CheckpointTuple:
-    """Read a checkpoint with `alist`.
+    """Read a checkpoint without changing how the thread continues.
 
-    `aget_tuple` with a checkpoint id is not used here. The saver remembers checkpoints that were
-    read by id, and treats a later put after such a checkpoint as a fork or resume.
+    The checkpoint is read with `alist` and not with `aget_tuple`, because the saver remembers which
+    checkpoints `aget_tuple` has read by id. If a run later stores a checkpoint whose parent was
+    read by id, the saver treats the stored checkpoint as a fork or resume.
 
     Raises:
         UnknownCheckpoint: The thread has no such checkpoint.
@@ -210,9 +218,10 @@ async def _read_checkpoint(
 
 
 def _build_channel_row(name: str, value: Any) -> dict[str, Any]:
-    """Build the template data of a channel's value. `cut` says whether a part is left out.
+    """Build the template data of a channel's value.
 
-    The last `_MAX_ELEMENTS` elements of a list or dict are shown, one line each.
+    If the value is a list or dict, the last `_MAX_ELEMENTS` elements are shown on one line each.
+    The field `cut` says whether a part of the value is not shown.
     """
     row: dict[str, Any] = {"name": name, "kind": type_name(value)}
     if not isinstance(value, list | tuple | dict):
@@ -250,9 +259,10 @@ async def show_comparison(request: Request, target: PermittedThread, a: str, b: 
 @routes.post("/ui/compare")
 @action("threads:read")
 async def redirect_to_comparison(target: PermittedThread, a: FormText, b: FormText) -> Response:
-    """Redirect to the comparison of two checkpoints that were chosen in a form.
+    """Redirect to the page that compares two checkpoints, which the user chose in an HTML form.
 
-    The form percent-encodes the ids, because they may contain any character.
+    The HTML form percent-encodes the ids of the checkpoints, because an id may contain any
+    character.
     """
     return redirect_to("/ui/compare", **target.link_arguments, a=unquote(a), b=unquote(b))
 
@@ -283,7 +293,7 @@ async def fork_thread(call: CurrentCall, id: str, checkpoint: str, new: FormText
 
 
 class PruneRule(BaseModel):
-    """The form's rule for which checkpoints of a thread to keep."""
+    """The fields of the HTML form that selects which checkpoints of a thread are kept."""
 
     last: NonNegativeNumber | None = None
     days: FiniteFloat | None = None
@@ -293,7 +303,7 @@ class PruneRule(BaseModel):
 
     @property
     def retention(self) -> Retention | None:
-        """The rule as a `Retention`, or None if the form is empty."""
+        """The form fields as a `Retention`, or None if the user has filled in no rule."""
         if self.last is None and self.days is None and not self.turns:
             return None
         return Retention(last=self.last, days=self.days, turns=self.turns, history=not self.forget)
@@ -343,6 +353,9 @@ async def show_delete_form(request: Request, target: PermittedThread) -> Respons
 async def delete_thread(
     call: CurrentCall, runs: ServerRuns, id: str, memories: FormText = "erase"
 ) -> Response:
-    """Delete a thread and the memories from it, unless the form says to keep the memories."""
+    """Delete a thread and the memories that were extracted from the thread.
+
+    The memories are kept if the user chose this in the HTML form.
+    """
     await api_threads.delete_thread(call, runs, id, "keep" if memories == "keep" else "erase")
     return redirect_to("/ui/threads")

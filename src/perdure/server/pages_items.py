@@ -45,12 +45,14 @@ _NAMESPACES_PER_PAGE: Final = 100
 _VERSIONS_PER_PAGE: Final = 20
 _ITEM_FIELDS: Final = ("namespace", "key", "value", "version", "created_at")
 _VALIDITY_FIELDS: Final = ("valid_from", "valid_to", "expires_at", "provenance")
-_ADMIN_ACTOR: Final = "an admin"  # named as the actor when an admin changes others' memories
-_EDIT_RESULTS: Final = ("updated", "superseded", "unchanged", "saved")  # have a message on the page
+# The provenance of a memory names this actor if an admin has changed the memory of another person.
+_ADMIN_ACTOR: Final = "an admin"
+# Results of a change for which the page of an item shows a message.
+_EDIT_RESULTS: Final = ("updated", "superseded", "unchanged", "saved")
 
 
 class ItemTarget(NamedTuple):
-    """The namespace that a request is about, and the key of an item in it, which may be empty."""
+    """The namespace and the item key that a request names. The key may be empty."""
 
     ns: Namespace
     key: str
@@ -59,10 +61,10 @@ class ItemTarget(NamedTuple):
 def _parse_item_target(
     ns: Annotated[Namespace, Query()] = (), key: str = "", within: str = ""
 ) -> ItemTarget:
-    """Read the namespace and the key from the query.
+    """Read the namespace and the item key from the query string of a request.
 
-    A form sends them as one percent-encoded field `within`, because labels may contain any
-    character.
+    In a request that an HTML form sends, the namespace and the key are percent-encoded in one field
+    `within`, because the labels of a namespace may contain any character.
     """
     form_fields = parse_qsl(within)
     labels = ns or tuple(value for name, value in form_fields if name == "ns")
@@ -76,11 +78,12 @@ RequestedItem = Annotated[ItemTarget, Depends(_parse_item_target)]
 async def permit_namespace(
     call: Call, namespace: Namespace, **request_fields: Any
 ) -> dict[str, Any]:
-    """Ask the access check for a namespace, and return the fields that it permitted.
+    """Check that the caller may use a namespace, and return the permitted fields of the request.
 
-    A handler may put a label, such as the user's id, before each namespace, as langgraph's guide
-    does. Links on pages contain that label already. If the handler adds it a second time, the
-    namespace without the label is checked instead.
+    An authorization handler may add a label, such as the user's id, to the beginning of each
+    namespace, as in langgraph's guide. The namespaces in the links of pages already begin with the
+    added label. If a handler would add the label a second time, the handler is called again with
+    the namespace without the label.
 
     Args:
         call: The call that is checked.
@@ -131,7 +134,7 @@ ChangeableItem = Annotated[ItemTarget, Depends(_permit_item_change)]
 async def show_namespaces(
     request: Request, call: CurrentCall, requested: RequestedItem, start: NonNegativeNumber = 0
 ) -> Response:
-    """Show the namespaces directly below one, with the number and size of their items."""
+    """Show the child namespaces of a namespace, with the number and size of their items."""
     ns = requested.ns
     prefix = (await permit_namespace(call, ns, limit=_NAMESPACES_PER_PAGE, offset=start))[
         "namespace"
@@ -145,7 +148,9 @@ async def show_namespaces(
     visible_namespaces = await call.list_visible(
         call.store.alist_namespaces, prefix=prefix, hides_own=True, **options
     )
-    if prefix == ns:  # here "*" is a label, and not a wildcard as in the search
+    if prefix == ns:
+        # The store treats the label "*" of a prefix as a wildcard. In a requested namespace, "*" is
+        # an ordinary label, so remove the namespaces that match only by the wildcard.
         visible_namespaces = [
             namespace for namespace in visible_namespaces if namespace[: len(ns)] == ns
         ]
@@ -323,7 +328,9 @@ async def _load_history(call: Call, target: ItemTarget) -> list[Any]:
 
 
 def _build_version_rows(versions: list[Any]) -> list[PageValues]:
-    """Build the template data of versions, each with its changes from the version before.
+    """Build the template data of an item's versions.
+
+    The data of a version contains the changes between the version and the version before.
 
     Args:
         versions: The versions, newest first.
@@ -346,7 +353,7 @@ def _build_version_rows(versions: list[Any]) -> list[PageValues]:
 
 
 def _is_memory(call: Call, item: Any) -> bool:
-    """Return whether an item is a memory of a user or a team, and not any other item."""
+    """Return whether a store item is a memory of a user or of a team."""
     is_text = isinstance(item.value.get("text"), str)
     return is_text and (
         is_team_namespace(item.namespace) or item.namespace[:1] == call.memories[:1]
@@ -354,7 +361,10 @@ def _is_memory(call: Call, item: Any) -> bool:
 
 
 def _may_change(namespace: Namespace) -> bool:
-    """Return whether pages may change items of a namespace. Internal namespaces are read-only."""
+    """Return whether the items of a namespace may be edited on the server's pages.
+
+    The namespaces for internal data of perdure are read-only.
+    """
     return bool(namespace) and not is_internal_namespace(namespace)
 
 
@@ -373,7 +383,9 @@ async def edit_item(
     searched: FormText = "",
     version: Annotated[NonNegativeNumber, Form()] = 0,
 ) -> Response:
-    """Correct or supersede the text of a memory, or save the value of an item.
+    """Save the change that a user made in the HTML form of an item.
+
+    The text of a memory is corrected or superseded. For any other item, the new value is saved.
 
     Args:
         request: The request.
@@ -402,7 +414,8 @@ async def edit_item(
                 raise ConfigurationError(str(outcome))
             return redirect_to("/ui/memory", **target._asdict(), done=outcome.change)
         options = {} if searched else {"index": False}
-        if current_item is not None:  # keep the moment at which the item expires
+        if current_item is not None:
+            # Set the time to live so that the moment at which the item expires does not change.
             remaining_time = current_item.expires_at and current_item.expires_at - datetime.now(UTC)
             options["ttl"] = remaining_time and max(remaining_time.total_seconds() / 60, 0.01)
         new_value = parse_json_object(value, "the value")
@@ -451,7 +464,8 @@ def build_collection(call: Call, namespace: Namespace) -> tuple[Collection, Runn
 def _build_edit_provenance(call: Call, namespace: Namespace) -> Provenance:
     """Return the provenance of a change that was made on a page.
 
-    The provenance does not name an admin who changes another person's memory. The audit log does.
+    If an admin changes the memory of another person, the provenance names "an admin" instead of the
+    admin's user id. The audit log contains the user id of the admin.
     """
     person, author = call.identity.person, call.find_team_author(namespace)
     is_own_change = author is not None or person in namespace[1:2]
@@ -464,22 +478,36 @@ def _build_edit_provenance(call: Call, namespace: Namespace) -> Provenance:
 
 PartKind = Literal["same", "removed", "added"]
 _WORD_PATTERN: Final = re.compile(r"\s+|\w+|[^\w\s]")
-_MAX_TEXT_WORDS: Final = 2_000  # words; longer texts are not compared word by word
-_MAX_PAGE_WORDS: Final = 10_000  # words of one page that are compared; later texts are shown whole
-_MAX_PART_CHARS: Final = 2_000  # characters shown of a part
-_MAX_PATHS: Final = 100  # changed paths that are shown
+# Maximum number of words of a text that is compared word by word with its earlier version.
+_MAX_TEXT_WORDS: Final = 2_000
+# Maximum number of words that are compared for one page. After this number, changed texts are shown
+# as a whole.
+_MAX_PAGE_WORDS: Final = 10_000
+# Maximum number of characters of a removed, added or unchanged part of a text that a page shows.
+_MAX_PART_CHARS: Final = 2_000
+# Maximum number of changed paths of a value that a page shows.
+_MAX_PATHS: Final = 100
 
 
 @dataclass(slots=True)
 class WordBudget:
-    """The number of words that may still be compared on a page. Later texts are shown whole."""
+    """The number of words that may still be compared for a page.
+
+    When no words are left, changed texts are shown as a whole.
+    """
 
     remaining_words: int = _MAX_PAGE_WORDS
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change at one path of a value, as text parts that stayed, were removed or were added."""
+    """A change of the text at one path of a value.
+
+    Attributes:
+        path: The path in the value, such as `address.city`.
+        parts: The parts of the old and the new text. Each part is a pair of a kind (`same`,
+            `removed` or `added`) and its text.
+    """
 
     path: str
     parts: tuple[tuple[PartKind, str], ...]
@@ -488,7 +516,7 @@ class Change:
 def find_differences(
     before: Mapping[str, Any], after: Mapping[str, Any], budget: WordBudget | None = None
 ) -> list[Change]:
-    """Return the changes between two values, for at most `_MAX_PATHS` paths.
+    """Compare two values path by path, and return at most `_MAX_PATHS` changes.
 
     Args:
         before: The old value.
@@ -531,10 +559,10 @@ def _iter_leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
 def _compare_texts(
     old: str | None, new: str | None, budget: WordBudget
 ) -> tuple[tuple[PartKind, str], ...]:
-    """Return the parts of two texts, compared word by word.
+    """Compare two texts word by word, and return the unchanged, removed and added parts.
 
-    Texts that are too long, or that exceed the budget, are returned as one removed and one added
-    part.
+    If a text is too long, or if the word budget of the page is used up, the texts are not compared.
+    The old text is then returned as a removed part, and the new text as an added part.
     """
     if old is None or new is None:
         return (

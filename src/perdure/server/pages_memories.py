@@ -52,21 +52,20 @@ SCORE_PART_LABELS: Final = {
 }
 """The explanation that pages show for each part of a score."""
 CONFIRMATION_PHRASE: Final = "forget everything"
-_MAX_USERS: Final = 500  # users in the list to choose from; if there are more, the name is typed
-_USER_DATA_LABELS: Final = (
-    "profiles",
-    "instructions",
-    "examples",
-)  # first labels of other namespaces with data about a user
+# Maximum number of users in the list from which an admin chooses a user. If there are more users,
+# the admin types the name of the user.
+_MAX_USERS: Final = 500
+# First labels of namespaces that contain data about a user other than memories.
+_USER_DATA_LABELS: Final = ("profiles", "instructions", "examples")
 
 
 async def _permit_memories(
     call: CurrentCall, requested: RequestedItem, q: str = "", user: str | None = None
 ) -> ItemTarget:
-    """Check that the caller may use a namespace of memories, and return it.
+    """Check that the caller may use a namespace of memories, and return the namespace.
 
-    Without an argument, these are the caller's own memories. An admin may name a `user` or any
-    namespace.
+    If the request names neither a `user` nor a namespace, the namespace with the caller's own
+    memories is returned. An admin may name any user or namespace.
 
     Raises:
         Forbidden: The caller is no admin and asks for memories of another user.
@@ -103,7 +102,9 @@ async def show_memories(
     why: str = "",
     start: NonNegativeNumber = 0,
 ) -> Response:
-    """Show the memories that an agent would get for a query, or the newest without a query.
+    """Show the memories that an agent would recall for a query.
+
+    If there is no query, the newest memories are shown.
 
     Args:
         request: The request.
@@ -199,7 +200,11 @@ async def _list_users(call: Call, ns: tuple[str, ...]) -> list[str]:
 async def show_quarantine(
     request: Request, target: PermittedMemories, call: CurrentCall
 ) -> Response:
-    """Show the entries in quarantine. Only the entry that `key` names is not redacted."""
+    """Show the entries in quarantine.
+
+    The entry that the query parameter `key` names is shown completely. In all other entries,
+    secrets are redacted.
+    """
     quarantine, config = _build_quarantine(call, target)
     entries = reversed(await quarantine.alist(config))
     entry_rows = [
@@ -211,7 +216,7 @@ async def show_quarantine(
 @routes.post("/ui/quarantine/release")
 @action("store:put")
 async def release_entry(call: CurrentCall, target: PermittedMemories) -> Response:
-    """Store an entry of the quarantine as a memory."""
+    """Release a quarantined candidate, which stores the candidate as a memory."""
     quarantine, config = _build_quarantine(call, target)
     outcome = await quarantine.arelease(target.key, config)
     return redirect_to("/ui/memory", ns=target.ns, key=outcome.key)
@@ -227,7 +232,10 @@ async def discard_entry(call: CurrentCall, target: PermittedMemories) -> Respons
 
 
 def _build_quarantine(call: Call, target: ItemTarget) -> tuple[Quarantine, RunnableConfig]:
-    """Return the quarantine of a namespace, and the config for its methods."""
+    """Return the `Quarantine` object for a namespace of memories, and a `RunnableConfig`.
+
+    The methods of the `Quarantine` must be called with the returned config.
+    """
     template, config = build_literal_template(target.ns)
     return Quarantine(call.store, template), config
 

@@ -43,9 +43,10 @@ async def erase_confirmed_person(
     typed: FormText = "",
     hand_over: FormText = "",
 ) -> Response:
-    """Erase all data that belongs to a person, after the person's name was typed.
+    """Erase all data that belongs to a person, if the name in the HTML form is the person's name.
 
-    The button `hand_over` keeps what the person wrote for teams, without the name.
+    If the form field `hand_over` is set, items that the person wrote for teams are kept, and the
+    name of the person is removed from these items.
     """
     person_name = user or call.identity.person
     permitted = await permit_person(call, person_name, "store:delete")

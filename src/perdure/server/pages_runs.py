@@ -43,24 +43,31 @@ from perdure.server.threads import Thread
 
 routes = Pages()
 _RUNS_PER_PAGE: Final = 50
-_MAX_THREAD_RUNS: Final = 5  # runs that the page of a thread lists
+_MAX_THREAD_RUNS: Final = 5  # Maximum number of runs that the page of a thread lists.
 _UNSUCCESSFUL_STATUSES: Final = ("error", "timeout", "interrupted")
-_MAX_RUN_WAIT_S: Final = 5  # a browser without scripts waits this long for the end of a run
+# Maximum number of seconds that a reply to a browser without JavaScript waits for the end of a run.
+_MAX_RUN_WAIT_S: Final = 5
 
 # -- questions of a graph
 
 
 class ToolReview(questions.ToolReview):
-    """A tool call that waits for a person's review, as its form shows it."""
+    """A tool call that waits for a review by a person, with the data for the review's HTML form."""
 
     @property
     def arguments_json(self) -> str:
-        """The arguments as JSON for reading and editing. Invisible characters are escaped."""
+        """The arguments of the tool call as JSON text that a person can read and edit.
+
+        Invisible characters are escaped.
+        """
         return escape_unprintable(format_as_json(self.args))
 
 
 def find_tool_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
-    """Return the tool calls that a question asks to review, if any."""
+    """Return the tool calls for which an interrupt asks a person to approve, edit or reject them.
+
+    The list is empty if the interrupt asks something else.
+    """
     return [ToolReview(**call.model_dump()) for call in questions.find_reviews(question)]
 
 
@@ -90,8 +97,8 @@ def parse_answer(question: Mapping[str, Any], form: Mapping[str, str]) -> Any:
 def _parse_decision(call: ToolReview, call_index: int, form: Mapping[str, str]) -> dict[str, Any]:
     """Build the decision on one tool call from the fields of the form.
 
-    Arguments that were edited are accepted only with the decision "edit". Otherwise the edit would
-    be lost without notice.
+    If the person edited the arguments of the tool call, any decision other than "edit" is refused,
+    because the edited arguments would be lost without notice.
     """
     kind, message = (
         form.get(f"decision-{call_index}"),
@@ -124,7 +131,8 @@ def _list_questions(thread: Thread) -> list[dict[str, Any]]:
 def _can_resend_input(row: RunRow) -> bool:
     """Return whether a run failed before its input was stored in the thread.
 
-    The request of such a run is still stored, so its input can be sent again.
+    The request of a run that failed early is still stored, so the input of the run can be sent
+    again.
     """
     return row.live.status == "error" and row.request is not None
 
@@ -150,7 +158,11 @@ def build_run_row(row: RunRow) -> PageValues:
 
 
 def _build_people_fields(row: RunRow) -> PageValues:
-    """Return the caller and the person of a run, and the caller's action if the two differ."""
+    """Build the fields `caller`, `person` and `deed` of a run.
+
+    The caller is the user who started the run. The person is the user whose memories the run uses.
+    If the caller and the person differ, `deed` says what the caller did, such as `sent by ann`.
+    """
     sender, person = Sender.from_row(row.details), row.details.get("person")
     is_other_person = person is not None and person != sender.caller
     deed = f"{sender.deed} by {sender.caller}" if is_other_person else None
@@ -160,10 +172,11 @@ def _build_people_fields(row: RunRow) -> PageValues:
 async def load_conversation(
     call: Call, runs: Runs, thread: Thread, waiting_nodes: Sequence[PageValues]
 ) -> PageValues:
-    """Load the section of a thread's web page that needs a graph: questions, assistants and runs.
+    """Load the data for that section of a thread's page in which a user talks to a graph.
 
-    A question is answered by the graph that asked it. A message may go to any served graph if the
-    thread's last graph is not served.
+    The section contains open questions of the graph, the assistants that the user can choose, and
+    recent runs. If the server serves the last graph of the thread, only this graph can be chosen.
+    If the last graph is not served, the user can choose any served graph for the next message.
 
     Args:
         call: The permitted call.
@@ -179,9 +192,9 @@ async def load_conversation(
     stored_runs = await runs.list_runs(call.identity.tenant, thread["thread_id"])
     run_rows = [*map(build_run_row, stored_runs)]
     live_runs = [row for row in run_rows if row["is_live"] and not row["begins_at"]]
-    questions = (
-        [] if live_runs else _list_questions(thread)
-    )  # during a run, they may already be answered
+    # Show no questions while a run is active, because the run may already have received the
+    # answers.
+    questions = [] if live_runs else _list_questions(thread)
     return {
         "last": last_graph,
         "assistants": ([last_graph] if last_graph in served_graphs else served_graphs)
@@ -276,7 +289,10 @@ async def send_message(
 async def retry_or_continue(
     call: CurrentCall, runs: ServerRuns, request: Request, id: str, assistant: FormText
 ) -> Response:
-    """Continue after an unfinished run, or send its input again if the input was not stored."""
+    """Continue a thread after an unfinished run.
+
+    If the last run failed before its input was stored in the thread, a new run gets the same input.
+    """
     read_call, thread = await _load_permitted_thread(call, id)
     request_fields, author = dict[str, Any](), None
     stored_runs = await runs.list_runs(call.identity.tenant, id)
@@ -284,7 +300,8 @@ async def retry_or_continue(
         request_fields = restore_request(stored_runs[0]).model_dump(exclude_unset=True)
         sender = Sender.from_row(stored_runs[0].details)
         author = sender.author or sender.caller
-        person_fields = ("user_id", "owner")  # the run reads the person from the thread again
+        # Remove the person from the context, because the new run finds the person in the thread.
+        person_fields = ("user_id", "owner")
         context = request_fields.get("context") or {}
         request_fields["context"] = {
             name: value for name, value in context.items() if name not in person_fields
@@ -356,7 +373,7 @@ async def show_runs(
 
 
 async def _load_permitted_thread(call: Call, thread_id: str) -> tuple[Call, Thread]:
-    """Return the thread that a form is about, and a call that may read it."""
+    """Check that the caller may read a thread, and return the permitted call and the thread."""
     read_call = call.with_action("threads:read")
     return read_call, await read_call.permit_thread(thread_id)
 
@@ -369,9 +386,10 @@ async def _start_run_and_respond(
     request_fields: dict[str, Any],
     author: str | None = None,
 ) -> Response:
-    """Start a run on a thread, and build the response to the form.
+    """Start the run that a user requested in an HTML form, and build the reply to the form.
 
-    If the chosen graph is the thread's graph, the run uses the thread's assistant.
+    If the user chose the graph of the thread's last run, the new run uses the assistant of the last
+    run.
     """
     thread_id = thread["thread_id"]
     if request_fields["assistant_id"] == thread["metadata"].get("graph_id"):

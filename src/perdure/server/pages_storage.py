@@ -23,8 +23,12 @@ from perdure.settings import Rules, Settings
 
 routes = Pages()
 CONFIRMATION_PHRASE: Final = "remove"
-_LARGEST_COUNT: Final = 15  # threads and namespaces in the lists of the largest
-_MAX_JOBS: Final = 500  # jobs on the page; the JSON of the page lists all
+# Number of threads in the list of the largest threads, and number of namespaces in the list of the
+# largest namespaces.
+_LARGEST_COUNT: Final = 15
+# Maximum number of extraction jobs that the HTML page lists. The JSON of the page lists all
+# extraction jobs.
+_MAX_JOBS: Final = 500
 _JOB_STATES: Final = ("dead", "running", "retrying", "due", "waiting", "done")  # sort order
 
 
@@ -155,7 +159,9 @@ def _list_or_queue_jobs(call: Call, settings: Settings, thread_id: str | None) -
     Returns:
         The jobs, or an empty list if a thread was queued.
     """
-    from perdure.memory import Background  # the import takes half a second and needs `background`
+    # Import `Background` only when it is used, because the import takes half a second and needs
+    # the optional extra `background`.
+    from perdure.memory import Background
 
     model = build_configured_model(settings) if settings.worker.facts else None
     extractor = None if model is None else ModelExtractor(model)

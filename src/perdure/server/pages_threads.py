@@ -38,13 +38,15 @@ from perdure.settings import SHOWN_LIMIT
 
 routes = Pages()
 THREADS_PER_PAGE: Final = 50
-_MAX_INDEX_WAIT_S: Final = 1.0  # wait for changed threads to be indexed before hits are shown
-_PAGE_REFRESH_S: Final = 2  # reload the page while threads are still being indexed
-_MAX_QUESTION_CHARS: Final = 2_000  # characters of a question that waits for an answer
-_MAX_TITLE_CHARS: Final = 120  # characters of a title that a list shows
-_MESSAGES_AFTER_TARGET: Final = (
-    20  # the page of a linked message ends before the 20th message after it
-)
+# Maximum number of seconds for which a search waits until changed threads are indexed.
+_MAX_INDEX_WAIT_S: Final = 1.0
+# Number of seconds after which a browser reloads search results while threads are being indexed.
+_PAGE_REFRESH_S: Final = 2
+# Maximum number of characters that a page shows of a question to the user.
+_MAX_QUESTION_CHARS: Final = 2_000
+_MAX_TITLE_CHARS: Final = 120  # Maximum number of characters that a list shows of a thread's title.
+# A link to a message opens a page that ends before the 20th message after the linked message.
+_MESSAGES_AFTER_TARGET: Final = 20
 
 
 # -- the list of threads
@@ -125,7 +127,7 @@ def _parse_metadata_filter(text: str) -> tuple[str, Any]:
 
 
 async def load_thread_row(call: Call, thread: dict[str, Any]) -> PageValues:
-    """Load the fields of a thread that pages show.
+    """Load the template data of a thread, such as its title, status and size.
 
     A thread without any checkpoint has size 0 and no title.
     """
@@ -161,7 +163,7 @@ def _build_status_fields(status: ThreadStatus) -> PageValues:
 
 
 async def load_thread_titles(saver: Checkpointer, thread_ids: Iterable[str]) -> dict[str, str]:
-    """Load the titles of threads as lists show them.
+    """Load the titles of threads, shortened for a list of threads.
 
     Returns:
         The title of each thread by its id. A thread without a title has an empty one.
@@ -179,7 +181,7 @@ async def load_thread_titles(saver: Checkpointer, thread_ids: Iterable[str]) -> 
 
 
 class ThreadTarget(NamedTuple):
-    """The permitted thread that a request is about, and a checkpoint namespace of it."""
+    """A thread that a request names and may use, and a checkpoint namespace of the thread."""
 
     call: Call
     id: str
@@ -193,11 +195,11 @@ class ThreadTarget(NamedTuple):
 
     @property
     def link_arguments(self) -> PageValues:
-        """The query arguments of links to the thread."""
+        """The query parameters that a link to a page of this thread needs."""
         return {"id": self.id, "ns": self.ns}
 
     async def load_row(self) -> PageValues:
-        """Load the fields of the thread that pages show."""
+        """Load the template data of the thread; see `load_thread_row`."""
         return await load_thread_row(self.call, self.thread)
 
 
@@ -244,7 +246,10 @@ async def show_thread(
 
 
 async def _redirect_to_message(target: ThreadTarget, message_id: str) -> Response:
-    """Redirect to the page that contains the message with this id and some later messages."""
+    """Redirect to a page of the thread that contains a message.
+
+    The page also contains up to 19 later messages.
+    """
     items = await target.saver.ahistory(target.id, checkpoint_ns=target.ns)
     for index, item in enumerate(items):
         if getattr(item.value, "id", None) == message_id:
@@ -265,7 +270,9 @@ async def _redirect_to_message(target: ThreadTarget, message_id: str) -> Respons
 @routes.page("/ui/seen", "threads:read")
 async def show_model_view(request: Request, target: PermittedThread, view: str) -> Response:
     """Show the messages that a model was given in one call."""
-    end_id = f"{view}~"  # sorts directly after the view: unknown ids are compared as text
+    # Views before `end_id` are searched. The added "~" makes an id that sorts directly after the
+    # id of the requested view, because ids that do not exist are compared as text.
+    end_id = f"{view}~"
     views = await aviews(target.saver, target.id, checkpoint_ns=None, limit=1, before=end_id)
     if not views or views[0].id != view:
         raise UnknownCheckpoint(
@@ -307,11 +314,15 @@ async def show_message(
 Step = tuple[CheckpointInfo, StateDifference]
 """A checkpoint and its difference from its parent."""
 TURNS_PER_PAGE: Final = 30
-_MAX_ITEMS: Final = 240  # messages on a page
-_CHECKPOINT_BATCH: Final = 200  # checkpoints that one query reads
-_VIEW_BATCH: Final = 100  # views that one query lists
-_MAX_STEPS: Final = 400  # checkpoints on a page; older ones move to the previous page
-_MAX_VIEW_MESSAGES: Final = 2_000  # messages of views on a page that are read, newest views first
+_MAX_ITEMS: Final = 240  # Maximum number of messages on a page.
+_CHECKPOINT_BATCH: Final = 200  # Maximum number of checkpoints that one query reads.
+_VIEW_BATCH: Final = 100  # Maximum number of model views that one query lists.
+# Approximate maximum number of checkpoints on a page. Older checkpoints are shown on the page with
+# the earlier messages.
+_MAX_STEPS: Final = 400
+# Maximum number of messages that are read for the model views on a page. The newest model views are
+# read first.
+_MAX_VIEW_MESSAGES: Final = 2_000
 
 
 def split_into_turns(items: Iterable[HistoryItem]) -> list[list[HistoryItem]]:
@@ -327,7 +338,7 @@ def split_into_turns(items: Iterable[HistoryItem]) -> list[list[HistoryItem]]:
 async def load_turns(
     saver: Checkpointer, thread_id: str, ns: str, before: int | None, order: int | None
 ) -> dict[str, Any]:
-    """Load the newest turns of a thread that begin before the given position and order.
+    """Load one page of a thread's turns, with the newest turns before a given place in the thread.
 
     Args:
         saver: The checkpointer of the thread.
@@ -352,7 +363,9 @@ async def load_turns(
         saver, thread_id, ns, order, turns[0][0].position if has_earlier else 0
     )
     turn_steps = _group_steps_by_turn(turns, steps, has_earlier)
-    if is_cut:  # the first turn with steps may have more steps that were left out
+    if is_cut:
+        # Checkpoints were left out, so the checkpoints of the first turn may be incomplete. Begin
+        # the page with the next turn that has checkpoints.
         turns_with_steps = [index for index, step_list in enumerate(turn_steps) if step_list][
             :2
         ] or [0]
@@ -375,7 +388,10 @@ async def load_turns(
 async def _load_steps(
     saver: Checkpointer, thread_id: str, ns: str, order: int | None, first_position: int
 ) -> tuple[list[Step], bool]:
-    """Load the checkpoints since the message at a position, oldest first.
+    """Load the newest checkpoints of a thread, oldest first.
+
+    The checkpoints are read from the newest to older checkpoints. Reading stops at the first
+    checkpoint that added only messages before `first_position`.
 
     Returns:
         The checkpoints with their changes, and whether older ones were left out because of
@@ -401,7 +417,10 @@ async def _load_steps(
 def _group_steps_by_turn(
     turns: Sequence[Sequence[HistoryItem]], steps: Iterable[Step], has_earlier: bool
 ) -> list[list[Step]]:
-    """Assign checkpoints to turns. A turn has the checkpoints from its input to the next input.
+    """Assign checkpoints to turns.
+
+    The checkpoints of a turn begin with the checkpoint that stores the turn's input, and end before
+    the checkpoint that stores the next input.
 
     Args:
         turns: The items of each turn, oldest first.
@@ -411,8 +430,11 @@ def _group_steps_by_turn(
     """
     turn_by_position = {item.position: index for index, turn in enumerate(turns) for item in turn}
     turn_steps: list[list[Step]] = [[] for _ in turns]
-    current_turn = None if has_earlier else 0  # the first steps may belong to an earlier turn
-    unassigned: list[Step] = []  # steps since an input, until a message shows their turn
+    # If there are earlier turns, the first checkpoints in `steps` may belong to an earlier turn.
+    current_turn = None if has_earlier else 0
+    # Checkpoints whose turn is not known yet. A checkpoint that stores an input belongs to the turn
+    # of the next message, so the checkpoints wait here until a checkpoint has added a message.
+    unassigned: list[Step] = []
     for step in steps:
         unassigned.append(step)
         message_turns = [
@@ -440,9 +462,10 @@ def _added_message_positions(step: Step) -> list[int]:
 async def _load_view_rows(
     saver: Checkpointer, thread_id: str, ns: str, order: int | None, after_order: int | None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Load the model views between two checkpoints.
+    """Load the model views that were recorded between two checkpoints.
 
-    Only the newest views are read in full. For the others, only the number of messages is known.
+    A model view records the messages that a model received in one call. Only the newest model views
+    are read completely. For older model views, only the number of messages is loaded.
 
     Args:
         saver: The checkpointer of the thread.
@@ -471,7 +494,8 @@ async def _load_view_rows(
     read_count = max(
         1, sum(total <= _MAX_VIEW_MESSAGES for total in accumulate(message_counts.values()))
     )
-    # sorts directly after the newest view, since unknown ids are compared as text
+    # Model views before `end_id` are read. The added "~" makes an id that sorts directly after the
+    # id of the newest model view, because ids that do not exist are compared as text.
     end_id = f"{infos[0].checkpoint_id}~"
     views = await aviews(saver, thread_id, checkpoint_ns=ns, limit=read_count, before=end_id)
     rows_by_id = await asyncio.to_thread(lambda: {view.id: build_view_row(view) for view in views})
@@ -512,9 +536,11 @@ def _build_turn_row(
 
 
 def build_item_row(item: HistoryItem, max_chars: int = MAX_TEXT_CHARS) -> dict[str, Any]:
-    """Build the template data of an item, with its mark and its time.
+    """Build the template data of an item in a thread's history.
 
-    The time is the time in the message itself, if any, otherwise the time of its first storage.
+    The field `mark` describes the relation of the item to the thread's state; see `find_mark`. The
+    field `at` is the time in the metadata of a message. If a message has no time, `at` is the time
+    at which the item was stored first.
     """
     row = build_message_row(item.value, max_chars)
     return {**row, "at": row["at"] or item.stored_at, "mark": find_mark(item)}
@@ -528,7 +554,11 @@ def find_mark(item: HistoryItem) -> str:
 
 
 def build_view_row(view: ModelView) -> dict[str, Any]:
-    """Build the template data of a model view: tokens by part, and each part's offset."""
+    """Build the template data of a model view.
+
+    For each part of the model's input, the data contains the number of tokens in the part, and the
+    number of tokens before the part.
+    """
     parts = view.parts
     starts = accumulate(parts.values(), initial=0)
     field_names = ("id", "checkpoint_id", "at", "node", "model")
@@ -544,7 +574,7 @@ def build_view_row(view: ModelView) -> dict[str, Any]:
 
 
 def _build_step_row(info: CheckpointInfo, change: StateDifference) -> dict[str, Any]:
-    """Build the template data of a checkpoint, with its changes channel by channel."""
+    """Build the template data of a checkpoint, which lists the changes of each channel."""
     return {
         "checkpoint_id": info.checkpoint_id,
         "step": info.metadata.get("step"),

@@ -1,9 +1,10 @@
 """Determine the person of a thread, which is the user whose memories the thread's runs use.
 
-The person may be another user than the sender of a request. The person is the `user_id` of the
-thread's head. If the head has no `user_id`, the person is the `owner` that the server set for an
-API key. An owner that a handler of an Auth file sets may be an organisation, so it is not used.
-docs/server.md has a table of the rules.
+The person of a thread and the sender of a request may be different users. The `user_id` in the
+metadata of the thread's head names the person of the thread. If the head has no `user_id`, the
+`owner` of the thread names the person, but only if the server uses API keys. With an Auth file, an
+`owner` may be an organisation, so the `owner` does not name a person. docs/server.md has a table of
+these rules.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ CALLER_DEEDS: Final = ("answered", "said", "sent", "scheduled", "continued", "ch
 """The values of `Sender.deed`, which name the operation of a caller on a thread. In this order:
 answer a question, send a message, send a message for the person, start a run by a cron, continue a
 run, change the state."""
-# Roles and types of messages in JSON. The first two are those of a human message.
+# All roles and types that a message in JSON may have. The first two elements of this tuple denote a
+# human message.
 _ROLES: Final = ("user", "human", "assistant", "ai", "system", "developer", "tool", "function")
 
 
 class Sender(NamedTuple):
-    """The sender of a run. The row of a run stores these fields under the same names.
+    """The user who starts a run, and the other users who are concerned.
+
+    The fields of a sender are stored in the database row of the run.
 
     Attributes:
         caller: The user who sent the request.
@@ -53,7 +57,10 @@ class Sender(NamedTuple):
         return cls(**{"caller": row["user"], **fields})
 
     def build_row_fields(self) -> dict[str, Any]:
-        """Return the fields for the row of a run, without empty values."""
+        """Return the sender's fields that are stored in the database row of a run.
+
+        Empty values are left out, and the caller is stored under the name `user`.
+        """
         fields = {name: value for name, value in self._asdict().items() if value}
         del fields["caller"]
         return {**fields, "user": self.caller}
@@ -82,7 +89,8 @@ class Person(NamedTuple):
     def build_metadata(self, sender: Sender) -> dict[str, Any]:
         """Return metadata for the run's checkpoints.
 
-        The metadata names the person, and also the caller if this is another user.
+        The metadata names the person. If the caller is not the person, the metadata also names the
+        caller and the operation of the caller.
         """
         caller_fields = (
             {} if sender.caller == self.user else {CALLER: sender.caller, DEED: sender.deed}
@@ -90,10 +98,10 @@ class Person(NamedTuple):
         return {"user_id": self.user, **caller_fields}
 
     def apply_to_context(self, context: Any) -> Any:
-        """Return the context of a run, with `user_id` and `owner` replaced by the person.
+        """Replace the fields `user_id` and `owner` in a copy of a run's context.
 
-        The two fields become `""` if the run uses no memory. Fields that the context lacks are not
-        added.
+        Both fields get the id of the person, or `""` if the run uses no memory. If the context has
+        no `user_id` or no `owner`, the missing field is not added.
         """
         if not isinstance(context, Mapping):
             return context
@@ -101,9 +109,10 @@ class Person(NamedTuple):
         return {**context, **dict.fromkeys(names, self.user if self.uses_memory else "")}
 
     def apply_to_input(self, input: Any) -> Any:
-        """Return the input of a run. If the run uses no memory, its messages are marked.
+        """Return the input of a run.
 
-        No memories are made from messages with the mark; see `_mark_messages`.
+        If the run uses no memory, the returned messages have metadata which says that no memories
+        may be made from them; see `_mark_messages`.
         """
         if self.uses_memory:
             return input
@@ -118,7 +127,8 @@ class Person(NamedTuple):
         if isinstance(input, Mapping):
             return {name: _mark_messages(name, value) for name, value in input.items()}
         if isinstance(input, list):
-            # The list contains messages, or the pairs of a command's update.
+            # The input is a list of messages, or the update of a command as a list of pairs of a
+            # channel name and a value.
             return [
                 (element[0], _mark_messages(element[0], element[1]))
                 if isinstance(element, tuple)
@@ -149,9 +159,10 @@ def find_person(thread: ListedThread, *, owners_are_people: bool) -> str | None:
 def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bool) -> Person:
     """Return the person whose memories a run uses.
 
-    The caller must hold the thread's lock, because the first run of a thread determines its person.
-    A thread without a checkpoint is assigned to the person for whom the caller acts, unless the
-    thread belongs to another user than the caller.
+    The calling function must hold the thread's lock, because the first run of a thread determines
+    the person of the thread. If a caller starts the first run of a thread for another person, the
+    thread is assigned to the other person. A thread that already belongs to a user other than the
+    caller is not reassigned.
 
     Args:
         thread: The thread of the run.
@@ -184,10 +195,11 @@ def find_owner(thread: ListedThread, sender: Sender, person: Person) -> Any:
 
 
 def _mark_messages(name: str, value: Any) -> Any:
-    """Return the value of a channel with marked messages, from which no memories are made.
+    """Mark the messages in the value of a channel, so that no memories are made from them.
 
-    The mark of a human message applies to its whole turn. A plain text counts as a message only in
-    the channel `messages`.
+    A mark is a field in the metadata of a message. The mark of a human message also excludes the
+    other messages of the same turn. A plain text counts as a message only in the channel
+    `messages`.
 
     Args:
         name: The channel, or `""` if it is not known.
