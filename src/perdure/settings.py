@@ -44,13 +44,12 @@ TIMEOUT_S: Final = 30.0
 """Seconds to wait for a database: for another process that writes, or for a connection."""
 Setting = tuple[Any, str]
 """The value of a setting, and its source: a file, a variable or `"argument"`."""
-_MAX_NUMBER: Final = (
-    1_000_000  # maximum value of a numeric setting; dates cannot be further apart in days
-)
+# Maximum value of a numeric setting. In a setting in days, a larger number would have no use,
+# because no date lies further in the past.
+_MAX_NUMBER: Final = 1_000_000
 _BOOLEANS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-_VALUE_KINDS: Final[
-    Mapping[str, tuple[str, Callable[[str], Any]]]
-] = {  # what is expected, how it is read
+# For each kind of setting, a description of the expected value and a function that parses its text
+_VALUE_KINDS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "str": ("text", str),
     "bool": ("true or false", lambda text: _BOOLEANS[text.lower()]),
     "int": (f"a whole number from 0 to {_MAX_NUMBER}", int),
@@ -67,7 +66,7 @@ def _list_field_kinds(dataclass_type: type) -> dict[str, str]:
 
 
 def _check_value(name: str, value: Any, kind: str) -> Any:
-    """Return a value if it has the expected kind.
+    """Return a value unchanged if its type is the one that the setting expects.
 
     Raises:
         ConfigurationError: The value has another kind. The message does not show text, which may be
@@ -98,10 +97,10 @@ _FILLERS: Final = frozenset(
 
 
 def check_user(name: str, user: Any, remedy: str = "leave it out for the default user") -> str:
-    """Check the name of a user that was passed from outside, and return it.
+    """Check the name of a user that was passed from outside, and return the name.
 
-    An empty name usually comes from a variable that is not set. It must not mean the default
-    user or all users.
+    An empty name usually comes from an environment variable that is not set. An empty name must not
+    mean the default user or all users.
 
     Args:
         name: The option, variable or field, for the error.
@@ -122,9 +121,9 @@ def check_user(name: str, user: Any, remedy: str = "leave it out for the default
 def is_name(name: Any) -> TypeGuard[str]:
     """Return whether a value may be the name of a user or a team.
 
-    It is text with a visible character. Spaces, control and format characters, such as the
-    zero-width space, are invisible. `"."` and `".."` are no names, because no URL can have them as
-    a part of its path.
+    A name is a string with at least one visible character. Spaces, control characters and format
+    characters, such as the zero-width space, are invisible. `"."` and `".."` are not valid names,
+    because no URL can have them as a part of its path.
     """
     if not isinstance(name, str) or name in (".", ".."):
         return False
@@ -252,12 +251,12 @@ NAMES: Final = {
 }
 
 
-_DSN_KEYWORDS: Final = (
-    re.compile(  # libpq keywords whose values are file names, which contain no password
-        r"\s*(host|hostaddr|port|dbname|user|passfile|service|options|application_name|"
-        r"connect_timeout|target_session_attrs|ssl\w+)\s*=|(.*\s)?password\s*=",
-        re.IGNORECASE | re.DOTALL,
-    )
+# Keywords of libpq with which a DSN begins. The keyword `password` may be anywhere in a DSN,
+# because a file name contains no password.
+_DSN_KEYWORDS: Final = re.compile(
+    r"\s*(host|hostaddr|port|dbname|user|passfile|service|options|application_name|"
+    r"connect_timeout|target_session_attrs|ssl\w+)\s*=|(.*\s)?password\s*=",
+    re.IGNORECASE | re.DOTALL,
 )
 
 
@@ -334,12 +333,13 @@ def load(**arguments: str | None) -> Settings:
 
 
 def _check_sources(settings: Mapping[str, Setting]) -> None:
-    """Refuse settings from a file in the working folder that could send data to its author.
+    """Refuse settings in a `perdure.toml` that could send the user's data to the file's author.
 
-    Such a file may belong to a repository that was cloned.
+    A `perdure.toml` that the user has not chosen explicitly may belong to a repository that the
+    user has cloned.
 
     Raises:
-        ConfigurationError: Such a file sets `base_url`, a DSN or `graphs`.
+        ConfigurationError: A file that the user has not chosen sets `base_url`, a DSN or `graphs`.
     """
     (_, url_source), (_, key_source) = (
         settings.get(name, ("", "")) for name in ("base_url", "api_key")
@@ -369,7 +369,7 @@ def _check_sources(settings: Mapping[str, Setting]) -> None:
 
 
 def _is_untrusted_file(source: str) -> bool:
-    """Return whether a source is a `perdure.toml` that the user has not chosen explicitly."""
+    """Return whether a setting comes from a `perdure.toml` that the user has not chosen."""
     return Path(source).name == "perdure.toml" and not os.environ.get("PERDURE_CONFIG")
 
 
@@ -446,7 +446,10 @@ def _read_folder_identity(folder: str | Path) -> tuple[int, int] | None:
 
 
 def _parse_variable(text: str, kind: str) -> Any:
-    """Convert the text of a variable to its kind, or return the text if that fails."""
+    """Convert the text of an environment variable to the kind of value that a setting expects.
+
+    If the text cannot be converted, it is returned unchanged.
+    """
     try:
         return _VALUE_KINDS[kind][1](text)
     except (KeyError, ValueError):

@@ -1,9 +1,10 @@
 """The protocol `Database`, by which checkpointers and stores use SQLite or Postgres.
 
-`storage/sqlite.py` and `storage/postgres.py` implement the protocol. Callers pass functions that
-build a flow (`storage/flow.py`), because a flow may have to run twice. A flow runs again if its
-connection was lost. Writes that wait at the same time share a transaction; if one of them fails,
-the transaction is rolled back, and each write runs again in a transaction of its own.
+`storage/sqlite.py` and `storage/postgres.py` implement the protocol `Database`. Callers do not pass
+a flow (`storage/flow.py`), but a function that builds a flow, because a flow may have to run twice.
+If the connection to the database is lost, the flow is built and run again. Writes that wait at the
+same time share a transaction. If one of the writes in a shared transaction fails, the transaction
+is rolled back, and each write runs again in a transaction of its own.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from perdure.storage.flow import Flow, Row, Statement
 from perdure.storage.threads import Promise
 
 _log = logging.getLogger("perdure")
-# schema version of the tables of every component; version 1 was never released
+# Schema version of the tables of every component. Version 1 was never released.
 SCHEMA_VERSION: Final = 2
-# seconds that a write with `may_wait` waits for another write that shares its transaction
+# Seconds for which a write with `may_wait=True` waits for another write to share its transaction
 GROUP_WAIT_S: Final = 0.002
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,7 +46,10 @@ class Schema(NamedTuple):
 
     @property
     def script_hash(self) -> str:
-        """The SHA-256 of the script in hexadecimal. Line breaks and indentation do not count."""
+        """The SHA-256 hash of the script, in hexadecimal.
+
+        Line breaks and indentation of the script do not change the hash.
+        """
         return hashlib.sha256(" ".join(self.script.split()).encode()).hexdigest()
 
     def has_tables(self, rows: Sequence[Row], path: str) -> bool:
@@ -74,7 +78,7 @@ class Schema(NamedTuple):
 
 
 def earlier_build_error(path: str) -> SchemaMismatch:
-    """Build the error for a database that a build from before the first release wrote."""
+    """Build the error for a database that was written before the first release of perdure."""
     return SchemaMismatch(
         f"{path!r} was written by a build of perdure from before the first release; to move its "
         "threads, run with that build: perdure export --all --db FILE > threads.jsonl, and "
@@ -84,11 +88,11 @@ def earlier_build_error(path: str) -> SchemaMismatch:
 
 @dataclass(slots=True)
 class Watch:
-    """The state by which the owner of a cache notices that somebody else has written.
+    """Counters that show the owner of a cache whether anybody else has written to the database.
 
     Attributes:
         own_commits: The number of transactions that the owner of the cache has committed.
-        epoch: The epoch after the last of these transactions; see `Database.epoch`.
+        epoch: The epoch after the last transaction of the owner; see `Database.epoch`.
     """
 
     own_commits: int = 0
@@ -96,7 +100,7 @@ class Watch:
 
 
 class Job(Promise[T]):
-    """A write that waits for its transaction. `Database.write` describes its arguments."""
+    """A write that waits for its transaction. Its arguments are those of `Database.write`."""
 
     __slots__ = (
         "component",
@@ -135,7 +139,7 @@ class Job(Promise[T]):
             self._call_on_rollback()
 
     def finish_with_error(self, error: BaseException) -> None:
-        """Record the error of the flow or of the commit, and call `on_rollback`."""
+        """Record the error that the job's flow or its commit has raised, and call `on_rollback`."""
         self.error = error
         self._call_on_rollback()
 
@@ -198,9 +202,9 @@ class Database(Protocol):
 
     @property
     def location(self) -> Hashable:
-        """A key that is equal for components in the same database. None if it is in memory.
+        """A key that is equal for components in the same database, or None for one in memory.
 
-        The database must be connected before this is read.
+        The key can be read only after the database was connected.
         """
 
     def connect(self) -> None:
@@ -215,7 +219,7 @@ class Database(Protocol):
         """Open the database without blocking the event loop; see `connect`."""
 
     def read(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
-        """Run a flow that only reads, in the calling thread, and return its result.
+        """Run a flow that only reads the database, in the calling thread, and return its result.
 
         Args:
             make_flow: A function that builds the flow. It is called again if the connection was
@@ -225,13 +229,13 @@ class Database(Protocol):
         """
 
     async def aread(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
-        """Run a flow that only reads, without blocking the event loop; see `read`.
+        """Run a flow that only reads the database, without blocking the event loop; see `read`.
 
-        Use `run_in_thread` instead for rows that take long to decode.
+        For rows that take long to decode, call `read` with `run_in_thread` instead of `aread`.
         """
 
     def run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Run a blocking function, such as a `read` with decoding, in a thread for reads."""
+        """Run a blocking function, for example one that reads and decodes rows, in a thread."""
 
     def write(
         self,
@@ -285,27 +289,29 @@ class Database(Protocol):
     def epoch(self, watch: Watch) -> object | None:
         """Return a value that changes when somebody else has written rows of the component.
 
-        Writes by the owner of `watch` do not change the value. The method does no I/O and may be
-        called in an event loop. It returns None if the value cannot be determined at once.
+        Writes by the cache to which `watch` belongs do not change the value. The method does no I/O
+        and may be called in an event loop. The result is None if the epoch cannot be determined
+        without waiting.
         """
 
     async def wait_for_epoch(self, watch: Watch) -> object | None:
         """Return the `epoch`, after waiting a short time for a transaction in progress.
 
-        The result is None if the transaction does not end within this time.
+        The result is None if the transaction in progress takes longer than this short time.
         """
 
     def request_scrub(self) -> Flow[None]:
         """Record that the bytes of deleted rows must be overwritten.
 
-        Run this flow in the transaction that deletes the rows, and call `scrub` after it. If the
-        process is killed between the two steps, the next process that connects calls `scrub`.
+        Run this flow in the transaction that deletes the rows, and call `scrub` after the
+        transaction. If the process is killed before it calls `scrub`, the next process that
+        connects to the database calls `scrub`.
         """
 
     def scrub(self) -> bool:
-        """Overwrite the bytes of deleted rows, if `request_scrub` asked for it.
+        """Overwrite the bytes of deleted rows, if `request_scrub` was run before.
 
-        Writers wait until it has finished.
+        Writers wait until `scrub` has finished.
 
         Returns:
             Whether no deleted byte is left. The result is False while another process still reads
@@ -322,7 +328,8 @@ class Database(Protocol):
     def lock(self, name: str, *, timeout_s: float | None = None) -> Lock:
         """Return a lock on a name.
 
-        The lock excludes other threads, event loops and processes; see `storage/locks.py`.
+        While one program holds the lock, other threads, event loops and processes that request a
+        lock on the same name wait; see `storage/locks.py`.
 
         Args:
             name: The name.
@@ -348,9 +355,9 @@ def is_in_event_loop() -> bool:
 def make_async_twin(
     method: Callable[Concatenate[Any, P], T],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Build the asynchronous twin of a blocking method, which calls that method in a thread.
+    """Build an asynchronous method that calls a blocking method in a thread.
 
-    The twin has the name of the method with the prefix `a`.
+    The asynchronous method has the name of the blocking method with the prefix `a`.
     """
 
     @wraps(method)
@@ -367,8 +374,9 @@ def make_async_twin(
 class LazyAwaitable(Generic[T]):
     """An awaitable that calls a coroutine function each time it is awaited.
 
-    Python gives no warning if the object is never awaited. `DatabaseOwner.setup` returns it,
-    because langgraph's synchronous classes call `setup` and its asynchronous classes await it.
+    Python gives no warning if a `LazyAwaitable` is never awaited. `DatabaseOwner.setup` returns a
+    `LazyAwaitable`, because langgraph's synchronous classes call `setup` without awaiting the
+    result, and langgraph's asynchronous classes await the result.
     """
 
     __slots__ = ("_run",)
@@ -417,7 +425,10 @@ class DatabaseOwner:
 
     @classmethod
     def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
-        """Open a database as `open` does; langgraph's savers and stores have this method, too."""
+        """Open a database as `open` does.
+
+        langgraph's savers and stores have a method with this name, too.
+        """
         return cls.open(conn_string, **options)
 
     def setup(self) -> LazyAwaitable[None]:

@@ -1,8 +1,8 @@
 """Encrypt the bytes of rows with AES-GCM, or protect them with a checksum.
 
 Each stored row is bound to its associated data: its database, its tenant, and the names and numbers
-that identify the row. A row that is moved to another database, tenant or row cannot be read. All
-components of a database are opened with the same key.
+that identify the row. A row cannot be read if it was moved to another database, to another tenant,
+or to the place of another row. All components of a database are opened with the same key.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from perdure.storage.flow import Flow, Statement
 if TYPE_CHECKING:
     from langgraph.checkpoint.serde.base import CipherProtocol
 
-_CRC_BYTES = 4  # length of a checksum
-_NONCE_BYTES = 12  # length in bytes of a random nonce (96 bits, see NIST SP 800-38D §8.2.2)
+_CRC_BYTES = 4  # Length of a checksum in bytes
+_NONCE_BYTES = 12  # Length of a random nonce in bytes (96 bits, see NIST SP 800-38D §8.2.2)
 AssociatedData = tuple[str | int | None, ...]
 """The names and numbers that identify a row: its kind, then for example its thread and position."""
-_KEY_CHECK: Final = "key check"  # name of the key check's row in the table `settings`
-# The decrypted key check begins with this text, followed by the database id.
+# Name of the row in the table `settings` that contains the key check
+_KEY_CHECK: Final = "key check"
+# The plaintext of the key check consists of this text and the id of the database.
 _PROOF: Final = b"perdure"
-_ID_BYTES: Final = 16  # length of the random id of a database
-_NO_KEY: Final = b""  # content of the key check in a database that was created without a key
+_ID_BYTES: Final = 16  # Length in bytes of the random id of a database
+# Value of the key check in a database that was created without an encryption key
+_NO_KEY: Final = b""
 
 
 class Seal(Protocol):
-    """The protection of stored bytes by encryption or by a checksum.
+    """An object that protects stored bytes by encryption or by a checksum.
 
     Attributes:
         hash_key: The key of content hashes. Without it, equal hashes reveal nothing.
@@ -40,7 +42,7 @@ class Seal(Protocol):
     hash_key: bytes
 
     def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:
-        """Return the protected form of `data`, bound to the row with this associated data."""
+        """Return the protected form of `data`, bound to the row with `associated_data`."""
 
     def unseal(self, data: bytes, associated_data: AssociatedData) -> bytes:
         """Return the bytes that `seal` protected.
@@ -52,7 +54,7 @@ class Seal(Protocol):
     def unseal_rows(
         self, bodies: Sequence[bytes], shared_data: AssociatedData, first_position: int
     ) -> list[bytes]:
-        """Unseal several rows whose associated data differ only in a position.
+        """Return the unprotected bytes of rows whose associated data differ only in a position.
 
         Args:
             bodies: The sealed rows, by ascending position.
@@ -72,15 +74,16 @@ class Seal(Protocol):
 
 
 class ChecksumSeal(Seal):
-    """Protection without encryption, by a checksum (CRC-32, IEEE 802.3).
+    """Protects stored bytes by a checksum (CRC-32, IEEE 802.3), without encryption.
 
-    The checksum reveals that a row was damaged or moved. It does not protect against an attacker.
+    The checksum reveals that a row was damaged or moved. A checksum does not protect against an
+    attacker.
     """
 
     hash_key = b""
 
     def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:
-        """Return the bytes, followed by the checksum of the associated data and the bytes."""
+        """Return `data`, followed by a checksum of the associated data and of `data`."""
         prefix_checksum = zlib.crc32(
             b"%a" % associated_data[-1:], zlib.crc32(repr(associated_data[:-1]).encode())
         )
@@ -113,23 +116,27 @@ class ChecksumSeal(Seal):
 
 
 def _checksum_associated_data(associated_data: AssociatedData) -> int:
-    """Return the checksum of the associated data without the last part."""
+    """Return the checksum of associated data from which the last part was removed."""
     return zlib.crc32(repr(associated_data).encode())
 
 
 def _compute_checksum(data: bytes, prefix_checksum: int, last_part: str | int | None) -> bytes:
-    """Return the checksum of data, continued from that of its associated data."""
+    """Return the checksum of the bytes and of the associated data of a row.
+
+    `prefix_checksum` is the checksum of the associated data without `last_part`.
+    """
     return zlib.crc32(data, zlib.crc32(b"%a" % (last_part,), prefix_checksum)).to_bytes(
         _CRC_BYTES, "little"
     )
 
 
 class AESGCMSeal(Seal):
-    """Authenticated encryption with AES-GCM (NIST SP 800-38D).
+    """Protects stored bytes by authenticated encryption with AES-GCM (NIST SP 800-38D).
 
-    A row that was changed or moved does not decrypt.
+    A row that was changed or moved cannot be decrypted.
 
-    `bind_to_database` must be called before rows are sealed or unsealed; `bind_seal` calls it.
+    `bind_to_database` must be called before the seal is used for rows. `bind_seal` calls
+    `bind_to_database`.
 
     Args:
         key: The key, of 16, 24 or 32 bytes.
@@ -156,13 +163,13 @@ class AESGCMSeal(Seal):
         self.hash_key = hashlib.blake2b(b"perdure content hash", key=key, digest_size=32).digest()
 
     def create_key_check(self, tenant: str | None) -> bytes:
-        """Return an encrypted row that proves the key and contains a new random database id."""
+        """Return an encrypted row that identifies the key and contains a new random database id."""
         return self._encrypt_with_nonce(
             _PROOF + os.urandom(_ID_BYTES), _build_key_check_data(tenant)
         )
 
     def bind_to_database(self, key_check: bytes, tenant: str | None) -> None:
-        """Bind all rows that are sealed or unsealed later to a database and a tenant.
+        """Bind the seal, and all rows for which it is used from now on, to a database and a tenant.
 
         Args:
             key_check: A row that `create_key_check` returned.
@@ -187,7 +194,7 @@ class AESGCMSeal(Seal):
         )
 
     def _encrypt_with_nonce(self, data: bytes, bound_data: bytes) -> bytes:
-        """Encrypt data that is bound to `bound_data`, and return it after its random nonce."""
+        """Return a random nonce, followed by the ciphertext of `data` with `bound_data`."""
         nonce = os.urandom(_NONCE_BYTES)
         return nonce + self._aead.encrypt(nonce, data, bound_data)
 
@@ -203,15 +210,15 @@ class AESGCMSeal(Seal):
 
 
 def _build_key_check_data(tenant: str | None) -> bytes:
-    """Return the data to which the key check of a tenant is bound."""
+    """Return the data to which the key check of a tenant is bound, as bytes."""
     return repr((_KEY_CHECK, tenant)).encode()
 
 
 class LangGraphSeal(Seal):
-    """Encryption by the cipher of a langgraph `EncryptedSerializer` that the user passed.
+    """Encrypts stored bytes with the cipher of an `EncryptedSerializer` that the user passed.
 
-    Such a cipher takes no associated data. Unlike `AESGCMSeal`, it does not detect that a row was
-    moved.
+    A cipher of langgraph takes no associated data. Therefore a `LangGraphSeal` does not detect that
+    a row was moved, unlike an `AESGCMSeal`.
 
     Args:
         cipher: The cipher.
@@ -219,12 +226,13 @@ class LangGraphSeal(Seal):
 
     def __init__(self, cipher: CipherProtocol) -> None:
         self._cipher = cipher
-        # A user's cipher offers no key from which a hash key could be derived. A random hash key
-        # per process is safe, but a process then finds only duplicates that it has stored itself.
+        # A cipher that the user passed reveals no key from which a hash key could be derived. A
+        # random hash key for each process is safe. With a random hash key, a process finds only
+        # duplicates of texts that the same process has stored.
         self.hash_key = os.urandom(32)
 
     def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:
-        """Return the length of the cipher's name in one byte, the name, and the ciphertext."""
+        """Return one byte with the length of the cipher's name, the name, and the ciphertext."""
         name, sealed = self._cipher.encrypt(data)
         text = name.encode()
         return bytes((len(text),)) + text + sealed
@@ -271,8 +279,8 @@ def bind_seal(
 ) -> Flow[None]:
     """Check the key of a database, and bind the seal to the database and its tenant.
 
-    Whether a database is encrypted is decided when it is created. A `LangGraphSeal` counts as no
-    key, and is not bound.
+    Whether a database is encrypted is decided when the database is created. A `LangGraphSeal` is
+    treated as a seal without a key, and is not bound to the database.
 
     Args:
         seal: The seal of one component. It must not be used for another database.

@@ -1,7 +1,8 @@
-"""Flows: storage logic that yields SQL statements and receives their rows, without a driver.
+"""Flows are storage logic that yields SQL statements and receives their rows.
 
-One implementation serves all drivers, blocking and asynchronous. Source: the pattern of httpx's
-`Auth.auth_flow` and of psycopg's generators.
+A flow does not depend on a database driver. One implementation of a flow serves all drivers,
+blocking and asynchronous. The design follows `Auth.auth_flow` of httpx and the generators of
+psycopg.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-NO_LIMIT = 1 << 62  # LIMIT value that means no limit, because no table has so many rows
-_UUID_BYTES = 16  # length of a UUID
+NO_LIMIT = 1 << 62  # A value for LIMIT that means no limit, because no table has so many rows
+_UUID_BYTES = 16  # Length of a UUID in bytes
 _EPOCH = date(1970, 1, 1)
 Row = tuple[Any, ...]
 
 
 class TextOrBytes(str):
-    """Text for a column that contains text in some rows and bytes in others.
+    """A string for a column that contains text in some rows and bytes in other rows.
 
-    In Postgres such a column has the type `bytea`. `decode_text_or_bytes` reads it.
+    In Postgres, a column for text and bytes has the type `bytea`. `decode_text_or_bytes` decodes
+    the values of the column.
     """
 
     __slots__ = ()
@@ -31,15 +33,16 @@ class TextOrBytes(str):
     def to_column_bytes(self) -> bytes:
         """Encode the text for a column of the type `bytea`.
 
-        The bytes are NUL and the text in UTF-8. 0xFF is appended if the result would otherwise have
-        the length of a UUID, so that text and UUIDs cannot be confused.
+        The encoded text is a NUL byte followed by the text in UTF-8. If the encoded text would have
+        the length of a UUID, the byte 0xFF is appended, so that no text can be confused with a
+        UUID.
         """
         data = b"\0" + self.encode()
         return data + b"\xff" if len(data) == _UUID_BYTES else data
 
 
 def decode_text_or_bytes(stored: Any) -> Any:
-    """Return the text or bytes that a column of both contains, from SQLite or Postgres."""
+    """Return the text or the bytes that SQLite or Postgres has stored in a mixed column."""
     if type(stored) is bytes and stored[:1] == b"\0" and len(stored) != _UUID_BYTES:
         return stored[1:].removesuffix(b"\xff").decode()
     return stored
@@ -61,29 +64,35 @@ class Statement(NamedTuple):
 
 
 class LastRequest(list[Statement]):
-    """The last request of a transaction, which is committed with it.
+    """The last request of a transaction, which is committed together with this request.
 
-    If the flow yields more requests, they run in another transaction or snapshot. On Postgres, each
-    statement of this request sees the rows that were committed when the statement starts.
+    If the flow yields further requests, the further requests run in another transaction or
+    snapshot. On Postgres, each statement of the last request sees the rows that were committed when
+    the statement starts.
     """
 
 
 class GuardedRequest(list[Statement]):
-    """A whole transaction that is committed only if its first statement returns or changes a row.
+    """A request that is a transaction of its own, and is committed only if its guard succeeds.
 
-    The first statement, the guard, checks that the state on which the request was planned is still
-    current. The flow receives the rows of the guard. If there is no row, nothing is written and
-    `GuardFailed` is raised in the flow. In Postgres, where all statements are sent at once, the
-    guard itself must raise an error (division by zero, or a key that exists).
+    The guard is the first statement of the request. The guard succeeds if it returns or changes a
+    row. The guard checks that the database is still in the state for which the request was planned.
+    If the guard succeeds, the flow receives the rows that the guard returned. If the guard returns
+    and changes no row, nothing is written, and `GuardFailed` is raised in the flow. On Postgres,
+    all statements are sent at once, so that the guard must be a statement that raises an error
+    itself (division by zero, or a key that exists).
     """
 
 
 class CombinedRequest(GuardedRequest):
-    """Several guarded requests in one transaction. The flow receives the rows of all statements."""
+    """Several guarded requests in one transaction. The flow receives the rows of each statement."""
 
 
 class GuardFailed(Exception):
-    """The guard of a `GuardedRequest` found no row. The flow may catch this and plan again."""
+    """Raised if the guard of a `GuardedRequest` returns and changes no row.
+
+    A flow may catch this error and plan the request again.
+    """
 
 
 Request = Statement | list[Statement]
@@ -117,7 +126,7 @@ def run_flow(flow: Steps[R, T], execute: Callable[[R], Any]) -> T:
 
 
 async def arun_flow(flow: Steps[R, T], execute: Callable[[R], Awaitable[Any]]) -> T:
-    """Run a flow as `run_flow` does, with an asynchronous function `execute`."""
+    """Run a flow as `run_flow` does, but execute its requests with an asynchronous function."""
     try:
         request = flow.send(None)
         while True:
@@ -132,7 +141,7 @@ async def arun_flow(flow: Steps[R, T], execute: Callable[[R], Awaitable[Any]]) -
 
 
 def fetch_rows(sql: str, *params: Any) -> Flow[list[Row]]:
-    """Run one statement in a flow and return its rows."""
+    """Run a flow that consists of one statement, and return the rows of the statement."""
     return (yield Statement(sql, params))  # type: ignore[no-any-return]
 
 
@@ -168,17 +177,20 @@ class NamedSQL(dict[str, str]):
         return Statement(self[name], params)
 
     def build_statements(self, name: str, rows: Sequence[Row]) -> list[Statement]:
-        """Build the statements that run a named statement for each row of parameters.
+        """Return the statements that execute a named statement for each row of parameters.
 
-        For more than one row, the statement `<name>_all` is used if it exists. It takes each column
-        of the rows as one array.
+        If there are several rows of parameters, and a statement `<name>_all` exists, `<name>_all`
+        is executed instead. The statement `<name>_all` takes each column of the rows as one array.
         """
         if len(rows) > 1 and f"{name}_all" in self:
             return [self(f"{name}_all", *map(list, zip(*rows, strict=True)))]
         return [self(name, *row) for row in rows]
 
     def build_batch(self, name: str, rows: Sequence[Row]) -> Statement:
-        """Build one statement that runs a named statement for each row, and returns no rows."""
+        """Return one statement that executes a named statement for each row of parameters.
+
+        The returned statement returns no rows.
+        """
         if len(rows) > 1 and f"{name}_all" in self:
             return self.build_statements(name, rows)[0]
         return Statement(self[name], rows, execute_many=True)

@@ -59,7 +59,7 @@ class ForeignPostgres:
         return {name for (name,) in self.fetch_rows(f"{sql} AND NOT attisdropped", table)}
 
     def build_saver(self, serde: Any) -> Any:
-        """Build langgraph's `PostgresSaver` on the connection.
+        """Build a `PostgresSaver` of langgraph that uses this connection.
 
         Args:
             serde: The serializer of the saver.
@@ -79,7 +79,7 @@ class ForeignPostgres:
         return PostgresSaver(self._conn, serde=serde)
 
     def read_with(self, read: Callable[[], T]) -> T:
-        """Call a function that reads by the connection, and convert psycopg's errors."""
+        """Call a function that reads from this database, and convert psycopg's errors."""
         with map_errors(self.path):
             return read()
 

@@ -8,8 +8,8 @@ from perdure.errors import ConfigurationError
 def ascii_host(name: str) -> str:
     """Return a host name in its ASCII form, in lower case. An IP address stays as it is.
 
-    Other characters are encoded by IDNA 2008, as browsers do. `socket.getaddrinfo` and `ssl`
-    implement IDNA 2003, by which `faß.de` is the host `fass.de`.
+    A name with non-ASCII characters is encoded according to IDNA 2008, as in browsers.
+    `socket.getaddrinfo` and `ssl` implement IDNA 2003, by which `faß.de` is the host `fass.de`.
 
     Raises:
         ConfigurationError: The text is not the name of a host.

@@ -2,16 +2,18 @@
 
 A lock is held by one *run*: the context (`contextvars`) in which it was taken, and the tasks and
 `to_thread` calls that inherit this context. Within a process, the run that has waited longest gets
-the lock next. Between processes there is no order; each process tries again after a short pause.
+the lock next. Between processes, locks are not given in the order of the requests. A process that
+waits for a lock tries again after a short pause to take the lock.
 
-The locks of a process that dies are released. `FileLocks` are locks of the operating system on
-bytes of a file next to the database, one byte for each name. Locks of Postgres belong to a
-connection.
+If a process dies, its locks are released. `FileLocks` are locks of the operating system on bytes of
+a file next to the database, one byte for each name. A lock in Postgres belongs to the connection
+that has taken the lock.
 
 POSIX releases the locks of a process on a file when the process closes any descriptor of the file
-(https://pubs.opengroup.org/onlinepubs/9799919799/functions/fcntl.html). A process therefore opens
-the file once for each database, and closes it with the database. The locks are advisory. They work
-only on file systems that support `fcntl` locks.
+(https://pubs.opengroup.org/onlinepubs/9799919799/functions/fcntl.html). To keep its locks, a
+process opens the lock file of a database only once, and closes the lock file together with the
+database. The file locks are advisory. File locks work only on file systems that support `fcntl`
+locks.
 """
 
 from __future__ import annotations
@@ -66,8 +68,8 @@ else:
         )  # A `flock` lock belongs to the file descriptor and not to the process.
 
     def _unlock_file(fd: int) -> None:
-        # This also releases the copy of the lock in a child process that was forked in the
-        # meantime.
+        # Unlocking the file also releases the lock in a child process that was forked while the
+        # lock was held.
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
@@ -110,9 +112,10 @@ def file_lock(path: str, timeout_s: float) -> Iterator[None]:
 
 
 def _close_locked_files_in_child() -> None:
-    """Close the inherited descriptors in a forked process.
+    """Close the inherited descriptors of locked files in a forked process.
 
-    Otherwise a lock would stay held by the child after its parent has released it.
+    If the child process kept these descriptors open, the child could hold a lock that its parent
+    process has released.
     """
     while _locked_file_descriptors:
         os.close(_locked_file_descriptors.pop())
@@ -123,9 +126,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def compute_offset(name: str) -> int:
-    """Return the offset of the byte that is locked for a name.
+    """Return the offset of the byte in the lock file that is locked for a name.
 
-    Two names with the same offset exclude each other between processes.
+    If two names have the same offset, two processes cannot hold the locks on the two names at the
+    same time.
     """
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") % _OFFSET_COUNT
@@ -158,7 +162,7 @@ _holds_of_run: ContextVar[tuple[LockHold, ...]] = ContextVar("perdure_locks", de
 
 
 class ProcessLocks(Protocol):
-    """The locks of one process that exclude other processes, at most one for each name.
+    """The locks by which one process excludes other processes, at most one lock for each name.
 
     Attributes:
         pause_s: The seconds between two attempts to take a lock.
@@ -178,7 +182,7 @@ class ProcessLocks(Protocol):
         """Release a lock."""
 
     def check(self) -> None:
-        """Change `session` if the locks were lost with their connection."""
+        """Change the number `session` if the locks were lost together with their connection."""
 
     def close(self) -> None:
         """Release all locks."""
@@ -225,7 +229,7 @@ class FileLocks(ProcessLocks):
         return True
 
     def _open_file(self) -> int:
-        """Return the descriptor of the file, which is opened at the first call."""
+        """Return the descriptor of the lock file, and open the file at the first call."""
         if self._fd is None:
             try:
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -246,7 +250,7 @@ class FileLocks(ProcessLocks):
                     _unlock_byte(self._fd, offset)
 
     def check(self) -> None:
-        """Do nothing, because these locks last as long as the process."""
+        """Do nothing, because file locks last as long as the process."""
 
     def close(self) -> None:
         """See `ProcessLocks.close`."""
@@ -257,7 +261,7 @@ class FileLocks(ProcessLocks):
 
 
 class Locks:
-    """The locks of one process on the names of one database.
+    """The locks on names in one database that are held in this process.
 
     Args:
         process_locks: The locks that exclude other processes, or None if no other process can open
@@ -288,7 +292,10 @@ class Locks:
         return hold
 
     async def aacquire(self, name: str, timeout_s: float | None) -> LockHold:
-        """Await a lock and take it; see `acquire`. A task that is cancelled does not take it."""
+        """Wait for a lock without blocking the event loop, and take the lock; see `acquire`.
+
+        If the waiting task is cancelled, the lock is not taken.
+        """
         hold = LockHold(self, name, timeout_s)
         with self._wait_in_queue(hold, asyncio.get_running_loop()) as ticket:
             if not ticket.turn.done():
@@ -332,7 +339,7 @@ class Locks:
         _holds_of_run.set((*_holds_of_run.get(), hold))
 
     def _try_take(self, hold: LockHold) -> bool:
-        """Try to take the lock that excludes other processes, for the first of the queue.
+        """Try to take the lock between processes for the run that is first in the queue.
 
         Returns:
             Whether the lock was taken. False if another process holds it, or if the run has
@@ -355,7 +362,11 @@ class Locks:
         return hold.is_taken
 
     def _compute_pause_s(self, hold: LockHold) -> float:
-        """Return the pause before the next attempt, or raise TimeoutError if the time is over."""
+        """Return the pause in seconds before the next attempt to take a lock.
+
+        Raises:
+            TimeoutError: The timeout of the lock has expired.
+        """
         remaining = hold.remaining_s()
         if remaining == 0:
             raise TimeoutError
@@ -363,7 +374,7 @@ class Locks:
         return pause if remaining is None else min(pause, remaining)
 
     def release(self, hold: LockHold) -> None:
-        """Release a lock, or leave its queue. In a forked process, release nothing."""
+        """Release a lock, or stop waiting for the lock. In a forked process, release nothing."""
         _holds_of_run.set(tuple(other for other in _holds_of_run.get() if other is not hold))
         if self._pid != os.getpid():
             return
@@ -395,9 +406,10 @@ class Locks:
                 )
 
     def close(self) -> None:
-        """Release all locks that exclude other processes.
+        """Release all locks between processes.
 
-        Runs that still wait get `StorageUnavailable` when their turn has come.
+        A run that still waits for a lock receives `StorageUnavailable` when it is first in its
+        queue.
         """
         with self._lock:
             self._closed = True
@@ -448,7 +460,9 @@ class NamedLock:
         return self
 
     def check(self) -> None:
-        """Check that the lock is still held. Code outside the run of the lock may call this.
+        """Check that the lock is still held.
+
+        Code that does not belong to the run that holds the lock may call this method, too.
 
         Raises:
             StorageUnavailable: The lock was lost with its connection.
