@@ -213,8 +213,9 @@ def main() -> None:
     options = {"on": given.on, "workers": given.workers, "port": given.port}
     options["resumable"] = given.resumable
     builds = [given.old, None] if given.old else [None]
-    for streams in given.streams * given.rounds:
-        for view in builds:
+    for number, streams in enumerate(given.streams * given.rounds):
+        # Reverse the order of the builds in every other round, so that neither is always second.
+        for view in builds if number % 2 == 0 else builds[::-1]:
             print(
                 json.dumps(run(streams, given.seconds, given.model_s, view, **options)), flush=True
             )

@@ -390,8 +390,10 @@ class Log:
         The events are returned until their size reaches `limit` bytes. At least one event is
         returned if there is any.
         """
+        if number >= self.last:
+            return []
         start = stop = bisect_right(self._entries, number, key=_NUMBER)
-        if limit is None:
+        if limit is None or self.size <= limit:
             return self._entries[start:]
         size = 0
         while stop < len(self._entries) and size < limit:
