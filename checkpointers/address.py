@@ -117,7 +117,8 @@ def find_run_context(config: RunnableConfig) -> Any:
 
     langgraph adds the context only to configs that it passes to a node, a tool or a checkpointer.
     """
-    runtime: Any = sys.modules.get("langgraph.runtime")  # if it is not imported, no graph runs
+    # If the module is not imported, no graph is running in this process.
+    runtime: Any = sys.modules.get("langgraph.runtime")
     for value in config.get("configurable", {}).values() if runtime else ():
         if isinstance(value, runtime.Runtime):
             return value.context

@@ -21,18 +21,19 @@ from typing import Any, Final, NamedTuple
 from perdure.checkpointers.manifest import ALIASES, DELTA, Ranges, count_positions
 from perdure.storage.flow import Row
 
-# number of requests to the cache between two checks of its total size
+# Number of requests to the cache between two checks of the cache's total size.
 _WEIGH_EVERY: Final = 64
-# estimated size in bytes of a cached thread with its heads and without the items of its logs
+# Estimated size in bytes of a cached thread without the items of its logs.
 _THREAD_OVERHEAD: Final = 10_000
-# maximum number of heads, and of checkpoints with pending writes, that are cached for each thread
+# Maximum number of heads that are cached for each thread. The number of cached checkpoints with
+# pending writes has the same limit.
 _RECENT: Final = 16
 # Maximum number of threads that are remembered as threads with overlapping runs. Overlapping runs
 # are logged only once for each remembered thread.
 _MAX_OVERLAPPED: Final = 1024
-# mask for the bits of a checkpoint's row key that contain its sequence number
+# Mask for the bits of a checkpoint's row key that contain the sequence number of the checkpoint.
 _SEQ_MASK: Final = 0xFFFFFFFF
-# estimated size in bytes of a cached item in addition to its content
+# Estimated memory in bytes that a cached item needs in addition to its content.
 _ITEM_OVERHEAD: Final = 300
 
 UNREAD_STEP: Final = -1 << 31
@@ -167,7 +168,8 @@ class ChannelLog:
         """Cache an item, and return the number of bytes by which the cache grows."""
         if position in self.items:
             return 0
-        if self._indexed == len(self.items):  # otherwise `find_position` adds it later
+        # If the index is not up to date, `find_position` adds the item to the index later.
+        if self._indexed == len(self.items):
             self._index.setdefault(item, position)
             self._indexed += 1
         self.items[position] = item
@@ -367,7 +369,8 @@ class Thread:
         returned without their pending writes, to plan new checkpoints whose parents are these
         heads.
         """
-        if not self.lock.acquire(blocking=False):  # another thread is planning a write
+        # Another OS thread holds the lock, because it is planning a write.
+        if not self.lock.acquire(blocking=False):
             return {}
         try:
             heads = self.heads.copy().items() if self.version_token == version_token else ()
@@ -470,7 +473,8 @@ class Cache:
             if thread is None or thread.key != key or thread.generation < generation:
                 thread = self._threads[thread_id] = Thread(key, generation, newest_removal)
             elif thread.generation > generation:
-                return Thread(key, generation, newest_removal)  # a reader on an older snapshot
+                # The caller reads an older snapshot of the database than the one that was cached.
+                return Thread(key, generation, newest_removal)
             self._mark_used_while_locked(thread_id)
             return thread
 

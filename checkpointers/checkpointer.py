@@ -60,7 +60,7 @@ _List = list
 class Checkpointer(CheckpointSaver):
     """A checkpointer over a database, which the checkpointer owns and closes.
 
-    Users do not create a `Checkpointer` directly. They create a `SQLiteCheckpointer` or a
+    Users do not create a `Checkpointer` directly. Instead, users create a `SQLiteCheckpointer` or a
     `PostgresCheckpointer`.
     """
 
@@ -543,10 +543,10 @@ class Checkpointer(CheckpointSaver):
             thread_ids: The threads.
             strategy: `"keep_latest"` keeps the head of each namespace and the ancestors from which
                 its `DeltaChannel`s are rebuilt; all items up to the head stay readable through
-                `history()`. If the head is an update of the state that is less than a day old, the
-                updated checkpoint is kept as well. So is the newest checkpoint of each run of the
-                server that has not ended. `"delete"` deletes the threads; langgraph's server calls
-                this strategy `"delete_all"`.
+                `history()`. If the head was stored by an update of the state less than a day ago,
+                the updated checkpoint is kept as well. If a run of the server has not ended, the
+                newest checkpoint of the run is kept, too. `"delete"` deletes the threads;
+                langgraph's server calls this strategy `"delete_all"`.
 
         Raises:
             ConfigurationError: The strategy is unknown.

@@ -56,11 +56,11 @@ _FORM_NAMES: Final = {code: name for name, code in _FORM_CODES.items()}
 # of the encoding's name, and the name follows.
 _OTHER_FORM: Final = 31
 _PLAIN: Final = b"\x10"  # "msgpack"
-# first byte of a message in compact form, which is a msgpack array of two elements
+# First byte of a message in compact form. The compact form is a msgpack array of two elements.
 MESSAGE: Final = b"\x92"
 _MESSAGES: Final = frozenset(CLASSES.values())
 _NULL: Final = b"\x11"
-# types that langgraph's serializer does not encode as msgpack
+# Types that langgraph's serializer does not encode as msgpack.
 _SERIALIZER_TYPES: Final = (bytes, bytearray, NoneType)
 _log = logging.getLogger("perdure")
 # Maximum number of steps in the path that an error message names. The number is limited because the
@@ -86,7 +86,8 @@ class Codec:
         self._allowlist = Allowlist(serde, types) if type(serde) is JsonPlusSerializer else None
         self.former_names = types.build_former_name_tables() if self._allowlist is not None else []
         self.packs_messages = self._allowlist is not None
-        # the path of the first value in which a lone surrogate was replaced, or `""` if none was
+        # The path of the first value in which a lone surrogate was replaced, or `""` if no
+        # surrogate was replaced.
         self.replaced_path = ""
         self.is_replacement_logged = False
 
@@ -99,8 +100,8 @@ class Codec:
         Args:
             value: The value.
             get_path: A function that returns the path of the value, for error messages.
-            exact: Whether a text with a lone surrogate is refused. Otherwise "?" replaces the
-                surrogate.
+            exact: Whether a text with a lone surrogate is refused. If `exact` is False, "?"
+                replaces the surrogate.
 
         Raises:
             Unstorable: The value or a part of it cannot be stored, or would be read back as a
@@ -117,7 +118,8 @@ class Codec:
             )
         try:
             return _PLAIN + pack(value)
-        except TypeError:  # a part of the value is not plain data
+        # A part of the value is not plain data.
+        except TypeError:
             return self._encode_or_explain(value, get_path, exact=exact)
 
     def _reencode_after_decoding(self, stored: bytes) -> bytes:
@@ -278,7 +280,9 @@ class Codec:
         for names in self.former_names:
             if not any(name.encode() in stored for _, name in names):
                 continue
-            with suppress(Exception):  # the value itself was encoded already
+            # Ignore errors. The value itself has already been encoded, so the thread can be stored
+            # without the earlier encodings.
+            with suppress(Exception):
                 former = _PLAIN + Converter(self._allowlist, former=names).pack(value)  # type: ignore[arg-type]
                 if former != stored:
                     yield former

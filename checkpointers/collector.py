@@ -58,5 +58,6 @@ class _CollectorPause:
 
 
 collector_paused = _CollectorPause()
-if hasattr(os, "register_at_fork"):  # not on Windows
+# Windows has no `register_at_fork`.
+if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=collector_paused.reset_after_fork)

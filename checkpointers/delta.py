@@ -24,9 +24,9 @@ from perdure.checkpointers.manifest import DICT, LIST, Range, Ranges, iter_posit
 
 COUNTERS: Final = "counters_since_delta_snapshot"
 """The metadata key that lists the `DeltaChannel`s without a snapshot at a checkpoint."""
-# the value of langgraph.graph.message.REMOVE_ALL_MESSAGES
+# The value of langgraph's constant `langgraph.graph.message.REMOVE_ALL_MESSAGES`.
 _REMOVE_ALL: Final = "__remove_all__"
-# the only key of a dict that is the JSON form of langgraph's `Overwrite`
+# The JSON form of langgraph's `Overwrite` is a dict with this string as its only key.
 _OVERWRITE: Final = "__overwrite__"
 _PAIR_KEYS: Final = frozenset({str, int})
 _NUMBERS: Final = frozenset({int, float, bool})

@@ -85,7 +85,8 @@ from perdure.checkpointers.values import DeltaSnapshot, pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
 from perdure.storage.flow import NO_LIMIT, Flow, Row
 
-# maximum number of entries of a dict that is compared with the erased messages
+# Maximum number of entries of a dict that is compared with the erased messages. A larger dict is
+# not treated as a message.
 _MAX_MESSAGE_FIELDS: Final = 64
 _SEND_PATH: Final = "~__pregel_push, {:010d}"
 """The start of the path of a task that langgraph creates for the `Send` with an index."""
@@ -186,7 +187,8 @@ def _erase_thread(
     hashes: set[str] = set()
     for log, name, *_ in (yield reader.sql("thread_logs", rows[0][0])):
         for row in (yield reader.sql("items_between", *key_range(log, 0, ALIASES))):
-            with suppress(CorruptRecord, ForbiddenType):  # the item is deleted without its hash
+            # If an item cannot be read, the item is deleted, and its hash is not reported.
+            with suppress(CorruptRecord, ForbiddenType):
                 _, stored = decrypt_item(reader.seal, thread_id, name, *row)
                 value = reader.codec.decode(stored)
                 if isinstance(value, BaseMessage):
@@ -216,7 +218,8 @@ class _Eraser:
         key, _, generation, removals = row
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.codec, self.thread_id, self.remover = reader.codec, thread_id, remover
-        self.thread = Thread(key, generation, removals)  # separate from the cached thread
+        # The erasure does not use the cached `Thread` object, but an object of its own.
+        self.thread = Thread(key, generation, removals)
         self.additions = Additions(reader.sql, reader.seal, thread_id, self.thread, time.time())
         self.checkpoints = self.runs = self.crons = 0
         self.cancelled: set[str] = set()
@@ -224,14 +227,15 @@ class _Eraser:
         self.deltas: set[int] = set()
         self._needles = remover.build_search_bytes()
         self._types_with_texts = reader.codec.types.encoded_names_of_searchable_types
-        self._collect_only = True  # whether the current pass writes nothing
+        # Whether the current pass only collects messages and writes nothing.
+        self._collect_only = True
         # `_items_by_log` contains all items of the thread, first by log key and then by position.
         # `_stored_at` contains the time at which each item was first stored.
         self._items_by_log: dict[int, dict[int, bytes]] = {}
         self._stored_at: dict[int, dict[int, float]] = {}
-        # These two dicts map the key of each log to sorted log positions. The bytes of a suspect
-        # item may contain an erased message. A hit is a suspect item that, when decoded, contains
-        # or quotes an erased message.
+        # `_suspect_positions` and `_hit_positions` map the key of each log to sorted log positions.
+        # The bytes of a suspect item may contain an erased message. A hit is a suspect item that,
+        # when decoded, contains or quotes an erased message.
         self._suspect_positions: dict[int, list[int]] = {}
         self._hit_positions: dict[int, list[int]] = {}
         # Cached results of `_build_item_replacement`. The arguments of the call are the key.
@@ -247,7 +251,7 @@ class _Eraser:
         # If the task of a removed `Send` has run a subgraph, the namespace of the subgraph starts
         # with one of these prefixes.
         self._subgraph_prefixes: tuple[str, ...] = ()
-        # whether the current namespace starts with one of `_subgraph_prefixes`
+        # Whether the current namespace starts with one of the prefixes in `_subgraph_prefixes`.
         self._in_removed_subgraph = False
         # Whether some list in the current checkpoint had, as its last item, a removed message with
         # tool calls that have no result.
@@ -335,7 +339,8 @@ class _Eraser:
     def _may_contain_erased_message(self, stored: bytes) -> bool:
         """Return whether encoded bytes may contain or quote an erased message.
 
-        This check avoids decoding values that cannot contain an erased message.
+        The check looks for byte strings in the encoded value, and avoids decoding values that
+        cannot contain an erased message.
         """
         if not self.codec.packs_messages or any(needle in stored for needle in self._needles):
             return True

@@ -11,7 +11,7 @@ from typing import Final
 from perdure.checkpointers.cache import Head, Snapshot
 from perdure.checkpointers.put import CheckpointPut
 
-# mask for the bits of a checkpoint's row key that contain its sequence number
+# Mask for the bits of a checkpoint's row key that contain the sequence number of the checkpoint.
 _SEQ_MASK: Final = 0xFFFFFFFF
 START_SOURCES: Final = {"input", "update", "fork"}
 """The sources in the metadata of a put that starts a run."""

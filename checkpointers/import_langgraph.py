@@ -46,8 +46,8 @@ _CHECKPOINT: Final = """
 SELECT parent_checkpoint_id, type, checkpoint, metadata FROM checkpoints
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ? LIMIT 1
 """
-# Writes to special channels have negative indexes. They come last, because put_writes takes the
-# position of every other write as its index.
+# Writes to special channels have negative indexes. Writes to special channels come last, because
+# `put_writes` uses the position of each other write as the index of the write.
 _WRITES: Final = """
 SELECT task_id, {path}, channel, type, value FROM writes
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?
@@ -153,7 +153,8 @@ class _SQLiteFile:
                         "was damaged"
                     )
                 key = Address(thread_id, ns, uid)
-                for row in self.read_rows(_CHECKPOINT, *key):  # no row if it was deleted meanwhile
+                # There is no row if the checkpoint was deleted after its id was read.
+                for row in self.read_rows(_CHECKPOINT, *key):
                     yield self._decode_checkpoint(label, key, row, self.read_rows(writes, *key))
             last_key = uid, ns
 
@@ -217,7 +218,8 @@ class _PostgresTables:
         from perdure.storage.foreign_postgres import ForeignPostgres
 
         self._tables = ForeignPostgres(dsn)
-        # langgraph's saver requires this function, but an import does not call it.
+        # langgraph's saver requires the function `dumps_typed`, but an import does not call the
+        # function.
         dumps = codec.serde.dumps_typed
         self._saver = self._tables.build_saver(
             SimpleNamespace(
@@ -263,7 +265,8 @@ class _PostgresTables:
                 raise type(exc)(f"{label}: {exc}") from exc
             except (LookupError, TypeError, ValueError, AttributeError) as exc:  # from their saver
                 raise CorruptRecord(f"{label}: the checkpoint was damaged ({exc!r})") from exc
-            if stored is None:  # the checkpoint was deleted meanwhile
+            # The checkpoint was deleted after its id was read.
+            if stored is None:
                 continue
             writes = stored.pending_writes or ()
             paths: dict[str, str] = dict(

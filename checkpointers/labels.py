@@ -46,8 +46,7 @@ _UNNAMED: Final = object()
 def select_inherited_labels(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata values of a checkpoint that the next checkpoint needs.
 
-    These are the labels, which the next checkpoint inherits, and the channels listed under
-    `MERGED`.
+    The next checkpoint inherits the labels, and needs the list of channels under `MERGED`.
     """
     listed = metadata.get(LABELS)
     names = [*USER_LABELS, MERGED, *(listed if isinstance(listed, list) else ())]
@@ -105,8 +104,8 @@ def inherit_labels(
 
     Values in the new checkpoint's own metadata replace the labels of the parent checkpoint. If the
     config or the context of the run names another user, the new checkpoint inherits neither
-    `user_id` nor `owner`. This rule prevents that `user_id` and `owner` name different users by
-    accident. The values `""` and None mean nobody.
+    `user_id` nor `owner`. Without this exception, `user_id` and `owner` could name different users
+    by accident. The values `""` and None mean nobody.
 
     Args:
         metadata: The metadata of the new checkpoint.

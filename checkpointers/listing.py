@@ -27,11 +27,11 @@ from perdure.storage.database import Database
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, Row, fetch_rows
 
-# maximum number of rows that one statement reads
+# Maximum number of rows that one SQL statement reads.
 _PAGE: Final = 256
-# mask for the bits of a checkpoint's key that contain its sequence number
+# Mask for the bits of a checkpoint's row key that contain the sequence number of the checkpoint.
 _SEQ_MASK: Final = 0xFFFFFFFF
-_MAX_KEY: Final = (1 << 63) - 1  # higher than the key of any checkpoint
+_MAX_KEY: Final = (1 << 63) - 1  # Maximum row key. No checkpoint has a higher row key.
 MetadataFilter = Mapping[str, Any]
 """Values that the metadata of a checkpoint must have, by key or dotted path."""
 
@@ -78,7 +78,8 @@ class Listing:
     ) -> Iterator[tuple[Address, int]]:
         """Yield the address and the key of each matching checkpoint; see `Checkpointer.list`."""
         where = where or {}
-        bound_fields = before.get("configurable") if before else None  # may lack a thread_id
+        # The config may have no `thread_id`.
+        bound_fields = before.get("configurable") if before else None
         before_id = (
             check_optional_text("checkpoint_id", bound_fields.get("checkpoint_id"))
             if bound_fields

@@ -52,7 +52,7 @@ from perdure.storage.flow import NO_LIMIT, Flow, Row, Statement
 
 T = TypeVar("T")
 
-# maximum number of checkpoints that one transaction deletes
+# Maximum number of checkpoints that one transaction deletes.
 PRUNE_BATCH: Final = 500
 RUN_DAYS: Final = 1
 """The number of days after an update of the state during which retention keeps the checkpoint that

@@ -34,7 +34,7 @@ Ranges = list[Range]
 ITEM, LIST, DICT, MAP, LIST_HERE, DICT_HERE, SNAPSHOT = 1, 2, 3, 4, 5, 6, 7
 # The code `DELTA` is negative, so that `ref[0] == DELTA` is False if `ref` is bytes.
 DELTA: Final = -1
-ALIASES: Final = 1 << 31  # the first position of aliases in a log
+ALIASES: Final = 1 << 31  # The lowest log position of aliases.
 # Number of log ranges that every value may have, however few items it contains.
 MIN_RANGE_LIMIT: Final = 8
 

@@ -7,11 +7,12 @@ unless both have written the same channel. The child that is stored second gets 
 channels that the first child has changed. The channels with which langgraph routes a run (such as
 `branch:to:...`), the tasks and `versions_seen` are always those of the run.
 
-The run does not notice the merge. The run continues with the state in its memory, which lacks the
-values that the update has written. A later checkpoint of the run must therefore be merged again. A
-merge gives a new version to each channel that it copies, and the version in a later checkpoint of
-the run shows whether the run has read the copied value. As long as the run has not read a copied
-channel, the name of the channel is listed in the checkpoint's metadata under `MERGED`.
+The run does not notice the merge. The run continues with the state in its memory. This state lacks
+the values that the update has written. A later checkpoint of the run must therefore be merged
+again. A merge gives a new version to each channel that it copies, and the version in a later
+checkpoint of the run shows whether the run has read the copied value. As long as the run has not
+read a copied channel, the name of the channel is listed in the checkpoint's metadata under
+`MERGED`.
 """
 
 from __future__ import annotations
@@ -46,14 +47,15 @@ from perdure.checkpointers.records import (
 from perdure.checkpointers.status import ASIDE_SUFFIX, NULL_TASK, is_update_path
 from perdure.storage.flow import Flow, Row
 
-# maximum number of checkpoints that are read from the head back to the parent of a put
+# Maximum number of checkpoints that are read on the way from the head back to the parent of a new
+# checkpoint.
 _MAX_STEPS: Final = 64
 # Channels to which langgraph writes when a task fails or is interrupted.
 _STOP_CHANNELS: Final = (ERROR, INTERRUPT)
 _ANCHOR_STEP: Final = -2
 """The step of the empty checkpoint at which the first run of a thread stores its writes to
 `DeltaChannel`s if the durability is `exit`."""
-# mask for the bits of a checkpoint's key that contain its sequence number
+# Mask for the bits of a checkpoint's row key that contain the sequence number of the checkpoint.
 _SEQ_MASK: Final = 0xFFFFFFFF
 _EMPTY_CHECKPOINT: Final = Snapshot("", 0, None, 0, [], {}, {})
 """Stands for the parent of a put that has none."""
@@ -288,16 +290,18 @@ class MergePlanner:
     def fold_updates_into_checkpoint(self, checkpoint_id: str, *, needs_stop: bool) -> Flow[bool]:
         """Copy the values of state updates into the checkpoint of a run, and make it the head.
 
-        This is done if a task of the run has failed or waits for an answer at the run's checkpoint.
-        A run with such a task stores no further checkpoint with which the updates could be merged.
+        The values are copied only if a task of the run has failed or waits for an answer at the
+        run's checkpoint. A run with such a task stores no further checkpoint with which the updates
+        could be merged.
 
         Args:
             checkpoint_id: The id of the run's checkpoint.
             needs_stop: Whether to check that a task has stopped at that checkpoint.
 
         Returns:
-            Whether the updates were folded. They are not if the run's checkpoint is the head, or if
-            the checkpoints between it and the head are not all updates.
+            Whether the values of the updates were copied. The values are not copied if the run's
+            checkpoint is the head, or if a checkpoint between the run's checkpoint and the head is
+            not an update.
         """
         current = self._head.snapshot
         if current is None or current.checkpoint_id == checkpoint_id:
@@ -507,10 +511,10 @@ def _is_delta(ref: Any) -> bool:
 def _differs_only_by_merge(channel: str, current_head: Snapshot, base: Snapshot) -> bool:
     """Return whether a channel differs between a head and a checkpoint only because of a merge.
 
-    A merge increases the epoch of the channel's version and does not change the channel's value. It
-    is not enough to compare the values, because a run may have written an equal value. It is not
-    enough to compare the versions, because a run and a concurrent update can give equal versions to
-    different values.
+    A merge increases the epoch of the channel's version and does not change the channel's value.
+    Comparing only the values is not enough, because a run may have written an equal value.
+    Comparing only the versions is not enough, because a run and a concurrent update can give equal
+    versions to different values.
     """
     old_epoch, new_epoch = (
         parse_epoch(base.channel_versions.get(channel)),
@@ -528,9 +532,9 @@ def fold_updates_at_head(
 ) -> Flow[bool]:
     """Make a run's checkpoint the head again, if updates of the state have become the head.
 
-    This is done when a task at the run's checkpoint has failed or waits for an answer. If another
-    task of the run stores a write after the update, the run was still in progress when the state
-    was updated. See `MergePlanner.fold_updates_into_checkpoint`.
+    The head changes only if a task at the run's checkpoint has failed or waits for an answer. If
+    another task of the run stores a write after the update, the run was still in progress when the
+    state was updated. See `MergePlanner.fold_updates_into_checkpoint`.
 
     Args:
         reader: The reader of the database.
@@ -543,8 +547,8 @@ def fold_updates_at_head(
     """
     address, (namespace, explicit_head, key) = request.address, row
     if request.is_deliberate or request.task_id == NULL_TASK or is_update_path(request.task_path):
-        # These writes were made by a person or by an update of the state, and not by a run that is
-        # in progress.
+        # The writes in `request` were made by a person or by an update of the state, and not by a
+        # run that is in progress.
         return False
     rows = yield reader.sql("checkpoint_row", key)
     snapshot = reader.decrypt_row(*address[:2], rows[0]) if rows else None

@@ -179,9 +179,9 @@ def unpack_messages(packed: Sequence[bytes], *, trusts_fields: bool = False) -> 
 
     Args:
         packed: The bytes of the messages.
-        trusts_fields: Whether the bytes were packed by this process. Otherwise a message with other
-            fields than its class has is validated, because another version of langchain-core wrote
-            it.
+        trusts_fields: Whether the bytes were packed by this process. If False, a message whose
+            fields differ from the fields of its class is validated, because another version of
+            langchain-core has written the message.
 
     Raises:
         CorruptRecord: The bytes are no messages in this form.

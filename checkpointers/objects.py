@@ -1,8 +1,8 @@
 """Read and rebuild pydantic models, dataclasses, enums and named tuples by their attributes.
 
 Reading and rebuilding an object never runs code of its class, such as a constructor, `__setattr__`,
-a property, a validator or `_missing_`. There is one exception to this rule: if the stored data
-lacks a field, the default factory of the field is called.
+a property, a validator or `_missing_`. The only code of the class that may run is the default
+factory of a field, which is called if the stored data lacks the field.
 """
 
 from __future__ import annotations
@@ -145,7 +145,8 @@ def read_attributes(value: Any) -> dict[str, Any]:
     for name, slot in slots.items():
         try:
             attributes[name] = slot.__get__(value)
-        except AttributeError:  # the slot has no value
+        # The slot has no value.
+        except AttributeError:
             continue
     fields = {
         f.name: attributes.pop(f.name) for f in dataclasses.fields(cls) if f.name in attributes

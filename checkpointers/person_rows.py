@@ -27,7 +27,7 @@ from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQu
 from perdure.errors import AlreadyLocked, CorruptRecord, StorageUnavailable
 from perdure.storage.flow import Flow, Row, fetch_rows
 
-_PAGE: Final = 1_000  # maximum number of runs that one SQL statement reads
+_PAGE: Final = 1_000  # Maximum number of runs that one SQL statement reads.
 # A time in the far future, in seconds since 1970. All delayed runs are due before this time.
 _END_OF_TIME: Final = 1e18
 _SERVER_LOCK_PREFIX: Final = "perdure.server/"
@@ -40,8 +40,8 @@ class PersonRows:
     Args:
         saver: The checkpointer.
         user: The name of the person.
-        owners_are_people: Whether the `owner` of a thread without a user is a person. It is not if
-            a handler of an Auth file sets it.
+        owners_are_people: Whether the `owner` of a thread without a user is a person. If a handler
+            of an Auth file sets the `owner` of threads, the owner may be an organisation.
         only: The ids of threads to which the person's threads are limited. None means no limit.
     """
 
@@ -91,8 +91,8 @@ class PersonRows:
     def _iter_threads_without_checkpoint(self) -> Iterator[str]:
         """Yield the ids of threads that have no checkpoint and whose runs belong to the person.
 
-        A thread without checkpoints has no head whose metadata could name the person. Such a thread
-        belongs to the person if one of its runs belongs to the person.
+        A thread without checkpoints has no head whose metadata could name the person. A thread
+        without checkpoints belongs to the person if one of its runs belongs to the person.
         """
         for (thread_id,) in self._read_rows("threads_without_checkpoint"):
             thread = ThreadList(self.saver).get(thread_id)

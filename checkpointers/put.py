@@ -49,19 +49,21 @@ from perdure.errors import UnknownCheckpoint, Unstorable
 
 START: Final = "__start__"
 """langgraph's input channel, whose value is a dict of updates for other channels."""
-# maximum encoded size of a value that is stored in the checkpoint row, in bytes
+# Maximum encoded size, in bytes, of a value that is stored in the row of its checkpoint.
 MAX_INLINE_BYTES: Final = 128
 # Minimum number of elements of a pending list or dict whose elements are searched in the channel's
 # log. Shorter lists and dicts are stored without references to the log.
 _MIN_ELEMENTS_FOR_LOG: Final = 8
 _NUMBERS: Final = {int, float, bool, NoneType}
 _KEYS: Final = frozenset({str, int})
-MAX_TITLE_CHARS: Final = 80  # maximum length of a title in characters; longer titles are cut
-# number of messages at the start of a thread that are considered for its title
+# Maximum length of a thread's title in characters. Longer titles are cut.
+MAX_TITLE_CHARS: Final = 80
+# Number of messages at the start of a thread from which the title of the thread may be taken.
 TITLE_CANDIDATES: Final = 2
 TIMES_KEY: Final = "times"
 """The metadata key of an imported checkpoint for the times of its last messages, in seconds."""
-_DURABILITY_KEY: Final = "__pregel_durability"  # langgraph's config key for the durability of a run
+# langgraph's config key for the durability of a run.
+_DURABILITY_KEY: Final = "__pregel_durability"
 _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen"}
 """The fields of a checkpoint that are not stored in `CheckpointPut.encoded_fields`."""
 
@@ -135,12 +137,12 @@ class CheckpointPut:
         cached_thread: The cached thread to whose log items the encoded values may refer, or None.
         title: The title that the checkpoint gives to its thread, or None.
         config: The config of the put, which may name the user; None if no run puts it.
-        created_at: The time in the checkpoint's `ts`, in seconds since 1970, at least 0. It is
-            infinite if the checkpoint has no valid `ts`.
+        created_at: The time in the checkpoint's `ts`, in seconds since 1970, at least 0. The time
+            is infinite if the checkpoint has no valid `ts`.
         item_times: The times of items whose time the metadata states, in seconds since 1970, by
             channel and encoded item.
         loaded_removal: The number of the newest removal record at the time when the state was
-            loaded. It is used only if there is no config.
+            loaded. This number is used only if `config` is None.
         delta_channels: The `DeltaChannel`s that have a version but no snapshot, or a snapshot
             without parts, such as a set.
         snapshot_channels: The `DeltaChannel`s that have a snapshot of a list or a dict.
@@ -191,7 +193,8 @@ class CheckpointPut:
 
         Args:
             codec: Encodes values.
-            thread: The cached thread, if there is one. Its log items are not stored again.
+            thread: The cached thread, if there is one. Items that the logs of the cached thread
+            contain are not stored again.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -204,13 +207,15 @@ class CheckpointPut:
         }
         self.cached_thread = thread
         for channel, value in self._values.items():
-            # langgraph's internal channels, such as the tasks and the input of a graph
+            # The names of langgraph's internal channels, such as the channel of tasks, start with
+            # "__".
             if channel.startswith("__"):
                 path = f"channel_values[{channel!r}]"
                 self._inline[channel] = encode_inline_reference(codec, thread, channel, value, path)
             elif channel in self.new_versions or self.address.checkpoint_id is None:
                 self._encode_channel(codec, channel)
-        with suppress(TypeError, ValueError, OverflowError):  # raised if `ts` is not a time
+        # These errors are raised if `ts` is not a time.
+        with suppress(TypeError, ValueError, OverflowError):
             created_at = datetime.fromisoformat(checkpoint["ts"])
             created_at = created_at.replace(tzinfo=created_at.tzinfo or UTC)
             self.created_at = max(0.0, created_at.timestamp())
@@ -305,8 +310,8 @@ class CheckpointPut:
             parent: The parent of the checkpoint, or None.
 
         Returns:
-            The node of each channel, by channel name. It is None if the channel keeps the value of
-            the parent.
+            The node of each channel, by channel name. The node of a channel is None if the channel
+            keeps the value of the parent.
 
         Raises:
             UnknownCheckpoint: A `Continuation` has no parent value that it could continue.
@@ -506,8 +511,8 @@ def inline_log_ranges(ref: Any, cached_thread: Thread | None, state: tuple[int, 
         state: The key and the generation of the thread.
 
     Returns:
-        The reference itself if the cached thread has this state. Otherwise a copy in which log
-        ranges are replaced by the items.
+        The reference itself if the cached thread has this state. If the cached thread has another
+        state, a copy of the reference in which log ranges are replaced by the items.
     """
     if (
         isinstance(ref, bytes)
@@ -532,7 +537,8 @@ def inline_log_ranges(ref: Any, cached_thread: Thread | None, state: tuple[int, 
 
 def build_title(metadata: Mapping[str, Any], messages: Any) -> Title | None:
     """Build the title of a thread from the metadata or the first messages of a checkpoint."""
-    with suppress(Exception):  # reading a malformed message can raise errors of many types
+    # Reading a malformed message can raise errors of many types.
+    with suppress(Exception):
         if metadata.get("title"):
             return Title(_shorten_title(str(metadata["title"])), None)
         messages = messages.value if type(messages) is DeltaSnapshot else messages
@@ -654,7 +660,8 @@ def encode_inline_reference(
     if is_split and any(map(_has_parts, value.values())):
         references = {}
         for key, part in value.items():
-            name = str(key) if channel == START else channel  # the keys of an input are channels
+            # If the value is the input of a graph, its keys are names of channels.
+            name = str(key) if channel == START else channel
             references[key] = encode_inline_reference(
                 codec, thread, name, part, f"{path}[{key!r}]", nested=True
             )
@@ -812,7 +819,8 @@ def _find_positions_by_content(log: ChannelLog, ranges: Ranges) -> dict[bytes, i
 def _can_pack_keys(keys: list[Any]) -> bool:
     try:
         pack(keys)
-    except TypeError:  # a key contains a lone surrogate, or is an integer that is out of range
+    # A key contains a lone surrogate, or is an integer that is out of range.
+    except TypeError:
         return False
     return True
 
@@ -824,8 +832,9 @@ def _has_parts(value: Any) -> bool:
 def _is_splittable(value: Any) -> bool:
     """Return whether the elements of a value are stored as separate log items.
 
-    The elements of lists and dicts are stored as separate log items. This does not apply to lists
-    of numbers, such as embeddings, and to dicts with keys that msgpack cannot store.
+    The elements of lists and dicts are stored as separate log items. A list of numbers, such as an
+    embedding, is not divided into items. A dict with keys that msgpack cannot store is not divided
+    either.
     """
     if type(value) is dict:
         return bool(value) and _KEYS.issuperset(map(type, value)) and _can_pack_keys([*value])

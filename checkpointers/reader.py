@@ -66,8 +66,8 @@ from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import NO_LIMIT, Flow, LastRequest, NamedSQL, Row, Statement
 
-ITEMS_PAGE_SIZE: Final = 1024  # maximum number of log items that one SQL statement reads
-# number of keys that a process reserves in advance, in addition to the keys that it needs now
+ITEMS_PAGE_SIZE: Final = 1024  # Maximum number of log items that one SQL statement reads.
+# Number of keys that a process reserves in advance, in addition to the keys that it needs now.
 _KEY_BLOCK_SIZE: Final = 256
 
 
@@ -241,7 +241,7 @@ class CheckpointReader:
                 cached.snapshot.checkpoint_id,
             ):
                 # Another process may delete items of a pending write between two requests, which
-                # raises CorruptRecord. In this case, everything is read again below.
+                # raises CorruptRecord. After such an error, everything is read again below.
                 with suppress(CorruptRecord):
                     return (yield from self._build_tuple(address, cached, rows))
         if (
@@ -250,7 +250,7 @@ class CheckpointReader:
             and self.cache.get_thread(address.thread_id) is None
         ):
             # Another process may delete the thread between the two requests, which raises
-            # CorruptRecord. In this case, the thread is read again below, in one request.
+            # CorruptRecord. After such an error, the thread is read again below, in one request.
             with suppress(CorruptRecord):
                 return (
                     yield from self._read_tuple_of_checkpoint(
@@ -564,7 +564,8 @@ class CheckpointReader:
             aliases = [pair for pair in ranges if pair[0] >= ALIASES]
             if aliases:
                 log = yield from self.load_items(thread_id, thread, key, aliases)
-                if log.has_no_repeats(ranges):  # nearly all values have no repeats
+                # Nearly all values contain no item twice, so this case is handled first.
+                if log.has_no_repeats(ranges):
                     continue
                 origin = log.origin_position
             if channel not in stored_transcript:
@@ -617,9 +618,9 @@ class CheckpointReader:
         """Yield the rows from the statement `checkpoint_writes` that belong to the checkpoint.
 
         On SQLite, the statement `checkpoint_writes` also returns the rows before and after the rows
-        of the checkpoint in the index. These rows should belong to other checkpoints. They are
-        decrypted as well, because decryption detects a row that belongs to this checkpoint but has
-        a damaged key.
+        of the checkpoint in the index. Normally, these neighbouring rows belong to other
+        checkpoints. The neighbouring rows are decrypted as well, because decryption detects a row
+        that belongs to this checkpoint but has a damaged key.
         """
         for owner_id, checkpoint_ns, *row in rows:
             if owner_id is None:

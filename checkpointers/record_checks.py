@@ -38,7 +38,7 @@ MALFORMED: Final = (
     ValueError,
 )
 """The exceptions that are raised by records of a form that perdure does not write."""
-# the latest valid time, the last second of the year 9999, in seconds since 1970
+# The latest time that is accepted, in seconds since 1970: the last second of the year 9999.
 _MAX_TIME: Final = 253_402_300_799
 # Maximum depth of nested references to channel values. The channels of langgraph need only two
 # levels.

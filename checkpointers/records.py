@@ -27,11 +27,12 @@ from perdure.storage.flow import Row, TextOrBytes, decode_text_or_bytes
 
 VIEWS_NAMESPACE: Final = "perdure:views"
 """The namespace of the views, which record the messages that models were shown."""
-# maximum length in characters of an indexed metadata value; a search for a longer value reads rows
-# instead
+# Maximum length in characters of an indexed metadata value. A search for a longer value does not
+# use the index and reads rows.
 _TAG_LIMIT: Final = 256
-# These metadata names are not indexed, because their value differs at every checkpoint, has few
-# variants, or is the same at every checkpoint.
+# Names of metadata values that are not indexed. An index would not help to find such a value,
+# because the value differs at every checkpoint, has few variants, or is the same at every
+# checkpoint.
 UNTAGGED_NAMES: Final = frozenset({"step", "parents", "source", "ls_integration"})
 UNLISTED_NAMES: Final = frozenset(
     ("source", "step", "parents", "writes", "thread_id", "run_id", "imported", "titled", "times")
@@ -46,10 +47,10 @@ UNLISTED_PREFIXES: Final = (
     "run_attempt",
 )
 """Prefixes of further names of metadata that lists of threads do not show."""
-# maximum depth of nested metadata that is indexed for searches in thread lists
+# Maximum depth of nested metadata that is indexed for searches in lists of threads.
 _TAG_LEVELS: Final = 16
-# maximum number of tags per thread in the list index; threads with more tags are found by reading
-# their rows
+# Maximum number of tags per thread in the index for lists of threads. A thread with more tags can
+# only be found by reading its row.
 _MAX_TAGS: Final = 1_000
 
 

@@ -44,9 +44,10 @@ REMOVED: Final = object()
 _MIN_QUOTATION_CHARS: Final = 16
 """The length in characters from which a text is recognised as a quotation. Shorter texts occur in
 many messages by chance."""
-# fields of a tool result that connect the result with its tool call
+# Fields of a tool message that connect the tool message with its tool call.
 _RESULT_FIELDS: Final = {"tool_call_id", "name"}
-_TEXT_KEYS: Final = ("text", "thinking", "reasoning")  # keys of the text in content blocks
+# Keys under which content blocks of messages contain text.
+_TEXT_KEYS: Final = ("text", "thinking", "reasoning")
 _TEXT_ATTRIBUTES: Final = {
     "says": "_contents",
     "calls": "_call_ids",
@@ -56,7 +57,8 @@ _TEXT_ATTRIBUTES: Final = {
 }
 """The attributes of a `Remover` by the kind of their texts. Removal records store hashes that
 depend on the kinds, so the names of the kinds never change."""
-_PLAIN_TYPES: Final = {int, float, bool, type(None), bytes, bytearray}  # types without text
+# Types whose values contain no text.
+_PLAIN_TYPES: Final = {int, float, bool, type(None), bytes, bytearray}
 
 
 class ValueContext(NamedTuple):
@@ -116,11 +118,14 @@ class Remover:
     has_match: bool = False
     removed_messages: dict[str, BaseMessage] = field(default_factory=dict)
     channels: TextSet = field(default_factory=TextSet)
-    _contents: TextSet = field(default_factory=TextSet)  # comparison keys of whole messages
-    _call_ids: TextSet = field(default_factory=TextSet)  # ids of tool calls
-    _call_keys: TextSet = field(default_factory=TextSet)  # names and arguments of tool calls
-    _long_texts: TextSet = field(default_factory=TextSet)  # texts of the content
-    _task_texts: TextSet = field(default_factory=TextSet)  # texts that tasks may contain
+    _contents: TextSet = field(default_factory=TextSet)  # Comparison keys of whole erased messages.
+    _call_ids: TextSet = field(default_factory=TextSet)  # Ids of the tool calls of erased messages.
+    # Names and arguments of the tool calls of erased messages.
+    _call_keys: TextSet = field(default_factory=TextSet)
+    # Long texts in the content of erased messages.
+    _long_texts: TextSet = field(default_factory=TextSet)
+    # Long texts by which the description of a task may quote an erased message.
+    _task_texts: TextSet = field(default_factory=TextSet)
     # The `id()` of each object that contains the value which is searched at the moment. A value
     # that contains itself is thereby recognised.
     _ancestors: set[int] = field(default_factory=set)
@@ -153,7 +158,8 @@ class Remover:
         """
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for message in self.removed_messages.values():
-            if message.content or _list_tool_calls(message):  # empty messages are not compared
+            # Empty messages are not compared by content.
+            if message.content or _list_tool_calls(message):
                 self._contents.add(_build_content_key(message))
             for texts, new_texts in zip(text_sets, _collect_message_texts(message), strict=True):
                 texts |= new_texts
@@ -167,7 +173,7 @@ class Remover:
         texts = {*self.ids, *self._call_ids, *self._long_texts, *self._task_texts}
         for message in self.removed_messages.values():
             texts |= {call["name"] or "" for call in _list_tool_calls(message)}
-            # skip empty content, because the search text "" would occur in every value
+            # Skip empty content, because the search text "" would occur in every value.
             if message.content:
                 texts.add(max(_iter_strings(message.content), key=len, default=""))
         return [text.encode(errors="surrogatepass") for text in texts]
@@ -285,7 +291,8 @@ class Remover:
     def _remove_messages_from_fields(self, value: Any, context: ValueContext) -> Any:
         """Remove erased messages and quotations from the fields of a dict or an object.
 
-        A `Send` is never altered. It is removed as a whole.
+        A `Send` is never altered. If a `Send` contains an erased message or a quotation, the whole
+        `Send` is removed.
         """
         changed = self._find_changed_fields(value, context)
         if not changed:
@@ -303,7 +310,8 @@ class Remover:
             return value.model_copy(update=changed)
         changed_copy = copy.copy(value)
         for name, new in changed.items():
-            object.__setattr__(changed_copy, name, new)  # the class may be a frozen dataclass
+            # Call `object.__setattr__`, because the class may be a frozen dataclass.
+            object.__setattr__(changed_copy, name, new)
         return changed_copy
 
     def _find_changed_fields(self, value: Any, context: ValueContext) -> dict[Any, Any]:
@@ -337,7 +345,7 @@ class Remover:
     def _remove_messages_from_elements(self, value: Any, context: ValueContext) -> Any:
         """Remove erased messages, and quotations of them, from the elements of a collection.
 
-        A named tuple keeps its length. Its removed fields become None.
+        A named tuple keeps its length. Removed fields of a named tuple become None.
         """
         results = [self.remove_messages_from(part, context) for part in value]
         if all(result is part for result, part in zip(results, value, strict=True)):
@@ -367,7 +375,8 @@ def _get_text_field(value: Any, name: str) -> str:
     """Return a text by its key in a dict or its name in an object, or `""`."""
     try:
         text = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
-    except Exception:  # raised by a property of the object
+    # A property of the object may raise any error.
+    except Exception:
         return ""
     return text if type(text) is str else ""
 

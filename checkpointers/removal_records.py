@@ -43,8 +43,8 @@ PREFIX_CHARS: Final = 16
 """The number of characters of the prefix of such a text. The prefix is hashed separately, to find
 the possible starts of the text in a longer one. No such text is shorter."""
 _KEY_BYTES: Final = 32  # Length in bytes of the random key with which the hashes are computed.
-_HASH_BYTES: Final = 8  # length in bytes of the hash of a text or of a checkpoint id
-_THREAD_HASH_BYTES: Final = 16  # length in bytes of the hash of a thread id
+_HASH_BYTES: Final = 8  # Length in bytes of the hash of a text or of a checkpoint id.
+_THREAD_HASH_BYTES: Final = 16  # Length in bytes of the hash of a thread id.
 # Maximum number of runs for which `RemovalRecords.loaded` has an entry. The oldest entries are
 # dropped.
 _MAX_RUNS: Final = 8192
@@ -306,7 +306,8 @@ def drop_oldest_entries(runs: dict[Any, Any], limit: int) -> None:
     Another OS thread may add entries to the dict while this function runs.
     """
     while len(runs) >= limit:
-        with suppress(RuntimeError, StopIteration):  # another thread has changed the dict
+        # These errors are raised if another OS thread has changed the dict.
+        with suppress(RuntimeError, StopIteration):
             runs.pop(next(iter(runs)), None)
 
 

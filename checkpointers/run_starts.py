@@ -32,9 +32,9 @@ from perdure.checkpointers.removal_records import (
 )
 from perdure.storage.flow import Flow
 
-# maximum number of runs whose start is remembered; the oldest runs are dropped
+# Maximum number of runs whose start is remembered. The oldest runs are dropped.
 _MAX_RUNS: Final = 8192
-# the character that separates the names of nested graphs in a checkpoint namespace
+# The character that separates the names of nested graphs in a checkpoint namespace.
 _BETWEEN_GRAPHS: Final = "|"
 
 
@@ -232,7 +232,8 @@ def _find_added_positions(
         if checkpoint.parent_id is not None:
             arguments = thread_id, "", stored_checkpoint.namespace_key, checkpoint.parent_id
             parent = yield from reader.read_snapshot(*arguments)
-            if parent is None:  # the parent was pruned
+            # The parent checkpoint was pruned.
+            if parent is None:
                 return added
         in_parent = set[int]()
         if parent is not None:

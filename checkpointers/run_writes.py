@@ -20,8 +20,9 @@ from perdure.storage.flow import Flow
 
 T = TypeVar("T")
 
-_POLL_S: Final = 0.002  # seconds between two checks whether writes are still in progress
-# number of successive event-loop rounds without a write after which a run counts as ended
+_POLL_S: Final = 0.002  # Seconds between two checks whether writes are still in progress.
+# Number of successive iterations of the event loop without a write after which a run counts as
+# ended.
 _QUIET_ROUNDS: Final = 20
 
 
@@ -29,7 +30,8 @@ class RunWrites:
     """Keeps track of the writes of one run that are in progress in any OS thread."""
 
     def __init__(self) -> None:
-        self._in_progress = set[object]()  # adding and removing are atomic
+        # Adding an element to a set and removing an element from a set are atomic.
+        self._in_progress = set[object]()
         self._closed = False
 
     @contextmanager

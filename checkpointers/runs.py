@@ -42,11 +42,11 @@ EVENT_RETENTION_S: Final = 3600
 EVENT_NUMBER_BITS: Final = 22
 """The low bits of an event's number that count the events of one attempt. The number of the next
 attempt of the run differs in a higher bit, so that it has no number that was used before."""
-_BATCH_LIMIT: Final = 100  # maximum number of event batches that one read returns
-# maximum total size in bytes of the event batches that one read returns; a single batch may be
-# larger
+_BATCH_LIMIT: Final = 100  # Maximum number of event batches that one call of `read_events` returns.
+# Maximum total size in bytes of the event batches that one call of `read_events` returns. A single
+# batch may be larger.
 _READ_BYTES: Final = 1_000_000
-_CLEANUP_RUNS: Final = 20  # maximum number of runs whose old events one transaction deletes
+_CLEANUP_RUNS: Final = 20  # Maximum number of runs whose old events one transaction deletes.
 
 
 class EventBatch(NamedTuple):
@@ -84,9 +84,9 @@ class RunTable(ServerTable):
     ) -> tuple[LiveRun | None, list[str]]:
         """Store a new run.
 
-        If the thread has no other live run, the new run starts at once. Otherwise the new run waits
-        in a queue. A delayed run (with `not_before`) is not queued until `start_delayed_run` is
-        called.
+        If the thread has no other live run, the new run starts at once. If the thread has a live
+        run, the new run waits in a queue. A delayed run (with `not_before`) is not queued until
+        `start_delayed_run` is called.
 
         Args:
             run: The ids, the owner, the graph and the request of the run.
@@ -429,7 +429,8 @@ class RunTable(ServerTable):
             Each run, with whether it is the last run of its thread.
         """
         conditions = [*self._threads.build_conditions(query)]
-        if status:  # clients see a delayed run as pending
+        # Clients of the server see a delayed run as a pending run.
+        if status:
             is_status = "r.status IN (?, 'delayed')" if status == "pending" else "r.status = ?"
             conditions.append((is_status, [status]))
         sql, params = append_conditions(self._sql["newest_runs"], conditions)

@@ -20,10 +20,10 @@ from perdure.checkpointers.reports import HistoryItem
 from perdure.checkpointers.threads import ThreadReader
 from perdure.storage.flow import Flow, NamedSQL, Statement
 
-_PAGE: Final = 64  # number of items that are read at once, starting at the end of a transcript
+_PAGE: Final = 64  # Number of items of a transcript that are read at once, starting at the end.
 _CHECKPOINTS_PER_MESSAGE: Final = (
-    # number of checkpoints that are read for each new message, because a run writes several
-    # checkpoints
+    # Number of checkpoints that are read for each new message. A run stores several checkpoints for
+    # each message.
     4
 )
 
@@ -146,8 +146,9 @@ def save_index_progress(
         steps: For each thread its id, the progress before, and the new progress.
 
     Returns:
-        For each thread, whether the progress was stored. It is not if another process was faster,
-        or if something was removed from the thread meanwhile.
+        For each thread, whether the progress was stored. The progress is not stored if another
+        process has stored its progress first, or if something was removed from the thread in the
+        meantime.
     """
     rows = yield [sql("transcript_progress_of", thread_id) for thread_id, *_ in steps]
     # A difference in the version token is allowed, because it only means that the thread has
@@ -159,7 +160,8 @@ def save_index_progress(
         for states, (_, before, _) in zip(rows, steps, strict=True)
     ]
     for _, before, after in compress(steps, is_saved):
-        if before.path not in (None, after.path):  # the thread now belongs to another user
+        # The thread now belongs to another user, whose messages are indexed in another namespace.
+        if before.path not in (None, after.path):
             yield from drop_thread_index(sql, before.thread_key)
     new_rows = [
         (progress.thread_key, progress.version_token, progress.position, progress.path)

@@ -70,9 +70,10 @@ from perdure.storage.flow import Flow, NamedSQL
 from perdure.storage.switching import short_switch_interval
 
 T = TypeVar("T")
-# maximum number of items that are encoded on the event loop; larger states use a worker thread
+# Maximum number of items that are encoded in the event loop's thread. Larger states are encoded in
+# a worker thread.
 OFF_LOOP_ITEMS: Final = 512
-# A context manager that does nothing. It is used if the current run has no `RunWrites` object.
+# A context manager that does nothing, for runs without a `RunWrites` object.
 _NO_RUN: Final = nullcontext()
 # Maximum number of entries in `_read_by_id`, and maximum number of entries in `_labels`. The oldest
 # entries are dropped.
@@ -130,7 +131,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """Return a copy of the checkpointer that rebuilds objects of additional types.
 
         The types in `extra_allowlist` are added to the types that the checkpointer already allows.
-        Both checkpointers use the same database, so closing one of them closes both.
+        The copy uses the same database, so closing the copy also closes the original checkpointer.
         """
         clone = super().with_allowlist(extra_allowlist)
         assert isinstance(clone, type(self))
@@ -236,7 +237,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             self._listing.iter_addresses(config, filter, before), max_count
         ):
             checkpoint = self._read(partial(self._reader.read_tuple, address, row_key))
-            if checkpoint is not None:  # it may have been pruned in the meantime
+            # The checkpoint may have been pruned after its address was found.
+            if checkpoint is not None:
                 yield checkpoint
 
     async def alist(

@@ -66,7 +66,7 @@ class KeyedTexts(TextSet):
     def __init__(self, kind: str, hashes: Iterable[bytes], removals: RemovalRecords) -> None:
         super().__init__()
         self._kind, self._removals = kind, removals
-        self._spared: set[str] = set()  # texts that also occur in a kept message
+        self._spared: set[str] = set()  # Texts that also occur in a message that is kept.
         self._starts: dict[bytes, set[tuple[int, bytes]]] = {}
         self._hashes = {*hashes}
         for part in [*self._hashes] if kind in SUBSTRING_KINDS else ():
@@ -321,10 +321,10 @@ def _check_checkpoints_not_deleted(
     """Raise ThreadDeleted if a request continues a checkpoint that was deleted with its thread.
 
     If a run of this process sends the request, the request is also refused if none of the
-    checkpoints to which it refers is stored. There are two such cases. A run with durability `exit`
-    stores no checkpoint before it ends. A run whose checkpoint was refused still tries to store
-    pending writes at this checkpoint. In each of the two cases, the run has loaded the thread
-    before the thread was deleted.
+    checkpoints to which it refers is stored. There are two cases in which none of these checkpoints
+    is stored. A run with durability `exit` stores no checkpoint before it ends. A run whose
+    checkpoint was refused still tries to store pending writes at this checkpoint. In each of the
+    two cases, the run has loaded the thread before the thread was deleted.
     """
     thread_id, checkpoint_ns, uid = request.address
     ids_by_namespace = {checkpoint_ns: uid} if uid is not None else {}

@@ -18,7 +18,7 @@ SENDS: Final = "__pregel_tasks"
 """langgraph's channel that contains the `Send`s for the next superstep."""
 CANCELLED: Final = "__erased__"
 """The node of a `Send` that replaces an erased one. It keeps the index, and never runs."""
-# prefix of the name of a channel that triggers one node, whose name follows
+# Prefix of the name of a channel that triggers one node. The name of the node follows the prefix.
 _BRANCH: Final = "branch:to:"
 # Prefix of the name of a channel that triggers a node when several other nodes have ended. An
 # example is "join:a+b:c", which triggers node c when the nodes a and b have ended.
@@ -29,7 +29,7 @@ ASIDE_SUFFIX: Final = "~aside"
 """The suffix of the path of writes by an update in the name of a task that has already run."""
 FORMER_WRITES_CHANNEL: Final = "__run_former"
 """The channel for the pending writes that existed before a run of the server; see `undo_writes`."""
-# prefix of the path of a task that langgraph's `update_state` creates
+# Prefix of the path of a task that langgraph's `update_state` creates.
 _UPDATE: Final = "~__interrupt__"
 NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"
 """The id of the task in whose name langgraph writes the answers of a person."""
@@ -182,7 +182,8 @@ def _find_triggered_nodes(channel: str, value: Any) -> list[str]:
     """
     is_ready = True
     if _is_list(value) and len(value) == 2 and isinstance(value[1], bool):
-        # the flag of a deferred node, which waits until all other nodes have ended
+        # The bool is the flag of a deferred node. A deferred node waits until all other nodes have
+        # ended.
         value, is_ready = value
     if channel.startswith(_BRANCH):
         return [channel.removeprefix(_BRANCH)] if is_ready else []
