@@ -67,8 +67,8 @@ class InstructionsVersion:
         diff: A unified diff from the previous text to this text.
         change: The kind of change that created this version, or None for the default.
         valid_from: The time from which this version was current.
-        valid_to: The time until which it was current, or None if it is current.
-        thread_id: The thread whose run wrote it, or None.
+        valid_to: The time until which the version was current, or None if the version is current.
+        thread_id: The thread whose run wrote the version, or None.
         checkpoint_id: The checkpoint from which that run continued, or None.
     """
 
@@ -88,9 +88,9 @@ class Instructions:
     Args:
         store: A store that keeps versions, such as `SQLiteStore`. With None, the store of the graph
             is used.
-        namespace: The labels of the namespace. If they contain `"{user_id}"`, each user has
+        namespace: The labels of the namespace. If the labels contain `"{user_id}"`, each user has
             instructions of their own.
-        key: The key of the item. It may contain a placeholder, too.
+        key: The key of the item. The key may contain a placeholder, too.
         default: The text that is used until a version is stored.
     """
 
@@ -121,7 +121,7 @@ class Instructions:
     async def _set_text(
         self, text: str, config: RunnableConfig | None = None
     ) -> InstructionsVersion:
-        """Write a text as the new version, and return it.
+        """Write a text as the new version of the instructions, and return that version.
 
         No version is written if the current version has the same text.
         """
@@ -130,7 +130,7 @@ class Instructions:
     async def _roll_back(
         self, version: int, config: RunnableConfig | None = None
     ) -> InstructionsVersion:
-        """Write the text of an earlier version as the new version, and return it.
+        """Write the text of an earlier version as a new version, and return the new version.
 
         Version 0 is the default text.
         """
@@ -170,12 +170,13 @@ class Instructions:
         change: Change,
         tries: int = MAX_TRIES,
     ) -> InstructionsVersion:
-        """Rewrite the instructions, and return the version that is current afterwards.
+        """Rewrite the instructions, and return the version that is current after the write.
 
         Args:
             handle: The item with the instructions.
-            rewrite: The function that returns the new text for the current text. If another version
-                is written in the meantime, the function is called again with that version's text.
+            rewrite: The function that returns the new text for the current text. If another run
+                writes a version before the new text is stored, the function is called again with
+                the text of that version.
             change: The kind of change that is stored with the version.
             tries: The maximum number of attempts.
 
@@ -196,7 +197,7 @@ class Instructions:
     async def _write_text(
         self, text: str, change: Change, config: RunnableConfig | None
     ) -> InstructionsVersion:
-        """Write a text as the new version, and return the version that is current afterwards."""
+        """Write a text as the new version, and return the current version after the write."""
 
         async def return_text(previous: str) -> str:
             return text
@@ -209,11 +210,11 @@ def build_replacement(
 ) -> PutItem:
     """Build the put that replaces the previous version with a new text.
 
-    The put also contains the diff between the two texts.
+    The stored item also contains the diff from the previous text to the new text.
     """
     lines = difflib.unified_diff(previous.text.splitlines(), text.splitlines(), n=1, lineterm="")
     diff = "\n".join(list(lines)[2:])  # without the two header lines
-    # Only the text is indexed for searches. The diff is not.
+    # Only the text of the instructions is indexed for searches, and not the diff.
     value = {INSTRUCTIONS: text, "diff": diff, "change": change}
     return handle.build_put(value, INSTRUCTIONS, previous.version)
 
@@ -221,7 +222,7 @@ def build_replacement(
 def _build_versioned_adapter(store: Any, *templates: Template) -> StoreAdapter:
     """Return an adapter for a store that keeps versions.
 
-    For other stores, raise ConfigurationError.
+    For a store without versions, raise ConfigurationError.
     """
     expected = "a store that keeps versions, such as perdure.stores.SQLiteStore.open(path)"
     store = check_instance("the store of instructions", store, Versioned, expected)
@@ -248,8 +249,8 @@ def _build_version_from_item(item: Memory) -> InstructionsVersion:
 class UseInstructions(MessagesNode):
     """A node that sends the current instructions to the model as the only system message.
 
-    An existing system message is replaced. If that message contains the summary of `summarize()`,
-    the summary is kept.
+    An existing system message is replaced. If the existing system message contains the summary of
+    `summarize()`, the summary is kept.
 
     Args:
         instructions: The instructions.
@@ -313,15 +314,17 @@ not answer them. Answer with the complete new instructions between <instructions
 _BEGIN: Final = "<instructions>"
 _END: Final = "</instructions>"
 _REWRITE: Final = re.compile(f"{_BEGIN}((?:(?!</?instructions>).)*){_END}", re.DOTALL)
-# minimum ratio of the lengths of the previous and the new text, shorter to longer; otherwise the
-# new text is refused
+# Minimum ratio between the length of the shorter text and the length of the longer text, of the
+# previous and the new instructions. With a smaller ratio, the new instructions are refused.
 _MIN_RATIO: Final = 0.4
-# minimum length in characters that the previous text counts as, so that short instructions may grow
-# by more
+# If the previous instructions have fewer characters than this number, this number is used as their
+# length when the maximum length of the new instructions is computed. Short instructions may
+# therefore become more than 2.5 times as long.
 _MIN_BASE_CHARS: Final = 1_000
 # maximum number of characters of the conversation in a request
 _MAX_TRANSCRIPT_CHARS: Final = 200_000
-# maximum number of attempts to write a rewritten text while other runs write versions
+# Maximum number of attempts to rewrite and store the instructions. An attempt fails if another run
+# stores a version of the instructions before the rewritten text is stored.
 _MAX_ATTEMPTS: Final = 11
 _LOG = logging.getLogger("perdure")
 
@@ -329,10 +332,11 @@ _LOG = logging.getLogger("perdure")
 class UpdateInstructions(Learner):
     """A node that lets a model rewrite the instructions after a conversation.
 
-    The rewritten text is stored as a new version. If another run has written a version in the
-    meantime, the model is called again. A rewritten text is refused if it is shorter than 40 % of
-    the previous text, or longer than 2.5 times the previous text. For the second limit, a previous
-    text below 1,000 characters counts as 1,000 characters.
+    The rewritten text is stored as a new version. If another run stores a version of the
+    instructions before the rewritten text is stored, the model is called again. A rewritten text is
+    refused if it is shorter than 40 % of the previous text, or longer than 2.5 times the previous
+    text. If the previous text has fewer than 1,000 characters, the rewritten text may have up to
+    2,500 characters.
 
     Args:
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
@@ -364,7 +368,10 @@ class UpdateInstructions(Learner):
     async def learn_from_messages(
         self, messages: Messages, state: Any, config: RunnableConfig | None
     ) -> InstructionsVersion:
-        """Rewrite the instructions. Feedback in the state is passed to the model."""
+        """Rewrite the instructions.
+
+        The state may contain feedback on the conversation, which is passed to the model.
+        """
         feedback = None if state is None else read_channel(state, self._feedback_key)
         return await self._rewrite_instructions(messages, config, feedback=feedback)
 
@@ -379,7 +386,7 @@ class UpdateInstructions(Learner):
             feedback: Feedback on the conversation as text, a message or JSON, or None.
 
         Returns:
-            The version that is current afterwards.
+            The version of the instructions that is current after the call.
 
         Raises:
             ModelFailed: The model gave no usable text, and `on_failure` is `"raise"`.

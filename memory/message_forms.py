@@ -25,7 +25,9 @@ Kind = TypeVar("Kind", str, int, dict[str, Any], list[Any])
 # matches a text that is a time since 1970 in seconds or smaller units, but not a date such as
 # 20240501
 _NUMBER: Final = re.compile(r"\d{9,19}(\.\d+)?")
-# latest time in seconds since 1970 (in the year 5138); a larger number has a smaller unit
+# Smallest number that is not a time in seconds since 1970. As seconds, the number would be a time
+# in the year 5138, so a number of at least this size is a time in milliseconds or in a smaller
+# unit.
 _LATEST_S: Final = 1e11
 
 CREATED: Final = "create_time"
@@ -35,7 +37,7 @@ EXACT: Final = "langchain"
 """The key in a message in OpenAI's format for those LangChain fields that OpenAI's format lacks."""
 _ROLES: Final = ("user", "assistant", "system", "developer", "tool", "function")
 _OTHER_ROLES: Final = {"human": "user", "ai": "assistant"}
-# An assistant message must have at least one of these keys.
+# An assistant message in OpenAI's format must have at least one of the keys in `_ANSWER_KEYS`.
 _ANSWER_KEYS: Final = ("content", "tool_calls", "function_call", "refusal", "audio")
 _TYPES: Final = ("human", "ai", "system", "tool", "function", "chat", "remove")
 # suffix of the type names of streamed messages, such as AIMessageChunk
@@ -52,7 +54,7 @@ _TIMED_PARTS: Final = ("data", "response_metadata", "additional_kwargs")
 class MalformedPart(ValueError):
     """Raised if a part of a file cannot be read.
 
-    The reader skips this part and reports it.
+    The code that reads the file skips the malformed part and reports the error.
     """
 
 
@@ -124,7 +126,11 @@ def _convert_openai_message(form: dict[str, Any], langchain_fields: Any) -> Base
 
 
 def _remove_message_times(form: dict[str, Any]) -> None:
-    """Remove the times from the fields of a message, and move `CREATED` to its metadata."""
+    """Remove times from the top-level fields of a message, and store the creation time as metadata.
+
+    The time under `CREATED` is moved to `response_metadata`. The times under the keys in `_TIMES`
+    are removed.
+    """
     for name in _TIMES:
         if parse_timestamp(form.get(name)) is not None:
             del form[name]
@@ -217,9 +223,10 @@ def _convert_content_part(part: Any) -> Any:
 
 
 def get_by_path(value: Any, kind: type[Kind], *path: str) -> Kind:
-    """Return the value at a path of keys, or an empty value if there is none of the type `kind`.
+    """Return the value at a path of keys, if the value has the type `kind`.
 
-    Lone surrogates in text are replaced.
+    If there is no such value, an empty value of that type is returned, such as `""` or `{}`. Lone
+    surrogates in text are replaced.
     """
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
@@ -236,7 +243,8 @@ def parse_timestamp(value: Any) -> float | None:
     """Return a timestamp in seconds since 1970, or None if the value is not a timestamp.
 
     The value is text in ISO 8601, or a number of seconds, milliseconds, microseconds or nanoseconds
-    since 1970. The size of the number determines the unit. A number may also be given as text.
+    since 1970. The size of a number determines whether the number is in seconds or in a smaller
+    unit. A number may also be given as text.
     """
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         value = float(value)

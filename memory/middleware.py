@@ -44,7 +44,8 @@ class MemoryState(AgentState[Any]):
 
     summary: NotRequired[Annotated[Summary | None, merge_summaries]]
     summarized: NotRequired[Annotated[list[str], append_new]]
-    # Feedback applies only to the current run.
+    # The channel for feedback on the run is not stored, because feedback applies only to the
+    # current run.
     feedback: NotRequired[Annotated[Any, UntrackedValue]]
 
 
@@ -77,15 +78,21 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._view = view(*nodes) if nodes else None
         view_parts = self._view.parts if self._view else ()
         self._summaries = [part for part in view_parts if isinstance(part, Summarize)]
-        # the tools and the model of the last request, and the view that was adjusted to them
+        # A tuple of the tools of the last request, the model of the last request, and a copy of the
+        # view that counts tokens for these tools and this model.
         self._cached: tuple[list[Any], str | None, View | None] = ([], None, self._view)
-        # the summarising parts, adjusted to the last request of each agent, by the agent's key
+        # For each agent, by the key of `_identify_agent`: copies of the `Summarize` parts that know
+        # the size of the tools and of the system prompt in the agent's last request.
         self._agents: dict[Any, list[Summarize]] = {}
-        # the model names that answers report, by the model names in requests
+        # A dict from the model name in a request to the model name that the answer to the request
+        # reported.
         self._reported_names: dict[str, str] = {}
 
     async def _before_model(self, state: Any, runtime: Any) -> dict[str, Any] | None:
-        """Summarise the state if the size of the agent's last request makes a summary due."""
+        """Summarise the messages in the state if a summary is due.
+
+        The size of the agent's tools and system prompt is taken from the agent's last request.
+        """
         if not self._summaries:
             return None
         config = get_config()
@@ -94,13 +101,14 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     async def _summarize_if_due(
         self, summaries: list[Summarize], state: Any, config: RunnableConfig
     ) -> dict[str, Any] | None:
-        """Summarise the state if a summary is due.
+        """Summarise the messages in the state if a summary is due.
 
-        Before messages are removed, learners read them.
-
-        If exchanges of the current turn would be removed, all learners run first. If only whole
-        turns would be removed, only `remember_turns` runs first, because the other learners already
-        ran at the end of these turns. If a learner fails, nothing is summarised.
+        A summary removes messages from the state, so learners, such as `remember_turns`, must read
+        the messages before the summary is made. If the summary would remove a part of the current
+        turn, all learners run before the summary. If the summary would remove only whole earlier
+        turns, `remember_turns` is the only learner that runs before the summary, because all
+        learners already ran at the end of each earlier turn. If a learner fails, no summary is
+        made.
         """
         due = next((summary for summary in summaries if summary.is_due(state)), None)
         if due is None:
@@ -119,9 +127,10 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> Any:
         """Call the model with the messages that the view selects.
 
-        Before the first request of an agent, the size of its tools and system prompt is unknown.
-        Therefore the request is built first. If a summary is then due, it is applied to the
-        request.
+        Before the first request of an agent, the size of its tools and system prompt is unknown, so
+        it is not known whether a summary is due. Therefore the first request is built before the
+        check. If a summary is due for the size of the first request, the messages are summarised,
+        and the request is built again from the summary and the remaining messages.
         """
         name = get_model_name(request.model)
         adjusted_view = self._adjust_view(request.tools, self._reported_names.get(name or "", name))
@@ -159,7 +168,10 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return request.override(system_message=first, messages=rest)
 
     def _get_summaries(self, config: RunnableConfig) -> list[Summarize]:
-        """Return the summarising parts, adjusted to the last request of the running agent."""
+        """Return the `Summarize` parts of the running agent.
+
+        The parts know the size of the tools and of the system prompt in the agent's last request.
+        """
         agent, name = _identify_agent(config)
         return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
 
@@ -168,7 +180,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> bool:
         """Store the size of a request's tools and system message, for the next trigger check.
 
-        Return True if no request of the agent was stored before.
+        Return True if the request is the first request of the agent whose size is stored.
         """
         if not self._summaries:
             return False
@@ -181,7 +193,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     def _store_reported_model_name(self, name: str, response: Any) -> None:
         """Store the model name that a response reports.
 
-        This name may differ from the name in the request.
+        The model name in a response may differ from the model name in the request.
         """
         answers = getattr(response, "result", None) or ()
         reported = next(filter(None, map(read_model_name, reversed(answers))), None)
@@ -189,7 +201,10 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             _set_cache_entry(self._reported_names, name, reported)
 
     async def _after_agent(self, state: Any, runtime: Any) -> None:
-        """Run the learners, and schedule the summaries that are written after the run."""
+        """Run the learners, and schedule summaries to be made after the run.
+
+        Learners are nodes such as `remember_turns`.
+        """
         for learner in self._learners:
             await call_method(learner, "invoke", state, get_config())
         if self._summaries:
@@ -204,11 +219,10 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     aafter_agent: Any = awaiting(_after_agent)
 
     def _adjust_view(self, tools: list[Any], model: str | None) -> View | None:
-        """Return the view, adjusted to requests with these tools and this model.
+        """Return a copy of the middleware's view that counts tokens for the tools and the model.
 
-        The result is None if the middleware has no view.
-
-        The adjusted view of the last request is cached.
+        The result is None if the middleware has no parts that select messages. The copy that was
+        made for the last request is cached.
         """
         last_tools, last_model, adjusted_view = self._cached
         same_tools = len(last_tools) == len(tools) and all(map(operator.is_, last_tools, tools))
@@ -219,7 +233,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
 
 def _identify_agent(config: RunnableConfig) -> tuple[Any, str | None]:
-    """Return a key that identifies the running agent, and its name.
+    """Return a key that identifies the running agent, and the name of the agent.
 
     The key is needed because several agents may share a middleware.
     """
@@ -231,16 +245,16 @@ def _identify_agent(config: RunnableConfig) -> tuple[Any, str | None]:
 
 
 def _replaces_all_messages(update: dict[str, Any]) -> bool:
-    """Return whether an update replaces all messages.
+    """Return whether a state update removes all messages of the state.
 
-    Such an update would also remove the model's answer.
+    An update that removes all messages would also remove the model's answer.
     """
     parts = (part for value in update.values() if isinstance(value, list) for part in value)
     return any(isinstance(part, RemoveMessage) and part.id == REMOVE_ALL_MESSAGES for part in parts)
 
 
 def _apply_summary_update(request: ModelRequest[Any], update: dict[str, Any]) -> ModelRequest[Any]:
-    """Apply a summary's update to the messages and the state of a request."""
+    """Apply the state update of a `Summarize` part to the messages and the state of a request."""
     parts = (part for value in update.values() if isinstance(value, list) for part in value)
     removed = {part.id for part in parts if isinstance(part, RemoveMessage)}
     messages = [message for message in request.messages if message.id not in removed]
@@ -251,7 +265,11 @@ def _apply_summary_update(request: ModelRequest[Any], update: dict[str, Any]) ->
 
 
 def _set_cache_entry(cache: dict[Any, Any], key: Any, value: Any) -> None:
-    """Set an entry of `cache`. Beyond `_MAX_CACHE_ENTRIES` entries, remove the oldest."""
+    """Set an entry of `cache`.
+
+    If the cache has too many entries, remove the oldest entries from it. The maximum number of
+    entries is `_MAX_CACHE_ENTRIES`.
+    """
     cache.pop(key, None)
     cache[key] = value
     for oldest in list(cache)[:-_MAX_CACHE_ENTRIES]:

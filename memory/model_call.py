@@ -27,14 +27,17 @@ from perdure.storage.threads import ThreadPool, await_outcome, wait_for_outcome
 
 T = TypeVar("T")
 RequestMessages = Sequence[BaseMessage]
-_MAX_FAULTS: Final = 5  # maximum number of validation errors of an answer that are listed
+# maximum number of validation errors that the description of an invalid answer lists
+_MAX_FAULTS: Final = 5
 # minimum number of characters to which a conversation in a request is shortened
 _MIN_CONVERSATION_CHARS: Final = 1_000
 # maximum number of characters of a refused answer that are quoted in the next request
 _MAX_QUOTED_CHARS: Final = 4_000
-# keys in the metadata of an answer for the reason why the answer ended
+# keys in the metadata of a model's answer under which providers store why the model stopped
 _REASON_KEYS: Final = ("finish_reason", "stop_reason", "stopReason", "done_reason")
-# reasons that mean that the answer was cut off or, in `_WITHHELD`, that the provider withheld it
+# Values under `_REASON_KEYS`. With a reason in `_CUT_OFF`, the answer was cut off at a token limit.
+# With a reason in `_WITHHELD`, the provider did not deliver the answer, for example because of a
+# content filter.
 _CUT_OFF: Final = {"length", "max_tokens", "model_length", "max_output_tokens"}
 _WITHHELD: Final = {
     *("content_filter", "content_filtered", "safety", "refusal", "recitation"),
@@ -47,9 +50,9 @@ _PERMANENT_STATUSES: Final = {400, 401, 403, 404, 405, 422}
 def load_chat_model(model: Any) -> Runnable[Any, Any]:
     """Return the chat model with a name such as `"openai:gpt-5-mini"`.
 
-    An OpenAI model is a `ChatOpenAI`. Langchain's `init_chat_model` creates other models. If the
-    model cannot be created yet, for example because no API key is set, it is created when it is
-    first called. A model object is returned unchanged.
+    An OpenAI model is a `ChatOpenAI`. Langchain's `init_chat_model` creates the models of all other
+    providers. If the model cannot be created yet, for example because no API key is set, it is
+    created when it is first called. A model object is returned unchanged.
 
     Raises:
         ConfigurationError: No model can have this name, or the value is not a model.
@@ -251,7 +254,8 @@ class ModelCall:
     def request_answer(self, request: RequestMessages) -> Effect[Any]:
         """Return an effect that calls the model.
 
-        Its result is the answer to the request, or the exception that the call raised.
+        The result of the effect is the model's answer to the request, or the exception that the
+        call of the model raised.
         """
         return Effect(lambda: self._call_blocking(request), lambda: self._call_async(request))
 
@@ -268,8 +272,8 @@ class ModelCall:
             build_request: Builds the request of each call.
             read_answer: Returns the result of an answer, or raises `InvalidPatch` if the answer
                 cannot be used.
-            max_chars: The maximum number of characters of the conversation in the request. It is
-                halved as often as the request exceeds the model's context window.
+            max_chars: The maximum number of characters of the conversation in the request. The
+                number is halved each time that the request exceeds the model's context window.
 
         Raises:
             ModelFailed: No answer can be used. The cause is the last error.
@@ -309,8 +313,8 @@ class ModelCall:
         try:
             return wait_for_outcome(threads.submit(call, is_async=False), self.timeout_s)
         except GraphBubbleUp:
-            # Such an exception is a control-flow signal, such as an interrupt, and not a failure of
-            # the model.
+            # A GraphBubbleUp is a control-flow signal of langgraph, such as an interrupt, and not a
+            # failure of the model.
             raise
         except Exception as exc:
             return exc
@@ -342,11 +346,15 @@ def read_answer_text(answer: Any) -> str:
 
 
 def describe_failed_model(error: Exception) -> str:
-    """Return "the model", with its name and URL if the error of a failed call has them."""
+    """Return a description of the model whose call failed.
+
+    The description contains the model's name and URL, if the error contains the request.
+    """
     request: Any = getattr(error, "request", None)
     try:
         url, name = request.url, json.loads(request.content).get("model")
-        # The address leaves out the password and the query.
+        # The address of the model leaves out the password and the query of the URL, which may be
+        # secret.
         address = f"{url.scheme}://{url.netloc.decode()}{url.path}"
     except Exception:  # The request is not from httpx, or its body is not JSON.
         return "the model"
@@ -354,7 +362,7 @@ def describe_failed_model(error: Exception) -> str:
 
 
 def find_answer_fault(answer: Any) -> str | None:
-    """Return a description of why an answer has no usable text, or None if it has."""
+    """Return a description of why an answer has no usable text, or None if its text is usable."""
     if isinstance(answer, TimeoutError):
         return f"there was {answer}" if str(answer) else "the call timed out"
     if isinstance(answer, Exception):
@@ -367,9 +375,10 @@ def find_answer_fault(answer: Any) -> str | None:
 
 
 def _describe_incomplete_answer(answer: Any) -> str | None:
-    """Return a description of why an answer is incomplete, or None if it is complete.
+    """Return a description of why an answer is incomplete, or None if the answer is complete.
 
-    An answer is incomplete if it was cut off or if the provider withheld it.
+    An answer is incomplete if it was cut off at a token limit, or if the provider withheld the
+    answer, for example because of a content filter.
     """
     metadata = getattr(answer, "response_metadata", None) or {}
     details = metadata.get("incomplete_details") or {}
@@ -452,9 +461,9 @@ def quote_answer(answer: Any) -> str:
 
 
 def _describe_without_content(answer: Any, fault: InvalidPatch) -> str:
-    """Describe the fault of an answer without quoting the answer.
+    """Describe why an answer cannot be used, without quoting the answer.
 
-    The description is logged, and the answer may contain secrets.
+    The answer is not quoted because the description is logged and the answer may contain secrets.
     """
     if not isinstance(answer, dict):
         return find_answer_fault(answer) or str(fault)

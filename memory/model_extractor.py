@@ -50,19 +50,21 @@ from perdure.memory.thread_messages import ThreadMessage, make_storable
 from perdure.stores.normal_form import normalize_text
 from perdure.stores.values import to_prompt_json
 
-# name of the check in an outcome if another run has changed the same fields of a profile
+# Name of the check in the outcome of a profile change that was refused because another run has
+# changed the same fields of the profile.
 CONFLICT_CHECK: Final = "changed"
 # maximum number of entries of a list in an answer; longer lists are refused, because they repeat
 # themselves
 _MAX_ENTRIES: Final = 200
-# maximum number of characters of a user's wish that is added to the instructions
+# Maximum number of characters of a rule that a user asked for and that is added to the
+# instructions. Longer rules are refused.
 _WISH_CHARS: Final = 400
 
 
 def _make_schema_strict(schema: Document) -> None:
     """Change a JSON schema so that providers can enforce it strictly.
 
-    All fields become required, and no others are allowed.
+    All fields of the schema become required, and no additional fields are allowed.
     """
     properties = schema.get("properties", {})
     schema.update(required=list(properties), additionalProperties=False)
@@ -71,8 +73,8 @@ def _make_schema_strict(schema: Document) -> None:
 
 
 class _Part(BaseModel):
-    # The schema that is sent is strict, but parsing is lenient, because not every model obeys the
-    # schema.
+    # The JSON schema that is sent to the provider is strict. The parsing of the model's answer is
+    # lenient, because not every model obeys the schema.
     model_config = ConfigDict(json_schema_extra=_make_schema_strict)
 
 
@@ -108,7 +110,7 @@ class ProfileChange(_Part):
     messages: list[int] = Field([], description="the numbers of the user's messages that say so")
 
     def to_patch_operation(self) -> Document:
-        """Return the operation in the format of RFC 6902.
+        """Return the change as an operation in the JSON Patch format of RFC 6902.
 
         A value that is not valid JSON is used as text.
         """
@@ -127,7 +129,7 @@ class ProfileChange(_Part):
 
 
 class EpisodeFound(_Part):
-    """Something the assistant was asked to do, and how that went."""
+    """A task that the assistant was asked to do, and the outcome of the task."""
 
     input: str = Field(description="what was asked, so that it can be understood alone")
     outcome: str = Field(description="what was done, and how that turned out")
@@ -136,7 +138,7 @@ class EpisodeFound(_Part):
 
 
 class Wish(_Part):
-    """A lasting wish of the user on how the assistant should behave."""
+    """A preference of the user about how the assistant should behave in later conversations."""
 
     text: str = Field(description="the wish, as one instruction to the assistant")
     messages: list[int] = Field([], description="the numbers of the user's messages that say so")
@@ -152,7 +154,7 @@ class ModelAnswer(_Part):
 
 
 def build_answer_schema(parts: Iterable[str]) -> type[BaseModel]:
-    """Build the schema of an answer that consists of these parts."""
+    """Build the schema of an answer that consists of the named parts, such as `facts`."""
     fields: dict[str, Any] = {
         name: (info.annotation, info)
         for name, info in ModelAnswer.model_fields.items()
@@ -181,15 +183,15 @@ def build_model_answer(parsed: BaseModel) -> ModelAnswer:
 def build_memory_proposal(
     answer: ModelAnswer, batch: Batch, shown_memories: Mapping[str, Memory]
 ) -> Proposal:
-    """Build a proposal from the facts and episodes in an answer.
+    """Build a proposal of memory changes from the facts and episodes in a model's answer.
 
     Invalid changes become outcomes that report a refusal.
 
     Args:
         answer: The answer of the model.
         batch: The messages that the model has read.
-        shown_memories: The memories that the model was shown, by their short names. Only these can
-            be changed.
+        shown_memories: The memories that the model was shown, by their short names. Only memories
+            that the model was shown can be changed.
     """
     additions: dict[str, Addition] = {}
     revisions: dict[str, Revision] = {}
@@ -217,7 +219,7 @@ def build_memory_proposal(
 def _build_change(
     change: FactChange | EpisodeFound, batch: Batch, shown_memories: Mapping[str, Memory]
 ) -> Addition | Revision:
-    """Build an addition or a revision from a change in a model's answer.
+    """Convert a fact or an episode in a model's answer to an addition or a revision of a memory.
 
     Raises:
         InvalidPatch: The change is incomplete, or names unknown messages or memories.
@@ -258,9 +260,9 @@ def _build_addition(candidate: Candidate) -> Addition:
 
 
 def _select_messages(numbers: Iterable[int], batch: Batch, role: str = "") -> list[ThreadMessage]:
-    """Return the messages of a batch that have these numbers.
+    """Return the messages of a batch whose numbers are in `numbers`.
 
-    Unless `role` is "", only messages of this role are returned.
+    If `role` is not "", only messages of that role are returned.
     """
     wanted_numbers = {*numbers}
     selected = [
@@ -287,7 +289,8 @@ async def plan_profile_patch(
 
     Raises:
         InvalidPatch: An operation names no message of a user, or does not fit the profile.
-        VersionConflict: The profile was changed meanwhile in the same fields.
+        VersionConflict: Another run has changed the same fields of the profile since the profile
+            was read.
     """
     messages: dict[str, ThreadMessage] = {}
     for number, change in enumerate(changes, 1):
@@ -342,11 +345,13 @@ def build_profile_plan_function(
 def build_instructions_plan_function(
     instructions: Instructions, wishes: Sequence[Wish], batch: Batch, scope: Scope
 ) -> PlanFunction:
-    """Return a function that plans to add users' wishes to the instructions, one line per wish.
+    """Return a function that plans a change of the instructions.
+
+    The change adds the rules that users asked for, one line for each rule.
 
     Args:
         instructions: The instructions.
-        wishes: The wishes that the model found.
+        wishes: The rules for the assistant that users asked for, as the model found them.
         batch: The messages that the model has read.
         scope: The namespace of the memories, and the run.
     """
@@ -361,14 +366,14 @@ def build_instructions_plan_function(
             fault = f"{len(line)} characters; expected 1 to {_WISH_CHARS}"
             refused.append(_build_refused_outcome(f"adds an instruction of {fault}"))
         else:
-            # The candidate is marked as explicit, because the model has already decided that it is
-            # a lasting wish.
+            # Mark the candidate as explicitly requested, because the model has already decided that
+            # a user asked for the rule.
             candidates.append(
                 replace(batch.build_candidate(user_messages, line, INSTRUCTIONS), explicit=True)
             )
 
     async def plan(gate: Gate) -> ChangePlan:
-        """Plan to add the wishes that the gate admits and that the instructions do not contain."""
+        """Plan to add the rules that the gate admits and that the instructions do not contain."""
         handle = instructions.get_handle(scope.config)
         previous = await instructions.read_version(handle)
         verdicts = await gate.judge(candidates, scope.adapter, scope.namespace)
@@ -377,7 +382,8 @@ def build_instructions_plan_function(
             line = verdict.text or wish.text
             if normalize_text(line) in normalize_text(text):
                 continue
-            # A wish that repeats a stored memory can still be a new instruction.
+            # If the gate refuses the rule only because a memory already states it, add the rule,
+            # because the instructions do not contain it yet.
             if verdict.action != "keep" and verdict.same_as is None:
                 outcomes.append(Outcome("refused", None, verdict.reason, verdict.check))
             elif len(text) + len(line) > MAX_LEARNED_CHARS:
@@ -426,16 +432,16 @@ _MAX_SIMILAR_FACTS: Final = 20  # maximum number of stored facts in a prompt
 # maximum number of users' messages, newest first, that serve as queries for similar facts
 _MAX_QUERIES: Final = 6
 _QUERY_CHARS: Final = 500  # maximum number of characters of a message that are used as a query
-# estimated number of characters that a message's number takes in a transcript
+# estimated number of characters that the number of a message adds to the message in a prompt
 _NUMBER_CHARS: Final = 8
 # estimated number of characters of the mark that replaces the middle of a message
 _MARK_CHARS: Final = 80
 
 
 class _PromptContext(NamedTuple):
-    """The stored data that a prompt contains besides a batch.
+    """The stored data in a prompt: memories by short names, profiles and instructions.
 
-    These are memories by short names, profiles and instructions.
+    A prompt also contains a batch of messages.
     """
 
     memories: Mapping[str, Memory]
@@ -454,12 +460,13 @@ class ModelExtractor:
         prompt: The instructions to the model.
         kinds: The kinds of memories that the model is asked for: `"fact"`, `"episode"`, both or
             none.
-        profile: A profile to keep up to date, or several of one user. They must be in the same
-            store.
-        learn: Instructions to which lasting wishes of users are added. They must be in the same
-            store.
+        profile: A profile to keep up to date, or several profiles of one user. The profiles must be
+            in the same store as the memories.
+        learn: Instructions to which rules that users asked for are added. The instructions must be
+            in the same store as the memories.
         turns: Whether memories of turns are made as well.
-        strict: Whether to ask for strict decoding. Use False for an endpoint that refuses it.
+        strict: Whether to ask for strict decoding. Use False for an endpoint that refuses strict
+            decoding.
     """
 
     name = "model"
@@ -476,7 +483,8 @@ class ModelExtractor:
         strict: bool = True,
     ) -> None:
         self.prompt = check_text("prompt", prompt)
-        self.max_chars = 24_000  # maximum number of characters of the conversation in a call
+        # maximum number of characters of the conversation in one request to the model
+        self.max_chars = 24_000
         profiles = [profile] if isinstance(profile, Profile) else profile
         expected = "a Profile, or a list of them"
         check_instance("profile", profiles, (list, tuple), expected)
@@ -590,9 +598,12 @@ class ModelExtractor:
             try:
                 for state, changes in _group_changes_by_profile(answer, context.profiles):
                     await plan_profile_patch(state, changes, batch, scope)
-            except VersionConflict:  # The plan's outcome will report the conflict.
+            except VersionConflict:
+                # Ignore the conflict here. The plan function of the profile reports the conflict as
+                # an outcome.
                 pass
-            # After the last retry, the answer is used without the invalid patch.
+            # After the last retry, use the answer, but do not apply its patch of a profile, because
+            # the patch is invalid.
             except InvalidPatch:
                 retries_left -= 1
                 if retries_left >= 0:
@@ -610,7 +621,8 @@ class ModelExtractor:
     ) -> list[BaseMessage]:
         """Build the messages of a request.
 
-        If the last answer was refused, the request quotes this answer and its fault.
+        If the last answer was refused, the request quotes the refused answer and the reason of the
+        refusal.
         """
         lines = [f"{name}: {_render_memory(memory)}" for name, memory in context.memories.items()]
         earlier = filter(None, map(_render_dated_message, batch.before))
@@ -638,8 +650,8 @@ def _group_changes_by_profile(
 ) -> list[tuple[ProfileState[Any], Sequence[ProfileChange]]]:
     """Group the profile changes in an answer by profile.
 
-    A change with an unknown profile name is assigned to the first profile, and the patch of this
-    profile is then refused.
+    A change with an unknown profile name is added to the patch of the first profile, which causes
+    the refusal of that patch.
     """
     names = [state.name for state in states]
     by_name: dict[str, list[ProfileChange]] = {}
@@ -651,7 +663,7 @@ def _group_changes_by_profile(
 
 
 def _check_same_store(store: Any, scope: Scope, description: str) -> None:
-    """Check that a store is the same as the store of the memories.
+    """Check that a profile or instructions are in the same store as the memories.
 
     Raises:
         ConfigurationError: The stores are different, so one transaction cannot write to both.
@@ -673,7 +685,10 @@ def _render_memory(memory: Memory) -> str:
 
 
 def _render_profile(state: ProfileState[Any]) -> str:
-    """Render a profile with its schema. If the profile does not fit the schema, add the fault."""
+    """Render a profile with its schema.
+
+    If the profile does not fit its schema, the text also says why.
+    """
     parts = [
         f"The profile {to_prompt_json(state.name)}:",
         fence_text("schema", json.dumps(state.owner.json_schema, ensure_ascii=False)),
@@ -686,8 +701,8 @@ def _render_profile(state: ProfileState[Any]) -> str:
 def _render_transcript(messages: Sequence[ThreadMessage], max_chars: int) -> str:
     """Render messages with their numbers, in about `max_chars` characters at most.
 
-    First, the middle of long messages is cut out. If this is not enough, the oldest messages are
-    left out.
+    If the messages are too long, the middle of long messages is cut out. If the shortened messages
+    are still too long, the oldest messages are left out.
     """
     lines = [_render_dated_message(message) for message in messages]
     max_line_chars = (
@@ -706,7 +721,7 @@ def _render_dated_message(message: ThreadMessage) -> str:
 def _indent_lines(line: str) -> str:
     """Indent all lines of a text except the first.
 
-    Otherwise, a line could be mistaken for the first line of a message.
+    The model could mistake a line that is not indented for the first line of another message.
     """
     first, *rest = line.splitlines() or [""]
     return "\n".join([first, *(text if text[:1] in ("", " ") else f"    {text}" for text in rest)])

@@ -30,17 +30,17 @@ from perdure.memory.system_messages import find_system_messages, join_system_mes
 MODEL_INPUT_KEY: Final = "llm_input_messages"
 """The key in an update for the messages that are sent to the model.
 
-It is used if these messages differ from the messages that the state keeps.
+The key is used if the messages for the model differ from the messages that the state keeps.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """The messages for one request to a model, as the parts of a view pass them on and change them.
+    """The messages for one request to a model, in the form that the nodes of a view transform.
 
     Attributes:
         system: The system message, in which all system messages are joined, or None.
-        turns: An iterator over the turns, newest first. It can be consumed only once.
+        turns: An iterator over the turns, newest first. The iterator can be consumed only once.
         system_parts: The system messages that are joined in `system`, if there are several.
     """
 
@@ -50,9 +50,9 @@ class ModelInput:
 
     @classmethod
     def from_messages(cls, messages: Messages, *, purpose: Purpose = "request") -> Self:
-        """Create the input from messages, in a form that a provider accepts; see `Purpose`.
+        """Create a `ModelInput` from messages, in a form that model providers accept.
 
-        Messages with the same id are merged.
+        For `purpose`, see `Purpose`. Messages with the same id are merged.
         """
         messages = merge_duplicate_messages(messages)
         systems = find_system_messages(messages)
@@ -103,18 +103,19 @@ class Node(Runnable[Any, Any]):
 class MessagesNode(Node):
     """A node that selects or changes the messages that are sent to a model.
 
-    In a graph, `node.invoke(state)` returns an update. The update of `trim`, `clear_tool_outputs`
-    and `summarize` changes the messages in the state. The update of any other node puts the
-    messages for the model under `MODEL_INPUT_KEY`, and leaves the messages in the state unchanged.
-    `node(state)` and `node(messages)` return the messages for the model. In a chain of a node and a
-    model, the model receives these messages.
+    In a graph, `node.invoke(state)` returns a state update. The nodes `trim`, `clear_tool_outputs`
+    and `summarize` return an update that changes the messages in the state. All other nodes return
+    an update that contains the messages for the model under the key `MODEL_INPUT_KEY`, and that
+    leaves the messages in the state unchanged. `node(state)` and `node(messages)` return the
+    messages for the model. In a chain such as `node | model`, the node passes the messages for the
+    model to the model.
     """
 
     @abstractmethod
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return the model input after the change that this node makes."""
+        """Return the model input after the node has selected or changed its messages."""
 
     async def atransform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
@@ -125,26 +126,26 @@ class MessagesNode(Node):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return this node, or a copy of it, for requests with these tools.
+        """Return the node, or a copy that counts the tokens of `tools` and of `system_prompt`.
 
-        The node then counts the tokens of the tools and of `system_prompt` towards its budget.
-        `system_prompt` is a system prompt that is sent with the request and is not among the
-        messages.
+        A node with a token budget subtracts these tokens from the budget. `system_prompt` is a
+        system prompt that is sent with the request and is not among the messages.
         """
         return self
 
     def for_model(self, model: str | None) -> Self:
-        """Return this node, or a copy of it, for requests to this model.
+        """Return the node, or a copy of the node for requests to the model `model`.
 
-        Token estimates are then scaled only by the token usage that this model has reported. A node
-        is returned unchanged if its `token_counter` was created for a certain model.
+        The copy scales its token estimates only by the token usage that `model` has reported. If
+        the `token_counter` of a node was created for a named model, the node itself is returned.
         """
         return self
 
     def with_following_parts(self, parts: Sequence[MessagesNode]) -> Self:
-        """Return this node, or a copy of it, for a view in which the nodes in `parts` come later.
+        """Return the node, or a copy that knows which nodes of a view are applied after it.
 
-        A node overrides this method if its result depends on which messages the later nodes keep.
+        `parts` are the nodes of the view that are applied later. A class of nodes overrides the
+        method if its result depends on the messages that remain after the later nodes.
         """
         return self
 
@@ -160,7 +161,7 @@ class MessagesNode(Node):
         return await self._select_messages(messages, input, config)
 
     async def _invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Any:
-        """Return a state update if the input is a state, else the messages for the model."""
+        """Return a state update, or the messages for the model if the input is a message list."""
         input = input.to_messages() if isinstance(input, PromptValue) else input
         if is_message_list(input):
             return await self._call(input, config)
@@ -197,7 +198,7 @@ class MessagesNode(Node):
 class Learner(Node):
     """A node that learns from messages, such as `update_instructions(…)`.
 
-    It does not change the state.
+    A learner stores what it learns outside of the graph's state, and does not change the state.
     """
 
     @abstractmethod
@@ -210,15 +211,19 @@ class Learner(Node):
         """
 
     async def _call(self, input: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
-        """Learn from the messages of a state or a list, and return them unchanged."""
+        """Call `learn_from_messages` with the messages in a state or list.
+
+        Return the messages unchanged.
+        """
         messages = read_messages(input, self.messages_key)
         await self.learn_from_messages(messages, None if is_message_list(input) else input, config)
         return list(messages)
 
     async def _invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Any:
-        """Learn from messages.
+        """Call `learn_from_messages` with the messages in the input.
 
-        Return an empty update for a state, or the unchanged messages for a list.
+        If the input is a graph state, return an empty state update. If the input is a list of
+        messages, return the messages unchanged.
         """
         messages = await self._call(input, config)
         return messages if is_message_list(input) else {}
@@ -232,7 +237,7 @@ class View(MessagesNode):
 
     `view(summary, use_memories(), trim(max_tokens=4_000))` sends the summary, the messages after it
     and the memories that are relevant to the newest message, trimmed to 4,000 tokens. The part that
-    trims comes last. The state is not changed, and no part calls a model.
+    trims comes last. A view does not change the state, and no part of a view calls a model.
     """
 
     def __init__(self, *parts: MessagesNode) -> None:
@@ -255,12 +260,12 @@ class View(MessagesNode):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return a copy of this view for requests with these tools and this system prompt."""
+        """Return a copy of the view that counts the tokens of `tools` and of `system_prompt`."""
         arguments = (tools,) if system_prompt is None else (tools, system_prompt)
         return type(self)(*(part.with_tools(*arguments) for part in self.parts))
 
     def for_model(self, model: str | None) -> Self:
-        """Return a copy of this view for requests to this model."""
+        """Return a copy of the view that estimates tokens for requests to the model `model`."""
         return type(self)(*(part.for_model(model) for part in self.parts))
 
     async def _transform_input(
@@ -305,7 +310,7 @@ def read_messages(input: Any, messages_key: str) -> Messages:
 
 
 def is_message_list(value: Any) -> bool:
-    """Return whether an input is a list of messages. Otherwise it is a state."""
+    """Return whether an input is a list of messages. If not, the input is a graph state."""
     return isinstance(value, list | tuple)
 
 
@@ -318,9 +323,10 @@ def read_channel(state: Any, channel: str) -> Any:
 
 
 def to_messages(values: Any, value_description: str) -> Messages:
-    """Return the values as messages. Dicts and pairs of a role and a text are converted.
+    """Return the values as messages.
 
-    `value_description` says in the error message what the values are.
+    A dict, or a pair of a role and a text, is converted to a message. `value_description` says in
+    the error message what the values are.
 
     Raises:
         InvalidMessages: A value is not a message and cannot be converted to one.

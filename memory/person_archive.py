@@ -1,9 +1,10 @@
 """Write the archive of a person: JSON lines with all data that belongs to the person.
 
-The first line is the header. It is followed by a line for each thread, in the format of `perdure
-export`, a line for each version of each store item, in the format of `WholeStore.export`, and a
-record for each run and each cron. `perdure import` reads the threads and items. It ignores the
-records, so nothing is run or scheduled.
+The first line is the header. The header is followed by a line for each thread, in the format of
+`perdure export`. The threads are followed by a line for each version of a store item, in the format
+of `WholeStore.export`. The last lines are records, one for each run and one for each cron. `perdure
+import` reads the threads and the store items of an archive. `perdure import` ignores the records of
+runs and crons, so an import neither starts runs nor creates crons.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def iter_archive_lines(
     for thread_id in thread_ids:
         for line in _iter_thread_archive_lines(saver, thread_id):
             if rows.owners_are_people and line.get("owner") != rows.user:
-                # Another person created the thread, and the archive must not name that person.
+                # Remove the owner of a thread that another person created, because a person's
+                # archive must not name other people.
                 line.pop("owner", None)
             yield line
     for namespace in _sort_note_namespaces_last(namespaces.own):
@@ -102,9 +104,10 @@ def iter_archive_lines(
 def _iter_authored_versions(
     store: WholeStore, authored_items: Sequence[tuple[Namespace, str]], user: str
 ) -> Iterator[dict[str, Any]]:
-    """Yield the item versions that a person wrote into the memories of teams.
+    """Yield the item versions that a person wrote outside of the person's own namespaces.
 
-    A version also contains earlier texts. Earlier texts by other authors are left out.
+    A version of a memory also contains earlier texts of the memory. Earlier texts by other authors
+    are left out.
     """
     keys = frozenset(authored_items)
     for namespace in dict.fromkeys(namespace for namespace, _ in authored_items):
@@ -150,9 +153,10 @@ def _sort_note_namespaces_last(namespaces: Sequence[Namespace]) -> list[Namespac
 def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
     """Build the record of a run on a person's thread.
 
-    The record has the run's ids, times and status, its request, and its error. If somebody else
-    sent the run, the record does not name the sender. In that case it includes only the parts of
-    the request that were stored in the thread, and only the kind of the error.
+    The record has the run's ids, times and status, its request, and its error. If the run was not
+    requested by the person, the record does not name the sender of the request. For a run that the
+    person did not request, the record includes only the parts of the request that were stored in
+    the thread, and only the field `error` of the error.
     """
     live, request = run.live, (run.request or {}).get("request")
     sender, error = _classify_sender(run.details, user), run.error
@@ -178,8 +182,8 @@ def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
 def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
     """Build the record of a person's cron: its ids and times, and the request of its runs.
 
-    If somebody else created the cron, the record does not name that person, as in
-    `build_run_record`.
+    If the cron was not created by the person, the record does not name the creator of the cron. See
+    also `build_run_record`.
     """
     content = cron.content
     sender = _classify_sender(content, user)

@@ -9,8 +9,9 @@ The namespaces of a person are:
 - namespaces of the person's conversations under `chat_memory`,
 - and the namespaces of perdure's own notes about all of these namespaces.
 
-A conversation whose id equals the name of another person belongs to that other person. Other
-namespaces that contain the person's name as a label are listed, but not erased.
+A conversation whose id equals the name of another person belongs to that other person. If a
+namespace contains the person's name as a label but is not in the list above, the receipt of the
+erasure lists the namespace, but the namespace is not erased.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ async def find_person_namespaces(
     Args:
         adapter: The store.
         user: The name of the person.
-        templates: Templates in addition to those that the store has recorded.
+        templates: Templates in addition to the templates that the store has recorded.
         conversations: Ids of the person's conversations in addition to the threads that were
             extracted into the person's memories. With None, only the conversation whose id is the
             name of the person is included.
@@ -98,7 +99,9 @@ async def find_person_namespaces(
     notes, items, others = list[Namespace](), list[Namespace](), list[Namespace]()
     for namespace in await adapter.list_namespaces_under((CHAT_LABEL,)):
         if namespace[1:2] and namespace[1] in ids:
-            # Any user can create a thread whose id is the name of another user.
+            # Any user can create a thread whose id is the name of another user. If the other user
+            # has personal namespaces, the namespace belongs to the other user and not to the
+            # creator of the thread.
             if namespace[1] != user and await _has_personal_namespace(adapter, namespace[1]):
                 others.append(namespace)
             else:
@@ -112,8 +115,8 @@ async def find_person_namespaces(
             namespace[label_offset:]
         ):
             others.append(namespace)
-    # Notes are erased before items, so an interrupted erasure cannot leave notes about items that
-    # no longer exist.
+    # perdure's notes about memories are erased before the memories. An interrupted erasure
+    # therefore cannot leave notes about memories that no longer exist.
     return PersonNamespaces(
         tuple(dict.fromkeys((*owned, *notes, *items))),
         tuple(dict.fromkeys(others)),
@@ -162,7 +165,7 @@ async def forget_person(
 async def forget_author(
     adapter: StoreAdapter, user: str, *, hand_over: bool = False, dry_run: bool = False
 ) -> Receipt:
-    """Erase what a user wrote into the memories of teams, and the user's entries in quarantine.
+    """Erase the memories that a user wrote for teams, and the user's quarantine entries for teams.
 
     Args:
         adapter: The store.
@@ -200,7 +203,10 @@ async def _find_authored_items(
 
 
 def _build_author_removal(item: Item, *, hand_over: bool) -> PutItem:
-    """Build the put that removes an item. With `hand_over`, it removes only the author's name."""
+    """Build the put that removes an item.
+
+    If `hand_over` is True, the put removes only the author's name from the item.
+    """
     item_key = tuple(item.namespace), item.key
     if not hand_over:
         return build_removal(*item_key)
@@ -213,7 +219,7 @@ async def _delete_items_under_prefix(
 ) -> Receipt:
     """Delete the items under a namespace prefix.
 
-    This is for stores without a method for erasure.
+    The function is used for a store that has no method to erase items.
     """
     keys = [(item.namespace, item.key) for item in await adapter.list_items_under(prefix)]
     if not dry_run:
@@ -245,8 +251,8 @@ async def _has_personal_namespace(adapter: StoreAdapter, person_name: str) -> bo
 def _list_possible_person_names(namespace: Namespace) -> Namespace:
     """Return the labels of a namespace that can be the names of persons.
 
-    A first label such as `memories` is not a name. Labels in a team's namespace are not the names
-    of persons.
+    The first label of a namespace such as `("memories", "alice")` is a fixed word, and so is not
+    the name of a person. Labels in a team's namespace are not the names of persons.
     """
     if namespace[:1] == (TEAMS,):
         return ()
@@ -258,7 +264,11 @@ def _list_possible_person_names(namespace: Namespace) -> Namespace:
 
 
 def _belongs_to_person_or_chat(namespace: Namespace, templates: Iterable[Sequence[str]]) -> bool:
-    """Return whether a namespace belongs to a conversation, or by a template to a person."""
+    """Return whether a namespace belongs to a conversation or to a person.
+
+    A namespace belongs to a person if it matches one of the templates. A template whose first label
+    is `{user_id}` is ignored.
+    """
     labels = namespace[2:] if namespace[0] == RESERVED_LABEL else namespace
     if labels[:1] == (CHAT_LABEL,):
         return True
@@ -271,17 +281,16 @@ def _belongs_to_person_or_chat(namespace: Namespace, templates: Iterable[Sequenc
 
 
 def _label_matches_any_person(template_label: str, label: str) -> bool:
-    """Return whether a template's label can become `label` if it is filled in for any person."""
+    """Return whether a label of a template can be filled in to give `label` for some person."""
     return template_label == USER_LABEL or _label_matches_template(template_label, label, "")
 
 
 def _is_specific_template(template_labels: Sequence[str]) -> bool:
-    """Return whether a template is specific enough to find namespaces that belong to a person.
+    """Return whether a template can be used to find the namespaces of a person.
 
-    This is the case if it has a fixed label, or if its only placeholder is the person's name.
-
-    A template such as `("{team}", "{user_id}")` is not specific, because it would match any
-    namespace with the person's name as second label.
+    A template can be used if at least one of its labels has no placeholder, or if all of its labels
+    are `{user_id}`. For example, the template `("{team}", "{user_id}")` cannot be used, because it
+    would match every namespace whose second label is the person's name.
     """
     return all(label == USER_LABEL for label in template_labels) or any(
         not _PLACEHOLDER.search(label) for label in template_labels
@@ -291,7 +300,10 @@ def _is_specific_template(template_labels: Sequence[str]) -> bool:
 def _find_personal_prefix(
     namespace: Namespace, templates: Iterable[Sequence[str]], user: str
 ) -> Namespace | None:
-    """Return the shortest prefix of a namespace that matches a template for the user, or None."""
+    """Return the shortest prefix of a namespace that matches a template, or None.
+
+    The placeholder `{user_id}` of a template matches only the name of the user.
+    """
     sizes = [
         len(labels)
         for labels in templates
@@ -308,7 +320,7 @@ def _find_personal_prefix(
 
 
 def _label_matches_template(template_label: str, label: str, user: str) -> bool:
-    """Return whether a template's label can become `label` if it is filled in for a user."""
+    """Return whether a label of a template can be filled in to give `label` for a user."""
     if template_label == USER_LABEL:
         return label == user
     parts = _PLACEHOLDER.split(template_label)
