@@ -119,7 +119,7 @@ class Additions:
     def add_value(
         self, channel: str, node: SplitValue, snapshot: Snapshot, parent: Snapshot | None
     ) -> Any:
-        """Append the new items of a channel value to its log.
+        """Append the new items of a channel's value to the log of the channel.
 
         Return the reference to the value that the checkpoint stores.
         """
@@ -179,7 +179,7 @@ class Additions:
     def _add_delta_update(
         self, channel: str, update: ChannelUpdate, snapshot: Snapshot, parent: Snapshot | None
     ) -> Any:
-        """Append items that tasks wrote to a `DeltaChannel` to its log.
+        """Append the items that tasks have written to a `DeltaChannel` to the log of the channel.
 
         Return the reference to the channel's value.
         """
@@ -335,8 +335,9 @@ class Commit:
         statements: The statements. The first one fails if the thread has changed since the plan.
         additions: The items that are appended to the logs.
         snapshot: The checkpoint that is put, or None.
-        head: The head of its namespace after the put, which may be another checkpoint.
-        reveals_overlap: Whether the put reveals that two runs of the thread overlap.
+        head: The head of the namespace after the checkpoint was stored, which may be another
+        checkpoint.
+        reveals_overlap: Whether the stored checkpoint reveals that two runs of the thread overlap.
         written_row: For writes of a task: the namespace and the id of the checkpoint, the task id,
             and the row.
         is_thread_read: Whether the transaction has read `thread`, which then replaces the cached
@@ -420,7 +421,7 @@ def _extend_transcript(
         former_ranges: The ranges of the transcript of the parent.
         new_ranges: The ranges of the value, without the part at its beginning that the value of the
             parent has as well.
-        first_new_position: The log position of the first item that this put appends.
+        first_new_position: The log position of the first item that this transaction appends.
     """
     if any(start < first_new_position or start >= ALIASES for start, _ in new_ranges):
         new_ranges = subtract_ranges(

@@ -79,7 +79,8 @@ class AssistantTable(ServerTable):
         Args:
             assistant_id: The assistant.
             build_content: A function that returns the content of the new version, given the version
-                that is the latest in the transaction. If it raises an exception, nothing is stored.
+                that is the latest in the transaction. If the function raises an exception, nothing
+                is stored.
 
         Returns:
             The new version, or None if the assistant does not exist.

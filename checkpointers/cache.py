@@ -1,11 +1,11 @@
 """Cache the items and heads of threads in one process, within a memory budget.
 
 The cache is never the source of truth. An item at a log position never changes, so a cached item
-stays valid when other processes write. Only a deletion makes it stale. Each deletion from a thread
-increments the `generation` of the thread, and every read compares the cached `generation` with the
-stored `generation`. A checkpoint that was planned from a cached head is stored only if the version
-token of the thread is still the one that was cached with the head. Each transaction that changes a
-thread changes the version token of the thread.
+stays valid when other processes write to the database. Only a deletion from the thread makes cached
+items stale. Each deletion from a thread increments the `generation` of the thread, and every read
+compares the cached `generation` with the stored `generation`. A checkpoint that was planned from a
+cached head is stored only if the version token of the thread is still the one that was cached with
+the head. Each transaction that changes a thread changes the version token of the thread.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class ChannelLog:
         return self.items.get(self.origin_position(position))
 
     def get_items(self, ranges: Ranges) -> list[bytes]:
-        """Return the items of ranges in order. All of them must be cached."""
+        """Return the items of ranges in order. All items must be cached."""
         item_positions: Iterable[int] = chain.from_iterable(starmap(range, ranges))
         if any(start >= ALIASES for start, _ in ranges):
             item_positions = map(self.origin_position, item_positions)
@@ -265,7 +265,7 @@ class Head:
 
     Attributes:
         namespace_key: The key of the namespace's row.
-        explicit_head: The sequence number of the head, or 0 if the head is the newest put.
+        explicit_head: The sequence number of the head, or 0 if the head is the newest checkpoint.
         snapshot: The checkpoint, or None if the namespace has no checkpoint.
         write_rows: The rows `(checkpoint_id, task_id, task_path, body)` of its pending writes, by
             task id. None if they are not cached.
@@ -292,9 +292,9 @@ class Thread:
         key: The key of the thread's row, or 0 for a new thread.
         generation: The number of removals from the thread when the data was read.
         newest_removal: The number of the newest removal record of the thread, or 0 if it has none.
-        version_token: The version token in the thread's row. None if no put may be planned from the
-            cached heads.
-        last_seq: The sequence number of the newest put.
+        version_token: The version token in the thread's row. None if no new checkpoint may be
+            planned from the cached heads.
+        last_seq: The sequence number of the newest checkpoint.
         updated_at: The time of the last activity, in seconds since 1970.
         logs, logs_by_channel: The logs by key and by channel.
         heads: The heads by namespace.
@@ -358,7 +358,7 @@ class Thread:
         return log
 
     def add_items(self, log: ChannelLog, items: Iterable[tuple[int, bytes]]) -> None:
-        """Cache items at their positions."""
+        """Cache items at their log positions."""
         self.size_bytes += sum(log.add_item(position, item) for position, item in items)
 
     def committed_heads(self, version_token: int) -> dict[str, Head]:

@@ -1,4 +1,4 @@
-"""Encode values as bytes, and decode them.
+"""Encode values as bytes, and decode the bytes.
 
 With langgraph's `JsonPlusSerializer`, messages are encoded in a compact form (module `messages`),
 because most stored values are messages. Values that are not messages are encoded as msgpack (module
@@ -69,7 +69,7 @@ _MAX_STEPS: Final = 20
 
 
 class Codec:
-    """Encodes values for storage with one serializer, and decodes them.
+    """Encodes values for storage with one serializer, and decodes stored values.
 
     Args:
         serde: The serializer. Of langgraph's own serializer, only the allowlist and

@@ -26,7 +26,10 @@ class _CollectorPause:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Pause the collector. Several threads may pause it at once."""
+        """Pause the garbage collector.
+
+        Several OS threads may pause the garbage collector at the same time.
+        """
         with self._lock:
             self._paused += 1
             if self._paused == 1:

@@ -20,7 +20,7 @@ class CronTable(ServerTable):
     """Reads and writes the table of crons in a checkpointer's database."""
 
     async def get(self, cron_id: str) -> CronRow | None:
-        """Return a cron, or None if it does not exist."""
+        """Return the cron with an id, or None if there is no cron with this id."""
         crons = await self._read_crons("one_cron", cron_id)
         return crons[0] if crons else None
 

@@ -129,8 +129,8 @@ class DeltaWrites:
 
     Attributes:
         updates: The update of each `DeltaChannel` without a snapshot, by channel.
-        pending_writes: The writes of each task, by task id. After the put, the writes may be stored
-            as log references.
+        pending_writes: The writes of each task, by task id. After the new checkpoint was stored,
+            the writes may be stored as log references.
         size_bytes: The number of bytes in the rows of `pending_writes`, plus 1 for each row, for
             the statement `advance_replayed_thread`. None if no writes were read.
         repeated_items: For each channel with a snapshot, the items of the snapshot that repeat a

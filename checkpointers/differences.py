@@ -93,8 +93,8 @@ class Differences:
         A node that was triggered by a channel is found by comparing its entry in `versions_seen` at
         the checkpoint and at the parent checkpoint. If the checkpoint is an input, no node is
         returned, because an input also changes `versions_seen` for nodes that did not run. A task
-        that was created by a `Send` does not change `versions_seen`. The nodes of such tasks are
-        found in the list of `Send`s that the parent checkpoint stores.
+        that was created by a `Send` does not change `versions_seen`. The nodes of tasks from
+        `Send`s are found in the list of `Send`s that the parent checkpoint stores.
         """
         source, nodes = self.reader.decode_metadata(step).get("source"), list[str]()
         if source == "loop" and parent is not None and SENDS in parent.references:

@@ -4,8 +4,8 @@ An erasure is one transaction. The erasure visits every value of the thread in t
 first pass, the erasure finds the messages by their ids. In the second pass, the erasure rewrites
 each value that contains or quotes an erased message. Log items are never changed in place. A
 changed item is appended to the log as a new item, and items that nothing refers to any more are
-deleted at the end of the erasure. docs/erasure.md defines what a quotation of a message is, and
-says which tasks an erasure cancels.
+deleted at the end of the erasure. The document docs/erasure.md defines what a quotation of a
+message is, and says which tasks an erasure cancels.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ def find_run_start(
     checkpoint starts a new run, too, if the superstep after its parent is missing, because with
     durability `exit`, langgraph stores only the last checkpoint of a run. A new checkpoint also
     starts a new run if its parent is not the head and was loaded by its checkpoint id. If the
-    parent of the new checkpoint was pruned in the meantime, and the head was stored by another run
-    or by an update, the result is 0. The number 0 means that the run of the new checkpoint started
-    before all other runs.
+    parent of the new checkpoint was pruned, and the head was stored by another run or by an update,
+    the result is 0. The number 0 means that the run of the new checkpoint started before all other
+    runs.
 
     Args:
         put: The put.

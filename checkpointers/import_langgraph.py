@@ -364,7 +364,10 @@ class Importer:
         return self._counts["checkpoints"] + self._counts["writes"]
 
     def _check_thread_has_not_diverged(self, thread_id: str, source_keys: set[Row]) -> Flow[None]:
-        """Raise an error if source and target each have checkpoints that the other one lacks.
+        """Raise an error if a thread has continued both in the source and in the target.
+
+        The thread has continued in both if source and target each have checkpoints that the other
+        database lacks.
 
         Args:
             thread_id: The thread.

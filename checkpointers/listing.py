@@ -202,7 +202,7 @@ class Listing:
             yield address._replace(checkpoint_id=unpack_id(row[1])), row[0]
 
     def _read_thread_state(self, thread_id: str) -> Flow[tuple[int, list[Row]]]:
-        """Return the sequence number of a thread's newest put, and the rows of its namespaces."""
+        """Return the sequence number of a thread's newest checkpoint, and its namespace rows."""
         rows = yield self.sql("find_thread", thread_id)
         if not rows:
             yield from self.reader.verify_missing(Address(thread_id, "", None))

@@ -177,7 +177,7 @@ def flatten_ranges(ranges: Ranges) -> list[int]:
 
 
 def unflatten_ranges(numbers: Sequence[int]) -> Ranges:
-    """Return ranges from their stored form."""
+    """Convert a flat list `[start, length, ...]` to ranges."""
     iterator = iter(numbers)
     return [(start, start + length) for start, length in zip(iterator, iterator, strict=True)]
 

@@ -81,7 +81,7 @@ class MergePlanner:
         self._thread, self._head = thread, head
 
     def plan_merge(self, put: CheckpointPut, parent: Snapshot | None) -> Flow[Merge | None]:
-        """Plan how a put is merged with the head.
+        """Plan how a new checkpoint is merged with the head.
 
         Args:
             put: The put.
@@ -123,7 +123,7 @@ class MergePlanner:
     def _plan_put_with_pruned_parent(
         self, put: CheckpointPut, current_head: Snapshot, parent_id: str
     ) -> Flow[Merge | None]:
-        """Plan a put whose parent was pruned.
+        """Plan a new checkpoint whose parent was pruned.
 
         The pruned parent is the last checkpoint that the run of the new checkpoint has stored or
         read. The current head was stored after the pruned parent, by an update of the state or by a
@@ -171,8 +171,8 @@ class MergePlanner:
         if any(channel in put.new_versions for channel in unread):
             if self._reader.read_superstep(current_head) == _ANCHOR_STEP:
                 # The head is an anchor checkpoint, the empty checkpoint at which the first run of a
-                # thread stores writes to `DeltaChannel`s. The new checkpoint replaces such a head
-                # without a merge.
+                # thread stores writes to `DeltaChannel`s. The new checkpoint replaces the anchor
+                # checkpoint without a merge.
                 return None
             return Merge(
                 current_head,
@@ -258,7 +258,7 @@ class MergePlanner:
         return Merge(current_head, versions)
 
     def _set_metadata(self, put: CheckpointPut, key: str, value: Any) -> None:
-        """Set a value in the metadata of a put, and encode the metadata again."""
+        """Set a value in the metadata of a new checkpoint, and encode the metadata again."""
         put.metadata = {**put.metadata, key: value}
         put.encoded_fields[1] = self._reader.codec.encode(
             put.metadata, lambda: "metadata", exact=True
@@ -291,8 +291,8 @@ class MergePlanner:
         """Copy the values of state updates into the checkpoint of a run, and make it the head.
 
         The values are copied only if a task of the run has failed or waits for an answer at the
-        run's checkpoint. A run with such a task stores no further checkpoint with which the updates
-        could be merged.
+        run's checkpoint. A run whose task has failed or waits for an answer stores no further
+        checkpoint with which the updates could be merged.
 
         Args:
             checkpoint_id: The id of the run's checkpoint.

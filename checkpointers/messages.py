@@ -3,8 +3,8 @@
 The compact form of a message is the msgpack encoding of `[class code, fields]`. Messages are
 encoded and decoded without a Python loop over their fields and without validation. Because there is
 no validation, the compact form is used only for messages that validation would not change. The
-fields of such a message contain only plain data. A decoded message equals the one that langgraph's
-serializer returns, type for type.
+fields of a message in compact form contain only plain data. A decoded message equals the one that
+langgraph's serializer returns, type for type.
 """
 
 from __future__ import annotations

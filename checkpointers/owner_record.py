@@ -1,9 +1,9 @@
 """Store and read a mark which says that a server with an Auth file has used this database.
 
-The handlers of an Auth file set the owners of threads, and such an owner may be an organisation. If
-a database does not have the mark of an Auth file, the `owner` of each thread is assumed to be a
-person, as on a server with API keys. The mark of an Auth file is stored as a row of the table
-`settings`.
+The handlers of an Auth file set the owners of threads. An owner that a handler has set may be an
+organisation. If a database does not have the mark of an Auth file, the `owner` of each thread is
+assumed to be a person, as on a server with API keys. The mark of an Auth file is stored as a row of
+the table `settings`.
 """
 
 from __future__ import annotations

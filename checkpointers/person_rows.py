@@ -3,7 +3,8 @@
 The rows are those of the person's threads, runs, crons and webhooks. A thread belongs to the person
 in the `user_id` of its head, or, if the head has no `user_id`, to the thread's `owner`. A run
 belongs to the same person as its thread. A run or cron without a thread belongs to the user on
-whose behalf it was created, or, if no such user is recorded, to the user who created it.
+whose behalf it was created. If the user is not recorded, the run or cron belongs to the user who
+created it.
 """
 
 from __future__ import annotations

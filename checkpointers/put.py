@@ -178,7 +178,7 @@ class CheckpointPut:
 
     @property
     def is_whole_run(self) -> bool:
-        """Whether this put stores a whole run.
+        """Whether this request stores the last checkpoint of a whole run.
 
         A run with durability `exit` stores all its steps in one put when it ends or is interrupted.
         """
@@ -410,7 +410,7 @@ class CheckpointPut:
     def build_snapshot(self, parent: Snapshot | None) -> Snapshot:
         """Build the `Snapshot` of the checkpoint.
 
-        The snapshot has no references to channel values yet. The caller must add them.
+        The snapshot has no references to channel values yet. The caller must add the references.
         """
         checkpoint_id, step, fields = (
             self.checkpoint["id"],

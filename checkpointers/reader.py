@@ -220,8 +220,8 @@ class CheckpointReader:
         """
         cached = self._find_cached_head(address) if row_key is None else None
         if cached is not None:
-            # The head is read after its pending writes. If it is still the cached head, the writes
-            # belong to it.
+            # The head is read after the pending writes of the cached head. If the head in the
+            # database is still the cached head, the pending writes belong to it.
             rows, heads = yield LastRequest(
                 [
                     self._build_writes_statement(cached),
@@ -241,7 +241,7 @@ class CheckpointReader:
                 cached.snapshot.checkpoint_id,
             ):
                 # Another process may delete items of a pending write between two requests, which
-                # raises CorruptRecord. After such an error, everything is read again below.
+                # raises CorruptRecord. After this error, everything is read again below.
                 with suppress(CorruptRecord):
                     return (yield from self._build_tuple(address, cached, rows))
         if (
@@ -250,7 +250,7 @@ class CheckpointReader:
             and self.cache.get_thread(address.thread_id) is None
         ):
             # Another process may delete the thread between the two requests, which raises
-            # CorruptRecord. After such an error, the thread is read again below, in one request.
+            # CorruptRecord. After this error, the thread is read again below, in one request.
             with suppress(CorruptRecord):
                 return (
                     yield from self._read_tuple_of_checkpoint(
@@ -448,7 +448,7 @@ class CheckpointReader:
     def read_snapshot(
         self, thread_id: str, checkpoint_ns: str, namespace_key: int, checkpoint_id: str
     ) -> Flow[Snapshot | None]:
-        """Read one checkpoint and its log ranges. Return None if it does not exist."""
+        """Read one checkpoint and its log ranges. Return None if the checkpoint does not exist."""
         rows = yield self.sql("find_checkpoint", namespace_key, pack_id(checkpoint_id))
         if rows and unpack_id(rows[0][1]) != checkpoint_id:
             raise build_damaged_index_error(f"checkpoint {checkpoint_id!r} of thread {thread_id!r}")
@@ -475,7 +475,7 @@ class CheckpointReader:
         """Decrypt a row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`.
 
         The log ranges in the returned snapshot are flat lists of numbers, as they are stored.
-        `resolve_ranges` converts them to pairs of start and stop.
+        `resolve_ranges` converts the flat lists to pairs of start and stop.
         """
         return decrypt_checkpoint(self.seal, thread_id, checkpoint_ns, row)
 
@@ -517,7 +517,7 @@ class CheckpointReader:
             )
 
     def read_activity_time(self, snapshot: Snapshot, put_at: float) -> float:
-        """Return the time in a checkpoint's `ts`, or the time of its put if the put was earlier.
+        """Return the time in a checkpoint's `ts`, or the time when it was stored, if earlier.
 
         The result is in seconds since 1970.
         """

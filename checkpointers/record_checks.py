@@ -57,9 +57,9 @@ class _LogPositions:
     def check_ranges(self, flat_ranges: Sequence[int]) -> None:
         """Check that all items in the stored ranges of a value exist.
 
-        A valid value has few ranges, even if it has many items. Each range contains at most all
-        items of the log, so the number of items in a valid value is at most a small multiple of the
-        number of items in the log. A larger number is refused.
+        A valid value has few ranges, even if it has many items. A range contains at most all items
+        of the log. A valid value therefore contains at most a small multiple of the log's items. A
+        larger number is refused.
         """
         total = 0
         for start, length in zip(flat_ranges[::2], flat_ranges[1::2], strict=True):

@@ -30,9 +30,9 @@ VIEWS_NAMESPACE: Final = "perdure:views"
 # Maximum length in characters of an indexed metadata value. A search for a longer value does not
 # use the index and reads rows.
 _TAG_LIMIT: Final = 256
-# Names of metadata values that are not indexed. An index would not help to find such a value,
-# because the value differs at every checkpoint, has few variants, or is the same at every
-# checkpoint.
+# Names of metadata values that are not indexed. An index would not help to find a value with one of
+# these names, because the value differs at every checkpoint, has few variants, or is the same at
+# every checkpoint.
 UNTAGGED_NAMES: Final = frozenset({"step", "parents", "source", "ls_integration"})
 UNLISTED_NAMES: Final = frozenset(
     ("source", "step", "parents", "writes", "thread_id", "run_id", "imported", "titled", "times")

@@ -70,8 +70,8 @@ class ValueContext(NamedTuple):
         is_input: Whether the value is an input of a reducer, which has yet to assign ids to
             messages. A message without an id is then removed if its content equals that of an
             erased message.
-        allows_bare_text: Whether bare text or a `(role, text)` pair may be such a message, because
-            a channel of messages receives the value.
+        allows_bare_text: Whether bare text or a `(role, text)` pair may be a message, because a
+            channel of messages receives the value.
         describes_task: Whether the value describes a task (a `Send`, an interrupt, an error,
             metadata). Text in it is a quotation if it contains a text of an erased message.
         in_kept_message: Whether the value is part of a message that is kept. Its texts and calls
@@ -126,8 +126,8 @@ class Remover:
     _long_texts: TextSet = field(default_factory=TextSet)
     # Long texts by which the description of a task may quote an erased message.
     _task_texts: TextSet = field(default_factory=TextSet)
-    # The `id()` of each object that contains the value which is searched at the moment. A value
-    # that contains itself is thereby recognised.
+    # The `id()` of each object that contains the value which is searched at the moment. These ids
+    # are used to recognise a value that contains itself.
     _ancestors: set[int] = field(default_factory=set)
 
     @classmethod

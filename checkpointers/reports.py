@@ -24,7 +24,8 @@ class HistoryItem:
             and a position is never reused.
         branch: Whether the item is only on a branch that does not lead to the head.
         stored_at: The time (UTC) of the checkpoint that first stored the item. The time is the `ts`
-            of that checkpoint, or the time of the put if that is earlier. Copies, merges, imports
+            of that checkpoint, or the time at which the checkpoint was stored if that is earlier.
+            Copies, merges, imports
             of langgraph's databases, prunes and erasures of other messages do not change it.
     """
 

@@ -242,9 +242,9 @@ def _find_added_positions(
                     reader, thread_id, stored_checkpoint, parent, channel
                 )
             )
-        # A checkpoint with the source `input` is stored before the input is added to the state.
-        # Items that such a checkpoint contains and its parent does not contain were therefore added
-        # by an earlier run.
+        # A checkpoint with the source `input` is stored before the input is added to the state. If
+        # a checkpoint with the source `input` contains items that its parent does not contain, the
+        # items were therefore added by an earlier run.
         if reader.decode_metadata(checkpoint).get("source") != "input":
             added |= remaining - in_parent
         checkpoint, remaining = parent, in_parent

@@ -147,8 +147,8 @@ def save_index_progress(
 
     Returns:
         For each thread, whether the progress was stored. The progress is not stored if another
-        process has stored its progress first, or if something was removed from the thread in the
-        meantime.
+        process has stored its progress first, or if something was removed from the thread since the
+        progress was read.
     """
     rows = yield [sql("transcript_progress_of", thread_id) for thread_id, *_ in steps]
     # A difference in the version token is allowed, because it only means that the thread has

@@ -218,10 +218,11 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Yield checkpoints, last put first. Each checkpoint is read when the iterator reaches it.
+        """Yield checkpoints, most recently stored first.
 
-        The head of a namespace comes first. If the config contains no thread id, all threads are
-        listed one after the other.
+        Each checkpoint is read from the database only when the iterator reaches the checkpoint. The
+        head of a namespace comes first. If the config contains no thread id, all threads are listed
+        one after the other.
 
         Args:
             config: Names the thread and perhaps one `checkpoint_ns`. Without a namespace, all

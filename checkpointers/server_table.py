@@ -1,4 +1,7 @@
-"""Define the base class for the server's tables in a checkpointer's database, such as runs."""
+"""Define the base class for the tables of the server, such as the table of runs.
+
+These tables are in the database of a checkpointer.
+"""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ class SQLiteCheckpointer(Checkpointer):
         strict: Whether to rebuild only the classes in `allow` and those of langgraph and
             langchain-core. All other classes then raise `ForbiddenType` at put and at read. By
             default, pydantic models, dataclasses, enums and named tuples are rebuilt without
-            running their code if the process has imported their class. Otherwise they are returned
-            as a dict of their fields.
+            running their code if the process has imported their class. If the process has not
+            imported the class, an object is returned as a dict of its fields.
         types: Further types whose values can be stored, each as `StoredType(cls, dump, load)`.
         aliases: The new classes for renamed or moved classes, by old name. An old name is a pair
             `(module, qualified name)` or text like `"module:Name"`. A value that was stored under
@@ -56,8 +56,8 @@ class SQLiteCheckpointer(Checkpointer):
         cache_bytes: The approximate maximum memory of the cache, in bytes.
         factory: The class of SQLite connections.
         untrusted: Whether the file comes from elsewhere and its threads are to be imported. The
-            file is only read. It is refused if its tables are not those of perdure, or if it is
-            damaged; see docs/threads.md.
+            file is only read. A file is refused if its tables are not those of perdure, or if the
+            file is damaged; see docs/threads.md.
         max_value_bytes: The maximum size in bytes of a value that is read from an untrusted file.
 
     Raises:

@@ -1,9 +1,10 @@
-"""Filter the puts of runs that loaded their state before an erasure or a deletion of the thread.
+"""Filter what a run stores if the run loaded its state before an erasure or a deletion.
 
 A run that started before an erasure still has the erased messages in memory, so its next checkpoint
-and the writes of its tasks contain them. The erased messages and quotations of them are recognised
-by the hashes in the removal records and are not stored again. The rest is stored. If the thread was
-deleted, nothing is stored, and the put raises `ThreadDeleted`.
+and the writes of its tasks contain the erased messages. Erased messages and quotations of erased
+messages are recognised by the hashes in the removal records, and are not stored again. All other
+data of the run is stored. If the thread was deleted, nothing is stored, and the request to store
+data raises `ThreadDeleted`.
 """
 
 from __future__ import annotations
@@ -186,7 +187,10 @@ class StalePut:
     # -- a checkpoint
 
     def filter_checkpoint(self, put: CheckpointPut) -> CheckpointPut:
-        """Return a copy of a put without erased messages and without quotations of them."""
+        """Return a copy of a request to store a checkpoint, without erased messages.
+
+        Quotations of erased messages are removed as well.
+        """
         values, other_fields, metadata = put.decode_values(self._codec)
         self._find_erased_messages(values.items(), are_inputs=False)
         self._remover.remove_messages_from(other_fields, ValueContext())

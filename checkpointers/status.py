@@ -120,7 +120,7 @@ def find_send_targets(sends: Any) -> list[str | None]:
 
 
 def _group_writes_by_task(writes: Sequence[TaskWrite]) -> dict[str, list[TaskWrite]]:
-    """Group pending writes by their task.
+    """Group pending writes by the id of the task that has made them.
 
     Tasks that other tasks have called, error handlers and updates of the state are left out.
     """
