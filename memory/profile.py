@@ -49,7 +49,7 @@ _MAX_PATH_PARTS: Final = 200
 
 
 def check_patch_operations(patch: Any) -> list[Document]:
-    """Check the operations of a patch, and return a copy of them.
+    """Check the operations of a JSON Patch. Return a copy of the list of operations.
 
     Raises:
         InvalidPatch: The patch is not a JSON Patch (RFC 6902), is too long, or has the path of the
@@ -84,8 +84,9 @@ def apply_patch(
     Args:
         document: The document.
         operations: The operations of the patch, from `check_patch_operations`.
-        by_model: Whether a model made the patch. An object that lacks fields of the object that it
-            replaces is then refused, because a model seldom means to remove them.
+        by_model: Whether a model made the patch. With True, a patch is refused if it replaces an
+            object with a new object that lacks some of the previous fields, because a model seldom
+            means to remove fields in this way.
 
     Raises:
         InvalidPatch: The patch does not fit the document, or the result is too large.
@@ -116,7 +117,7 @@ def _refuse_lost_fields(before: Document, after: Document, moved_path: str | Non
 
     Args:
         before: The document before the operation.
-        after: The document after it.
+        after: The document after the operation.
         moved_path: The path from which the operation moves a value, or None.
     """
     lost_paths = (
@@ -137,7 +138,7 @@ def iter_missing_values(previous: Any, new: Any, path: str = "") -> Iterator[tup
     Args:
         previous: The previous document.
         new: The new document.
-        path: The path of both documents within larger ones.
+        path: The path of the two documents if they are parts of larger documents.
     """
     if isinstance(previous, dict) and isinstance(new, dict):
         for name, part in previous.items():
@@ -155,7 +156,7 @@ def iter_missing_values(previous: Any, new: Any, path: str = "") -> Iterator[tup
 def are_patched_fields_unchanged(
     operations: Sequence[Document], seen_document: Document, current_document: Document
 ) -> bool:
-    """Return whether all top-level fields that a patch touches are equal in both documents.
+    """Return whether the top-level fields that a patch changes are equal in two documents.
 
     Args:
         operations: The operations of the patch.
@@ -281,7 +282,7 @@ def dump_profile(profile: BaseModel) -> Document:
 
 
 def validate_profile(schema: type[M], document: Document) -> M:
-    """Validate a document against the schema, and return it as a profile.
+    """Validate a document against the schema of the profile. Return an instance of the schema.
 
     Validation is strict: text is not accepted as a number, for example, and unknown fields are
     refused.
@@ -324,10 +325,10 @@ _DOCUMENT: Final = "document"
 
 @dataclass(frozen=True, slots=True)
 class ProfileState(Generic[M]):
-    """A profile as the store has it.
+    """The state of a profile in the store.
 
     Attributes:
-        owner: The `Profile` that read it.
+        owner: The `Profile` object that read the state.
         name: The key of its item.
         item: The stored item, or None.
         document: The stored document, or the defaults of the schema.
@@ -350,7 +351,7 @@ class ProfileVersion:
     Attributes:
         document: The document.
         version: The number of the version, or None if the store keeps no versions.
-        change: The method that made it, `"patch"` or `"set"`.
+        change: The method that made the version, `"patch"` or `"set"`.
         valid_from: Since when the profile had this document.
         valid_to: Until when, or None for the present version.
         provenance: Where the change comes from.
@@ -369,13 +370,13 @@ class Profile(Generic[M]):
 
     Each change of the profile is validated against the schema and checked by the gate. If a change
     is refused or cannot be applied, `InvalidPatch` is raised and nothing is written. If two changes
-    are made at the same time, both take effect, except in a store without versions.
+    are made at the same time, neither change is lost, except in a store without versions.
 
     Args:
         schema: A pydantic model.
         store: The store, or None for, within a graph, the graph's store.
         namespace: Labels of the namespace; see `Template`.
-        key: The key of the item, which is a template as well.
+        key: The key of the item. The key may contain placeholders, like a label of `namespace`.
         gate: Judges each value that a change sets. None means `Gate()`. E-mail addresses and
             telephone numbers are kept if an application sets them, or if a user's message contains
             them.
@@ -394,7 +395,8 @@ class Profile(Generic[M]):
             self.json_schema: Document = schema.model_json_schema()
             if not isinstance(schema, type) or issubclass(schema, RootModel):
                 raise TypeError("it has no fields")
-        # The schema is not a pydantic model, or it has a field that JSON cannot express.
+        # An error means that the schema is not a pydantic model, or has a field that JSON cannot
+        # express.
         except Exception as exc:
             expected = "a pydantic model that has fields and a JSON schema"
             raise ConfigurationError(f"the schema is {schema!r:.80}; expected {expected}") from exc
@@ -473,7 +475,8 @@ class Profile(Generic[M]):
         """
         handle = self.get_handle(config)
         for version in await handle.list_versions():
-            # `_copy_document` raises an error if the item is not a profile. Then nothing is erased.
+            # Nothing is erased if the item is not a profile, because `_copy_document` raises an
+            # error.
             _copy_document(version)
         if handle.adapter.versioned:
             receipt: Receipt = await handle.adapter.call("forget", handle.namespace, key=handle.key)
@@ -501,8 +504,8 @@ class Profile(Generic[M]):
     ) -> ProfileState[M]:
         """Read the profile and its document.
 
-        If the document does not fit the schema, the result contains the reason instead of a
-        profile.
+        If the document does not fit the schema, the field `profile` of the result is None, and the
+        field `fault` contains the reason.
         """
         item = await handle.read(as_of)
         document = _copy_document(item) if item else dump_profile(self.schema.model_construct())
@@ -516,7 +519,9 @@ class Profile(Generic[M]):
     async def plan_patch(
         self, handle: ItemHandle, operations: Sequence[Document], seen: Document
     ) -> Sequence[PutItem]:
-        """Plan a patch that a model made for the document `seen`. Return the puts that write it.
+        """Apply a patch that a model made for the document `seen`. Return the puts to write.
+
+        The profile in the store may have changed since the model saw the document.
 
         The patch is applied to the stored profile.
 
@@ -557,7 +562,8 @@ class Profile(Generic[M]):
         """Return the puts that write a change of the profile, and the profile after the change."""
         try:
             new_document = change(state.document)
-        # The message may quote field names that the gate has not checked, so it is redacted.
+        # The error message may quote field names that the gate has not checked, so secrets in the
+        # message are redacted.
         except InvalidPatch as exc:
             raise InvalidPatch(self.gate.sensitive.redact(str(exc))) from None
         # Values that are stored already are not checked again, even if they move within a list.

@@ -63,9 +63,9 @@ def read_tool_output(
 
     The model passes the id of the earlier tool call to the tool. The tool looks for that call's
     result in the state of the run, then in the history of the graph's namespace up to the run's
-    checkpoint, then in the histories of its parent graphs. If the original is in none of them, and
-    the state has only a shortened form of the result, the other namespaces of the same thread are
-    searched for the message with the original. Other threads are never read.
+    checkpoint, then in the histories of its parent graphs. If the original result is not found in
+    these places, but the state contains a shortened form of the result, the tool searches all other
+    namespaces of the thread for the original. The tool never reads other threads.
 
     A result of at most `limit` characters is returned unchanged. A longer result is returned in
     pages. The model passes `start` to read the next page. If no result is found, because the id is
@@ -73,7 +73,8 @@ def read_tool_output(
 
     Args:
         checkpointer: A perdure checkpointer. With None, the checkpointer of the graph in which the
-            tool runs is used. If that is another library's, only the state of the run is read.
+            tool runs is used. If the graph's checkpointer is from another library, the tool reads
+            only the state of the run.
         limit: The maximum number of characters of a result that one call returns, at least 100.
         name: The name of the tool. No other tool of the agent may have the same name.
         description: The text that tells the model when to use the tool.

@@ -36,7 +36,8 @@ from perdure.stores.base import Namespace
 from perdure.stores.normal_form import normalize_text
 from perdure.stores.store import Store
 
-NAMESPACE: Final = ("memories", "{user_id}")  # the default namespace of memories
+# The default namespace of memories.
+NAMESPACE: Final = ("memories", "{user_id}")
 Labels = Sequence[str] | Sequence[Sequence[str]]
 """The labels of a namespace, or a list of the labels of several namespaces; see `Template`."""
 _MAX_REJECTED_FACTOR: Final = 3
@@ -48,8 +49,8 @@ number of memories that the search has to return.
 # Minimum number of memories that are read in addition to the search's limit, because some memories
 # repeat other memories.
 _MIN_SPARE: Final = 5
-# Factor by which the limit of a search is multiplied if the search found too few usable memories
-# and is repeated.
+# If a search finds too few usable memories, it is repeated. The limit of the repeated search is the
+# previous limit multiplied by this factor.
 _DEPTH_FACTOR: Final = 4
 # To find duplicates, each memory in a merged ranking is compared with at most this number of the
 # best memories.
@@ -91,8 +92,9 @@ class RecallResult:
     def explain(self) -> str:
         """Explain to a human reader which memories were recalled, and which scored too low.
 
-        Memories below the minimum score are listed only after a recall with `explain=True`. Each
-        memory has a line with its score, key and text, and a line with the parts of its score.
+        Memories below the minimum score are listed only after a recall with `explain=True`. For
+        each memory, one line contains the score, the key and the text, and a second line contains
+        the parts of the score.
         """
         limit = f"minimum score {self.min_score:.2f}" if self.min_score else "no minimum score"
         lines = [
@@ -173,7 +175,8 @@ class MemorySearch:
         limit: See `recall`.
         max_tokens: See `recall`.
         min_score: See `recall`.
-        all_below: If the namespaces have fewer memories than this number, all of them are found.
+        all_below: If the namespaces contain fewer memories than this number, all memories are
+            found.
         namespaces: See `recall`.
     """
 
@@ -242,8 +245,8 @@ class MemorySearch:
             during: The period that the query is about.
             accepts: Returns whether a memory may be in the result.
             max_tokens: The maximum number of tokens, or None for that of this search.
-            expected_rejections: About how many memories `accepts` will reject. That many more
-                memories are read at once.
+            expected_rejections: About how many memories `accepts` will reject. The first search
+                then reads additional memories to replace the rejected ones.
             explain: Whether the result also has memories below the minimum score.
         """
         check_instance("query", query, str, "text")
@@ -352,8 +355,8 @@ class MemorySearch:
                 below = [pair for pair in candidates if is_below_min_score(pair[1], min_score)]
                 return [*ordered, *below][:max_results]
             depth *= _DEPTH_FACTOR
-            # A filter by kind has to read every value, so only repeated searches use it. Stores
-            # other than perdure's do not support $in.
+            # A filter by kind has to read the value of every memory, so the filter is used only in
+            # repeated searches. Stores other than perdure's do not support $in.
             if adapter.versioned and self._kinds is not None:
                 options = {**options, "filter": {"kind": {"$in": list(self._kinds)}}}
 
@@ -390,14 +393,14 @@ async def _recall(
 
     The node `use_memories` recalls memories in this way before a model is called.
 
-    Within one namespace, memories are ranked by the store's search. The memories that were
-    extracted or written by a tool are then moved up: their rank number is halved, and each of them
-    comes before the turns from which it was made. Results from several namespaces are merged by
-    rank. If several memories state the same fact, only one of them is returned. A turn that only
-    asks the same question as the query ranks behind a statement that answers the question. A turn
-    with exactly the text of the query is not returned. A superseded memory is not returned if its
-    successor is recalled. If the successor is not recalled, the superseded memory is shown with the
-    date until which it was true.
+    Within one namespace, memories are ranked by the store's search. Memories that are not turns are
+    then moved up. The rank number of such a memory is halved, and the memory comes before the turns
+    from which it was made. Results from several namespaces are merged by rank. If several memories
+    state one fact, only the best of these memories is returned. A turn that only asks the same
+    question as the query ranks behind a statement that answers the question. A turn with exactly
+    the text of the query is not returned. A superseded memory is not returned if its successor is
+    recalled. If the successor is not recalled, the superseded memory is shown with the date until
+    which it was true.
 
     Args:
         query: The query, in the words of the user.
@@ -471,7 +474,7 @@ def merge_rankings(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int)
 
 
 def _rank_facts_first(memories: Sequence[Memory]) -> list[Memory]:
-    """Reorder memories, so that extracted facts come earlier and before their source turns.
+    """Move extracted memories up, so that each comes before the turns from which it was made.
 
     The rank of each memory that is not a turn is halved.
     """

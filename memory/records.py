@@ -1,4 +1,6 @@
-"""Data types of long-term memory, and an adapter that reads and writes them in any langgraph store.
+"""Define the data types of long-term memory, and an adapter for langgraph stores.
+
+The adapter reads and writes memories in any langgraph store.
 
 A store other than perdure's keeps the provenance in a field of the value, keeps no past versions,
 and does not support conditional writes.
@@ -52,7 +54,10 @@ AUTHOR: Final = tombstones.AUTHOR
 WITHOUT_AUTHOR: Final = tombstones.UNNAMED
 SOURCE: Final = tombstones.SOURCE
 HASHED_ID_PREFIX: Final = "unnamed-"
-"""The prefix of the id that perdure gives to a message without one. A hash follows it."""
+"""The prefix of the id that perdure gives to a message without an id.
+
+The id consists of this prefix and a hash.
+"""
 # Maximum number of previous texts that a memory keeps. Older texts are dropped.
 _MAX_PREVIOUS_TEXTS: Final = 10
 # Number of items that one call of the store's `search` returns at most.
@@ -81,7 +86,7 @@ class Previous:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A memory as a store keeps it.
+    """A memory that was read from a store.
 
     Attributes:
         namespace: The namespace of the item in the store.
@@ -89,11 +94,11 @@ class Memory:
         text: The text of the memory.
         kind: `"fact"`, `"turn"`, `"episode"`, or a kind that the application defines.
         value: The whole JSON document: `text`, `kind` and all other fields.
-        provenance: Where the memory comes from, if that is known.
+        provenance: The origin of the memory, or None if it is unknown.
         version: The version number, which starts at 1, or None if the store keeps no versions.
         valid_from: Since when the memory has this text (UTC).
-        valid_to: Until when it had this text (UTC), or None for the present version.
-        previous: Its previous texts, newest first.
+        valid_to: Until when the memory had this text (UTC), or None for the present version.
+        previous: The previous texts of the memory, newest first.
         score: The score of the memory for a query, or None if it was not found by a query.
         parts: The parts whose sum is the score, by name.
     """
@@ -122,8 +127,9 @@ class Candidate:
         fields: Further fields of its value.
         provenance: Where the text comes from.
         role: The role of the speaker on whose words the text rests.
-        explicit: Whether somebody asked for this memory, by a tool or in code.
-        by_model: Whether a model asked for it, by a tool.
+        explicit: Whether a model or an application requested this memory explicitly, with a tool or
+            in code.
+        by_model: Whether a model requested this memory with a tool.
     """
 
     text: str
@@ -143,9 +149,11 @@ class Verdict:
         action: The decision.
         reason: Why, or "" if the candidate is kept without changes.
         check: The name of the check that decided.
-        text: The text to store instead of the candidate's text, or None to store the latter.
-        same_as: The key of the memory that already states the same.
-        fields: The fields to store instead of the candidate's fields, or None to store the latter.
+        text: The text to store instead of the candidate's text, or None to store the candidate's
+            text.
+        same_as: The key of an existing memory that states the same fact, or None.
+        fields: The fields to store instead of the candidate's fields, or None to store the
+            candidate's fields.
     """
 
     action: Action
@@ -166,7 +174,7 @@ class Outcome:
     Attributes:
         change: What was done. `"unchanged"` means that the memory existed already.
         key: The key of the memory, or of the entry in quarantine.
-        reason: Why the request was not carried out as it was made, or "".
+        reason: The reason why the request was refused or changed, or "".
         check: The name of the gate's check that decided, or "".
     """
 
@@ -213,7 +221,7 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
 
 
 def format_dates(memories: Sequence[Memory]) -> list[str | None]:
-    """Return the date of each memory, or its time (UTC) if several memories have the same date.
+    """Return a date for each memory. Memories with the same date get a time in UTC.
 
     A time has minutes, seconds or milliseconds, whichever suffices to distinguish the memory from
     the others. If the time of a memory is unknown, its date is None.
@@ -306,7 +314,9 @@ _PREVIOUS_TEXTS_ADAPTER: Final = TypeAdapter(tuple[Previous, ...])
 
 
 class StoreAdapter:
-    """Reads and writes memories in any langgraph store. Its async methods are effects.
+    """Reads and writes memories in any langgraph store.
+
+    The async methods are effects, which blocking and async callers can run.
 
     When this adapter reads an item from a perdure store, the item's time to live is not restarted.
     The reason is that many reads only compare memories, or find more memories than the model
@@ -372,8 +382,7 @@ class StoreAdapter:
     ) -> list[Memory]:
         """Return the memories under a prefix whose score is at least `min_score`.
 
-        Memories in namespaces below the prefix are included. Memories without a score are included,
-        too.
+        Memories in namespaces below the prefix and memories without a score are included.
 
         Args:
             prefix: The prefix of the namespaces.
@@ -431,7 +440,7 @@ class StoreAdapter:
         return [convert_item_to_memory(item) for item in items]
 
     async def write(self, puts: Sequence[PutItem]) -> None:
-        """Write the puts. A store with versions writes them in one transaction.
+        """Write the puts. A store with versions writes all puts in one transaction.
 
         Raises:
             VersionConflict: An item is no longer at the version that a put expects.
@@ -668,7 +677,7 @@ def build_next_value(
 ) -> dict[str, Any]:
     """Build the value of a memory's next version, in which the previous text is listed.
 
-    The previous text is added to the list only if it differs from the new text.
+    If the new text equals the previous text, the list of previous texts is not extended.
 
     Args:
         previous: The present version.

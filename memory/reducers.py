@@ -25,10 +25,10 @@ Reducer = Callable[[Any, Any], Any]
 
 
 class Keep(dict[str, Any]):
-    """An update that keeps the slice `start:end` of a list and drops the rest.
+    """An update that keeps the slice `start:end` of a list and removes all other elements.
 
-    A `Keep` is a dict. Its JSON form is `{"type": "keep", "from": -5, "to": null}`. The reducers of
-    this module also accept a plain dict in this form.
+    A `Keep` is a dict with the JSON form `{"type": "keep", "from": -5, "to": null}`. The reducers
+    of this module also accept a plain dict in this form.
 
     >>> Keep(start=-5)
     Keep(start=-5, end=None)
@@ -43,7 +43,9 @@ class Keep(dict[str, Any]):
 
 
 def messages(left: Any, right: Any) -> Any:
-    """Merge an update into a list of messages. Use it as `Annotated[list[AnyMessage], messages]`.
+    """Merge an update into a list of messages.
+
+    Use this reducer in a state's schema: `Annotated[list[AnyMessage], messages]`.
 
     The update may be everything that `add_messages` accepts, that is, messages in any form,
     `RemoveMessage` and `REMOVE_ALL_MESSAGES`. The update may also be a `Keep(...)` or its JSON

@@ -1,10 +1,10 @@
-"""Rank turns that repeat the question of a query behind the turns that answer it.
+"""Rank turns that only repeat the question in a query behind turns that answer the question.
 
 A stored question shares all its words with a query that asks the same question, so a search ranks
 the stored question above the statement that answers it. This module classifies each turn by two
-groups of words: the words that the turn shares with the query, and the turn's other words. One of
-the other words is informative if it is a name, a number, or rare in its language. Each turn gets
-one of four roles:
+groups of words: the words that the turn shares with the query, and the turn's other words. A word
+of the second group is informative if it is a name, a number, or a rare word. Each turn gets one of
+four roles:
 
     ANSWERS   an informative word remains, or it shares too few words with the query to repeat it
     SAYS      only ordinary words remain, in a statement such as "My father built it"
@@ -44,7 +44,8 @@ from perdure.stores.text import (
 )
 
 ANSWERS, SAYS, REPEATS, ASKS = range(4)
-# Maximum length of a turn that is examined, in characters. A longer turn gets the role ANSWERS.
+# Maximum length of a turn, in characters, up to which its words are examined. A longer turn gets
+# the role ANSWERS.
 _MAX_CHARS: Final = 400
 # The following constants are amounts of information, in nats. A word with at least this much
 # information is rare.
@@ -145,8 +146,8 @@ def _build_sort_key(
 def _is_reply(memory: Memory, unanswered_positions: set[tuple[str | None, int | None]]) -> bool:
     """Return whether a memory was made from a message that directly follows an unanswered message.
 
-    An unanswered message is a message whose turn does not answer the query. For each of them,
-    `unanswered_positions` contains the tuple (thread id, position in the thread).
+    An unanswered message is a message whose turn does not answer the query. `unanswered_positions`
+    contains the tuple (thread id, position in the thread) of each unanswered message.
     """
     source = memory.provenance
     if source is None or source.position is None:
@@ -262,5 +263,5 @@ def _remove_speaker(memory: Memory) -> str:
 
 
 def is_same_as_query(memory: Memory, query: str) -> bool:
-    """Return whether a memory has the kind "turn" and its text is the same as the query."""
+    """Return whether a memory is a turn (its `kind` is "turn") whose text equals the query."""
     return memory.kind == TURN and is_same_text(memory.text, query)

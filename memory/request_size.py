@@ -24,13 +24,13 @@ _MIN_SHARE: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class RequestParts:
-    """The size of the request's parts outside the state, and whose token usage reports are used.
+    """The sizes of the request's parts outside the state, and the source of reported token usage.
 
     Attributes:
         tools: The number of tokens of the schemas of the tools.
         system: The number of tokens of the system prompt that is not among the messages.
-        other: The number of tokens of tools and system message in the last request, without a
-            summary, or 0 if it is unknown.
+        other: The number of tokens of the tools and the system message in the last request, without
+            the summary. The value is 0 if this number is unknown.
         model: The name of the model whose reported usage is used, or None for any model.
         agent: The name of the agent whose answers are used. langchain stores the agent's name in
             the field `name` of an answer.
@@ -45,9 +45,9 @@ class RequestParts:
     def count_tokens(self, system_message_tokens: int, fixed_tokens: float) -> int:
         """Return the number of tokens of the request without messages other than system messages.
 
-        `fixed_tokens` is the number of tokens that a counting function adds to each request. The
-        function is assumed to count the tools among them, so the larger one of `fixed_tokens` and
-        `self.tools` is used.
+        `fixed_tokens` is the number of tokens that a counting function adds to each request. These
+        tokens are assumed to include the tools, so either `fixed_tokens` or `self.tools` is used,
+        whichever is larger.
         """
         tools = max(self.tools, ceil(fixed_tokens))
         return max(tools + self.system + system_message_tokens, self.other)

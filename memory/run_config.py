@@ -26,7 +26,7 @@ CHOSEN_TEAM: Final = "__perdure_team"
 
 @runtime_checkable
 class Versioned(Protocol):
-    """A store or checkpointer that keeps earlier versions, as perdure's own classes do."""
+    """The protocol of a store or checkpointer that keeps earlier versions, as perdure's do."""
 
     history: Callable[..., Any]
     ahistory: Callable[..., Any]
@@ -40,7 +40,8 @@ def get_graph_store(component: str) -> Any:
     Raises:
         ConfigurationError: No graph is running, or it has no store.
     """
-    # Importing this module takes half a second, and most processes do not need it.
+    # `langgraph.config` is imported within the function, because the import takes half a second and
+    # most processes do not need the module.
     from langgraph.config import get_store
 
     try:
@@ -57,8 +58,8 @@ def get_graph_store(component: str) -> Any:
 def read_run_values(names: Sequence[str], config: RunnableConfig | None) -> dict[str, Any]:
     """Read values by name from a run's context, or from its `configurable` as a fallback.
 
-    langgraph does not store the context of a run. The values that are found in the context are
-    therefore passed to the run's checkpointer, which stores them with the thread.
+    langgraph does not store the context of a run. Values from the context are therefore passed to
+    the run's checkpointer, which stores the values with the thread.
     """
     config = ensure_config(config)
     configurable, values = config["configurable"], find_run_context_values(config, names)
@@ -263,7 +264,7 @@ class Template:
     ) -> tuple[str, ...]:
         """Return the labels for a run.
 
-        If `team` is not None, it is the value of the placeholder `{team}`.
+        If `team` is not None, the placeholder `{team}` is replaced by `team`.
         """
         if self.lacks_memory(config):
             raise InvalidConfig(
@@ -329,7 +330,7 @@ class Template:
 def _parse_label(label: Any) -> tuple[str, str, str]:
     """Split a label into (text before the placeholder, the placeholder's name, text after it).
 
-    If the label contains no placeholder, or no text after it, that element of the tuple is "".
+    If the label contains no placeholder, the last two elements of the tuple are "".
     """
     match = _LABEL.fullmatch(label) if isinstance(label, str) and label else None
     if match is None:

@@ -1,11 +1,11 @@
-"""Compare two texts: decide whether they state the same fact.
+"""Decide whether two texts state the same fact.
 
-Two texts state the same fact in one of three cases. First, their normal forms are equal. Second,
-the texts have the same words in the same order, except for pairs of words with similar vectors.
-Third, one text is a rotation of the other text, which means that words were moved from its start to
-its end. The vectors of opposites, such as "hot" and "cold", are similar, too, so the threshold for
-similar vectors is high. The threshold was measured by `benchmarks/paraphrases.py`, see
-docs/decisions/0017-what-is-the-same.md.
+Two texts state the same fact in one of three cases. In the first case, the normal forms of the two
+texts are equal. In the second case, the two texts have the same words in the same order, except for
+pairs of words with similar vectors. In the third case, one text is a rotation of the other text,
+which means that words were moved from the start of the text to its end. The vectors of opposites,
+such as "hot" and "cold", are similar as well, so the threshold for similar vectors is high. The
+threshold was measured by `benchmarks/paraphrases.py`, see docs/decisions/0017-what-is-the-same.md.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def _differ_by_similar_words(left_words: tuple[str, ...], right_words: tuple[str
     """Return whether two lists of words differ only in words with similar vectors.
 
     If a differing word contains a capital or a digit, the result is False, because different names
-    and numbers are different facts. If two differing words have the same stem, the result is False,
-    too.
+    and numbers are different facts. Two differing words with the same stem also make the result
+    False.
     """
     differ = [pair for pair in zip(left_words, right_words, strict=True) if pair[0] != pair[1]]
     if not all(word.isalpha() and word.islower() for pair in differ for word in pair):
@@ -68,7 +68,11 @@ def _differ_by_similar_words(left_words: tuple[str, ...], right_words: tuple[str
 
 
 def _is_rotation(left_words: tuple[str, ...], right_words: tuple[str, ...]) -> bool:
-    """Return whether words can be moved from the start of one text to its end to get the other."""
+    """Return whether one list of words is a rotation of the other list.
+
+    The lists are rotations of each other if words can be moved from the start of one list to its
+    end to get the other list.
+    """
     first, second = ([word.lower() for word in words] for words in (left_words, right_words))
     if len(first) < _MIN_WORDS_TO_ROTATE or sorted(first) != sorted(second):
         return False

@@ -89,8 +89,8 @@ _UNFINISHED: Final = (
 # A summary is written in the background when the conversation has reached this share of the
 # trigger.
 _BACKGROUND_SHARE: Final = 0.75
-# Maximum number of characters of a turn's question that are sent to the model when it is asked for
-# a summary of a part of this turn.
+# If only a part of a turn is summarised, the question of the turn is sent to the model together
+# with that part. A longer question is cut to this number of characters.
 _MAX_QUESTION_CHARS: Final = 2_000
 
 
@@ -280,7 +280,7 @@ class Summarize(MessagesNode):
         return bool(self._select_from_state(state).messages)
 
     def schedule(self, state: Any) -> None:
-        """Schedule a summary that is written after the current run, if one is needed soon.
+        """Schedule a summary that is written after the current run, if a summary is needed soon.
 
         A summary is scheduled only if the node has `background=True`, the graph is not a subgraph,
         and the run has a checkpointer.
@@ -310,9 +310,10 @@ class Summarize(MessagesNode):
         """Write the summary of an idle thread whose size has reached three quarters of the trigger.
 
         Call this method from a job queue or a timer of your own. A node with `background=True`
-        needs no such call, because it writes this summary after each turn in which the size is
-        reached. The summary is stored while the thread is locked, and the next run applies it. The
-        summary is discarded if new checkpoints are stored in the thread while the model writes.
+        needs no such call, because the node writes the summary after the turn in which the thread
+        has reached this size. The summary is stored while the thread is locked, and the next run
+        applies the summary. The summary is discarded if new checkpoints are stored in the thread
+        while the model writes.
 
         Returns:
             Whether a summary was stored.
@@ -480,7 +481,8 @@ class Summarize(MessagesNode):
     ) -> str | None:
         """Ask the model for a summary of the selected messages.
 
-        Returns None if the messages have no content, or if one of them was erased in the meantime.
+        Return None if the messages have no content, or if a message was erased while the model
+        wrote the summary.
         """
         turns, steps = render_message_units(selection.turns), render_message_units(selection.steps)
         units = [*turns, *steps]
@@ -502,9 +504,9 @@ class Summarize(MessagesNode):
         return text
 
     def _warn_of_repeated_ids(self, ids: Sequence[str]) -> None:
-        """Log a warning once if `summarized` contains many duplicates.
+        """Log a warning once if the channel `summarized` contains many duplicate ids.
 
-        The reducer `operator.add` causes them.
+        Duplicate ids arise if the channel has the reducer `operator.add`.
         """
         distinct = len(set(ids))
         if self._warned.is_set() or len(ids) <= 2 * distinct:
@@ -568,9 +570,9 @@ class Summarize(MessagesNode):
 
         Return the messages of the selected exchanges, and the turn's question. If no exchange is
         selected, return ([], None). The question itself is not summarised. The newest exchange is
-        not selected, and neither are the exchanges before it that fit in `keep` and in
-        `max_kept_tokens`. An exchange is not selected if the result of one of its tool calls is
-        missing.
+        not selected. Exchanges before the newest exchange are not selected if they fit in `keep`
+        and in `max_kept_tokens`. An exchange is not selected if the result of one of its tool calls
+        is missing.
         """
         stored = next(iter_turns(turn, purpose="state"), None)
         units = [] if stored is None else stored.units

@@ -170,7 +170,7 @@ class SummaryRequest:
         return await self.call.request_usable_answer(build_request, check_answer)
 
     def _count_tokens_with_line_break(self, text: str) -> int:
-        """Count the tokens of a text and of the line break after it. Return 0 for an empty text."""
+        """Count the tokens of a text and a line break. Return 0 for an empty text."""
         return self.count_tokens(text) + 1 if text else 0
 
     def _split_texts(self, texts: Sequence[str], max_tokens: int) -> tuple[list[str], list[str]]:

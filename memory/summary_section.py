@@ -53,8 +53,8 @@ def remove_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage
     summary, rest = None, []
     for message in messages:
         if REQUEST_ONLY in message.additional_kwargs and isinstance(message, HumanMessage):
-            # perdure added this message to an earlier request. The next request adds it again if
-            # needed.
+            # A human message with the key `REQUEST_ONLY` was added to an earlier request by
+            # perdure. If the next request needs such a message, perdure adds it again.
             continue
         mark = message.additional_kwargs.get(SUMMARY_MARK)
         if mark is None:

@@ -32,7 +32,7 @@ _EXPECTED: Final = "a summary that summarize() has written, or text"
 
 
 class Summary(TypedDict):
-    """A summary, in the JSON form in which it is stored.
+    """A summary of a conversation, in the JSON form that the channel `summary` stores.
 
     Attributes:
         text: The text of the summary.
@@ -109,7 +109,7 @@ def extend_summary(
     summarized_ids: Iterable[str] = (),
     conversation: Messages = (),
 ) -> Summary:
-    """Return a copy of a summary with a new text, and record that it also covers `messages`.
+    """Build a summary with a new text that covers `messages` and all previously covered messages.
 
     A message that is summarised again, because its content has changed, is counted once.
 
@@ -120,7 +120,7 @@ def extend_summary(
         summarized_ids: The ids of the messages that the previous summary covers.
         conversation: All present messages. The token usage that they report belongs to requests
             without the new summary. The summary therefore stores the id of the newest answer among
-            them, so that later usage can be distinguished.
+            these messages, so that later usage can be distinguished.
     """
     again = {message.id for message in messages}.intersection(summarized_ids) if previous else ()
     count = len(messages) - len(again) + (previous["count"] if previous else 0)
@@ -137,7 +137,9 @@ def extend_summary(
 
 
 class SummarizedMessages:
-    """The set of messages that a summary already covers. Use it as in `message in summarized`.
+    """The set of messages that a summary already covers.
+
+    The set supports membership tests such as `message in summarized`.
 
     A graph removes summarised messages from its own state, but the state of its parent graph, or of
     a subgraph, may still contain these messages. In addition, a client that sends the whole

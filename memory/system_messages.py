@@ -20,7 +20,7 @@ SUMMARY_MARK: Final = "perdure_summary"
 The key is not sent to providers.
 """
 INSTRUCTIONS: Final = "instructions"
-"""Key in the value of `SUMMARY_MARK`. Its value is the message's content without the summary.
+"""Key in the value of `SUMMARY_MARK`, under which the message's content without the summary is.
 
 The value is None if the summary is the whole content.
 """

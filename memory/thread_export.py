@@ -65,7 +65,7 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
 
 
 def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
-    """Yield the messages that each branch adds, and the number of exported messages before them.
+    """Yield, for each branch, its own messages and the number of exported messages before them.
 
     The main branch comes first. A branch that is the beginning of a longer branch yields no
     messages, because the longer branch contains them.
@@ -117,10 +117,11 @@ def _find_last_versions(lineage: Sequence[int], messages: Mapping[int, BaseMessa
 
 
 def _convert_to_message(value: Any) -> BaseMessage | None:
-    """Convert a value to a message. Return None if it is not a message."""
+    """Convert a value to a message. Return None if the value is not a message."""
     try:
         return convert_to_messages([value])[0]
-    except Exception:  # langchain-core raises many types of errors for a malformed message
+    # For a malformed message, langchain-core raises many types of errors.
+    except Exception:
         return None
 
 

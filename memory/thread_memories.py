@@ -25,7 +25,7 @@ async def _forget_thread_memories(
     places: Sequence[Namespace] = PLACES,
     dry_run: bool = False,
 ) -> Receipt:
-    """Erase the memories and examples that come from threads, also those in quarantine.
+    """Erase the memories and examples that come from threads, including quarantined candidates.
 
     The watermarks of the threads, which store how far memories were extracted, are erased as well.
     If a thread with one of the ids is imported again, memories are extracted from all of its

@@ -1,4 +1,4 @@
-"""Read the messages of a thread, and track how far extractors have read them (watermarks).
+"""Read the messages of a thread, and store how far extractors have read the thread.
 
 With perdure's checkpointers, the messages include those that were removed from the state. A
 watermark is a note in the store. The watermark of a thread contains the ids of the newest messages
@@ -75,7 +75,7 @@ class ThreadMessage:
 
     Attributes:
         message: The message.
-        id: The id of the message, or a hash of its text if it has none.
+        id: The id of the message, or a hash of its text if the message has no id.
         position: The position of the message in the thread, which a watermark assigns.
         at: When the message was written, if that is known.
         turn_is_remembered: Whether memories may be made from the turn that contains the message.
@@ -251,7 +251,7 @@ async def is_read_in_full(
 async def _read_perdure_history(
     saver: Any, thread_id: str, channel: str, timed_ids: Collection[str]
 ) -> ThreadHistory:
-    """Read all messages of a thread, with the times of the checkpoints that added them."""
+    """Read all messages of a thread. Their times are the times of their first checkpoints."""
     infos = await _list_checkpoints(saver, thread_id, 1)
     # If the newest checkpoint is not the head, all checkpoints are listed to find the head.
     if not any(info.is_head for info in infos):
@@ -285,7 +285,7 @@ async def _read_perdure_history(
 
 
 async def _list_checkpoints(saver: Any, thread_id: str, limit: int | None) -> list[CheckpointInfo]:
-    """List the newest checkpoints of a thread, at most `limit`, or all of them if it is None."""
+    """List the newest checkpoints of a thread, at most `limit`. If it is None, list all."""
     infos: list[CheckpointInfo] = await call_method(
         saver, "checkpoints", thread_id, checkpoint_ns="", limit=limit
     )
@@ -293,7 +293,7 @@ async def _list_checkpoints(saver: Any, thread_id: str, limit: int | None) -> li
 
 
 def _select_latest_versions(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessage]:
-    """Select one version of each message, and return them in the order of first occurrence.
+    """Select one version of each message. Return the versions in the order of first occurrence.
 
     `versions` contains pairs of a message version and a flag, which says whether the current state
     may contain that version. The last unshortened version in the state is selected. If the state
@@ -331,7 +331,7 @@ def _iter_thread_messages(messages: Sequence[BaseMessage]) -> Iterator[ThreadMes
 
 
 def _encode_message_identity(message: BaseMessage) -> bytes:
-    """Encode the parts of a message that identify it, as input of a hash function."""
+    """Encode the type, the name and the text of a message, as input of a hash function."""
     parts = (message.type, message.name or "", read_message_text(message))
     return "\0".join(parts).encode("utf-8", "surrogatepass")
 
@@ -374,8 +374,8 @@ class Watermark:
         known: The newest messages that were read, by position.
         count: The number of all messages that were read.
         next: The position of the next message.
-        checkpoint_id: The head of the thread when all messages were read. If the thread has another
-            head, it is due.
+        checkpoint_id: The head of the thread when all messages were read. A thread with a different
+            head is due.
         version: The version of the note, 0 if there is no note yet, or None if the store keeps no
             versions.
         attempts: The number of failures in a row.

@@ -66,7 +66,8 @@ _MESSAGES_PER_TRANSACTION: Final = 400
 # Number of indexing steps after which a transaction is committed. A thread with few messages is
 # indexed in one step.
 _THREADS_PER_TRANSACTION: Final = 60
-# Maximum number of characters of a message that are indexed. The rest of the message is ignored.
+# Maximum number of characters of a message that are indexed. The characters after the maximum are
+# ignored.
 _MAX_MESSAGE_CHARS: Final = 100_000
 # Number of messages in the first page of search results. Each further page is four times larger.
 _PAGE_SIZE: Final = 64
@@ -90,9 +91,9 @@ class ThreadHit:
         title: The title of the thread in lists.
         role: The role of the message.
         text: The text of the message.
-        at: When the message was said (UTC), if that is known.
+        at: When the message was written (UTC), or None if the time is unknown.
         marks: The start and end of each matching word in the text.
-        message_id: The id of the message, if it has one.
+        message_id: The id of the message, or None if the message has no id.
         position: The position of the message's item in the thread's log, as in `saver.history()`.
         score: The score of the message; a higher score is a better match.
     """
@@ -396,7 +397,7 @@ class TranscriptSearch:
             before = after if items else None
 
     def _write_index_steps(self, steps: Sequence[_IndexStep]) -> None:
-        """Write messages to the index, and the progress of their threads, in one transaction."""
+        """Write index steps in one transaction: their messages, and the progress of the threads."""
         if not steps:
             return
         advances = [step[:3] for step in steps]
@@ -415,8 +416,8 @@ class TranscriptSearch:
     def _iter_index_puts(self, step: _IndexStep) -> Iterator[PutItem]:
         """Yield a put for each message of a step that is added to the index.
 
-        Messages of tools and of the system are skipped. Messages with `{"remember": False}` in
-        their `response_metadata` are skipped, too.
+        Messages of tools and of the system are skipped, as are messages with `{"remember": False}`
+        in their `response_metadata`.
         """
         label = (step.after.path or b"").decode().rstrip("\0")
         for item, stored_at in step.items:
@@ -461,8 +462,8 @@ def _build_hit(query: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
 def find_marks(text: str, query: str) -> tuple[tuple[int, int], ...]:
     """Find the positions of a query's words in a text.
 
-    Inflected forms of the words are found, too. If the query contains a misspelt word, similar
-    words in the text are found.
+    The positions of inflected forms of the words are included. If the query contains a misspelt
+    word, similar words in the text are found.
 
     >>> find_marks("She runs; he ran to the shop.", "running shops")
     ((4, 8), (24, 28))
@@ -518,8 +519,8 @@ def search_threads(
     threads that have changed since they were last indexed. The index is stored in separate tables
     that only `search_threads` reads, so that the content of the index never gets into a prompt, a
     recall or a search of the store. The index entries of a thread or a message are deleted together
-    with the thread or the message. Messages of tools and of the system are not searched, and
-    neither are messages with `{"remember": False}` in their `response_metadata`.
+    with the thread or the message. The search ignores messages of tools and of the system, and
+    messages with `{"remember": False}` in their `response_metadata`.
 
     Args:
         saver: One of perdure's checkpointers.
@@ -530,8 +531,8 @@ def search_threads(
         filter: Only threads whose metadata has these values.
         limit: The maximum number of threads.
         wait_s: Seconds to wait while threads are indexed. After that, the index is searched as it
-            is, `unread` has the number of threads that are left, and indexing continues in the
-            background. None means to wait until all threads are indexed.
+            is, `unread` is the number of threads that are not indexed yet, and indexing continues
+            in the background. None means to wait until all threads are indexed.
         progress: Called during the wait with the number of indexed threads, and of all threads to
             index.
 

@@ -32,9 +32,10 @@ _PROSE_PER_PUNCTUATION: Final = 10
 """Minimum number of bytes per digit, and per punctuation mark, of text estimated as prose.
 
 The numbers follow from the weights below. At these limits, the estimate for prose equals the
-estimate that counts characters. Prose takes 0.25 tokens for each byte, and letters and spaces take
-at most 0.2 by their weights. A digit with five letters next to it takes 2.35 tokens more than that,
-a punctuation mark 0.5.
+estimate that counts characters. Prose takes 0.25 tokens for each byte, while letters and spaces
+take at most 0.2 tokens by their weights. Compared with these 0.2 tokens per byte, a digit with its
+neighbouring letters takes 2.35 additional tokens, and a punctuation mark takes 0.5 additional
+tokens.
 """
 _ASCII: Final = bytes(range(0x80))
 # First bytes of the UTF-8 form of emoji and rare characters, which take four bytes.
@@ -101,7 +102,7 @@ _UNTYPED_KINDS: Final = {
 }
 """The kind of media in a block without a type, by the key of the dict that contains the data.
 
-Amazon Bedrock and Google use such blocks.
+Amazon Bedrock and Google use blocks without a type.
 """
 _TEXT_KEYS: Final = ("text", "reasoning", "thinking", "refusal")
 _HIDDEN_KEYS: Final = ("encrypted_content", "signature", "thought_signature", "data")
@@ -195,7 +196,7 @@ def count_block_tokens(block: Mapping[str, Any], count_text: CountText) -> int:
 
 
 def _find_media_kind(block: Mapping[str, Any]) -> str | None:
-    """Return the kind of media that a block contains, or None if it contains none."""
+    """Return the kind of media that a block contains, or None for a block without media."""
     kind = block.get("type")
     if kind is not None:
         return _KINDS.get(kind) if isinstance(kind, str) else None

@@ -56,7 +56,8 @@ class TokenCounter:
     The count of a message includes the fixed number of tokens that OpenAI adds to each message.
 
     Args:
-        encoding: The name of an OpenAI encoding. If it is not installed, tokens are estimated.
+        encoding: The name of an OpenAI encoding. If the encoding is not installed, tokens are
+            estimated.
         function: A function of the user that counts the tokens of messages instead.
         tools: The tools that every request contains.
         scale: The factor by which estimates are multiplied.
@@ -91,9 +92,9 @@ class TokenCounter:
 
         `tools` is the number of tokens of the tools in the request.
 
-        A custom counting function may add a fixed number of tokens to every request. This fixed
-        number is assumed to include the tools. Therefore, either the fixed number or `tools` is
-        returned, whichever is larger.
+        A custom counting function may add a fixed number of tokens to every request. The fixed
+        number is assumed to include the tools, so either the fixed number or `tools` is returned,
+        whichever is larger.
         """
         if self._function is not None:
             return max(self._function.fixed_tokens, tools)
@@ -174,8 +175,8 @@ class TokenCounter:
     def count_system_prompt(self, system_prompt: BaseMessage | str | None) -> int:
         """Return the number of tokens of a system prompt.
 
-        0 is returned if there is no system prompt, or if this counter counts messages instead of
-        tokens.
+        If there is no system prompt, or if this counter counts messages instead of tokens, 0 is
+        returned.
         """
         if system_prompt is None or self.counts_messages:
             return 0
@@ -187,8 +188,8 @@ class TokenCounter:
         """Return a copy of the counter, scaled by the token usage reported in `messages`.
 
         If the attribute `model` of the counter is set, only the token usage in answers of this
-        model is used. If it is None, only the token usage in answers of the model that gave the
-        newest answer is used. For each used answer, the ratio of reported tokens to estimated
+        model is used. If `model` is None, only the token usage in answers of the model that gave
+        the newest answer is used. For each used answer, the ratio of reported tokens to estimated
         tokens is computed. The scale is the largest ratio, so removing messages never increases the
         scale.
         """
@@ -225,7 +226,7 @@ class TokenCounter:
     def _count_block_tokens(self, blocks: Sequence[Any]) -> int:
         """Return the number of tokens of content blocks.
 
-        Tool calls are not counted; see `_count_call_tokens`.
+        The tokens of tool calls are not included. `_count_call_tokens` counts them.
         """
         total = 0
         for block in blocks:
@@ -359,7 +360,7 @@ def _unwrap_model(model: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def get_model_name(model: Any) -> str | None:
-    """Return the model name in a chat model's attributes, or None if it has none."""
+    """Return the model name in a chat model's attributes, or None if there is no name."""
     names = (getattr(model, attribute, None) for attribute in ("model_name", "model", "model_id"))
     return next((name for name in names if isinstance(name, str) and name), None)
 
@@ -389,7 +390,8 @@ def _load_encoding(encoding: str) -> Callable[[str], int] | None:
     The returned function caches its results. If `bpe_openai`, which contains the encodings, is not
     installed, None is returned.
     """
-    # bpe-openai uses a deprecated function to read its files, so that warning is ignored.
+    # bpe-openai calls a deprecated function to read its files, so the deprecation warning is
+    # ignored.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:

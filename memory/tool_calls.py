@@ -1,4 +1,4 @@
-"""Read and rewrite tool calls and their results, in all forms of providers and langchain.
+"""Read and rewrite tool calls and tool results, in all forms that providers and langchain use.
 
 A call is an entry of `tool_calls` or `invalid_tool_calls`, a content block, an entry of the older
 `additional_kwargs["tool_outputs"]`, or `additional_kwargs["function_call"]`. The result of a call
@@ -155,8 +155,8 @@ def find_result_ids(message: BaseMessage) -> list[str]:
 def requires_result_block(message: BaseMessage) -> bool:
     """Return whether a message is a tool result for which OpenAI requires a certain content block.
 
-    OpenAI rejects plain text in such a result. For example, the result of a call of the computer
-    tool must be an image.
+    OpenAI rejects plain text as the result of certain tools. For example, the result of a call of
+    the computer tool must be an image.
     """
     if not isinstance(message, ToolMessage):
         return False
@@ -171,7 +171,7 @@ def iter_content_blocks(message: BaseMessage) -> Iterator[Mapping[str, Any]]:
     for block in () if isinstance(content, str) else content:
         if isinstance(block, dict):
             yield unwrap_block(block)
-    # langchain-openai wrote this field before version 1.0.
+    # langchain-openai wrote the field `tool_outputs` before version 1.0.
     older = message.additional_kwargs.get("tool_outputs")
     for block in older if isinstance(older, list) else ():
         if isinstance(block, dict):
@@ -197,9 +197,9 @@ def rewrite_calls(
 ) -> AIMessage:
     """Return a copy of an AI message whose tool calls are in a form that providers accept.
 
-    The message itself is returned if nothing has to change. If a tool call is only in a content
-    block, and not in `tool_calls`, it is added to `tool_calls`. Each provider's client then sends
-    the call in the form that the provider expects.
+    The message itself is returned if nothing has to change. A tool call that is only in a content
+    block is added to `tool_calls`, so that each provider's client sends the call in the form that
+    the provider expects.
 
     Args:
         message: The AI message.
@@ -295,7 +295,8 @@ def build_missing_result_message(call: Call, call_id: str) -> BaseMessage:
 def build_call_id(message: BaseMessage, call: Call, position: int) -> str:
     """Build an id for a tool call that has no id, or whose id is not unique in its message.
 
-    The same call always gets the same id. The id has at most 40 characters, as OpenAI requires.
+    Repeated calls of this function for one tool call return one id. The id has at most 40
+    characters, as OpenAI requires.
     """
     source = f"{message.id} {call.id} {position}"
     return f"call_{blake2b(source.encode(errors='replace'), digest_size=12).hexdigest()}"
@@ -314,7 +315,8 @@ def remove_result_blocks(message: BaseMessage, stray_ids: Collection[str]) -> Ba
 def _build_call_entry(message: AIMessage, call: Call) -> Any:
     """Build the entry of a call in `tool_calls` or `invalid_tool_calls`.
 
-    Return None for a call that cannot be listed there, such as a call that the provider answers.
+    Return None for a call that these lists cannot contain, such as a call that the provider
+    answers.
     """
     if call.block is None and call.place is not None:
         entries: Sequence[Any] = (
@@ -332,7 +334,7 @@ def _build_call_entry(message: AIMessage, call: Call) -> Any:
 
 
 def _read_call_from_block(block: Mapping[str, Any]) -> Call | None:
-    """Return the tool call that a content block contains, or None if it contains no call."""
+    """Return the tool call that a content block contains, or None for a block without a call."""
     kind = str(block.get("type"))
     if kind in _CLIENT_CALLS:
         # Depending on their version, OpenAI's clients have stored the id of a call under the key

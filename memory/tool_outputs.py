@@ -48,17 +48,17 @@ class ClearToolOutputs(MessagesNode):
     """A node that replaces old, large tool results with a placeholder of one line.
 
     In a graph, the node replaces results in the state, and the history keeps the originals. In a
-    `view`, only the request contains placeholders, and the state is not changed. A result is
-    replaced only if the model has answered after it.
+    `view`, only the request contains placeholders, and the state is not changed. A tool result is
+    replaced only after the model has given an answer that follows the result.
 
     Args:
         keep: The number of newest results that are not replaced, including unanswered results.
         min_tokens: The number of tokens from which a result is replaced, at least 40.
         exclude_tools: The names of tools whose results are not replaced.
-        read_tool: The tool that `read_tool_output` returned, or the tool's name. The placeholder
-            then tells the model to read the result with this tool. Without it, the placeholder
-            advises the model to repeat the call. `MemoryMiddleware` finds the tool among the
-            agent's tools, and placeholders never name a tool that is not in the request.
+        read_tool: The tool that `read_tool_output` returned, or the tool's name. With `read_tool`,
+            the placeholder tells the model to read the result with this tool. Without `read_tool`,
+            the placeholder advises the model to repeat the call. `MemoryMiddleware` finds the tool
+            among the agent's tools, and placeholders never name a tool that is not in the request.
         token_counter: See `perdure.memory.token_counter`.
     """
 
@@ -125,12 +125,12 @@ class ClearToolOutputs(MessagesNode):
         return {self.messages_key: update} if update else {}
 
     def _clear_results(self, turns: Iterator[Turn]) -> Iterator[Turn]:
-        """Yield the turns, newest first. Old, large tool results in them are replaced."""
+        """Yield the turns, newest first, with placeholders in place of old, large tool results."""
         result_count = 0
         newest = list(islice(turns, 1))
-        # Tool results that the model has not seen yet are not replaced. They are in the last
-        # exchange or, if the last exchange has a call without a result, also in the exchange before
-        # it.
+        # Tool results that the model has not seen yet are not replaced. These results are in the
+        # last exchange. If the last exchange has a call without a result, the exchange before the
+        # last one also has results that the model has not seen.
         count = 2 if newest and _lacks_results(newest[0].units[-1]) else 1
         unread = {id(m) for turn in newest for unit in turn.units[-count:] for m in unit}
         for turn in chain(newest, turns):
@@ -152,8 +152,8 @@ class ClearToolOutputs(MessagesNode):
         is_cleared = message.additional_kwargs.get(SHORTENED) == "cleared"
         if not isinstance(message, ToolMessage) or is_cleared or message.name in self.exclude:
             return message
-        # OpenAI accepts no text as such a result, for example as the result of a computer call, so
-        # no placeholder can replace it.
+        # A placeholder is a text, and OpenAI accepts no text as the result of certain tools, such
+        # as the computer tool.
         if requires_result_block(message):
             return message
         tokens = self.counter.count_message(message)

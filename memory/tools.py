@@ -99,14 +99,17 @@ _NO_RUNTIME: Final[Any] = None
 # Matches the names of tools that providers accept.
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _OWN_TOOLS: Final = frozenset({"manage_memory", "search_memory"})
-"""Names of memory tools. Their results are memories, which are not new information from a tool."""
+"""Names of perdure's memory tools.
+
+The results of these tools are memories, which do not count as new information from a tool.
+"""
 # Maximum number of memories that a model can get from one search.
 _MAX_LIMIT: Final = 50
 # A tool's answer to the model contains the reason of an error or of a decision. A longer reason is
 # cut to this number of characters.
 _MAX_REASON_CHARS: Final = 400
-# Characters that models add before or after a word by mistake. They are removed from actions, ids
-# and team names.
+# Characters that models add before or after a word by mistake. perdure removes these characters
+# from actions, ids and team names.
 _STRAY_CHARS: Final = " \t\r\n\"'`<>[](){}.,;"
 _ERASED_ANSWER: Final = (
     "Nothing was stored, because its message was erased. Do not store the memory again, and "
@@ -299,7 +302,7 @@ def _expand_team_collections(
 def quote_memories(memories: Sequence[Memory]) -> str:
     """Render memories as quoted data with ids, for a model that may change the memories.
 
-    Each memory has its date, or its time (UTC) if another memory has the same date.
+    Each line contains the date of its memory, or the time (UTC) if several memories have one date.
     """
     dates = format_dates(memories)
     lines = [
@@ -330,8 +333,8 @@ def build_tool(
     validation error is reported to the model in a `ToolMessage`. All other errors are raised.
 
     Args:
-        call: The function that does the work. It gets the model's arguments and the messages of the
-            run.
+        call: The function that does the work. The function receives the model's arguments and the
+            messages of the run.
         name: The name of the tool.
         description: Tells the model when to use the tool.
         arguments: The schema of the arguments.
@@ -367,7 +370,7 @@ def build_tool(
             config, [m for m in messages if isinstance(m, BaseMessage)], _OWN_TOOLS | names
         )
 
-    # langgraph passes `runtime`. The model does not see this parameter.
+    # langgraph passes the parameter `runtime` to the tool. The model does not see this parameter.
     def call_tool(
         config: RunnableConfig, runtime: ToolRuntime = _NO_RUNTIME, **tool_arguments: Any
     ) -> Any:
@@ -556,11 +559,11 @@ class Attribution:
     ) -> Provenance:
         """Build the provenance of a memory by comparing its texts with the messages of the run.
 
-        The source is the user, a tool or the assistant. It is the user if most of the memory's
-        words are in human messages or in `stated_before`. Words of the memory that are only in tool
-        messages are subtracted from the number of the user's words. If the source is not the user,
-        it is a tool if most of the memory's words are in tool messages. If neither is the case, the
-        source is the assistant.
+        The source is the user, a tool or the assistant. The source is the user if most of the
+        memory's words are in human messages or in `stated_before`. Words of the memory that are
+        only in tool messages are subtracted from the number of the user's words. If the source is
+        not the user, the source is a tool if most of the memory's words are in tool messages. If
+        neither is the case, the source is the assistant.
 
         Args:
             texts: The texts of the memory.
@@ -638,8 +641,8 @@ def _iter_covering_message_indices(words: set[str], messages: Words) -> Iterator
     """Yield the indices of a small set of messages that together contain `words`.
 
     The algorithm is a greedy set cover. The next message is the one with the largest number of
-    words that no earlier message contains. If several messages have the same number of these words,
-    the newest of them is next.
+    words that no earlier message contains. If several messages have an equally large number, the
+    newest of these messages is next.
     """
     while messages:
         best = max(messages, key=lambda i: (len(words & messages[i]), i))

@@ -76,8 +76,8 @@ class Trim(MessagesNode):
         include_system: Whether the system messages are included.
         end_on: The types of the last message. Later messages are not sent to the model, and are not
             removed from the state.
-        allow_partial: Whether to shorten messages that must be included and are too long. Otherwise
-            `BudgetExceeded` is raised.
+        allow_partial: Whether to shorten messages that must be included and are too long. With
+            False, `BudgetExceeded` is raised.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Trim(MessagesNode):
         return node
 
     def for_model(self, model: str | None) -> Self:
-        """Return this node, or a copy of it, for requests to this model."""
+        """Return the node, or a copy of the node, for requests to the model `model`."""
         if self.counter.model is not None or model is None:
             return self
         node = copy(self)
@@ -375,12 +375,12 @@ class TurnSelection(NamedTuple):
 
     Attributes:
         turns: The turns that fit, newest first.
-        required_units: The units that must be included. They are the newest human message and the
+        required_units: The units that must be included, which are the newest human message and the
             last unit after it.
         excess: The number of tokens by which the required units and the system message exceed the
             limit.
-        left_out: The number of steps of the newest turn that are left out, if the turns do not
-            contain a line with this number. Otherwise 0.
+        left_out: The number of steps of the newest turn that are left out. The value is 0 if a
+            message in `turns` contains a line with this number.
     """
 
     turns: list[Turn]
@@ -501,7 +501,9 @@ def _shorten_to_fit(
     measure: Measure,
     fixed: frozenset[int] = frozenset(),
 ) -> list[BaseMessage] | None:
-    """Shorten messages to `max_tokens` tokens in total. Return None if that is impossible.
+    """Shorten messages to `max_tokens` tokens in total.
+
+    Return None if the shortened messages still have too many tokens.
 
     `max_tokens` is divided into equal shares, and a message is shortened if it takes more than its
     share. Tokens that a short message does not need are divided among the other messages. `fixed`
@@ -557,6 +559,6 @@ def _shorten_message(
 
 
 def _get_block_text(block: Any) -> str:
-    """Return the text of a content block, or "" if it has none."""
+    """Return the text of a content block, or "" for a block without text."""
     text = block if isinstance(block, str) else block.get("text")
     return text if isinstance(text, str) else ""

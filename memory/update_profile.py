@@ -57,7 +57,7 @@ class UpdateProfile(Learner):
 
     The model is asked for a patch of the profile. If another run has changed other fields of the
     profile in the meantime, the patch is applied to the changed profile. If another run has changed
-    fields that the patch changes, too, the model is asked again.
+    a field that the patch changes as well, the model is asked again.
 
     Args:
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
@@ -128,7 +128,7 @@ class UpdateProfile(Learner):
     async def _write_profile_update(self, batch: Batch, scope: Scope) -> ProfileUpdate:
         """Ask the model for a patch of the profile, apply the patch, and write the profile.
 
-        The model is asked again if another run has changed a field that the patch changes, too.
+        The model is asked again if another run has changed a field that the patch changes as well.
         """
         usage, gate = Usage(), self._extractor.profiles[0].gate
         loaded = find_run_thread(scope.config)
@@ -160,7 +160,7 @@ async def _plan_update(
     """Build a plan that applies all profile patches in a model's proposal.
 
     The returned plan contains no puts in two cases: another run has changed a field that a patch
-    changes, too, or a message of the batch has been erased in the meantime.
+    changes as well, or a message of the batch has been erased in the meantime.
 
     Raises:
         ModelFailed: A patch cannot be applied.
@@ -168,8 +168,8 @@ async def _plan_update(
     plan = await plan_proposal(proposal, gate, scope)
     if await has_erased_message(loaded, _list_messages(batch)):
         return plan._replace(puts=())
-    # Another run has changed a field that the patch changes, too. Nothing is written, because the
-    # model must be asked again for a patch of the present profile.
+    # Another run has changed a field that the patch changes as well. Nothing is written, because
+    # the model must be asked again for a patch of the present profile.
     if _has_conflict(plan):
         return plan._replace(puts=())
     if refused := [outcome for outcome in plan.outcomes if outcome.change == "refused"]:
@@ -182,7 +182,7 @@ async def _plan_update(
 
 
 def _has_conflict(plan: ChangePlan) -> bool:
-    """Return whether another run has changed a field that the plan changes, too."""
+    """Return whether another run has changed a field that the plan changes as well."""
     return any(outcome.check == CONFLICT_CHECK for outcome in plan.outcomes)
 
 

@@ -22,8 +22,8 @@ _PROVIDERS: Final = (
 )
 _PREFIX: Final = re.compile(rf"^(?:.*/|(?:{_PROVIDERS}):)+")
 _VERSION: Final = re.compile(r"(?:-\d{4}-\d\d-\d\d|[-@]\d{8}|-\d{3,4}|[-:@](?:latest|default))+$")
-# Matches a repeated name. langchain repeats a model's name if it joins the chunks of a streamed
-# answer.
+# Matches a name that is repeated, such as "gpt-4ogpt-4o". langchain repeats a model's name when
+# langchain joins the chunks of a streamed answer.
 _REPEATED: Final = re.compile(r"^(.{4,}?)\1+$")
 
 
@@ -67,8 +67,8 @@ def read_model_name(message: BaseMessage) -> str | None:
 def is_same_model(first: str | None, second: str | None) -> bool:
     """Return whether two model names may mean the same model.
 
-    If a name is unknown, it is passed as None. None matches every name. Prefixes for the provider
-    and suffixes for the version are ignored.
+    The argument None stands for an unknown name, which matches every name. Prefixes for the
+    provider and suffixes for the version are ignored.
 
     >>> is_same_model("openai:gpt-4o", "gpt-4o-2024-08-06"), is_same_model("gpt-4", "gpt-4o")
     (True, False)

@@ -255,7 +255,7 @@ def _read_view(stored_checkpoint: CheckpointTuple) -> ModelView:
 
 
 def _find_run_position() -> tuple[str, str, str, object] | None:
-    """Return (thread id, namespace, checkpoint id, runtime) of the node that is running.
+    """Return the tuple (thread id, namespace, checkpoint id, runtime) for the running node.
 
     Return None if the run has no checkpointer.
     """

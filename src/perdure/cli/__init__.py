@@ -22,7 +22,7 @@ from perdure.cli import (  # noqa: F401 - importing a module adds its commands
 )
 from perdure.cli.app import Command, app, main
 
-# names of the command functions, in the order in which `perdure --help` lists the commands
+# The names of the command functions, in the order in which `perdure --help` lists the commands.
 _ORDER = (
     *("chat", "answer", "import_", "threads", "history", "show", "export", "fork", "rewind"),
     *("delete", "forget", "serve", "runs", "crons", "mcp", "retain", "worker"),

@@ -36,10 +36,12 @@ if TYPE_CHECKING:
 
     from perdure.checkpointers import ThreadHead
 
-_LOCK_TIMEOUT_S: Final = 30  # maximum seconds to wait until another run of the thread ends
-# maximum seconds for connecting to a server and for sending a request
+# Maximum number of seconds to wait until another run of the thread ends.
+_LOCK_TIMEOUT_S: Final = 30
+# Maximum number of seconds for connecting to a server, and for sending a request.
 _CONNECT_TIMEOUT_S: Final = 5
-_MAX_TEXT: Final = 300  # maximum number of printed characters of a question or an error
+# Maximum number of characters of a question or an error that are printed.
+_MAX_TEXT: Final = 300
 _INHERITED_METADATA: Final = (
     *("title", "titled", "create_time", "owner", "graph_id", "assistant_id"),
 )
@@ -48,7 +50,7 @@ _KEY_VARIABLE: Final = "PERDURE_API_KEY"
 
 
 class _Answer(NamedTuple):
-    """The answer, as the user typed it.
+    """The answer to a question, as the user typed it on the command line.
 
     Attributes:
         action: `approve`, `edit`, `reject` or `respond`, or None if the answer is JSON.
@@ -210,7 +212,7 @@ def _choose_question(
 
 
 def _format_as_text(value: Any) -> str:
-    """Return a string as it is, and any other value as JSON."""
+    """Return a string unchanged, and convert any other value to JSON."""
     import json
 
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
@@ -373,7 +375,7 @@ async def _resume_run(
 
 
 class _ThreadLock:
-    """The lock of a thread, with a readable error if another run does not release it in time."""
+    """Hold the lock of a thread. If another run holds it for too long, raise a readable error."""
 
     def __init__(self, saver: Any, thread_id: str) -> None:
         self._thread_id, self._lock = thread_id, saver.lock(thread_id, timeout_s=_LOCK_TIMEOUT_S)
@@ -446,7 +448,8 @@ def _get_last_model_text(values: Any) -> str | None:
     """Return the text of the last message of a state if a model wrote the message."""
     messages = values.get("messages") if isinstance(values, Mapping) else None
     last = messages[-1] if isinstance(messages, list) and messages else None
-    if isinstance(last, Mapping):  # a message in the JSON of a server
+    # A server returns messages as JSON objects.
+    if isinstance(last, Mapping):
         is_model, content = last.get("type") == "ai", last.get("content")
         return content if is_model and isinstance(content, str) and content else None
     return (getattr(last, "text", "") or None) if getattr(last, "type", "") == "ai" else None

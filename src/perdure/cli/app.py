@@ -1,7 +1,7 @@
 """Define the command line application and the parts that its commands share.
 
 The commands share options and arguments, the class that opens the database, and the function that
-looks up an id by its prefix. They also share the code that prints errors and returns exit codes.
+looks up an id by its prefix. The code that prints errors and returns exit codes is shared as well.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def main() -> None:
             code = _report_usage_error(exc)
         else:
             code = _report_error(traceback.format_exc(), 1)
-    # When Python exits, it searches all modules for reference cycles. `gc.freeze` prevents this
-    # search, which takes 0.1 s.
+    # At exit, Python searches all modules for reference cycles, which takes 0.1 s. `gc.freeze`
+    # prevents this search.
     gc.freeze()
     raise SystemExit(code)
 
@@ -256,11 +256,12 @@ def require_confirmation(question: str, is_confirmed: bool) -> None:
     """
     if not is_confirmed:
         try:
-            with redirect_stdout(sys.stderr):  # because typer writes a space to stdout
+            # stdout is redirected to stderr, because typer writes a space to stdout.
+            with redirect_stdout(sys.stderr):
                 typer.confirm(escape_controls(question), abort=True, err=True)
         except typer.Abort as exc:
-            # Typer raises Abort when the user presses Ctrl-C, too. In that case, raise the original
-            # KeyboardInterrupt.
+            # Typer also raises Abort when the user presses Ctrl-C. The original KeyboardInterrupt,
+            # which is the context of that Abort, is raised again.
             raise exc.__context__ or exc from None
 
 
@@ -363,7 +364,7 @@ class CommandDatabase:
         return {"configurable": {"user_id": self.user}}
 
     def index_memories(self, users: Iterable[str]) -> None:
-        """Index the memories of users now, so that their first search is fast."""
+        """Index the memories of users now, so that the first search is fast."""
         for user in users:
             self.store.search(("memories", user), query="memories", limit=1, refresh_ttl=False)
 
@@ -405,8 +406,8 @@ class CommandDatabase:
             component = open_component(path, key=key, **self._options)
             return self._stack.enter_context(component)
         except StorageError as exc:
-            # The subclasses of StorageError are raised for a locked, damaged or missing file, for
-            # example. Such a file cannot be opened read-only, either.
+            # A subclass of StorageError is raised for a locked, damaged or missing file, for
+            # example. A file with such a fault cannot be opened read-only.
             if not self._allow_read_only or type(exc) is not StorageError:
                 raise
             return self._stack.enter_context(open_component(path, key=key, read_only=True))
@@ -460,7 +461,8 @@ def check_database_exists(db: str) -> None:
 
 # -- ids
 
-_MAX_UNSHORTENED: Final = 12  # maximum length of a thread id that is printed in full on a terminal
+# Maximum length of a thread id that is printed in full on a terminal.
+_MAX_UNSHORTENED: Final = 12
 
 
 def resolve_id_prefix(id_or_prefix: str, ids: Iterable[str], noun: str, list_command: str) -> str:
@@ -516,7 +518,8 @@ def resolve_item_key(
         ConfigurationError: No key or several keys begin with `key_or_prefix`.
     """
     for namespace in namespaces:
-        with suppress(InvalidNamespace):  # raised if the text cannot be a key
+        # InvalidNamespace is raised if the text cannot be a key.
+        with suppress(InvalidNamespace):
             item = store.get(namespace, key_or_prefix, refresh_ttl=False)
             if item or (include_deleted and store.history(namespace, key_or_prefix)):
                 return namespace, key_or_prefix

@@ -1,4 +1,4 @@
-"""The command `perdure chat`, which holds a conversation in a thread and stores it."""
+"""The command `perdure chat`, which holds a conversation and stores it in a thread."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ from perdure.errors import (
     StorageUnavailable,
 )
 
-_LOCK_TIMEOUT_S: Final = 30  # maximum seconds to wait until another run of the thread ends
-# number of last messages that are printed when a chat continues a thread
+# Maximum number of seconds to wait until another run of the thread ends.
+_LOCK_TIMEOUT_S: Final = 30
+# Number of newest messages that are printed when a chat continues a thread.
 _REPEATED_MESSAGES: Final = 4
 _OPTIONAL_NODES: Final = ("remember", "summarize")
 """Nodes that the graph of a chat lacks if the chat has no memory or no model."""
@@ -110,7 +111,8 @@ def chat(
 def _print_introduction(database: CommandDatabase) -> None:
     """Print what the chat does, which model answers, and how to end the chat."""
     settings = database.settings
-    host = urlsplit(settings.base_url or "").netloc.rpartition("@")[2]  # without a password
+    # The printed host must not contain a user name or a password.
+    host = urlsplit(settings.base_url or "").netloc.rpartition("@")[2]
     model = f"The model is {settings.model!r} at {host or 'OpenAI'}."
     if settings.model is None:
         model = "No model is configured, so answers quote memories. PERDURE_MODEL sets a model."
@@ -123,7 +125,8 @@ def _extract_memories(database: CommandDatabase) -> None:
     try:
         with show_status("looking for messages of interrupted runs …"):
             extract_due_threads(database)
-    except PerdureError as exc:  # the next chat or a worker tries again
+    # If the extraction fails, the next chat or a worker tries again.
+    except PerdureError as exc:
         print_note(f"memories could not be extracted yet: {exc}", "dim")
 
 
@@ -148,8 +151,8 @@ class _ChatSession:
 
         self.database, self.thread_id, self.user = database, thread_id, user
         self.window = trim(max_tokens=keep_last + 1, token_counter=len) if keep_last else None
-        # `window` limits the number of earlier messages. It is the first part of the list, because
-        # the recalled memories that the next part adds must not count as earlier messages.
+        # `window` limits the number of earlier messages. `window` is the first part of the list,
+        # because the recalled memories that the next part adds must not count as earlier messages.
         memory: list[Any] = [self.window] if self.window else []
         if user:
             memory += [use_memories(database.store), remember_turns(database.store)]
@@ -226,7 +229,7 @@ class _ChatSession:
             self._stream_answer(update, failure_note)
 
     def _stream_answer(self, update: Any, failure_note: str) -> None:
-        """Run the graph, and print the answer while the model writes it."""
+        """Run the graph, and print the model's answer while it is streamed."""
         from openai import OpenAIError
 
         from perdure.memory.model_call import describe_failed_model

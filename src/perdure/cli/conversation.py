@@ -46,7 +46,7 @@ class MessageNode(NamedTuple):
     """A message of a tree.
 
     Attributes:
-        parent: The id of the message before it, or None.
+        parent: The id of the previous message, or None for a first message.
         message: The message.
         created_at: The time of the message in seconds since 1970, or None.
     """
@@ -169,7 +169,8 @@ class Conversation:
             created_at = get_creation_time(message)
         existing_node = self.nodes.get(key)
         if variant and existing_node is not None and existing_node[:2] != (parent, message):
-            key = derive_id(key, parent, repr(message))  # a variant may differ in any field
+            # Two variants of a message may differ in any field, so the whole message is hashed.
+            key = derive_id(key, parent, repr(message))
         node = self.nodes.setdefault(key, MessageNode(parent, message, created_at))
         if node.message is not message and node.message != message:
             self.add_problem("has the id of another message", key)

@@ -39,8 +39,10 @@ from perdure.errors import ConfigurationError
 if TYPE_CHECKING:
     from perdure.retention import Report
 
-_PASSWORD: Final = r"(\bpassword\s*=\s*)('(?:\\.|[^'\\])*'|[^\s&]*)"  # in a URI or in keywords
-_MAX_NAMED_IDS: Final = 20  # ids that the report lists for each rule
+# Matches the password in a Postgres DSN, which is a URI or a list of keywords.
+_PASSWORD: Final = r"(\bpassword\s*=\s*)('(?:\\.|[^'\\])*'|[^\s&]*)"
+# Maximum number of ids that the report lists for each rule.
+_MAX_NAMED_IDS: Final = 20
 
 
 @app.command()
@@ -112,7 +114,7 @@ def _format_statistic(name: str, value: Any, counts: dict[str, Any]) -> str:
 
 
 def _build_rule_option(option: str, metavar: str, help: str) -> Any:
-    """Build an option that overrides a retention rule; its value is at least 0."""
+    """Build a command line option that overrides a retention rule. The minimum value is 0."""
     return typer.Option(option, min=0, metavar=metavar, help=help)
 
 

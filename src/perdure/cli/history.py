@@ -46,12 +46,14 @@ if TYPE_CHECKING:
 COLORS: Final = {"human": "cyan", "ai": "green", "system": "magenta", "tool": "yellow"}
 _CALL_TYPES: Final = ("tool_use", "tool_call", "function_call", "server_tool_call")
 """Types of content blocks that repeat a tool call of the message."""
-# maximum number of characters of arguments that are printed on the line of their tool call
+# If the arguments of a tool call have at most this number of characters, they are printed on the
+# line of the tool call.
 _MAX_INLINE_ARGUMENTS: Final = 60
 _DATA_URL: Final = re.compile(
     r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,([A-Za-z0-9+/=]{64,})"
 )
-_MAX_QUESTION: Final = 500  # maximum number of printed characters of a question
+# Maximum number of characters of a question that are printed.
+_MAX_QUESTION: Final = 500
 # Number of newest checkpoints whose metadata is searched for actions of other users.
 _LABELLED_CHECKPOINTS: Final = 200
 _INDENT: Final = "    "
@@ -182,7 +184,9 @@ def render_item_lines(value: Any) -> Iterator[OutputLine]:
     """
     content = value.content if _is_message(value) else value
     calls = [*getattr(value, "tool_calls", ()), *getattr(value, "invalid_tool_calls", ())]
-    if calls and isinstance(content, list):  # Some models repeat their tool calls in the content.
+    # Some models repeat their tool calls in the content of the message, so these blocks are not
+    # printed.
+    if calls and isinstance(content, list):
         content = [part for part in content if _block_type(part) not in _CALL_TYPES]
     text = _render_content_text(content)
     if getattr(value, "type", None) == "tool":
@@ -221,7 +225,7 @@ def _block_type(part: Any) -> str:
 
 
 def _dump_json(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON. Objects that are not JSON are replaced by the name of their type."""
+    """Return a value as JSON. An object that JSON cannot express is replaced by its type name."""
     return jsonlib.dumps(
         value, ensure_ascii=False, indent=indent, default=lambda part: f"[{type(part).__name__}]"
     )
@@ -239,7 +243,8 @@ def _render_indented_lines(text: str, indent: str = _INDENT) -> Iterator[OutputL
     """Yield the lines of a tool's input or output, with JSON indented and data URLs shortened."""
     text = _DATA_URL.sub(_describe_data, text)
     if text[:1] in ("{", "["):
-        with suppress(ValueError, RecursionError):  # the text only looks like JSON
+        # The text may begin like JSON without being JSON.
+        with suppress(ValueError, RecursionError):
             text = _dump_json(jsonlib.loads(text), 2)
     for row in text.split("\n"):
         yield OutputLine(indent + row, wraps=False)
@@ -348,7 +353,7 @@ def _render_checkpoint(info: CheckpointInfo, mark: str) -> Text:
     from rich.text import Text
 
     # The first 18 characters of a UUID of version 6 contain its time (RFC 9562), which is enough to
-    # identify it.
+    # identify the checkpoint.
     short_id = info.checkpoint_id[:18] if len(info.checkpoint_id) == 36 else info.checkpoint_id
     step, source = info.metadata.get("step", "?"), info.metadata.get("source", "?")
     text = format_line(f"{mark}{short_id} · step {step} ({source})", None)

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from perdure.cli.import_report import ConversationsReport
 
 _SQLITE: Final = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html
-_CHUNK_BYTES: Final = 1 << 20  # bytes that are read from a pipe at once
+# Number of bytes that are read from a pipe at once.
+_CHUNK_BYTES: Final = 1 << 20
 # A file in a ZIP is always unpacked if its unpacked size, in bytes, is at most this value. For
 # larger files, the compression ratio is checked.
 _ALWAYS_UNPACKED_BYTES: Final = 64 << 20
@@ -55,10 +56,12 @@ _ALWAYS_UNPACKED_BYTES: Final = 64 << 20
 # ratio is the unpacked size divided by the packed size. Text has a ratio of about 10.
 _MAX_UNPACK_RATIO: Final = 50
 _CONVERSATIONS: Final = re.compile(r"(^|/)conversations[^/]*\.jsonl?$", re.IGNORECASE)
-_CLAUDE_FILES: Final = re.compile(  # other files of Claude's export
+# Matches the names of files in Claude's export that contain memories, projects or chats.
+_CLAUDE_FILES: Final = re.compile(
     r"(^|/)((memories|projects)(/[^/]+)?|(design_chats|conversations)/[^/]+)\.json$", re.IGNORECASE
 )
-_CLAUDE_ZIP: Final = re.compile(r"-\d+( \(\d+\))?\.zip$", re.IGNORECASE)  # a part of an export
+# Matches the names of the ZIP files into which Claude splits an export.
+_CLAUDE_ZIP: Final = re.compile(r"-\d+( \(\d+\))?\.zip$", re.IGNORECASE)
 _JSON: Final = re.compile(r"\.jsonl?$", re.IGNORECASE)
 _LINK_LIST_PROBLEM: Final = "is a list of links to the files of an export"
 _NO_CONVERSATION: Final = "no conversation"
@@ -225,7 +228,9 @@ def ended_by_signals() -> Iterator[None]:
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-            if signal.getsignal(number) is signal.SIG_DFL:  # under nohup SIGHUP is ignored
+            # A handler is set only for a signal with the default action. Under nohup, SIGHUP is
+            # ignored.
+            if signal.getsignal(number) is signal.SIG_DFL:
                 before[number] = signal.signal(number, signal.default_int_handler)
     try:
         yield
@@ -362,8 +367,8 @@ class _FilesReader:
         """Read the text of a file.
 
         Returns:
-            Whether the text contains a conversation, and the reason if it does not. The reason is
-            "" if it is unknown.
+            Whether the text contains a conversation, and the reason if it does not. An unknown
+            reason is "".
         """
         from perdure.cli.conversation import MalformedPart, Problem, iter_json_values
         from perdure.cli.import_agents import SessionsReader
@@ -449,7 +454,8 @@ def _iter_files(
                     )
                 try:
                     data = archive.read(info)
-                except Exception as exc:  # Each compression method raises errors of its own.
+                # The errors of different compression methods have no common base class.
+                except Exception as exc:
                     reason = "it is encrypted" if info.flag_bits & 1 else exc
                     raise zipfile.BadZipFile(f"{name!r}: {reason}") from exc
                 yield name, data
@@ -530,7 +536,8 @@ def _collect_conversations(
     else:
         children = value.values() if is_object else value if isinstance(value, list) else ()
         numbered = enumerate(children, 1) if depth else ()
-        collected = [  # Build a list instead of a generator, because all children must be searched.
+        # `collected` is a list and not a generator, because all child values must be searched.
+        collected = [
             _collect_conversations(f"{number}.{n}", child, parts, depth - 1)
             for n, child in numbered
         ]

@@ -72,7 +72,7 @@ class SessionsReader:
         self._summaries: dict[str, str] = {}
 
     def add_line(self, line: Mapping[str, Any]) -> bool:
-        """Add a line if it belongs to a session. Return whether the line was added."""
+        """Add a line that belongs to a session. Return False for any other line."""
         kind = line.get("type")
         if kind in _CODEX_LINE_TYPES and isinstance(line.get("payload"), dict):
             self._add_codex_line(str(kind), line["payload"], line.get("timestamp"))
@@ -140,7 +140,8 @@ class SessionsReader:
         session = self._codex = self._codex or self._get_or_create_session(None)
         if kind == "turn_context":
             session.model = get_by_path(payload, str, "model") or session.model
-        if kind != "response_item":  # events repeat the content of items
+        # Lines of other types are not imported, because they repeat the content of response items.
+        if kind != "response_item":
             return
         session.source_count += 1
         created_at, item = parse_timestamp(time), get_by_path(payload, str, "type")

@@ -18,7 +18,8 @@ class ArchiveLines:
 
     Attributes:
         is_archive: Whether the file began with the header of an archive.
-        records: The number of runs and crons. They are never run or scheduled.
+        records: The number of runs and crons in the archive, which are counted but never run or
+            scheduled.
         left_out: The number of items that do not belong to the person whom the header names.
     """
 

@@ -37,10 +37,14 @@ _HIDDEN_KINDS: Final = (
     *("computer_initialize_state", "app_pairing_content", "super_widget"),
 )
 _INVALID_IN_TOOL_NAME: Final = re.compile(
-    r"[^\w-]", re.ASCII
-)  # characters that no provider accepts in the name of a tool
-_CANVAS_PREFIX: Final = "canmore."  # name prefix of the tools that write documents
-_REPORT_KIND: Final = "report"  # the kind of a deep-research report
+    r"[^\w-]",
+    re.ASCII,
+    # Matches characters that no provider accepts in the name of a tool.
+)
+# Prefix of the names of ChatGPT's tools that write documents.
+_CANVAS_PREFIX: Final = "canmore."
+# The value of `_MessagePart.kind` for a deep-research report.
+_REPORT_KIND: Final = "report"
 _WIDGET_STATE_PREFIX: Final = "The latest state of the widget is: "
 _AUDIO_OR_VIDEO: Final = re.compile(r"(audio|video).*_asset_pointer$")
 # Citations are marked in one of two forms. `_MARKUP` matches text between private-use characters.
@@ -58,7 +62,8 @@ def build_chatgpt_conversation(conversation: Mapping[str, Any]) -> Conversation:
         thread.add_problem("'mapping' is missing or not an object")
     parts: dict[str, _MessagePart] = {}
     for key, (_, message) in tree.items():
-        if message is None:  # the root
+        # The root node of the tree has no message.
+        if message is None:
             continue
         thread.source_count += 1
         try:
@@ -168,7 +173,7 @@ class _MessagePart:
         metadata: The metadata of the message.
         created_at: The time of the message in seconds since 1970, or None.
         is_hidden: Whether ChatGPT does not show the message.
-        text: The text that is imported.
+        text: The text of the message that perdure imports.
         former_text: The text that an earlier version of perdure imported, if that text was shorter.
     """
 
@@ -252,7 +257,8 @@ def _format_text_part(part: _MessagePart) -> str:
             else ""
         )
     files = get_by_path(part.metadata, list, "attachments")
-    names = (  # images are also parts of the content
+    # Names of images are left out, because images are also parts of the content.
+    names = (
         get_by_path(file, str, "name")
         for file in files
         if not get_by_path(file, str, "mime_type").startswith("image/")
@@ -272,7 +278,8 @@ def _format_piece(piece: Any, pictures: Mapping[str, str]) -> str:
         key = get_by_path(piece, str, "asset_pointer").rpartition("/")[2]
         prompt = get_by_path(piece, str, "metadata", "dalle", "prompt")
         return format_placeholder("image", prompt or pictures.get(key, ""))
-    if _AUDIO_OR_VIDEO.search(kind):  # its transcript is another piece
+    # The transcript of audio or video is a separate piece of the content.
+    if _AUDIO_OR_VIDEO.search(kind):
         return ""
     return get_by_path(piece, str, "text") or format_placeholder(kind)
 
@@ -377,12 +384,13 @@ def _format_uncited_sources(meta: Mapping[str, Any], text: str) -> str:
 
 
 def _extract_request(part: _MessagePart) -> str:
-    """Return what a tool call asks for, such as a search query or an image prompt.
+    """Return the main argument of a tool call, such as a search query or an image prompt.
 
     If the call has no argument with a known name, return all arguments as text.
     """
     arguments = get_by_path(_parse_json(part.plain_text), dict)
-    first = get_by_path(arguments, list, "search_query")[:1]  # the first of several searches
+    # A call may contain several searches. Only the first search is imported.
+    first = get_by_path(arguments, list, "search_query")[:1]
     arguments = first[0] if first and isinstance(first[0], dict) else arguments
     request = part.plain_text
     for name in ("prompt", "q", "query", "queries"):
@@ -392,7 +400,7 @@ def _extract_request(part: _MessagePart) -> str:
 
 
 def _parse_json(text: str) -> Any:
-    """Return the value of a JSON text, or None if it is not JSON."""
+    """Parse a JSON text. Return None if the text is not valid JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

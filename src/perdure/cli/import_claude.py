@@ -34,7 +34,8 @@ _HIDDEN_BLOCKS: Final = ("thinking", "redacted_thinking", "tool_result", "token_
 _TEXT_BLOCKS: Final = ("text", "voice_note")
 _FILE_BLOCKS: Final = ("image", "document")
 _SUBJECT_ARGUMENTS: Final = (
-    *("title", "query", "url", "id", "path"),  # earlier versions knew only these
+    # Earlier versions of perdure knew only the arguments in this line.
+    *("title", "query", "url", "id", "path"),
     *("filename", "file_path", "file_name", "name", "description"),
 )
 """The arguments of a tool call that describe its subject in a few words."""
@@ -46,7 +47,8 @@ _IGNORED_ARGUMENTS: Final = (
 )
 _PASTED_FILE_NAME: Final = re.compile(r"pasted?([ _-][\w ().-]*|\(?\d+\)?)?(\.txt)?", re.IGNORECASE)
 _HEADING: Final = re.compile(r"#+ [^\n]*|\*\*[^\n]*\*\*")
-_ROOT_ID: Final = "00000000-0000-4000-8000-000000000000"  # the parent of a first message
+# In Claude's export, a first message has this id as its parent.
+_ROOT_ID: Final = "00000000-0000-4000-8000-000000000000"
 
 
 def build_claude_conversation(conversation: Mapping[str, Any]) -> Conversation:
@@ -116,7 +118,7 @@ class _Piece(NamedTuple):
     Attributes:
         kind: The kind of the piece, which says who wrote it. Adjacent pieces with the same kind
             become one message.
-        text: The text that is shown.
+        text: The text of the piece that perdure imports.
         former: The text that an earlier version of perdure imported for the piece.
         is_document: Whether the piece has the text of a file or of an argument of a tool call.
     """
@@ -127,9 +129,12 @@ class _Piece(NamedTuple):
     is_document: bool = False
 
 
-_AUTHOR_TEXT: Final = "own"  # text that the user or Claude wrote
-_PASTED_TEXT: Final = "pasted"  # kind of text that the user pasted and that Claude stores as a file
-_TOOL_OR_FILE: Final = "tool"  # a file or a call of a tool
+# The kind of a text that the user or Claude wrote.
+_AUTHOR_TEXT: Final = "own"
+# The kind of a text that the user pasted and that Claude stores as a file.
+_PASTED_TEXT: Final = "pasted"
+# The kind of a piece that is a file or a tool call.
+_TOOL_OR_FILE: Final = "tool"
 
 
 def _iter_attachments(message: Mapping[str, Any]) -> Iterator[_Piece]:

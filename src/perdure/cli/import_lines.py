@@ -73,7 +73,8 @@ class JsonLinesReader:
             str, dict[str, Any]
             # The conversation of single messages without a thread id, by user.
         ] = {}
-        self._user = ""  # the user of the previous message
+        # The user of the previous single message without a thread id.
+        self._user = ""
 
     def build_conversations(self) -> list[Conversation]:
         """Build the conversations of all objects."""
@@ -237,7 +238,7 @@ def _append_message(
 ) -> str | None:
     """Add a message after the last message of `path`, and return the id of the last message.
 
-    If the message is malformed, it is skipped, and the conversation's `problems` say why.
+    A malformed message is skipped, and the reason is added to the conversation's `problems`.
     """
     thread.source_count += 1
     parent_id = next(reversed(path), None)
