@@ -148,9 +148,27 @@ def export(
     return iter_archive_lines(rows, saver, store, threads, person_namespaces)
 
 
-async def aexport(*args: Any, **options: Any) -> AsyncIterator[dict[str, Any]]:
+async def aexport(
+    user: str,
+    saver: Checkpointer,
+    store: WholeStore,
+    *,
+    namespaces: Sequence[Sequence[str]] = (),
+    thread_ids: Collection[str] | None = None,
+    owners_are_people: bool | None = None,
+    conversations_by_id: bool = True,
+) -> AsyncIterator[dict[str, Any]]:
     """See `export`."""
-    lines = await asyncio.to_thread(export, *args, **options)
+    lines = await asyncio.to_thread(
+        export,
+        user,
+        saver,
+        store,
+        namespaces=namespaces,
+        thread_ids=thread_ids,
+        owners_are_people=owners_are_people,
+        conversations_by_id=conversations_by_id,
+    )
     while page := await asyncio.to_thread(lambda: list(islice(lines, _PAGE_LINES))):
         for line in page:
             yield line
@@ -273,14 +291,14 @@ class _PersonErasure:
         """Count the data that would be erased."""
         threads, person_namespaces = self._find_threads_and_namespaces()
         self._record_owned_threads(threads)
-        kept_parts = self._list_kept_parts(threads, person_namespaces)
+        kept_parts = self._list_data_kept_for_others(threads, person_namespaces)
         for cron in self.rows.list_crons(frozenset(threads))[0]:
             self._count("crons", cron.cron_id)
         for run_id in self.rows.list_webhook_run_ids():
             self._count("webhooks", run_id)
-        self._forget_items(threads, dry_run=True)
+        self._erase_items_of_person(threads, dry_run=True)
         for thread_id in threads:
-            self._count_thread(thread_id)
+            self._count_objects_in_thread(thread_id)
         return self._build_report(kept_parts, scrubbed=False, dry_run=True)
 
     def forget(self, timeout_s: float) -> Report:
@@ -296,12 +314,12 @@ class _PersonErasure:
             self._scrub_databases()
             raise
         self._record_owned_threads(threads)
-        kept_parts = self._list_kept_parts(threads, person_namespaces)
+        kept_parts = self._list_data_kept_for_others(threads, person_namespaces)
         for _ in range(_MAX_ROUNDS):
             self._stop_runs(threads, timeout_s)
             # Erase the items before the threads, because the ids of the person's threads are needed
             # to find the person's conversations under the namespace prefix `chat_memory`.
-            self._forget_items(threads, dry_run=False)
+            self._erase_items_of_person(threads, dry_run=False)
             for thread_id in threads:
                 self._erase_thread(thread_id, timeout_s)
             try:
@@ -348,7 +366,7 @@ class _PersonErasure:
             self.rows.delete_webhook(run_id)
             self._count("webhooks", run_id)
 
-    def _forget_items(self, threads: list[str], *, dry_run: bool) -> None:
+    def _erase_items_of_person(self, threads: list[str], *, dry_run: bool) -> None:
         """Erase the items of the person. With `dry_run`, only count them."""
         receipt: Receipt = run(
             forget_person(
@@ -369,10 +387,10 @@ class _PersonErasure:
     def _erase_thread(self, thread_id: str, timeout_s: float) -> None:
         """Erase a thread under its lock."""
         with self.saver.lock(thread_id, timeout_s=timeout_s):
-            self._count_thread(thread_id)
+            self._count_objects_in_thread(thread_id)
             self.hashes |= {*self.rows.erase_thread(thread_id).hashes}
 
-    def _count_thread(self, thread_id: str) -> None:
+    def _count_objects_in_thread(self, thread_id: str) -> None:
         """Count the objects in a thread."""
         self._count("threads", thread_id)
         self.counts["runs"] += len(self.rows.list_runs(thread_id))
@@ -389,7 +407,7 @@ class _PersonErasure:
         """Overwrite the erased bytes, and return whether none of them is left."""
         return all([self.saver.database.scrub(), self.store.database.scrub()])
 
-    def _list_kept_parts(
+    def _list_data_kept_for_others(
         self, threads: list[str], person_namespaces: PersonNamespaces
     ) -> tuple[Part, ...]:
         """List the data that mentions the person and belongs to others."""
@@ -403,7 +421,9 @@ class _PersonErasure:
                 candidate for candidate in person_namespaces.own if candidate[0] != RESERVED_LABEL
             ]
             crons, crons_elsewhere = self.rows.list_crons(own_threads)
-            quoting_threads, cron_threads = self._find_quotations(threads, item_namespaces, crons)
+            quoting_threads, cron_threads = self._find_threads_quoting_person_and_crons(
+                threads, item_namespaces, crons
+            )
             runs_elsewhere = self.rows.list_runs_on_other_threads(own_threads)
             kept_parts += [
                 Part("threads of this owner", other_owned_threads),
@@ -429,7 +449,7 @@ class _PersonErasure:
             ]
         return tuple(part for part in kept_parts if part.count)
 
-    def _find_quotations(
+    def _find_threads_quoting_person_and_crons(
         self, threads: list[str], namespaces: list[Namespace], crons: list[CronRow]
     ) -> list[tuple[str, ...]]:
         """Find threads of other people that quote the person or contain a message of a cron.

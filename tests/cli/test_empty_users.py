@@ -10,7 +10,7 @@ from perdure import settings
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory import Collection, search_threads
-from perdure.server.keys import create_key
+from perdure.server.keys import create_api_key_and_hash
 from perdure.settings import Settings
 from perdure.stores import SQLiteStore
 from tests.cli.commands import error, read, run
@@ -108,7 +108,7 @@ def test_an_empty_user_of_a_call_is_refused(user: str, tmp_path: Path) -> None:
         settings.load(user=user)
     assert settings.load(user=None).user == "me"
     with pytest.raises(ConfigurationError, match="no user can be called"):
-        create_key(user)
+        create_api_key_and_hash(user)
     path = tmp_path / "x.db"
     with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path) as store:
         with pytest.raises(ConfigurationError, match="expected the name of a user"):

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from perdure.server import create_app
-from perdure.server.keys import KeysFileAccess, create_key
+from perdure.server.keys import KeysFileAccess, create_api_key_and_hash
 from perdure.server.keys_file import read_keys, revoke_keys
 from perdure.settings import Settings
 from tests.cli.commands import attempt, error, read, rows, run
@@ -209,7 +209,7 @@ def test_a_change_of_another_program_stays(file: Path) -> None:
 def test_a_server_refuses_a_revoked_key(db: Path, tmp_path: Path) -> None:
     """Soon after the file is replaced; other keys go on."""
     file = tmp_path / "keys.toml"
-    (dora, _), (boss, _) = create_key("dora"), create_key("boss")
+    (dora, _), (boss, _) = create_api_key_and_hash("dora"), create_api_key_and_hash("boss")
     file.write_text(block(dora, "dora") + block(boss, "boss"))
     with running(create_app(Settings(db=str(db)), access=KeysFileAccess(file))) as url:
 

@@ -27,7 +27,7 @@ from perdure.checkpointers.webhooks import WebhookTable
 from perdure.server.event_memory import EventMemory
 from perdure.server.limits import Limits
 from perdure.server.run_events import StoredEvents
-from perdure.server.run_log import Log
+from perdure.server.run_log import EventLog
 from tests.backends import BACKENDS
 from tests.contracts import puts
 from tests.contracts.erased import SECRET, doomed, human, raw
@@ -498,7 +498,7 @@ def test_a_reader_whose_log_is_left_to_the_database_reads_on_there(talked: Saver
     """As of a run that another process takes over while somebody asks for it again."""
     run = accepted(talked, events=True)
     tell(talked, run, batch(0, "one", "two"), batch(2, "three"))
-    log, events = Log(), StoredEvents(RunTable(talked))
+    log, events = EventLog(), StoredEvents(RunTable(talked))
     account = EventMemory(Limits()).get_account(None, "ann")
 
     async def look() -> None:
@@ -515,7 +515,9 @@ def test_a_reader_whose_log_is_left_to_the_database_reads_on_there(talked: Saver
         task = asyncio.create_task(reading())
         while not log.has_readers:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
-        await events.leave_to_database(log, run.thread_key, (run.seq, run.seq))
+        await events.empty_outdated_log_and_find_newest_event(
+            log, run.thread_key, (run.seq, run.seq)
+        )
         log.close()
         await task
         return heard

@@ -13,7 +13,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory.run_config import Template, parse_run_teams, read_run_user
 from perdure.server.access import ADMIN_PERMISSION, Forbidden, Identity, LocalAccess
-from perdure.server.acting import act_for
+from perdure.server.acting import build_identity_acting_for
 from perdure.server.keys_file import check_key_user
 from perdure.server.teams import read_teams
 from perdure.stores import SQLiteStore
@@ -61,7 +61,7 @@ def test_parts_that_are_called_with_a_user_refuse_it(name: str) -> None:
     access, config = LocalAccess("boss"), RunnableConfig(configurable={"user_id": name})
     caller = Identity("boss", permissions=frozenset({ADMIN_PERMISSION}))
     with pytest.raises(Forbidden, match="expected the name of a user"):
-        act_for(access, caller, name)
+        build_identity_acting_for(access, caller, name)
     with pytest.raises(ConfigurationError, match="no user can be called"):
         check_key_user(name)
     assert read_teams(SimpleNamespace(teams=["red", name])) == frozenset()

@@ -15,7 +15,7 @@ from langgraph_sdk.errors import NotFoundError, PermissionDeniedError
 
 from perdure.errors import ConfigurationError
 from perdure.server.access import ACT_PERMISSION, ADMIN_PERMISSION, Forbidden, Identity, LocalAccess
-from perdure.server.acting import act_for
+from perdure.server.acting import build_identity_acting_for
 from perdure.server.auth_file import AuthFileAccess
 from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
@@ -383,11 +383,13 @@ def test_keys_know_the_tenants_of_a_person(tmp_path: Path) -> None:
     access = keys(tmp_path)
     caller = Identity("x", "other", frozenset({ACT_PERMISSION}))
 
-    assert act_for(access, caller, "zoe").person == "zoe"
-    assert act_for(access, caller, "emil").person == "emil"  # no key, so of any tenant
-    assert act_for(access, caller, "x") is caller
+    assert build_identity_acting_for(access, caller, "zoe").person == "zoe"
+    assert (
+        build_identity_acting_for(access, caller, "emil").person == "emil"
+    )  # no key, so of any tenant
+    assert build_identity_acting_for(access, caller, "x") is caller
     with pytest.raises(Forbidden, match="has no key in the tenant"):
-        act_for(access, caller, "dora")
+        build_identity_acting_for(access, caller, "dora")
     file = tmp_path / "keys.toml"
     file.write_text(entry("x", "x", 'permissions = ["perdure:all"]'))
     with pytest.raises(ConfigurationError, match=r"keys\.0\.permissions"):

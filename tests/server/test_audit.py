@@ -29,7 +29,7 @@ from perdure.server.access import (
     action,
 )
 from perdure.server.call import CurrentCall
-from perdure.server.logs import Audit, is_change
+from perdure.server.logs import Audit, is_audited_change
 from perdure.settings import Settings
 from tests.server.running import running
 from tests.talks import talk
@@ -134,7 +134,7 @@ def test_every_changing_route_leaves_a_record(
         (method, re.sub(r"{[^}]*}", "x", route.path), route.endpoint.action)
         for route in routes
         for method in sorted(route.methods)
-        if is_change(route.endpoint.action, method)
+        if is_audited_change(route.endpoint.action, method)
     ]
     assert len(walked) >= 3
     with running(app) as url:

@@ -22,7 +22,7 @@ from perdure.memory import Collection, Extraction, Quarantine
 from perdure.memory.thread_messages import read_watermark
 from perdure.server import create_app, pages_items
 from perdure.server.access import Filter, Identity, LocalAccess
-from perdure.server.pages_items import find_differences
+from perdure.server.pages_items import find_value_changes
 from perdure.settings import Rules, Settings
 from perdure.stores import Provenance, SQLiteStore, open_store
 from tests.contracts.puts import put
@@ -579,7 +579,7 @@ def test_a_keyboard_is_enough(tab: Page) -> None:
 )
 def test_changes(before: dict[str, Any], after: dict[str, Any], parts: list[Any]) -> None:
     """Values are compared path by path, long texts not word by word."""
-    assert [(change.path, change.parts) for change in find_differences(before, after)] == parts
+    assert [(change.path, change.parts) for change in find_value_changes(before, after)] == parts
 
 
 def test_a_page_of_versions_compares_no_more_than_it_can(

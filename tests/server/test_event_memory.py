@@ -27,7 +27,7 @@ from perdure.server.event_memory import EventMemory
 from perdure.server.graphs import Graphs
 from perdure.server.keys import KeysFileAccess
 from perdure.server.limits import Limits
-from perdure.server.run_log import Log
+from perdure.server.run_log import EventLog
 from perdure.settings import Settings
 from tests.server.running import running, until
 from tests.server.talking import Gate, State, says, talk
@@ -435,8 +435,8 @@ def test_a_thread_is_read_after_its_events_were_dropped_and_erased(
 # -- which events are dropped
 
 
-def filled(memory: EventMemory, user: str, *sizes: int) -> Log:
-    log = Log(1, memory.get_account(None, user))
+def filled(memory: EventMemory, user: str, *sizes: int) -> EventLog:
+    log = EventLog(1, memory.get_account(None, user))
     log.add_writer()
     for size in sizes:
         log.add("values", "x" * size)

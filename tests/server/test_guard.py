@@ -15,7 +15,7 @@ from fastapi import APIRouter
 
 from perdure.errors import ConfigurationError
 from perdure.server import create_app
-from perdure.server.app import _require_actions
+from perdure.server.app import _require_action_of_each_endpoint
 from perdure.server.keys import KeysFileAccess
 from perdure.server.limits import _MAX_CLIENTS, Limits, RequestLimiter, TooManyRequests
 from perdure.settings import Settings
@@ -373,4 +373,4 @@ def test_an_endpoint_without_an_action_is_refused(settings: Settings) -> None:
 
     app.include_router(routes)
     with pytest.raises(TypeError, match="/forgotten names no action"):
-        _require_actions(app)
+        _require_action_of_each_endpoint(app)

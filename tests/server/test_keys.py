@@ -20,7 +20,7 @@ from perdure.memory.records import NOTE_KINDS, build_notes_namespace
 from perdure.server import create_app
 from perdure.server import keys as module
 from perdure.server.access import ADMIN_PERMISSION, Filter, Forbidden, Identity, Unauthenticated
-from perdure.server.keys import KeysFileAccess, create_key
+from perdure.server.keys import KeysFileAccess, create_api_key_and_hash
 from perdure.settings import Settings
 from perdure.stores import SQLiteStore
 from tests.server.probe import probed
@@ -354,7 +354,7 @@ def test_a_user_called_as_a_label_of_perdures_own_sees_nothing_of_it(
 
 
 def test_new_keys() -> None:
-    (one, digest), (other, _) = create_key("ann"), create_key("ann")
+    (one, digest), (other, _) = create_api_key_and_hash("ann"), create_api_key_and_hash("ann")
 
     assert one != other
     assert len(one) > 40

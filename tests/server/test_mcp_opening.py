@@ -17,7 +17,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 
 from perdure import __version__
 from perdure.errors import InvalidValue
-from perdure.server.logs import is_change
+from perdure.server.logs import is_audited_change
 from perdure.server.mcp import build_server
 from perdure.server.mcp_opening import ENVELOPE_VERSION, HANDSHAKE_VERSIONS, StartupResponder
 from perdure.server.mcp_schema import TOOLS as SCHEMAS
@@ -240,7 +240,7 @@ def test_schemas_have_the_arguments_of_the_functions() -> None:
         }
         assert schema.name == tool.__name__
         assert {each.name: each.default for each in parameters} == defaults
-        assert schema.is_read_only is not is_change(tool.action)  # type: ignore[attr-defined]
+        assert schema.is_read_only is not is_audited_change(tool.action)  # type: ignore[attr-defined]
 
 
 SCHEMA = {each.name: each for each in SCHEMAS}

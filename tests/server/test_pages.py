@@ -10,7 +10,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Send
 
 from perdure.checkpointers import open_checkpointer
-from perdure.server.pages import HEADERS, render_visible_text
+from perdure.server.pages import HEADERS, render_text_with_hidden_characters_shown
 from perdure.settings import Settings
 from perdure.stores import open_store
 from tests.server.graphs import ask
@@ -29,8 +29,8 @@ HTML = {"Accept": "text/html"}
     ],
 )
 def test_stored_text_is_shown_as_text(text: str, shown: str) -> None:
-    assert render_visible_text(text) == f"<bdi>{shown}</bdi>"
-    assert render_visible_text(text, isolated=False) == shown
+    assert render_text_with_hidden_characters_shown(text) == f"<bdi>{shown}</bdi>"
+    assert render_text_with_hidden_characters_shown(text, adds_bdi=False) == shown
 
 
 def test_sizes_have_units(client: httpx.Client) -> None:

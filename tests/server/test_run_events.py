@@ -28,7 +28,7 @@ from perdure.server.databases import Databases
 from perdure.server.graphs import Graphs
 from perdure.server.keys import KeysFileAccess
 from perdure.server.limits import Limits
-from perdure.server.run_log import Log
+from perdure.server.run_log import EventLog
 from perdure.server.runs import RETAINED_FEEDS, Runs
 from perdure.settings import Settings
 from tests.server.running import running, until
@@ -197,7 +197,7 @@ def test_events_are_kept_for_whoever_is_about_to_read_them(
         raise AssertionError("it is not yet time")
 
     async def read() -> None:
-        log = Log()
+        log = EventLog()
         reader = log.read_after(0, look)
         for size, numbers in ((10, [1]), (200, [2]), (300, [3])):
             log.add("values", "x" * size)

@@ -891,7 +891,7 @@ def test_runs_that_are_forgotten_are_waited_for(settings: Settings) -> None:
         def __init__(self, *_: Any) -> None:
             pass
 
-        async def play(self, *_: Any) -> None:
+        async def run_graph(self, *_: Any) -> None:
             began.set()
             try:
                 await asyncio.Event().wait()

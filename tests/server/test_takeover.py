@@ -285,7 +285,7 @@ def test_a_rollback_that_comes_between_the_last_step_and_the_end_is_done(
 ) -> None:
     """Once the cancellation is accepted, the run and its checkpoints go."""
     gate.open.set()
-    tidy, asked = RunExecution._clean_up_thread, list[str]()
+    tidy, asked = RunExecution._carry_out_cancellation_and_clean_up_thread, list[str]()
 
     async def cancel_first(self: RunExecution) -> None:
         run = self._run
@@ -296,7 +296,7 @@ def test_a_rollback_that_comes_between_the_last_step_and_the_end_is_done(
             if asked_of == "its server":
                 await self._runs.refresh_run(run)
 
-    monkeypatch.setattr(RunExecution, "_clean_up_thread", cancel_first)
+    monkeypatch.setattr(RunExecution, "_carry_out_cancellation_and_clean_up_thread", cancel_first)
     with served(db, gate) as client:
         client.threads.create(thread_id="t")
         client.runs.wait("t", "talk", input=says("one"))

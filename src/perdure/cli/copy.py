@@ -34,7 +34,7 @@ def copy(
     and provenance. At the end, both databases are compared. If the copy is interrupted, repeat the
     same command, and the copy continues where it stopped.
     """
-    from perdure.cli.sources import open_copy
+    from perdure.cli.sources import open_database_to_copy
     from perdure.cli.table_copy import DatabaseCopy, StoreTables, Tables, ThreadTables
 
     row_count = 0
@@ -51,7 +51,7 @@ def copy(
                 new.store.create_index(path)
 
     with (
-        open_copy(source, _read_key_file(from_key_file)) as old,
+        open_database_to_copy(source, _read_key_file(from_key_file)) as old,
         open_database(target, create=True, key=_read_key_file(to_key_file)) as new,
         print_progress_on_interrupt(lambda: f"{format_count(row_count, 'row')} copied so far"),
         progress_bar("copying", "row") as show,

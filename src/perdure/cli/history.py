@@ -31,8 +31,8 @@ from perdure.cli.output import (
     print_json,
     print_note,
     print_text,
-    print_tree,
-    update_fence,
+    print_unwrapped_tree,
+    update_fence_and_detect_code_line,
 )
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _render_markdown_lines(text: str) -> Iterator[OutputLine]:
     """Yield the lines of Markdown text. Lines of code blocks and tables are not wrapped."""
     fence = ""
     for row in text.split("\n"):
-        fence, is_preformatted = update_fence(row, fence)
+        fence, is_preformatted = update_fence_and_detect_code_line(row, fence)
         yield OutputLine(row, wraps=not is_preformatted)
 
 
@@ -304,7 +304,7 @@ def show(
         return
     with page_output(pager=not no_pager):
         heading = escape_controls(f"{thread_id}  {format_line(title)}".strip())
-        print_tree(_build_tree(heading, describe_status(head.status), checkpoints))
+        print_unwrapped_tree(_build_tree(heading, describe_status(head.status), checkpoints))
 
 
 def _build_tree(heading: str, status: str, checkpoints: list[CheckpointInfo]) -> Tree:

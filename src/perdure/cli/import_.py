@@ -30,9 +30,9 @@ from perdure.cli.output import (
     format_size,
     print_json,
     print_note,
-    print_owner_warning,
     print_progress_on_interrupt,
     print_result,
+    print_warning_about_owner_only_threads,
     progress_bar,
     show_status,
 )
@@ -115,7 +115,7 @@ def import_(
     """
     from perdure.cli.import_report import ConversationsReport
     from perdure.cli.import_thread import ImportWriter
-    from perdure.cli.sources import open_import
+    from perdure.cli.sources import open_database_to_import
 
     names = _parse_renames(renamed or [])
     report = ConversationsReport()
@@ -137,7 +137,10 @@ def import_(
         )
         # All databases are checked before anything is written.
         with show_status("checking databases") if databases else nullcontext():
-            sources = [stack.enter_context(open_import(db, max_value_mb << 20)) for db in databases]
+            sources = [
+                stack.enter_context(open_database_to_import(db, max_value_mb << 20))
+                for db in databases
+            ]
         interruption_note = print_progress_on_interrupt(lambda: f"{report}; these are stored")
         with (
             open_database(db, user, create=True, relaxed_durability=True) as file,
@@ -217,7 +220,7 @@ def _export_person(user: str, owners: str | None, db: str | None) -> None:
         with progress_bar("exporting", "line") as update_bar:
             for number, line in enumerate(lines, 1):
                 if number == 1:
-                    print_owner_warning(user, line["threads_by_owner"])
+                    print_warning_about_owner_only_threads(user, line["threads_by_owner"])
                 print_json(line, indent=None)
                 update_bar(None, number)
 
@@ -310,17 +313,17 @@ class _FilesReader:
     """
 
     def __init__(self, report: ConversationsReport) -> None:
-        from perdure.cli.import_openai import Batches
+        from perdure.cli.import_openai import OpenAIBatches
 
         self._report = report
         self.conversations: list[Conversation] = []
         self.texts: list[SavedText] = []
-        self.batches = Batches()
+        self.batches = OpenAIBatches()
         self._files: list[_FileParts] = []
 
     def build_conversations(self) -> list[Conversation]:
         """Return the conversations of all files."""
-        self._report.skipped += self.batches.add_answers()
+        self._report.skipped += self.batches.import_requests_with_answers()
         for parts in self._files:
             conversations = [
                 *parts.lines.build_conversations(),
@@ -513,7 +516,7 @@ def _collect_conversations(
         Whether there was a conversation.
     """
     from perdure.cli.import_lines import has_messages
-    from perdure.cli.import_openai import convert_training_example, is_batch_line
+    from perdure.cli.import_openai import convert_training_example_to_conversation, is_batch_line
     from perdure.memory.message_forms import is_message
 
     is_object = isinstance(value, dict)
@@ -527,7 +530,7 @@ def _collect_conversations(
         pass
     elif is_object and is_batch_line(value):
         parts.reader.batches.add_line(parts.file, number, value, parts.lines.add_conversation)
-    elif is_object and (example := convert_training_example(value)) is not None:
+    elif is_object and (example := convert_training_example_to_conversation(value)) is not None:
         parts.lines.add_conversation(number, example)
     elif is_object and has_messages(value):
         parts.lines.add_conversation(number, value)

@@ -80,9 +80,12 @@ class JsonLinesReader:
         """Build the conversations of all objects."""
         states, self._states = sorted(self._states, key=lambda state: state[0]), []
         for created_at, state, name in states:
-            self._add_object(name, state, None if created_at == math.inf else created_at)
+            self._add_messages_to_thread(
+                name, state, None if created_at == math.inf else created_at
+            )
         unnamed_messages = (
-            self._build_provisional(self._stem, group) for group in self._messages_by_user.values()
+            self._build_conversation_with_provisional_id(self._stem, group)
+            for group in self._messages_by_user.values()
         )
         return [
             *(talk for talk, _ in self._conversations.values()),
@@ -90,7 +93,7 @@ class JsonLinesReader:
             *unnamed_messages,
         ]
 
-    def add_conversation(self, number: str, conversation: Mapping[str, Any]) -> None:
+    def add_conversation(self, line_number: str, conversation: Mapping[str, Any]) -> None:
         """Add an object whose messages begin with the first message of the conversation.
 
         States of LangGraph are sorted by time before they are added, because a file with a state
@@ -100,24 +103,30 @@ class JsonLinesReader:
             conversation = {**conversation, "messages": conversation["values"]["messages"]}
         if not isinstance(conversation["messages"], list):
             raise MalformedPart("'messages' is not a list")
-        names = (find_any(conversation, *path) for path in _THREAD_ID_PATHS)
+        names = (find_value_at_path(conversation, *path) for path in _THREAD_ID_PATHS)
         name = next((name for name in names if name), None)
         if name is None:
-            self._unnamed.append(self._build_provisional(f"{self._stem}-{number}", conversation))
+            self._unnamed.append(
+                self._build_conversation_with_provisional_id(
+                    f"{self._stem}-{line_number}", conversation
+                )
+            )
         elif "values" in conversation and ("checkpoint" in conversation or "next" in conversation):
             created_at = parse_timestamp(conversation.get("created_at"))
             self._states.append(
                 (math.inf if created_at is None else created_at, conversation, name)
             )
         else:
-            self._add_object(name, conversation)
+            self._add_messages_to_thread(name, conversation)
 
     def add_message(self, line: Mapping[str, Any]) -> None:
         """Add a single message at the end of the conversation to which it belongs."""
         labels = {name: line[name] for name in USER_LABELS if name in line}
         message = {k: v for k, v in line.items() if k != "thread_id" and k not in labels}
         if line.get("thread_id"):
-            _append_message(*self._get_or_create_thread(line["thread_id"], labels), message)
+            _append_message_and_return_last_id(
+                *self._get_or_create_thread(line["thread_id"], labels), message
+            )
         else:
             user = str([*labels.items()]) if any(labels.values()) else ""
             self._user = user or self._user
@@ -126,31 +135,38 @@ class JsonLinesReader:
             )
             unnamed_messages["messages"].append(message)
 
-    def _build_provisional(self, name: str, conversation: Mapping[str, Any]) -> Conversation:
-        """Build a conversation that has no id. A provisional id is derived from `name`."""
+    def _build_conversation_with_provisional_id(
+        self, provisional_name: str, conversation: Mapping[str, Any]
+    ) -> Conversation:
+        """Build a conversation that has no id.
+
+        A provisional id is derived from `provisional_name`.
+        """
 
         def build(id: str, is_timed: bool) -> Conversation:
             conversation_with_id = Conversation(
-                id, _build_empty_conversation(name, conversation).metadata
+                id, _build_empty_conversation(provisional_name, conversation).metadata
             )
-            _add_messages(conversation_with_id, {}, conversation, is_timed=is_timed)
+            _add_messages_and_branches(
+                conversation_with_id, {}, conversation, derive_ids_from_times=is_timed
+            )
             conversation_with_id.left_out.update(_find_unimported_fields(conversation))
             return conversation_with_id
 
-        draft = build(_build_empty_conversation(name, conversation).id, False)
+        draft = build(_build_empty_conversation(provisional_name, conversation).id, False)
         draft.unnamed = UnnamedSource(self, self._stem, build)
         return draft
 
-    def _add_object(
-        self, name: object, conversation: Mapping[str, Any], created_at: float | None = None
+    def _add_messages_to_thread(
+        self, thread_name: object, conversation: Mapping[str, Any], created_at: float | None = None
     ) -> None:
-        """Add the messages of an object to the conversation `name`.
+        """Add the messages of an object to the conversation `thread_name`.
 
         `created_at` is used as the time of each message that contains no time.
         """
-        thread, path = self._get_or_create_thread(name, conversation)
+        thread, path = self._get_or_create_thread(thread_name, conversation)
         path.clear()
-        _add_messages(thread, path, conversation, created_at)
+        _add_messages_and_branches(thread, path, conversation, created_at)
 
     def _get_or_create_thread(
         self, name: object, line: Mapping[str, Any]
@@ -182,27 +198,33 @@ def _build_empty_conversation(name: object, line: Mapping[str, Any]) -> Conversa
     )
 
 
-def _add_messages(
+def _add_messages_and_branches(
     thread: Conversation,
-    path: _Path,
+    earlier_message_ids: _Path,
     conversation: Mapping[str, Any],
     created_at: float | None = None,
     *,
-    is_timed: bool = False,
+    derive_ids_from_times: bool = False,
 ) -> None:
     """Add the messages of an object, including the messages of its branches, to a conversation.
 
     Args:
         thread: The conversation that gets the messages.
-        path: The ids of the messages before the messages of the object. The ids of added messages
-            are appended.
+        earlier_message_ids: The ids of the messages before the messages of the object. The ids of
+            added messages are appended.
         conversation: The object.
         created_at: The time of each message that contains no time itself.
-        is_timed: Whether the ids that are derived for messages without an id depend on the times of
-            the messages.
+        derive_ids_from_times: Whether the ids that are derived for messages without an id depend on
+            the times of the messages.
     """
     keys = [
-        _append_message(thread, path, message, created_at, is_timed=is_timed)
+        _append_message_and_return_last_id(
+            thread,
+            earlier_message_ids,
+            message,
+            created_at,
+            derive_id_from_time=derive_ids_from_times,
+        )
         for message in conversation["messages"]
     ]
     leaf = thread.leaf
@@ -212,50 +234,57 @@ def _add_messages(
             thread.add_problem("a branch follows no message")
             continue
         begin = thread.list_branch(keys[after - 1]) if after else []
-        path = dict.fromkeys(begin)
+        earlier_message_ids = dict.fromkeys(begin)
         keys += [
-            _append_message(thread, path, message, variant=True, is_timed=is_timed)
+            _append_message_and_return_last_id(
+                thread,
+                earlier_message_ids,
+                message,
+                variant=True,
+                derive_id_from_time=derive_ids_from_times,
+            )
             for message in messages
         ]
     thread.leaf = thread.leaf if leaf is None else leaf
 
 
-def find_any(value: Any, *path: str) -> Any:
+def find_value_at_path(value: Any, *keys: str) -> Any:
     """Return the value at a path of keys, or None."""
-    for key in path:
+    for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
-def _append_message(
+def _append_message_and_return_last_id(
     thread: Conversation,
-    path: _Path,
-    line: Any,
+    earlier_message_ids: _Path,
+    message_json: Any,
     created_at: float | None = None,
     *,
     variant: bool = False,
-    is_timed: bool = False,
+    derive_id_from_time: bool = False,
 ) -> str | None:
-    """Add a message after the last message of `path`, and return the id of the last message.
+    """Add a message after the earlier messages, and return the id of the last message.
 
     A malformed message is skipped, and the reason is added to the conversation's `problems`.
     """
     thread.source_count += 1
-    parent_id = next(reversed(path), None)
+    parent_id = next(reversed(earlier_message_ids), None)
     last = thread.nodes[parent_id].message if parent_id else None
     try:
-        time = [find_message_time(line)] if is_timed else []
-        message = read_message(line, last, thread.id, len(path), *time)
+        time = [find_message_time(message_json)] if derive_id_from_time else []
+        message = read_message(message_json, last, thread.id, len(earlier_message_ids), *time)
     except MalformedPart as exc:
         thread.add_problem(
-            str(exc), shorten_line(line["id"]) if get_by_path(line, dict).get("id") else None
+            str(exc),
+            shorten_line(message_json["id"]) if get_by_path(message_json, dict).get("id") else None,
         )
         return parent_id
-    own_time = find_message_time(line)
-    path[
+    own_time = find_message_time(message_json)
+    earlier_message_ids[
         thread.add_message(
             message, parent_id, created_at if own_time is None else own_time, variant=variant
         )
     ] = None
-    thread.leaf = next(reversed(path))
+    thread.leaf = next(reversed(earlier_message_ids))
     return thread.leaf

@@ -37,7 +37,7 @@ class _StoredThread(NamedTuple):
     Attributes:
         ids: The ids of all messages, including those on branches.
         branch_ends: The last message of each imported branch.
-        signatures: The signatures of all messages; see `_compute_signature`.
+        signatures: The signatures of all messages; see `_format_comparison_signature`.
         end_signatures: The signatures of the last messages of imported branches.
     """
 
@@ -66,6 +66,21 @@ class _StoredThread(NamedTuple):
         )
 
 
+class _CandidateId(NamedTuple):
+    """An id that the thread of a conversation may have.
+
+    Attributes:
+        id: The id, without the prefix.
+        shared_count: The number of messages that a thread with this id certainly shares with the
+            conversation.
+        is_of_earlier_version: Whether an earlier version of perdure built the id.
+    """
+
+    id: str
+    shared_count: int
+    is_of_earlier_version: bool = False
+
+
 class ThreadNames:
     """Finds or chooses a thread for each imported conversation that has no id.
 
@@ -88,10 +103,11 @@ class ThreadNames:
         """Return the conversation with an id, which is its thread id without the prefix."""
         if draft.unnamed is None or not draft.nodes:
             return draft
-        prefixes = self._hash_beginnings(draft)
+        prefixes = self._derive_id_of_each_message_prefix(draft)
         file, full_id = draft.unnamed.file, prefixes[-1]
         signatures = [
-            _compute_signature(draft.nodes[key].message) for key in draft.list_branch(draft.leaf)
+            _format_comparison_signature(draft.nodes[key].message)
+            for key in draft.list_branch(draft.leaf)
         ]
         unused_id, gap = "", 0
         conversation: Conversation | None = None
@@ -116,29 +132,24 @@ class ThreadNames:
         return conversation
 
     def _iter_candidate_ids(
-        self, draft: Conversation, prefixes: Sequence[str]
-    ) -> Iterator[tuple[str, int, bool]]:
-        """Yield the ids under which the conversation's thread may be stored.
-
-        Yields:
-            A candidate id, the number of messages that a thread with this id certainly shares with
-            the conversation, and whether an earlier version of perdure built the id.
-        """
+        self, draft: Conversation, prefix_ids: Sequence[str]
+    ) -> Iterator[_CandidateId]:
+        """Yield the ids under which the conversation's thread may be stored."""
         for id in self._find_former_ids(draft):
-            yield id, 0, True
-        for shared_count, id in enumerate(prefixes, 1):
-            yield id, shared_count, False
-        equal_count = self._equal_counts[draft.unnamed.file, prefixes[-1]] if draft.unnamed else 0
+            yield _CandidateId(id, 0, is_of_earlier_version=True)
+        for shared_count, id in enumerate(prefix_ids, 1):
+            yield _CandidateId(id, shared_count)
+        equal_count = self._equal_counts[draft.unnamed.file, prefix_ids[-1]] if draft.unnamed else 0
         for number in count(2 + equal_count):  # for equal conversations in one file
-            yield derive_id(prefixes[-1], number), len(prefixes), False
+            yield _CandidateId(derive_id(prefix_ids[-1], number), len(prefix_ids))
 
-    def _hash_beginnings(self, draft: Conversation) -> list[str]:
+    def _derive_id_of_each_message_prefix(self, draft: Conversation) -> list[str]:
         """Return an id for each prefix of the conversation, the shortest prefix first."""
         id = str(draft.metadata.get("user_id") or draft.metadata.get("owner") or self._user)
         ids = []
         for key in draft.list_branch(draft.leaf):
             node = draft.nodes[key]
-            id = derive_id(id, _compute_signature(node.message), node.created_at)
+            id = derive_id(id, _format_comparison_signature(node.message), node.created_at)
             ids.append(id)
         return ids
 
@@ -160,9 +171,11 @@ class ThreadNames:
         }
         ids = frozenset(str(message.id) for message in messages)
         end_signatures = frozenset(
-            _compute_signature(message) for message in messages if message.id in branch_ends
+            _format_comparison_signature(message)
+            for message in messages
+            if message.id in branch_ends
         )
-        signatures = frozenset(map(_compute_signature, messages))
+        signatures = frozenset(map(_format_comparison_signature, messages))
         return _StoredThread(ids, frozenset(branch_ends), signatures, end_signatures)
 
     def _find_former_ids(self, draft: Conversation) -> list[str]:
@@ -173,10 +186,10 @@ class ThreadNames:
         assert draft.unnamed is not None
         stem = draft.unnamed.file_stem
         if stem not in self._former:
-            self._former[stem] = self._index_former_threads(stem)
+            self._former[stem] = self._find_former_thread_ids_by_signature(stem)
         index, candidates = self._former[stem], list[str]()
         for key in draft.list_branch(draft.leaf) if index else ():
-            ids_with_message = index.get(_compute_signature(draft.nodes[key].message), [])
+            ids_with_message = index.get(_format_comparison_signature(draft.nodes[key].message), [])
             narrowed = (
                 [id for id in candidates if id in ids_with_message]
                 if candidates
@@ -187,18 +200,18 @@ class ThreadNames:
             candidates = narrowed
         return candidates
 
-    def _index_former_threads(self, stem: str) -> dict[str, list[str]]:
+    def _find_former_thread_ids_by_signature(self, file_stem: str) -> dict[str, list[str]]:
         """Return a dict from message signatures to the ids of formerly imported threads.
 
         A thread is listed if an earlier version of perdure imported the thread from a file with
         this name, and if the thread contains a message with the signature.
         """
         index = defaultdict[str, list[str]](list)
-        for head in self._saver.heads(prefix=self._prefix + stem, limit=sys.maxsize):
+        for head in self._saver.heads(prefix=self._prefix + file_stem, limit=sys.maxsize):
             id = head.thread_id.removeprefix(self._prefix)
             stored = (
                 self._get_stored_thread(id)
-                if _FORMER_ID_SUFFIX.fullmatch(id.removeprefix(stem))
+                if _FORMER_ID_SUFFIX.fullmatch(id.removeprefix(file_stem))
                 else None
             )
             for signature in stored.signatures if stored is not None else ():
@@ -215,7 +228,7 @@ def _belongs_to_thread(conversation: Conversation, stored: _StoredThread) -> boo
     )
 
 
-def _compute_signature(message: BaseMessage) -> str:
+def _format_comparison_signature(message: BaseMessage) -> str:
     """Return the role, content and tool calls of a message as JSON text.
 
     Equal messages of two imports have the same text.

@@ -21,7 +21,9 @@ _CONVERSATION_FIELDS: Final = (
 _AddConversation = Callable[[str, Mapping[str, Any]], None]
 
 
-def convert_training_example(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def convert_training_example_to_conversation(
+    json_line: Mapping[str, Any],
+) -> Mapping[str, Any] | None:
     """Convert an example of a training file to an object with messages. Return None for others.
 
     A preference example has two answers. The preferred answer becomes the main branch of the
@@ -33,14 +35,14 @@ def convert_training_example(line: Mapping[str, Any]) -> Mapping[str, Any] | Non
     """
     rest = {
         k: v
-        for k, v in line.items()
+        for k, v in json_line.items()
         if k not in (*_PREFERENCE_FIELDS, "input", "prompt", "completion")
     }
-    if any(name in line for name in _PREFERENCE_FIELDS):
-        model_input = get_by_path(line, dict, "input")
+    if any(name in json_line for name in _PREFERENCE_FIELDS):
+        model_input = get_by_path(json_line, dict, "input")
         if not isinstance(model_input.get("messages"), list):
             raise MalformedPart("a preference example without 'input.messages'")
-        preferred, other = (line.get(name) for name in _PREFERENCE_FIELDS)
+        preferred, other = (json_line.get(name) for name in _PREFERENCE_FIELDS)
         if not isinstance(preferred, list) or not isinstance(other, list):
             raise MalformedPart(
                 f"a preference example without {' and '.join(map(repr, _PREFERENCE_FIELDS))}"
@@ -49,8 +51,8 @@ def convert_training_example(line: Mapping[str, Any]) -> Mapping[str, Any] | Non
         branch = {"after": len(messages), "messages": other}
         fields = {**rest, **{k: v for k, v in model_input.items() if k != "messages"}}
         return {**fields, "messages": [*messages, *preferred], "branches": [branch]}
-    if {"prompt", "completion"} <= line.keys() and "messages" not in line:
-        prompt, completion = line["prompt"], line["completion"]
+    if {"prompt", "completion"} <= json_line.keys() and "messages" not in json_line:
+        prompt, completion = json_line["prompt"], json_line["completion"]
         if not isinstance(prompt, str) or not isinstance(completion, str):
             raise MalformedPart("the prompt or its completion is not text")
         turns = ("user", prompt), ("assistant", completion)
@@ -63,7 +65,7 @@ def is_batch_line(line: Mapping[str, Any]) -> bool:
     return "custom_id" in line and ("body" in line or "response" in line)
 
 
-class Batches:
+class OpenAIBatches:
     """Matches batch requests with their answers, which are in different files of one import."""
 
     def __init__(self) -> None:
@@ -92,11 +94,11 @@ class Batches:
             raise MalformedPart(
                 f"a batch request to {shorten_line(line['url'], 40)!r}, which is not a conversation"
             )
-        request: dict[str, Any] = {"messages": _convert_request(body), "branches": []}
+        request: dict[str, Any] = {"messages": _convert_request_to_messages(body), "branches": []}
         request |= {name: body[name] for name in ("model", "tools", "functions") if name in body}
         self._requests[str(line["custom_id"])].append((add, number, request))
 
-    def add_answers(self) -> list[Problem]:
+    def import_requests_with_answers(self) -> list[Problem]:
         """Match all answers with requests, and add the resulting conversations to the import.
 
         Returns:
@@ -105,7 +107,7 @@ class Batches:
         problems = []
         for position, line in self._answers:
             try:
-                self._add_answer(line)
+                self._add_answer_to_request(line)
             except MalformedPart as exc:
                 problems.append(Problem(str(exc), position))
         for add, number, request in (
@@ -114,11 +116,11 @@ class Batches:
             add(number, request)
         return problems
 
-    def _add_answer(self, line: Mapping[str, Any]) -> None:
+    def _add_answer_to_request(self, answer_line: Mapping[str, Any]) -> None:
         """Append the messages of an answer to the conversation that its request contains."""
-        name = str(line["custom_id"])
+        name = str(answer_line["custom_id"])
         requests = self._requests.get(name, [])
-        body, error = get_by_path(line, dict, "response", "body"), line.get("error")
+        body, error = get_by_path(answer_line, dict, "response", "body"), answer_line.get("error")
         failure = error if isinstance(error, dict) else get_by_path(body, dict, "error")
         if failure or not body:
             reason = (
@@ -136,7 +138,7 @@ class Batches:
             raise MalformedPart(
                 "the answer to one of several batch requests with the same 'custom_id'"
             )
-        answers = [*_convert_answers(body)]
+        answers = [*_iter_messages_of_each_answer(body)]
         if not answers:
             raise MalformedPart("the answer to a batch request has no message")
         request, created_at = requests[0][2], body.get("created") or body.get("created_at")
@@ -147,7 +149,7 @@ class Batches:
         request["messages"] = [*request["messages"], *answers[0]]
 
 
-def _convert_request(body: Mapping[str, Any]) -> list[Any]:
+def _convert_request_to_messages(body: Mapping[str, Any]) -> list[Any]:
     """Return the messages of a request to the Chat Completions, Responses or Completions API."""
     if isinstance(body.get("messages"), list):
         return [*body["messages"]]
@@ -159,26 +161,26 @@ def _convert_request(body: Mapping[str, Any]) -> list[Any]:
         return [*first, {"role": "user", "content": model_input}]
     if not isinstance(model_input, list):
         raise MalformedPart("the batch request has no messages")
-    return [*first, *map(_convert_item, model_input)]
+    return [*first, *map(_convert_responses_api_item_to_message, model_input)]
 
 
-def _convert_answers(body: Mapping[str, Any]) -> Iterator[list[Any]]:
+def _iter_messages_of_each_answer(response_body: Mapping[str, Any]) -> Iterator[list[Any]]:
     """Yield the messages of each answer to a request."""
-    for choice in get_by_path(body, list, "choices"):
+    for choice in get_by_path(response_body, list, "choices"):
         if isinstance(get_by_path(choice, dict).get("message"), dict):
             yield [choice["message"]]
         elif get_by_path(choice, str, "text"):
             yield [{"role": "assistant", "content": choice["text"]}]
     items = [
         item
-        for item in get_by_path(body, list, "output")
+        for item in get_by_path(response_body, list, "output")
         if get_by_path(item, str, "type") != "reasoning"
     ]
     if items:
-        yield [_convert_item(item) for item in items]
+        yield [_convert_responses_api_item_to_message(item) for item in items]
 
 
-def _convert_item(item: Any) -> Any:
+def _convert_responses_api_item_to_message(item: Any) -> dict[str, Any]:
     """Return an item of the Responses API as a message. Other items get their type as role."""
     kind = get_by_path(item, str, "type")
     if kind == "function_call":

@@ -68,7 +68,7 @@ class ConversationsReport:
             self.records and f"{self.records:,} recorded runs and crons, which are not run",
         ]
         counts = ", ".join(str(part) for part in parts if part)
-        owners = f" ({_format_counts(self.users)})" if self._names_others else ""
+        owners = f" ({_format_counts_by_user(self.users)})" if self._names_others else ""
         return (
             f"{format_count(self.conversations, 'conversation')}{owners}: {counts or 'no messages'}"
         )
@@ -84,11 +84,11 @@ class ConversationsReport:
         self.checkpoints += threads.checkpoints
         self.unchanged += threads.unchanged
 
-    def count_items(self, items: TransferReport) -> None:
+    def add_store_item_counts(self, report: TransferReport) -> None:
         """Add the counts of items that were imported from a store, and list the refused ones."""
-        self.items += items.items
-        self.refused += items.refused
-        self.known_items += items.skipped + len(items.refused)
+        self.items += report.items
+        self.refused += report.refused
+        self.known_items += report.skipped + len(report.refused)
 
     @property
     def _names_others(self) -> bool:
@@ -97,7 +97,7 @@ class ConversationsReport:
     def _format_memory_count(self) -> str:
         if self.memories and self._names_others:
             noun = "memory" if max(self.by_user.values()) == 1 else "memories"
-            return _format_counts(self.by_user).replace(" of ", f" {noun} of ", 1)
+            return _format_counts_by_user(self.by_user).replace(" of ", f" {noun} of ", 1)
         return format_count(self.memories or 0, "memory", "memories")
 
     def print_notes(self) -> None:
@@ -152,7 +152,7 @@ class ConversationsReport:
             print_note("'perdure memories quarantine' lists the memories that wait for a review")
 
 
-def _format_counts(counts: Counter[str]) -> str:
+def _format_counts_by_user(counts: Counter[str]) -> str:
     """Format counts by user, the highest first, such as "12 of ann, 3 of me"."""
     top_counts = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0] or "nobody"))[
         :_MAX_LISTED_USERS

@@ -115,7 +115,9 @@ class ImportWriter:
         `perdure export --user` writes such archives.
         """
         for archive in archives:
-            self._report.count_items(self._file.store.import_lines(archive.iter_item_lines()))
+            self._report.add_store_item_counts(
+                self._file.store.import_lines(archive.iter_item_lines())
+            )
 
     def store_texts(self, texts: list[SavedText]) -> None:
         """Store the memories and documents of an export that are not part of conversations.
@@ -189,21 +191,21 @@ class ImportWriter:
         self._report.unchanged += not (new or thread.updated)
         self._report.left_out += talk.left_out
 
-    def import_database(self, source: Source, names: dict[str, str]) -> None:
+    def import_database(self, source: Source, new_thread_ids_by_old: dict[str, str]) -> None:
         """Import the threads and items of a database of langgraph or perdure.
 
         Args:
             source: The database. One of perdure is merged with this one.
-            names: New thread ids by old thread id, for a database of perdure.
+            new_thread_ids_by_old: New thread ids by old thread id, for a database of perdure.
 
         Raises:
             NotADatabase: The database has neither the tables of a saver nor those of a store.
         """
         if source.is_perdure_database:
-            self._merge_database(source, names)
+            self._merge_database(source, new_thread_ids_by_old)
             return
         db = source.path
-        if names:
+        if new_thread_ids_by_old:
             raise ConfigurationError(
                 f"--as applies only to databases of perdure, and {db!r} was written by langgraph; "
                 "remove --as"
@@ -223,7 +225,7 @@ class ImportWriter:
                     missing_tables.append(exc)
                 try:
                     items = self._file.store.import_from(db, max_value_bytes=limit)
-                    self._report.count_items(items)
+                    self._report.add_store_item_counts(items)
                 except NotADatabase as exc:  # the database may still have threads
                     missing_tables.append(exc)
                 if len(missing_tables) == 2:
@@ -248,7 +250,7 @@ class ImportWriter:
                     refusal = exc
             if source.store is not None:
                 items = self._file.store.import_from(source.store, on_unsuitable="skip")
-                self._report.count_items(items)
+                self._report.add_store_item_counts(items)
         if refusal is not None:
             raise refusal
 
@@ -323,7 +325,9 @@ class ThreadImport:
         for info in reversed(self._checkpoints):
             if NODE in info.metadata:
                 cut = info.checkpoint_id if info.parent_id in ids else None
-                self._record_checkpoint(info.metadata[NODE], info.checkpoint_id, cut)
+                self._record_checkpoint_of_message_and_ancestors(
+                    info.metadata[NODE], info.checkpoint_id, cut
+                )
         self._new_checkpoints: dict[str, _NewCheckpoint] = {}
         self.updated = self.outdated = 0
         self._stored_contents: dict[str, set[tuple[str, bool]]] | None = None
@@ -341,12 +345,14 @@ class ThreadImport:
         can_start_branch = not self._checkpoints or any(
             info.parent_id is None for info in self._checkpoints
         )
-        checkpoint_ends, new = _choose_checkpoint_ends(self._conversation), 0
+        checkpoint_ends, new = _choose_messages_followed_by_checkpoint(self._conversation), 0
         for position, key in enumerate(self._conversation.nodes):
             if key not in checkpoint_ends:
                 continue
-            keys, parent = self._find_unstored_messages(key)
-            new_keys = [name for name in keys if not self._load_contents(name)]
+            keys, parent = self._find_unstored_ids_and_their_parent_id(key)
+            new_keys = [
+                name for name in keys if not self._load_stored_texts_with_searched_flags(name)
+            ]
             if new_keys and (
                 can_start_branch if parent is None else self._checkpoint_of_message[parent]
             ):
@@ -355,10 +361,10 @@ class ThreadImport:
                 advance(position)
         self._move_head(bool(new))
         if self._checkpoints:
-            self._complete_messages()
+            self._replace_partly_imported_messages()
         return new
 
-    def _complete_messages(self) -> None:
+    def _replace_partly_imported_messages(self) -> None:
         """Replace messages in the thread's state that an earlier import stored incompletely.
 
         No branch is created. Incomplete messages that are no longer in the state are not changed.
@@ -367,7 +373,8 @@ class ThreadImport:
             key: text
             for key, text in self._conversation.former_texts.items()
             if key in self._checkpoint_of_message
-            and _get_contents(self._conversation.nodes[key].message) not in self._load_contents(key)
+            and _get_contents(self._conversation.nodes[key].message)
+            not in self._load_stored_texts_with_searched_flags(key)
         }
         head = self._saver.get_tuple({"configurable": self._thread}) if incomplete_texts else None
         if head is None:
@@ -379,15 +386,21 @@ class ThreadImport:
             if text and key in ids and messages[ids.index(key)].text == text:
                 messages[ids.index(key)] = node.message
                 self.updated += 1
-            elif not text and node.parent in ids and not self._load_contents(key):
+            elif (
+                not text
+                and node.parent in ids
+                and not self._load_stored_texts_with_searched_flags(key)
+            ):
                 messages.insert(ids.index(node.parent) + 1, node.message)
                 self.updated += 1
             else:
                 self.outdated += 1
         if self.updated:
-            self._put_completed(head, messages)
+            self._put_child_checkpoint_with_messages(head, messages)
 
-    def _put_completed(self, head: CheckpointTuple, messages: list[BaseMessage]) -> None:
+    def _put_child_checkpoint_with_messages(
+        self, head: CheckpointTuple, messages: list[BaseMessage]
+    ) -> None:
         """Store a checkpoint with the given messages as a child of the head."""
         step = head.metadata.get("step", 0) + 1
         version = self._saver.get_next_version(
@@ -403,7 +416,7 @@ class ThreadImport:
         metadata.pop(TIMES_KEY, None)
         self._saver.put(head.config, new, metadata, {"messages": version})
 
-    def _load_contents(self, key: str) -> set[tuple[str, bool]]:
+    def _load_stored_texts_with_searched_flags(self, message_id: str) -> set[tuple[str, bool]]:
         """Return all contents that a message had in the thread before this import.
 
         The set is empty if the thread did not have the message. The contents are read from the
@@ -418,9 +431,11 @@ class ThreadImport:
             ):
                 if isinstance(item.value, BaseMessage):
                     self._stored_contents[str(item.value.id)].add(_get_contents(item.value))
-        return self._stored_contents.get(key, set())
+        return self._stored_contents.get(message_id, set())
 
-    def _find_unstored_messages(self, key: str) -> tuple[list[str], str | None]:
+    def _find_unstored_ids_and_their_parent_id(
+        self, last_message_id: str
+    ) -> tuple[list[str], str | None]:
         """Return the ids of the unstored messages on the path from the root to a message.
 
         Returns:
@@ -428,46 +443,46 @@ class ThreadImport:
             the oldest of them follows. The second id is None if no message on the path is stored.
         """
         keys: list[str] = []
-        ancestor: str | None = key
+        ancestor: str | None = last_message_id
         while ancestor is not None and ancestor not in self._checkpoint_of_message:
             keys.append(ancestor)
             ancestor = self._conversation.nodes[ancestor].parent
         return keys[::-1], ancestor
 
-    def _record_checkpoint(
-        self, end: str, checkpoint_id: str, checkpoint_for_ancestors: str | None
+    def _record_checkpoint_of_message_and_ancestors(
+        self, message_id: str, checkpoint_id: str, ancestors_checkpoint_id: str | None
     ) -> None:
-        self._checkpoint_of_message[end] = checkpoint_id
-        node = self._conversation.nodes.get(end)
+        self._checkpoint_of_message[message_id] = checkpoint_id
+        node = self._conversation.nodes.get(message_id)
         while (
             node is not None
             and node.parent is not None
             and node.parent not in self._checkpoint_of_message
         ):
-            self._checkpoint_of_message[node.parent] = checkpoint_for_ancestors
+            self._checkpoint_of_message[node.parent] = ancestors_checkpoint_id
             node = self._conversation.nodes[node.parent]
 
-    def _put_checkpoint(self, parent: str | None, keys: list[str]) -> None:
+    def _put_checkpoint(self, parent_message_id: str | None, message_ids: list[str]) -> None:
         """Store a checkpoint that contains the messages up to a parent message, and new messages.
 
         If there are no new messages, a checkpoint is stored only if the parent's checkpoint also
         contains messages after the parent. The stored checkpoint then ends with the parent.
 
         Args:
-            parent: The id of the stored message that the new messages follow, or None.
-            keys: The ids of the new messages.
+            parent_message_id: The id of the stored message that the new messages follow, or None.
+            message_ids: The ids of the new messages.
         """
-        batch = [self._conversation.nodes[key] for key in keys]
+        batch = [self._conversation.nodes[key] for key in message_ids]
         base, messages, is_cut = None, list[BaseMessage](), False
         new_checkpoint = (
             None
-            if parent is None
-            else self._new_checkpoints.get(str(self._checkpoint_of_message[parent]))
+            if parent_message_id is None
+            else self._new_checkpoints.get(str(self._checkpoint_of_message[parent_message_id]))
         )
         continued = (
             new_checkpoint
             if new_checkpoint
-            and new_checkpoint.end == parent
+            and new_checkpoint.end == parent_message_id
             and new_checkpoint.length >= TITLE_CANDIDATES
             else None
         )
@@ -476,11 +491,15 @@ class ThreadImport:
         else:
             base = (
                 None
-                if parent is None
-                else self._read_checkpoint(str(self._checkpoint_of_message[parent]))
+                if parent_message_id is None
+                else self._read_checkpoint(str(self._checkpoint_of_message[parent_message_id]))
             )
             messages = base.checkpoint["channel_values"].get("messages", []) if base else []
-            last = None if parent is None else self._conversation.nodes[parent].message.id
+            last = (
+                None
+                if parent_message_id is None
+                else self._conversation.nodes[parent_message_id].message.id
+            )
             positions = (n for n in range(len(messages), 0, -1) if messages[n - 1].id == last)
             kept_count = next(positions, len(messages))
             # Messages after the parent in the parent's checkpoint do not belong to this branch.
@@ -494,7 +513,7 @@ class ThreadImport:
         version = self._saver.get_next_version(checkpoint["channel_versions"].get("messages"), None)
         added = [node.message for node in batch]
         channel = messages[:kept_count] + added if continued is None else Continuation(added)
-        end = keys[-1] if keys else str(parent)
+        end = message_ids[-1] if message_ids else str(parent_message_id)
         created_at = self._conversation.find_creation_time(end)
         moment = (
             datetime.now(UTC) if created_at == math.inf else datetime.fromtimestamp(created_at, UTC)
@@ -522,7 +541,7 @@ class ThreadImport:
         self._newest, new["channel_values"] = new["id"], {}
         stored = CheckpointTuple(config, new, metadata, parent_config)
         self._new_checkpoints[new["id"]] = _NewCheckpoint(end, kept_count + len(batch), stored)
-        self._record_checkpoint(end, new["id"], new["id"])
+        self._record_checkpoint_of_message_and_ancestors(end, new["id"], new["id"])
 
     def _read_checkpoint(self, checkpoint_id: str) -> CheckpointTuple:
         configurable = {**self._thread, "checkpoint_id": checkpoint_id}
@@ -530,7 +549,7 @@ class ThreadImport:
         assert stored is not None
         return stored
 
-    def _move_head(self, new: bool) -> None:
+    def _move_head(self, has_new_messages: bool) -> None:
         """Move the head to the end of the main branch, unless the thread has continued since.
 
         Every checkpoint that the import stores becomes the head, so the head is moved after all
@@ -555,7 +574,9 @@ class ThreadImport:
             else head
         )
         target_id = target.checkpoint_id if target is not None else None
-        has_news = new or (end_of_head in self._conversation.nodes and end_of_head != leaf)
+        has_news = has_new_messages or (
+            end_of_head in self._conversation.nodes and end_of_head != leaf
+        )
         if (
             newest_own_checkpoint is None
             and has_news
@@ -577,7 +598,7 @@ def _get_contents(message: BaseMessage) -> tuple[str, bool]:
     return message.text, message.response_metadata.get(SEARCHED) is True
 
 
-def _choose_checkpoint_ends(conversation: Conversation) -> set[str]:
+def _choose_messages_followed_by_checkpoint(conversation: Conversation) -> set[str]:
     """Return the ids of the messages after which a checkpoint is stored.
 
     A checkpoint is stored after each message at which the tree branches or ends. A checkpoint is

@@ -245,7 +245,7 @@ def forget(
         elif key:
             erase = partial(_erase_memories_by_key, database, key)
         else:
-            thread_id = None if thread is None else _resolve_origin_thread(database, thread)
+            thread_id = None if thread is None else _resolve_thread_id_of_memories(database, thread)
             erase = partial(_erase_matching_memories, database, query=query, thread_id=thread_id)
         if not every:
             # Store tombstones, because a later extraction would store the erased memories again.
@@ -285,7 +285,7 @@ def _find_memory_key(
     )
 
 
-def _resolve_origin_thread(database: CommandDatabase, id_or_prefix: str) -> str:
+def _resolve_thread_id_of_memories(database: CommandDatabase, id_or_prefix: str) -> str:
     """Return the id of the thread that memories come from.
 
     If no thread has an id with this prefix, the text is returned unchanged, because memories of

@@ -60,10 +60,10 @@ def escape_controls(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     parts = _JOINER.split(text.replace("\r\n", "\n"))
-    return "\u200d".join(_HIDDEN.sub(_escape_character, part) for part in parts)
+    return "\u200d".join(_HIDDEN.sub(_build_backslash_escape, part) for part in parts)
 
 
-def _escape_character(match: re.Match[str]) -> str:
+def _build_backslash_escape(match: re.Match[str]) -> str:
     code = ord(match[0])
     if code < 0x100:
         return f"\\x{code:02x}"
@@ -80,13 +80,13 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
         value: The value. Data classes are printed as objects.
         indent: The number of spaces for each level; None prints one line.
     """
-    text = json.dumps(value, ensure_ascii=False, indent=indent, default=_encode_value)
+    text = json.dumps(value, ensure_ascii=False, indent=indent, default=_convert_to_json_value)
     # Write the characters that `escape_controls` escapes as escape sequences of JSON.
     sys.stdout.write(_HIDDEN.sub(lambda match: json.dumps(match[0])[1:-1], text) + "\n")
     sys.stdout.flush()
 
 
-def _encode_value(value: Any) -> Any:
+def _convert_to_json_value(value: Any) -> Any:
     """Return a replacement for a value of a type that `json.dumps` cannot encode."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
@@ -183,7 +183,7 @@ def _wrap_words(parts: Iterable[str], width: int) -> Iterator[str]:
     column, fence, is_fixed = 0, "", False
     for word in map(escape_controls, _iter_words(parts)):
         if not column:
-            fence, is_fixed = update_fence(word, fence)
+            fence, is_fixed = update_fence_and_detect_code_line(word, fence)
         if column and not is_fixed and word.strip() and column + cell_len(word) > width:
             word, column = "\n" + word.lstrip(), 0
         column = 0 if word.endswith("\n") else column + cell_len(word.lstrip("\n"))
@@ -207,21 +207,21 @@ def _iter_words(parts: Iterable[str]) -> Iterator[str]:
     yield rest
 
 
-def update_fence(line: str, fence: str) -> tuple[str, bool]:
+def update_fence_and_detect_code_line(line: str, open_fence: str) -> tuple[str, bool]:
     """Track the code fence of a Markdown text from line to line.
 
     Args:
         line: The next line, or its first word.
-        fence: The fence that is open before the line, such as three backticks, or "".
+        open_fence: The fence that is open before the line, such as three backticks, or "".
 
     Returns:
         The fence that is open after the line, or "". Then a flag that says whether the line is
         code or part of a table, which must not be wrapped.
     """
     opening = re.match(r" {0,3}(`{3,}|~{3,})", line)
-    if opening and (not fence or opening[1].startswith(fence)):
-        fence = "" if fence else opening[1]
-    return fence, bool(fence or opening) or line.startswith(("    ", "\t", "|"))
+    if opening and (not open_fence or opening[1].startswith(open_fence)):
+        open_fence = "" if open_fence else opening[1]
+    return open_fence, bool(open_fence or opening) or line.startswith(("    ", "\t", "|"))
 
 
 def print_table(
@@ -315,7 +315,7 @@ class OutputLine(NamedTuple):
     wraps: bool = True
 
 
-def print_tree(tree: Tree) -> None:
+def print_unwrapped_tree(tree: Tree) -> None:
     """Print a tree. The lines of a tree are never wrapped, even if they are long."""
     from rich.segment import Segments
 
@@ -388,7 +388,7 @@ def format_line(text: str, limit: int | None = 100) -> str:
     return flat_text[: limit - 1] + "…"
 
 
-def print_owner_warning(user: str, thread_ids: Sequence[str]) -> None:
+def print_warning_about_owner_only_threads(user: str, thread_ids: Sequence[str]) -> None:
     """Warn about threads that have no `user_id` and belong to a person only by their `owner`."""
     if thread_ids:
         which = ", ".join(thread_ids[:3]) + (", …" if len(thread_ids) > 3 else "")
@@ -411,7 +411,7 @@ def format_count(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
-def format_size(count: int) -> str:
+def format_size(byte_count: int) -> str:
     """Return a number of bytes with a unit.
 
     >>> format_size(1536)
@@ -419,7 +419,7 @@ def format_size(count: int) -> str:
     """
     from rich.filesize import decimal
 
-    return decimal(count)
+    return decimal(byte_count)
 
 
 def format_age(time: datetime) -> str:

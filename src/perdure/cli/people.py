@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -24,10 +24,10 @@ from perdure.cli.output import (
     print_json,
     print_note,
     print_note_line,
-    print_owner_warning,
     print_scrub_result,
     print_table,
     print_text,
+    print_warning_about_owner_only_threads,
     show_status,
 )
 from perdure.errors import ConfigurationError, UnknownPerson
@@ -37,6 +37,22 @@ if TYPE_CHECKING:
     from perdure.people import Part, Report
 
 _MAX_LISTED_IDS: Final = 3  # ids that a row of the table lists
+
+
+class _ReportRow(NamedTuple):
+    """A row of the table that the command prints.
+
+    Attributes:
+        action: `erase` or `keep`.
+        noun: The kind of data, such as `threads`.
+        object_count: The number of objects.
+        first_ids: The first ids, separated by commas.
+    """
+
+    action: str
+    noun: str
+    object_count: int
+    first_ids: str
 
 
 @app.command()
@@ -77,7 +93,7 @@ def forget(
     user = check_user("--user", user, "pass the name of the person")
     owners_are_people = None if owners is None else owners == "people"
     in_files = [
-        Part("API keys", (), sum(key.get("user") == user for key in _read_keys(keys))),
+        Part("API keys", (), sum(key.get("user") == user for key in _read_api_key_entries(keys))),
         Part(
             "audit records",
             (),
@@ -93,9 +109,9 @@ def forget(
                 }
                 report = people.plan(user, database.saver, database.store, **options)
             if not (dry_run or yes):
-                for action, what, count, ids in _build_report_rows(report, in_files):
+                for action, what, count, ids in _build_erasure_report_rows(report, in_files):
                     print_note_line(f"{action} {count} {what}{ids and f': {ids}'}", "dim")
-            print_owner_warning(user, report.by_owner)
+            print_warning_about_owner_only_threads(user, report.by_owner)
             if not dry_run:
                 if not yes:
                     _confirm_name(user)
@@ -120,7 +136,7 @@ def forget(
         )
         return
     if dry_run or yes:
-        print_table(("", "what", "count", "ids"), _build_report_rows(report, in_files))
+        print_table(("", "what", "count", "ids"), _build_erasure_report_rows(report, in_files))
     print_text(f"{'would forget' if dry_run else 'forgot'} {user!r}")
     if not dry_run:
         print_scrub_result(report.scrubbed)
@@ -139,28 +155,23 @@ def _confirm_name(user: str) -> None:
         raise typer.Exit(1)
 
 
-def _build_report_rows(report: Report, in_files: list[Part]) -> list[tuple[str, str, int, str]]:
+def _build_erasure_report_rows(report: Report, in_files: list[Part]) -> list[_ReportRow]:
     """Build the rows of the printed table that shows what is erased and what is kept.
 
     Args:
         report: The report of the erasure.
         in_files: Counts of API keys and audit records, which are in files and are kept.
-
-    Returns:
-        Rows of an action (`erase` or `keep`), a noun, a count and the first ids.
     """
-    rows = [("erase", *_build_part_cells(part)) for part in report.erased]
+    rows = [_build_report_row("erase", part) for part in report.erased]
     kept_parts = [part for part in (*report.kept, *in_files) if part.count]
-    return rows + [("keep", *_build_part_cells(part)) for part in kept_parts]
+    return rows + [_build_report_row("keep", part) for part in kept_parts]
 
 
-def _build_part_cells(part: Part) -> tuple[str, int, str]:
-    """Return the table cells of a part of the report.
-
-    The cells are the kind of data, such as "threads", the count, and the first ids.
-    """
+def _build_report_row(action: str, part: Part) -> _ReportRow:
+    """Return the table row of a part of the report."""
     more = ", …" if len(part.ids) > _MAX_LISTED_IDS else ""
-    return part.what, part.count, ", ".join(part.ids[:_MAX_LISTED_IDS]) + more
+    first_ids = ", ".join(part.ids[:_MAX_LISTED_IDS]) + more
+    return _ReportRow(action, part.what, part.count, first_ids)
 
 
 def _build_parts_json(parts: Any) -> list[dict[str, Any]]:
@@ -168,15 +179,15 @@ def _build_parts_json(parts: Any) -> list[dict[str, Any]]:
     return [{"what": part.what, "count": part.count, "ids": [*part.ids]} for part in parts]
 
 
-def _read_keys(path: Path | None) -> list[dict[str, Any]]:
-    """Return the entries of a keys file, or none if `path` is None."""
-    if path is None:
+def _read_api_key_entries(keys_file: Path | None) -> list[dict[str, Any]]:
+    """Return the entries of a keys file, or none if `keys_file` is None."""
+    if keys_file is None:
         return []
     try:
-        keys = tomllib.loads(path.read_text(encoding="utf-8")).get("keys", [])
+        keys = tomllib.loads(keys_file.read_text(encoding="utf-8")).get("keys", [])
     except (OSError, ValueError) as exc:
         raise ConfigurationError(
-            f"--keys {str(path)!r} cannot be read: {exc}; pass the keys file of the server"
+            f"--keys {str(keys_file)!r} cannot be read: {exc}; pass the keys file of the server"
         ) from exc
     return [key for key in keys if isinstance(key, dict)]
 

@@ -87,7 +87,9 @@ def runs(
         listed_runs, json, columns, cells, ids=("id", "thread"), empty_note="there are no runs"
     )
     has_conditions = (thread, user, status) != (None, None, None)
-    _finish_list_command(len(rows) > limit, limit, "runs", no_match=has_conditions and not rows)
+    _print_more_note_and_exit_if_no_match(
+        len(rows) > limit, limit, "runs", no_match=has_conditions and not rows
+    )
 
 
 @app.command()
@@ -107,7 +109,7 @@ def crons(
         check_user("--user", user, "remove --user to list the crons of all users")
     with open_database(db, allow_read_only=True) as database:
         thread_id = None if thread is None else resolve_thread_id(database, thread)
-        rows = asyncio.run(_find_crons(database, thread_id, user))
+        rows = asyncio.run(_find_crons_with_persons(database, thread_id, user))
         listed_crons = [_build_cron_json(*row) for row in rows[:limit]]
         cells = [
             (
@@ -128,10 +130,14 @@ def crons(
         listed_crons, json, columns, cells, ids=("id", "thread"), empty_note="there are no crons"
     )
     has_conditions = (thread, user) != (None, None)
-    _finish_list_command(len(rows) > limit, limit, "crons", no_match=has_conditions and not rows)
+    _print_more_note_and_exit_if_no_match(
+        len(rows) > limit, limit, "crons", no_match=has_conditions and not rows
+    )
 
 
-def _finish_list_command(has_more: bool, limit: int, noun: str, *, no_match: bool) -> None:
+def _print_more_note_and_exit_if_no_match(
+    has_more: bool, limit: int, noun: str, *, no_match: bool
+) -> None:
     """Print a note if the list is incomplete, and exit with code 1 if nothing matched."""
     if has_more:
         print_note(f"there are more than {limit} {noun}; --limit N lists more")
@@ -182,10 +188,12 @@ async def _find_runs(
 async def _find_person(database: CommandDatabase, thread_id: str) -> str:
     """Return the person of a thread, or "" if the thread belongs to nobody."""
     from perdure.checkpointers.thread_list import ThreadList
-    from perdure.cli.threads import read_person
+    from perdure.cli.threads import find_person_of_thread
 
     thread = await ThreadList(database.saver).aget(thread_id)
-    return "" if thread is None else read_person(thread.head_metadata or {}, thread.metadata)
+    return (
+        "" if thread is None else find_person_of_thread(thread.head_metadata or {}, thread.metadata)
+    )
 
 
 def _build_run_json(row: RunRow) -> dict[str, Any]:
@@ -222,7 +230,7 @@ def _as_datetime(seconds: float | None) -> datetime | None:
 # -- crons
 
 
-async def _find_crons(
+async def _find_crons_with_persons(
     database: CommandDatabase, thread_id: str | None, user: str | None
 ) -> list[tuple[CronRow, str]]:
     """Return crons and the person of each cron, ordered by the time of their next run.

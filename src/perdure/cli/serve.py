@@ -159,14 +159,14 @@ def serve(
     hosts = [*LOOPBACK_HOSTS, *(allowed_host or ())] if is_local or allowed_host else None
     with ExitStack() as stack:
         database = stack.enter_context(open_database(db, user, create=True, graphs=graphs))
-        _check_tenants(access, database.settings.db)
+        _check_tenants_have_postgres(access, database.settings.db)
         _check_worker_options(workers, database.settings.db, metrics)
         if not database.settings.search_threads:
             from perdure.memory.thread_search import delete_transcript_index
 
             delete_transcript_index(database.saver)
         if configured is not None:
-            _report_configuration(configured, database, has_tenants=_has_tenants(access))
+            _print_langgraph_file_warnings(configured, database, has_tenants=_has_tenants(access))
         listener = stack.enter_context(_open_listener(host, port))
         proxies = None if proxy is None else [*map(str, proxy)]
         inputs = _ServerInputs(
@@ -386,7 +386,7 @@ def _exit_with_parent(sigterm_handler: Any = signal.SIG_DFL) -> None:
     threading.Thread(target=stop_after_parent, daemon=True).start()
 
 
-def _check_tenants(access: Access | None, db: str) -> None:
+def _check_tenants_have_postgres(access: Access | None, db: str) -> None:
     """Raise ConfigurationError if API keys have tenants and the database is a file."""
     from perdure.server.keys import KeysFileAccess
     from perdure.settings import is_dsn
@@ -441,7 +441,7 @@ def _print_server_summary(
     print_note(f"database: {db}\n{users}\ngraphs: {graphs or 'none'}{source}", "dim")
 
 
-def _report_configuration(
+def _print_langgraph_file_warnings(
     configured: LanggraphFile, database: CommandDatabase, *, has_tenants: bool
 ) -> None:
     """Print warnings about a langgraph.json: ignored sections, and data without a time to live.
@@ -530,7 +530,7 @@ def _open_listener(host: str, port: int) -> socket.socket:
 
 def _print_new_key(user: str, teams: list[str], keys: str | None) -> None:
     """Print a new API key of a user, and its entry for a keys file."""
-    from perdure.server.keys import create_key
+    from perdure.server.keys import create_api_key_and_hash
     from perdure.server.keys_file import check_team_name
 
     if keys is not None:
@@ -539,7 +539,7 @@ def _print_new_key(user: str, teams: list[str], keys: str | None) -> None:
             "the command"
         )
     team_names = [_quote_toml(check_team_name(name)) for name in dict.fromkeys(teams)]
-    key, digest = create_key(user)
+    key, digest = create_api_key_and_hash(user)
     print_note(f"the key of {user}, which is printed only once:\n{key}")
     print_text(f'[[keys]]\nuser = {_quote_toml(user)}\nsha256 = "{digest}"')
     if team_names:
@@ -578,7 +578,7 @@ def mcp(audit: AuditOption = None, user: UserOption = None, db: DbOption = None)
         try:
             sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
             opening = StartupResponder(__version__)
-            line = opening.answer_lines(sys.stdin, sys.stdout)
+            line = opening.answer_until_sdk_is_needed(sys.stdin, sys.stdout)
             if line is not None:
                 from perdure.server.mcp import serve_stdio
 

@@ -52,7 +52,7 @@ class Source:
 
 
 @contextmanager
-def open_import(path: str, max_value_bytes: int) -> Iterator[Source]:
+def open_database_to_import(path: str, max_value_bytes: int) -> Iterator[Source]:
     """Check and open a database of perdure or langgraph for an import.
 
     Raises:
@@ -76,7 +76,7 @@ def open_import(path: str, max_value_bytes: int) -> Iterator[Source]:
 
 
 @contextmanager
-def open_copy(db: str, key: str | None) -> Iterator[Source]:
+def open_database_to_copy(db: str, key: str | None) -> Iterator[Source]:
     """Open a database for a copy. `key` replaces the configured key.
 
     Values of any size are read, because users copy databases of their own.

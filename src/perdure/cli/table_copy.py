@@ -206,11 +206,11 @@ class Tables:
         return []
         yield
 
-    def finish_copy(self, settings: list[Row]) -> Flow[None]:
+    def store_settings_after_copy(self, settings: list[Row]) -> Flow[None]:
         """Store the settings of the source, after all rows are copied."""
         yield [self.sql("raise_keys_after_copy"), self.sql("analyze_tables")]
 
-    def find_unsupported_names(self) -> Flow[list[str]]:
+    def find_owners_of_names_postgres_rejects(self) -> Flow[list[str]]:
         """Return the owners of names that Postgres cannot store, because of NUL or their length.
 
         Raises:
@@ -395,9 +395,9 @@ class ThreadTables(Tables):
         yield from self.reader.removals.load_hash_key(read_only=True)
         return [(self.reader.removals.key, (yield from owner_record.read_organisations_mark()))]
 
-    def finish_copy(self, settings: list[Row]) -> Flow[None]:
-        """See `Tables.finish_copy`."""
-        yield from super().finish_copy(settings)
+    def store_settings_after_copy(self, settings: list[Row]) -> Flow[None]:
+        """See `Tables.store_settings_after_copy`."""
+        yield from super().store_settings_after_copy(settings)
         if settings[0][0] is not None:
             yield from self.reader.removals.replace_key(settings[0][0])
         if settings[0][1]:
@@ -507,8 +507,11 @@ class StoreTables(Tables):
         """Read the search settings: the model of the vectors, counters, searched fields."""
         return (yield self.sql("settings"))  # type: ignore[no-any-return]
 
-    def finish_copy(self, settings: list[Row]) -> Flow[None]:
-        """See `Tables.finish_copy`. The target keeps its own form of the word index."""
+    def store_settings_after_copy(self, settings: list[Row]) -> Flow[None]:
+        """See `Tables.store_settings_after_copy`.
+
+        The target keeps its own form of the word index.
+        """
         for name, value in settings:
             if name == "words":
                 ((own_setting,),) = yield self.sql("get_setting", name)
@@ -578,10 +581,12 @@ class DatabaseCopy:
             ImportFailed: The target cannot store some names, or the databases differ afterwards.
             CorruptRecord: A row of the source is damaged.
         """
-        self._mark_target()
+        self._mark_target_as_incomplete_copy()
         differing = []
         for source, target in self.table_pairs:
-            owners = source.database.read(partial(self._copy_and_compare, source, target))
+            owners = source.database.read(
+                partial(self._copy_and_find_differing_owners, source, target)
+            )
             differing += [f"{source.noun} {name}" for name in owners]
         if differing:
             more = (
@@ -604,7 +609,7 @@ class DatabaseCopy:
         # The target database is marked as an incomplete copy until the copy is complete.
         self._marked_database = self.table_pairs[0][1].database
 
-    def _mark_target(self) -> None:
+    def _mark_target_as_incomplete_copy(self) -> None:
         """Check the target database, and mark it as an incomplete copy of the source database.
 
         Raises:
@@ -629,7 +634,7 @@ class DatabaseCopy:
                         f"{target.database.path} is not empty: it has rows in {table.name}; "
                         "copy into a new database"
                     )
-            self._check_names(source, target)
+            self._check_target_can_store_names(source, target)
         if not copy_mark:
             self._marked_database.write(
                 lambda: fetch_rows(_INSERT_COPY_MARK, self._source_path.encode())
@@ -648,7 +653,7 @@ class DatabaseCopy:
                     "again into an empty database"
                 )
 
-    def _check_names(self, source: Tables, target: Tables) -> None:
+    def _check_target_can_store_names(self, source: Tables, target: Tables) -> None:
         """Raise ImportFailed if the target database cannot store all names of the source database.
 
         A Postgres database cannot store names that contain NUL or are longer than an index allows.
@@ -658,7 +663,9 @@ class DatabaseCopy:
             target.database.read(lambda: fetch_rows("SELECT CAST(? AS text)", "\0"), snapshot=False)
         except StorageError:
             with suppress(StorageError):
-                owners = source.database.read(source.find_unsupported_names, snapshot=False)
+                owners = source.database.read(
+                    source.find_owners_of_names_postgres_rejects, snapshot=False
+                )
         if owners:
             raise ImportFailed(
                 f"{target.database.path} cannot store text with NUL, or ids, keys and names of "
@@ -667,7 +674,7 @@ class DatabaseCopy:
                 f"{', '.join(f'{name:.200}' for name in owners)}"
             )
 
-    def _copy_and_compare(self, source: Tables, target: Tables) -> Flow[list[str]]:
+    def _copy_and_find_differing_owners(self, source: Tables, target: Tables) -> Flow[list[str]]:
         """Copy all tables of the checkpointer or of the store, and compare the two databases.
 
         Returns:
@@ -685,7 +692,7 @@ class DatabaseCopy:
                 target.database.write(partial(_execute, target.build_inserts(table, rows)))
                 self.progress(len(rows))
         settings = yield from source.read_settings()
-        target.database.write(partial(target.finish_copy, settings))
+        target.database.write(partial(target.store_settings_after_copy, settings))
         differing = set[str]()
         for table in source.tables:
             differing |= yield from self._find_differing_owners(source, target, table)

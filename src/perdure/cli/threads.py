@@ -97,7 +97,9 @@ def threads(
         return
     with open_database(db, allow_read_only=True) as database:
         heads = _find_matching_heads(database, (text or "").casefold(), user, status, limit + 1)
-        pairs = [pair for head in heads[:limit] for pair in _iter_thread_json(database, head)]
+        pairs = [
+            pair for head in heads[:limit] for pair in _iter_head_with_thread_json(database, head)
+        ]
         cells: dict[str, list[Any]] = {
             "id": [
                 shorten_thread_id(database, head.thread_id, is_whole=ids or json)
@@ -205,7 +207,7 @@ def _find_matching_heads(
     def match_thread(thread: ListedThread) -> str | None:
         client = thread.client
         is_created = thread.head_metadata is not None or client is None or not client.is_reserved
-        has_person = user is None or user == read_person(
+        has_person = user is None or user == find_person_of_thread(
             thread.head_metadata or {}, thread.metadata
         )
         has_text = text in f"{thread.thread_id}\0{thread.title}".casefold()
@@ -231,18 +233,21 @@ def _find_matching_heads(
     return matches[:limit]
 
 
-def read_person(head_metadata: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
+def find_person_of_thread(
+    head_metadata: Mapping[str, Any], thread_metadata: Mapping[str, Any]
+) -> str:
     """Return the person of a thread, or "" if the thread belongs to nobody.
 
     Args:
         head_metadata: The metadata of the head, whose `user_id` is the person.
-        metadata: The metadata of the thread, whose `owner` is the person if there is no `user_id`.
+        thread_metadata: The metadata of the thread, whose `owner` is the person if there is no
+            `user_id`.
     """
-    person = head_metadata.get("user_id") or metadata.get("owner") or ""
+    person = head_metadata.get("user_id") or thread_metadata.get("owner") or ""
     return str(person)  # other services may store numbers
 
 
-def _iter_thread_json(
+def _iter_head_with_thread_json(
     database: CommandDatabase, head: ThreadHead
 ) -> Iterator[tuple[ThreadHead, dict[str, Any]]]:
     """Yield a pair of the given head and the fields of its thread that `--json` prints.
@@ -260,7 +265,7 @@ def _iter_thread_json(
                 **info,
                 "title": title,
                 "user": head.owner,
-                "person": read_person(head.metadata, head.metadata) or None,
+                "person": find_person_of_thread(head.metadata, head.metadata) or None,
                 "status": head.status.state,
                 "next": head.status.next,
                 "waits_for_answers_to": [question for _, question in head.status.questions],

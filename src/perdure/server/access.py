@@ -249,7 +249,7 @@ def build_containment_check(expected: Any) -> Callable[[Any], bool]:
     Raises:
         InvalidFilter: The lists of `expected` contain more than 10 lists and dicts.
     """
-    if (count := _count_nested_in_lists(expected)) > _MAX_NESTED_IN_LISTS:
+    if (count := _count_containers_nested_in_lists(expected)) > _MAX_NESTED_IN_LISTS:
         raise InvalidFilter(
             f"the lists in the metadata {expected!r:.80} contain {count} lists and objects; "
             f"expected at most {_MAX_NESTED_IN_LISTS}"
@@ -269,7 +269,7 @@ def _build_containment_check(expected: Any) -> Callable[[Any], bool]:
             and all(name in value and holds(value[name]) for name, holds in field_checks.items())
         )
     if isinstance(expected, list):
-        expected_keys = _build_scalar_keys(expected)
+        expected_keys = _build_comparison_keys_of_scalars(expected)
         part_checks = [
             _build_containment_check(value)
             for value in expected
@@ -277,13 +277,13 @@ def _build_containment_check(expected: Any) -> Callable[[Any], bool]:
         ]
         return lambda value: (
             isinstance(value, list)
-            and expected_keys <= _build_scalar_keys(value)
+            and expected_keys <= _build_comparison_keys_of_scalars(value)
             and all(any(map(holds, value)) for holds in part_checks)
         )
     return lambda value: bool(value == expected)
 
 
-def _build_scalar_keys(values: list[Any]) -> set[Any]:
+def _build_comparison_keys_of_scalars(values: list[Any]) -> set[Any]:
     """Return a hashable key for each text, number and null in a list.
 
     Equal values have equal keys. The key of a number contains the number as text, because Python
@@ -291,11 +291,15 @@ def _build_scalar_keys(values: list[Any]) -> set[Any]:
     keys, a client could send many numbers that have the same hash, and building a set of these
     numbers would take quadratic time.
     """
-    return {_build_scalar_key(value) for value in values if isinstance(value, _SCALAR_TYPES)}
+    return {
+        _build_comparison_key_of_scalar(value)
+        for value in values
+        if isinstance(value, _SCALAR_TYPES)
+    }
 
 
-def _build_scalar_key(value: str | float | None) -> Any:
-    """Return the hashable key of one value; see `_build_scalar_keys`."""
+def _build_comparison_key_of_scalar(value: str | float | None) -> Any:
+    """Return the hashable key of one value; see `_build_comparison_keys_of_scalars`."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int) or value.is_integer():
@@ -304,12 +308,14 @@ def _build_scalar_key(value: str | float | None) -> Any:
     return (repr(value),)
 
 
-def _count_nested_in_lists(value: Any, is_in_list: bool = False) -> int:
+def _count_containers_nested_in_lists(value: Any, is_in_list: bool = False) -> int:
     """Return how many lists and dicts are inside lists, at any depth."""
     if isinstance(value, Mapping):
-        return is_in_list + sum(_count_nested_in_lists(part, is_in_list) for part in value.values())
+        return is_in_list + sum(
+            _count_containers_nested_in_lists(part, is_in_list) for part in value.values()
+        )
     if isinstance(value, list):
-        return is_in_list + sum(_count_nested_in_lists(part, True) for part in value)
+        return is_in_list + sum(_count_containers_nested_in_lists(part, True) for part in value)
     return 0
 
 

@@ -31,7 +31,7 @@ async def identify_caller(connection: HTTPConnection) -> Identity:
 
     Raises:
         Unauthenticated: The request has no valid credentials.
-        Forbidden: See `act_for`.
+        Forbidden: See `build_identity_acting_for`.
     """
     access: Access = connection.app.state.access
     identity = await access.identify(connection)
@@ -46,17 +46,17 @@ async def identify_caller(connection: HTTPConnection) -> Identity:
         person = names[0].encode("latin-1").decode()
     except ValueError:
         raise Forbidden(f"{PERSON_HEADER} is {names[0]!r:.80}; expected a name in UTF-8") from None
-    return act_for(access, identity, person)
+    return build_identity_acting_for(access, identity, person)
 
 
-def act_for(access: Access, identity: Identity, person: Any) -> Identity:
+def build_identity_acting_for(access: Access, caller: Identity, person: Any) -> Identity:
     """Return the identity of a caller who acts for a person.
 
     A caller needs the permission `perdure:act` unless the named person is the caller.
 
     Args:
         access: The rules of the server.
-        identity: The caller.
+        caller: The caller.
         person: The name of the person, which may be any value from a request.
 
     Raises:
@@ -67,20 +67,20 @@ def act_for(access: Access, identity: Identity, person: Any) -> Identity:
         raise Forbidden(
             f"the person is {person!a:.80}; expected the name of a user, which is not '*'"
         )
-    if person == identity.person:
-        return identity
-    if identity.acting_for is not None:
+    if person == caller.person:
+        return caller
+    if caller.acting_for is not None:
         raise Forbidden(
-            f"{PERSON_HEADER} names {identity.acting_for!r}, but the context of the run "
+            f"{PERSON_HEADER} names {caller.acting_for!r}, but the context of the run "
             f"names {person!r:.80}; send only one of the two"
         )
-    if not identity.may_act_for_others:
+    if not caller.may_act_for_others:
         raise Forbidden(
-            f"{identity.user!r} may not act for {person!r:.80}; the key needs the permission "
+            f"{caller.user!r} may not act for {person!r:.80}; the key needs the permission "
             f"{ACT_PERMISSION!r}"
         )
     check_person = getattr(access, "check_person", None)
     if check_person is not None:
-        check_person(identity, person)
-    teams = find_teams(access, person, identity.tenant) or frozenset()
-    return replace(identity, acting_for=person, teams=teams)
+        check_person(caller, person)
+    teams = find_teams(access, person, caller.tenant) or frozenset()
+    return replace(caller, acting_for=person, teams=teams)

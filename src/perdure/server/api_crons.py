@@ -161,7 +161,7 @@ async def search_crons(call: CurrentCall, runs: ServerRuns, body: CronSearch) ->
     """List crons that match, newest first unless another order is given."""
     cron_list = [_build_cron_json(*found) for found in await _find_crons(call, runs, body)]
     rows = [row for row in cron_list if body.enabled in (None, row["enabled"])]
-    return JSONReply(body.select_rows(rows, now=datetime.now(UTC)))
+    return JSONReply(body.build_page_rows(rows, now=datetime.now(UTC)))
 
 
 @routes.post("/runs/crons/count")

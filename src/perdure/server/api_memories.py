@@ -87,7 +87,7 @@ async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName 
     score. The field `floor` of the reply is the minimum score.
     """
     arguments = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
-    selection = await call.permit_memories({**arguments, **build_team_argument(team)})
+    selection = await call.authorize_memory_selection({**arguments, **build_team_argument(team)})
     recalled = await arecall(store=call.store, **body.model_dump(), **selection)
     reply = {
         "memories": recalled.memories,
@@ -165,7 +165,7 @@ async def _open_permitted_memories(
     Returns:
         The collection, and the config for its methods.
     """
-    selection = await call.permit_memories({**arguments, **build_team_argument(team)})
+    selection = await call.authorize_memory_selection({**arguments, **build_team_argument(team)})
     return Collection(call.store, selection["namespace"], kind=kind), selection["config"]
 
 

@@ -36,22 +36,25 @@ from perdure.checkpointers.runs import LIVE_STATES
 from perdure.checkpointers.thread_list import ListedThread, ThreadQuery
 from perdure.errors import UnknownThread
 from perdure.server.access import Forbidden, Identity, Refused, Unauthenticated, action
-from perdure.server.acting import act_for, identify_caller
+from perdure.server.acting import build_identity_acting_for, identify_caller
 from perdure.server.api_states import build_checkpoint_config, build_checkpoint_ref, get_checkpoint
 from perdure.server.assistants import get_run_assistant
 from perdure.server.call import Call, CurrentCall, PathId
 from perdure.server.graphs import Graph
-from perdure.server.input_checks import check_messages, find_suspect_values
+from perdure.server.input_checks import (
+    find_possibly_malformed_channel_values,
+    refuse_malformed_messages,
+)
 from perdure.server.person import Sender
 from perdure.server.reply import JSONReply, encode_json
-from perdure.server.run import Run, add_interrupts, build_run_json
+from perdure.server.run import Run, add_interrupts_to_output, build_run_json
 from perdure.server.run_events import METADATA_EVENT
 from perdure.server.run_log import (
     LoggedEvent,
     StreamCut,
     build_event_stream,
     build_frame,
-    split_frames,
+    iter_sse_chunks,
 )
 from perdure.server.run_request import RunRequest, StreamMode, WithoutNulls, expand_arrays
 from perdure.server.runs import Runs, ServerRuns
@@ -380,7 +383,7 @@ async def prepare_run(
     body = body.with_assistant(assistant)
     if runs.teams is not None and runs.teams.identities_list_teams:
         check_requested_teams(call.identity, body.team_names())
-    await _check_input_messages(call, runs, body, assistant["graph_id"], thread_id)
+    await _refuse_malformed_input_messages(call, runs, body, assistant["graph_id"], thread_id)
     threads, may_create = call.threads, temporary or body.if_not_exists == "create"
     permitted_thread: ListedThread | None = None
     if call.identity.acting_for is not None and not temporary:
@@ -410,7 +413,7 @@ async def prepare_run(
     return start
 
 
-async def _check_input_messages(
+async def _refuse_malformed_input_messages(
     call: Call, runs: Runs, body: RunRequest, graph_name: str, thread_id: str
 ) -> None:
     """Refuse malformed messages in the input or the command of a run.
@@ -420,7 +423,7 @@ async def _check_input_messages(
     Raises:
         InvalidUpdate: See `check_messages`.
     """
-    if not (suspects := find_suspect_values(body)):
+    if not (suspects := find_possibly_malformed_channel_values(body)):
         return
     ids = {"thread_id": thread_id, "user_id": call.identity.person}
     config = body.build_config(ids, is_continued=False)
@@ -428,7 +431,7 @@ async def _check_input_messages(
         *(graph_name, call.saver, call.store, config), user=call.identity.raw_user
     )
     async with graph_context as graph:
-        check_messages(graph, suspects)
+        refuse_malformed_messages(graph, suspects)
 
 
 def act_for_context_user(call: Call, body: RunRequest) -> Call:
@@ -437,12 +440,12 @@ def act_for_context_user(call: Call, body: RunRequest) -> Call:
     If the context of the run names no person, the call is returned unchanged.
 
     Raises:
-        Forbidden: See `act_for`.
+        Forbidden: See `build_identity_acting_for`.
     """
     person = (body.context or {}).get("user_id")
     if person is None:
         return call
-    identity = act_for(call.access, call.identity, person)
+    identity = build_identity_acting_for(call.access, call.identity, person)
     return call if identity is call.identity else call.with_identity(identity)
 
 
@@ -508,7 +511,7 @@ def _run_path(run: Run) -> str:
     return f"/threads/{quote(run.thread_id, safe='')}/runs/{run.run_id}"
 
 
-async def check_identity(connection: HTTPConnection) -> None:
+async def require_unchanged_identity(connection: HTTPConnection) -> None:
     """Check that the credentials of a client that reads a stream still identify the same user.
 
     Raises:
@@ -553,13 +556,15 @@ async def _iter_frames(
     """
     if last is None:
         yield build_frame(METADATA_EVENT, {"run_id": run.run_id, "attempt": 1})
-    position = 0 if is_new else last, partial(check_identity, request), run.seq_range
+    position = 0 if is_new else last, partial(require_unchanged_identity, request), run.seq_range
     try:
         identity = request.state.call.identity
         async for entries in runs.read_events(
             identity, run.thread_key, run.log, *position, is_new=is_new
         ):
-            for part in split_frames(each for each in entries if not modes or each.kind in modes):
+            for part in iter_sse_chunks(
+                each for each in entries if not modes or each.kind in modes
+            ):
                 yield part
         await run.wait_until_ended()
         if run.status in LIVE_STATES:
@@ -596,7 +601,7 @@ async def _reply_with_output(
             pass
 
     path, content = _run_path(run), b"null"
-    with run.retain_output_for_request():
+    with run.retain_output_during_block():
         disconnect, run_end = (
             asyncio.create_task(wait_for_disconnect()),
             asyncio.create_task(run.wait_until_ended()),
@@ -632,8 +637,8 @@ class RunEvents:
         # graph's stream contains only new interrupts.
         self._interrupts: dict[str, Any] = {}
 
-    async def play(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
-        """Run the graph, and log its events; see `Player.play`."""
+    async def run_graph(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
+        """Run the graph, and log its events; see `Player.run_graph`."""
         run, request = self._run, self._run.request
         modes = {mode.removesuffix("-tuple") for mode in request.stream_mode}
         options: dict[str, Any] = {
@@ -685,16 +690,16 @@ class RunEvents:
         )
         if kind == "values":
             new_interrupts = {interrupt.id: interrupt for interrupt in part.get("interrupts", ())}
-            data = add_interrupts(data, [*new_interrupts.values()])
+            data = add_interrupts_to_output(data, [*new_interrupts.values()])
             if not namespace:
                 self._interrupts |= new_interrupts
-                run.output = add_interrupts(data, [*self._interrupts.values()])
+                run.output = add_interrupts_to_output(data, [*self._interrupts.values()])
                 run.output_event = None
         if not namespace and kind in ("values", "updates"):
             run.waits_for_answer |= isinstance(data, Mapping) and "__interrupt__" in data
         for mode in run.request.stream_mode:
             if mode.removesuffix("-tuple") == kind:
-                for event, event_data in self._iter_mode_events(mode, data):
+                for event, event_data in self._iter_events_of_stream_part(mode, data):
                     run.log.add("|".join((event, *namespace)), event_data, mode)
                     if (
                         mode == "values"
@@ -703,15 +708,15 @@ class RunEvents:
                     ):
                         run.output_event = run.log.newest
 
-    def _iter_mode_events(self, mode: str, data: Any) -> Iterator[tuple[str, Any]]:
+    def _iter_events_of_stream_part(self, stream_mode: str, data: Any) -> Iterator[tuple[str, Any]]:
         """Yield the name and data of each event that is sent for a stream part in a stream mode."""
-        match mode:
+        match stream_mode:
             case "messages-tuple":
                 yield "messages", data
             case "messages":
                 yield from self._iter_message_events(*data)
             case _:
-                yield mode, _remove_configs_for_mode(mode, data)
+                yield stream_mode, _remove_configs_from_stream_data(stream_mode, data)
 
     def _iter_message_events(
         self, message: BaseMessage, metadata: Mapping[str, Any]
@@ -732,17 +737,20 @@ class RunEvents:
         yield "messages/partial", [message_chunk_to_message(accumulated)]
 
 
-def _remove_configs_for_mode(mode: str, data: Any) -> Any:
-    """Shorten the configs in the data of a `checkpoints` or `debug` event; see `remove_configs`."""
-    match mode:
+def _remove_configs_from_stream_data(stream_mode: str, data: Any) -> Any:
+    """Shorten the configs in the data of a `checkpoints` or `debug` event.
+
+    See `reduce_configs_of_streamed_checkpoint`.
+    """
+    match stream_mode:
         case "checkpoints":
-            return remove_configs(data)
+            return reduce_configs_of_streamed_checkpoint(data)
         case "debug":
-            return {**data, "payload": remove_configs(data["payload"])}
+            return {**data, "payload": reduce_configs_of_streamed_checkpoint(data["payload"])}
     return data
 
 
-def remove_configs(payload: Mapping[str, Any]) -> dict[str, Any]:
+def reduce_configs_of_streamed_checkpoint(payload: Mapping[str, Any]) -> dict[str, Any]:
     """Return the payload of a streamed checkpoint with shortened configs.
 
     A shortened config contains only the ids of a checkpoint. The full configs contain the user
@@ -750,16 +758,16 @@ def remove_configs(payload: Mapping[str, Any]) -> dict[str, Any]:
     """
     reduced = dict(payload)
     for name in {"config", "parent_config"} & reduced.keys():
-        reduced[name] = _reduce_config_to_checkpoint(reduced[name])
+        reduced[name] = _reduce_config_to_checkpoint_ref(reduced[name])
     if "tasks" in reduced:
         reduced["tasks"] = [
-            {**task, "state": _reduce_config_to_checkpoint(task.get("state"))}
+            {**task, "state": _reduce_config_to_checkpoint_ref(task.get("state"))}
             for task in reduced["tasks"]
         ]
     return reduced
 
 
-def _reduce_config_to_checkpoint(config: Any) -> Any:
+def _reduce_config_to_checkpoint_ref(config: Any) -> Any:
     """Return a config that contains only the ids of a checkpoint."""
     if not isinstance(config, Mapping) or "configurable" not in config:
         return config

@@ -111,7 +111,7 @@ async def get_state_at(
         if graph is not None:
             state = await graph.aget_state(config, subgraphs=body.subgraphs)
         else:
-            state = await _read_unserved_state(call, checkpoint, config)
+            state = await _read_state_without_graph(call, checkpoint, config)
     return await build_json_reply(_select_state_fields(build_state_json(state), body.select))
 
 
@@ -171,7 +171,7 @@ async def search_history(
             states = [state async for state in graph.aget_state_history(config, **options)]
         else:
             states = [
-                await _read_unserved_state(call, state, state.config)
+                await _read_state_without_graph(call, state, state.config)
                 async for state in call.saver.alist(config, **options)
             ]
     return await build_json_reply(
@@ -244,7 +244,10 @@ async def update_thread_state(
         sender, person = _choose_person(runs, call, thread)
         person_metadata = person.build_metadata(sender)
         steps = [
-            [update._replace(values=person.apply_to_input(update.values)) for update in step]
+            [
+                update._replace(values=person.mark_input_if_memory_is_off(update.values))
+                for update in step
+            ]
             for step in steps
         ]
         for step in steps:
@@ -391,7 +394,7 @@ def _select_state_fields(state: dict[str, Any], select: list[str] | None) -> dic
     return selected
 
 
-def select_public_values(channels: Mapping[str, Any]) -> dict[str, Any]:
+def exclude_internal_channels(channels: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the channels that are not langgraph's own."""
     return {
         name: value
@@ -400,7 +403,7 @@ def select_public_values(channels: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _read_unserved_state(
+async def _read_state_without_graph(
     call: Call, checkpoint: CheckpointTuple | None, config: RunnableConfig
 ) -> StateSnapshot:
     """Build the state of a checkpoint without its graph, because the graph is not served.
@@ -428,7 +431,7 @@ async def _read_unserved_state(
         for task in status.tasks
     )
     return StateSnapshot(
-        values=select_public_values(await arun(read_channel_values(call.saver, checkpoint))),
+        values=exclude_internal_channels(await arun(read_channel_values(call.saver, checkpoint))),
         next=tuple(task.node for task in status.tasks) if is_past else status.next,
         config=checkpoint.config,
         metadata=checkpoint.metadata,

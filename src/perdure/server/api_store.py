@@ -116,7 +116,9 @@ async def search_items(call: CurrentCall, body: ItemSearch) -> Response:
     )
     options = {name: arguments[name] for name in field_names}
     options["refresh_ttl"] = body.refresh_ttl
-    items = await call.list_visible(call.store.asearch, arguments["namespace"], **options)
+    items = await call.list_visible_store_rows(
+        call.store.asearch, arguments["namespace"], **options
+    )
     return await build_json_reply({"items": [item.dict() for item in items]})
 
 
@@ -128,7 +130,9 @@ async def list_namespaces(call: CurrentCall, body: NamespaceSearch) -> Response:
     requested["suffix"] = None if body.suffix is None else tuple(body.suffix)
     arguments = await _permit_arguments(call, body.prefix, requested)
     prefix = arguments.pop("namespace")
-    visible = await call.list_visible(call.store.alist_namespaces, prefix=prefix, **arguments)
+    visible = await call.list_visible_store_rows(
+        call.store.alist_namespaces, prefix=prefix, **arguments
+    )
     return await build_json_reply({"namespaces": visible})
 
 

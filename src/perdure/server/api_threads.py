@@ -24,7 +24,7 @@ from perdure.server.access import action, build_containment_check
 from perdure.server.api_states import (
     Superstep,
     build_checkpoint_config,
-    select_public_values,
+    exclude_internal_channels,
     update_thread_state,
 )
 from perdure.server.call import Call, CurrentCall, PathId
@@ -153,7 +153,7 @@ async def search_threads(call: CurrentCall, body: ThreadSearch) -> Response:
     Threads are sorted by their latest activity, newest first, unless the request specifies another
     order.
     """
-    filters = await _permit_filters(call, body)
+    filters = await _apply_auth_handlers_to_filters(call, body)
     page = filters.pop("limit"), filters.pop("offset")
     fields: set[str] = {*(body.select or ())}
     if body.values:
@@ -179,7 +179,7 @@ async def search_threads(call: CurrentCall, body: ThreadSearch) -> Response:
 @action("threads:search")
 async def count_threads(call: CurrentCall, body: ThreadFilters) -> int:
     """Count the threads that match."""
-    query = ThreadQuery(**await _permit_filters(call, body))
+    query = ThreadQuery(**await _apply_auth_handlers_to_filters(call, body))
     if body.values:
         return len(await _search_by_values(call, query, body.values, MAX_THREADS_READ, 0))
     return await call.threads.count(query)
@@ -276,7 +276,7 @@ async def copy_thread(call: CurrentCall, thread_id: PathId) -> Response:
     return await _reply_with_values(call, copied)
 
 
-async def _permit_filters(call: Call, body: ThreadFilters) -> JSONObject:
+async def _apply_auth_handlers_to_filters(call: Call, body: ThreadFilters) -> JSONObject:
     """Check that a search of threads is permitted, and return its filters.
 
     An authorization handler may have added conditions to the filter `metadata`.
@@ -335,7 +335,7 @@ async def _add_state_values(call: Call, thread: Thread) -> Thread:
     """Return a thread with the values of its newest state."""
     checkpoint = await call.saver.aget_tuple(build_checkpoint_config(thread["thread_id"]))
     values = (
-        select_public_values(await arun(read_channel_values(call.saver, checkpoint)))
+        exclude_internal_channels(await arun(read_channel_values(call.saver, checkpoint)))
         if checkpoint
         else None
     )

@@ -457,7 +457,7 @@ async def search_assistants(call: CurrentCall, runs: ServerRuns, body: Assistant
     The header `X-Pagination-Next` of the reply contains the offset of the next page.
     """
     assistants = await _search_permitted(call, runs, body)
-    response = await build_json_reply(body.select_rows(assistants))
+    response = await build_json_reply(body.build_page_rows(assistants))
     if len(assistants) > (end := body.offset + body.limit):
         response.headers["X-Pagination-Next"] = str(end)
     return response
@@ -572,18 +572,18 @@ async def get_assistant_subgraphs(
 
 def _build_schemas(graph_id: str, graph: Any) -> dict[str, Any]:
     """Return the schemas of a graph in the form of langgraph's API."""
-    output = _build_schema_or_none(graph.get_output_jsonschema)
+    output = _build_schema_or_none_if_unsupported(graph.get_output_jsonschema)
     return {
         "graph_id": graph_id,
-        "input_schema": _build_schema_or_none(graph.get_input_jsonschema),
+        "input_schema": _build_schema_or_none_if_unsupported(graph.get_input_jsonschema),
         "output_schema": output,
         "state_schema": output,
         "config_schema": None,
-        "context_schema": _build_schema_or_none(graph.get_context_jsonschema),
+        "context_schema": _build_schema_or_none_if_unsupported(graph.get_context_jsonschema),
     }
 
 
-def _build_schema_or_none(
+def _build_schema_or_none_if_unsupported(
     build_schema: Callable[[], dict[str, Any] | None],
 ) -> dict[str, Any] | None:
     """Build a schema, or return None if its types cannot be described by a JSON schema."""

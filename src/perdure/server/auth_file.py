@@ -114,7 +114,7 @@ class AuthFileAccess:
     def __init__(self, path: str) -> None:
         if (folder := str(Path(path).resolve().parent)) not in sys.path:
             sys.path.append(folder)  # The file may import modules from its own folder.
-        self._authenticate, self._handlers = _find_handlers(
+        self._authenticate, self._handlers = _find_authentication_and_authorization_handlers(
             import_object(path, Path(), "the file of authentication handlers"), path
         )
         parameters = inspect.signature(self._authenticate).parameters.values()
@@ -234,7 +234,9 @@ async def _read_json_body(connection: HTTPConnection) -> Any:
     return None
 
 
-def _find_handlers(auth: Any, path: str) -> tuple[Handler, Mapping[tuple[str, str], Handler]]:
+def _find_authentication_and_authorization_handlers(
+    auth: Any, path: str
+) -> tuple[Handler, Mapping[tuple[str, str], Handler]]:
     """Return the handlers of an `Auth`.
 
     An `Auth` has no public method that returns its handlers, so private attributes are read.

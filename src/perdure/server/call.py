@@ -148,10 +148,10 @@ class Call:
         await self.permit({"thread_id": thread_id})
         return await self.threads.get_permitted_row(thread_id)
 
-    async def permit_memories(self, value: Mapping[str, Any]) -> dict[str, Any]:
+    async def authorize_memory_selection(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Check that the action is permitted, and return arguments that select the memories."""
-        permitted = await self.permit({"namespace": self.memories, **value})
-        template, config = build_literal_template(tuple(permitted["namespace"]))
+        permitted = await self.permit({"namespace": self.memories, **arguments})
+        template, config = build_literal_template_and_config(tuple(permitted["namespace"]))
         return {"namespace": template, "config": config}
 
     def keep_database_open(self) -> AbstractContextManager[None]:
@@ -230,11 +230,11 @@ class Call:
             return ThreadHits()
         return await self.threads.search_transcripts(self.store, text, query, limit, wait_s)
 
-    async def list_visible(
+    async def list_visible_store_rows(
         self,
-        read: Callable[..., Awaitable[list[Any]]],
+        read_store: Callable[..., Awaitable[list[Any]]],
         *args: Any,
-        hides_own: bool = False,
+        hides_perdure_namespaces: bool = False,
         **options: Any,
     ) -> list[Any]:
         """List or search the store, and leave out namespaces that the caller may not see.
@@ -243,19 +243,20 @@ class Call:
         shown to the members of the team and to admins.
 
         Args:
-            read: The method of the store.
+            read_store: The method of the store.
             args: Its positional arguments.
-            hides_own: Whether an admin sees namespaces of perdure only if the prefix names them.
+            hides_perdure_namespaces: Whether an admin sees namespaces of perdure only if the prefix
+                names them.
             options: Its keyword arguments.
 
         Raises:
             ConfigurationError: The offset is too large for a list from which rows are left out.
         """
         prefix = args[0] if args else options["prefix"]
-        shows_internal = self.identity.is_admin and not hides_own
+        shows_internal = self.identity.is_admin and not hides_perdure_namespaces
         is_permission_checked = len(prefix or ()) > 1 and prefix[0] != "*"
         if shows_internal or is_permission_checked or (prefix or "*")[0] not in ("*", TEAMS):
-            return await read(*args, **options)
+            return await read_store(*args, **options)
         visible: list[Any] = []
         offset, read_count = options.pop("offset"), 0
         if offset > 10 * _PAGE_SIZE:
@@ -268,7 +269,7 @@ class Call:
         visible_limit = offset + options.pop("limit")
         page_size = min(visible_limit, _PAGE_SIZE)
         while len(visible) < visible_limit:
-            page = await read(*args, **options, limit=page_size, offset=read_count)
+            page = await read_store(*args, **options, limit=page_size, offset=read_count)
             visible += [row for row in page if self._is_visible(getattr(row, "namespace", row))]
             if len(page) < page_size:
                 break
@@ -304,14 +305,14 @@ def is_internal_namespace(namespace: Sequence[str]) -> bool:
     return tuple(namespace[:1]) == (RESERVED_LABEL,)
 
 
-def build_literal_template(namespace: Namespace) -> tuple[Namespace, RunnableConfig]:
+def build_literal_template_and_config(namespace: Namespace) -> tuple[Namespace, RunnableConfig]:
     """Return a namespace template and a config that together yield exactly this namespace.
 
     The template contains fields such as `{label_0}`, and the config contains the labels as values
     of these fields. Therefore, braces in a label are not parsed as template fields.
     """
     if is_team_namespace(namespace) and len(namespace) > 1:
-        template, config = build_literal_template(namespace[2:])
+        template, config = build_literal_template_and_config(namespace[2:])
         team = {"configurable": {**config["configurable"], "team": namespace[1]}}
         return (TEAMS, TEAM, *template), cast(RunnableConfig, team)
     labels = {f"label_{number}": label for number, label in enumerate(namespace)}
@@ -354,21 +355,23 @@ class SortedPage(Page):
     sort_order: Literal["asc", "desc"] = "desc"
     select: Sequence[str] = ()
 
-    def select_rows(self, rows: list[dict[str, Any]], **extra_fields: Any) -> list[dict[str, Any]]:
+    def build_page_rows(
+        self, all_rows: list[dict[str, Any]], **extra_fields: Any
+    ) -> list[dict[str, Any]]:
         """Return the selected fields of the rows of this page, sorted.
 
         Args:
-            rows: All rows that the search finds.
+            all_rows: All rows that the search finds.
             extra_fields: Fields that are added to each row if they are selected.
         """
         sort_field = self.sort_by
-        rows.sort(
+        all_rows.sort(
             key=lambda row: (row[sort_field] is not None, row[sort_field]),
             reverse=self.sort_order == "desc",
         )
         return [
             {name: (row | extra_fields)[name] for name in self.select or row}
-            for row in self.slice_rows(rows)
+            for row in self.slice_rows(all_rows)
         ]
 
 

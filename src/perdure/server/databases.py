@@ -171,7 +171,7 @@ class Databases:
                     f"the identity has the tenant {tenant!r}, but {db!r} is a file; tenants need a "
                     "Postgres database"
                 )
-        saver_class, store_class = map(self._instrument, _choose_classes(db))
+        saver_class, store_class = map(self._instrument, _choose_checkpointer_and_store_classes(db))
         return OpenDatabase(saver_class.open(db, **saver_args), store_class.open(db, **store_args))
 
     async def _close_tenants(self, *tenants: str | None) -> None:
@@ -180,7 +180,7 @@ class Databases:
             await part.aclose()
 
 
-def _choose_classes(db: str) -> tuple[Any, Any]:
+def _choose_checkpointer_and_store_classes(db: str) -> tuple[Any, Any]:
     """Return the classes of the checkpointer and of the store for a database."""
     if is_dsn(db):
         from perdure.checkpointers.postgres import PostgresCheckpointer

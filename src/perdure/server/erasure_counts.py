@@ -43,7 +43,7 @@ class ErasureCounts:
         self.read_at = 0.0
 
     @contextmanager
-    def keep_count(self, thread_key: int) -> Iterator[None]:
+    def include_thread_in_counts(self, thread_key: int) -> Iterator[None]:
         """Keep the cached number of erasures of a thread up to date until the block ends."""
         self._readers[thread_key] += 1
         try:
@@ -55,7 +55,9 @@ class ErasureCounts:
                 self._counts.pop(thread_key, None)
 
     async def read_count(self, thread_key: int, not_before: float) -> int | None:
-        """Return the number of message erasures of a thread, within a `keep_count` block.
+        """Return the number of message erasures of a thread.
+
+        Call this only within an `include_thread_in_counts` block for the thread.
 
         Args:
             thread_key: The key of the thread.
@@ -77,7 +79,7 @@ class ErasureCounts:
         return thread_key in self._counts and self.read_at >= not_before
 
     async def _read_all_counts(self) -> None:
-        """Read the numbers of erasures of all threads that have a `keep_count` block."""
+        """Read the numbers of erasures of all threads that `include_thread_in_counts` includes."""
         thread_keys, started_at = [*self._readers], time.monotonic()
         counts = await self._table.count_removals(thread_keys)
         self._counts = {

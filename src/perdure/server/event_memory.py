@@ -8,8 +8,8 @@ events that all readers have received or that are stored in the database. If mor
 after that, the event holder with the largest and oldest backlog drops events. A reader that needs a
 dropped event receives the error `StreamLost`, unless the event is stored in the database.
 
-All methods must be called in one event loop, except `EventAccount.uncount_later`, which any thread
-may call.
+All methods must be called in one event loop, except `EventAccount.subtract_garbage_bytes_later`,
+which any thread may call.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EventHolder(Protocol):
         """Return `EventMemory.total_added` as of the moment when the oldest event was added."""
 
     @property
-    def drop_priority(self) -> int:
+    def safety_of_dropping_oldest_event(self) -> int:
         """Return a number from 0 to 2, which is higher if dropping the oldest event harms less.
 
         Returns:
@@ -91,13 +91,13 @@ class EventAccount:
         if not holder.size:
             self.holders.discard(holder)
 
-    def uncount_later(self, size: int) -> None:
+    def subtract_garbage_bytes_later(self, byte_count: int) -> None:
         """Record that an event holder was garbage-collected, so that its events stop counting.
 
         The garbage collector may call this method in any thread. The event loop subtracts the size
         later.
         """
-        self.memory.garbage.append((self, size))
+        self.memory.garbage.append((self, byte_count))
 
 
 class EventMemory:
@@ -158,7 +158,7 @@ class EventMemory:
             size: The size of the new event in bytes.
         """
         while counted.size + size > limit * _LOW_SHARE and (account := choose()):
-            holder = max(account.holders, key=self._sort_key, default=None)
+            holder = max(account.holders, key=self._build_drop_order_key, default=None)
             if holder is None:
                 # No event can be dropped. The events that are still counted were kept by event
                 # holders that have been garbage-collected.
@@ -170,12 +170,14 @@ class EventMemory:
         account = max(self._accounts.values(), key=lambda candidate: candidate.size, default=None)
         return account if account is not None and account.size else None
 
-    def _sort_key(self, holder: EventHolder) -> tuple[int, int]:
+    def _build_drop_order_key(self, holder: EventHolder) -> tuple[int, int]:
         """Return a sort key for an event holder.
 
         The event holder with the largest sort key is the first that must drop events.
         """
-        return holder.drop_priority, holder.size * (self.total_added - holder.total_when_added + 1)
+        return holder.safety_of_dropping_oldest_event, holder.size * (
+            self.total_added - holder.total_when_added + 1
+        )
 
     def mark_ended(self, holder: EventHolder) -> None:
         """Mark an event log as unused, because the log has no readers and no writers any more.

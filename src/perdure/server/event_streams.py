@@ -27,7 +27,7 @@ from starlette.requests import HTTPConnection
 from perdure.checkpointers.runs import LIVE_STATES
 from perdure.errors import PerdureError
 from perdure.server.access import Refused, action
-from perdure.server.api_runs import check_identity, start_run
+from perdure.server.api_runs import require_unchanged_identity, start_run
 from perdure.server.assistants import UnknownAssistant, choose_thread_assistant
 from perdure.server.call import Call, CurrentCall, PathId
 from perdure.server.graphs import Graph
@@ -35,11 +35,11 @@ from perdure.server.reply import JSONReply, encode_json, http_status
 from perdure.server.run import Run
 from perdure.server.run_log import (
     NUMBERS_PER_RUN,
-    Log,
+    EventLog,
     LoggedEvent,
     build_event_stream,
     encode_event_data,
-    split_frames,
+    iter_sse_chunks,
 )
 from perdure.server.run_request import RunRequest
 from perdure.server.runs import Runs, ServerRuns
@@ -169,7 +169,7 @@ async def _build_answer_request(
     return {"assistant_id": assistant_id, "command": command}
 
 
-async def _open_feed(call: Call, runs: Runs, thread_id: str) -> Log:
+async def _open_feed(call: Call, runs: Runs, thread_id: str) -> EventLog:
     """Return the log of a thread's events, after checking that the caller may read the thread.
 
     When the thread is deleted, the log is closed. Therefore, the log never contains events of a new
@@ -182,7 +182,7 @@ async def _open_feed(call: Call, runs: Runs, thread_id: str) -> Log:
 
 
 async def _iter_frames(
-    call: Call, runs: Runs, feed: Log, request: Request, subscription: Subscription
+    call: Call, runs: Runs, feed: EventLog, request: Request, subscription: Subscription
 ) -> AsyncGenerator[bytes, None]:
     """Yield the frames of the events that a client has subscribed to.
 
@@ -191,14 +191,14 @@ async def _iter_frames(
     """
     with suppress(LookupError, Refused):
         async for entries in _iter_events(call, runs, feed, request, subscription):
-            for part in split_frames(entries):
+            for part in iter_sse_chunks(entries):
                 yield part
 
 
 async def _iter_events(
     call: Call,
     runs: Runs,
-    feed: Log,
+    feed: EventLog,
     connection: HTTPConnection,
     subscription: Subscription,
 ) -> AsyncIterator[list[LoggedEvent]]:
@@ -213,7 +213,7 @@ async def _iter_events(
         else min(subscription.since, feed.last | NUMBERS_PER_RUN - 1)
     )
     params = cast(Any, subscription.model_dump(exclude_none=True))
-    position = feed, since, partial(check_identity, connection)
+    position = feed, since, partial(require_unchanged_identity, connection)
     async for entries in runs.read_events(call.identity, feed.thread_key, *position):
         question_indexes = [
             number
@@ -268,7 +268,7 @@ class ThreadSocket:
             )
         identity = self._call.identity
         self._websocket.app.state.clients.count_request((identity.tenant, identity.user))
-        await check_identity(self._websocket)
+        await require_unchanged_identity(self._websocket)
         return content
 
     async def _handle_message(self, message: str | bytes, group: asyncio.TaskGroup) -> None:
@@ -290,7 +290,7 @@ class ThreadSocket:
             reply = _build_exception_reply(command.id if command else None, exc)
         await self._send_bytes(encode_json(reply))
 
-    async def _open_feed(self) -> Log:
+    async def _open_feed(self) -> EventLog:
         """Return the log of the thread's events, after checking the caller's access."""
         return await _open_feed(self._call.with_action("threads:read"), self._runs, self._thread_id)
 
@@ -311,7 +311,7 @@ class ThreadSocket:
         )
         self._readers[subscription_id] = group.create_task(self._forward_events(feed, subscription))
 
-    async def _forward_events(self, feed: Log, subscription: Subscription) -> None:
+    async def _forward_events(self, feed: EventLog, subscription: Subscription) -> None:
         """Send the events of a subscription. Close the websocket when the thread is deleted."""
         source = self._call, self._runs, feed, self._websocket
         async for entries in _iter_events(*source, subscription):
@@ -365,10 +365,10 @@ class ThreadEvents:
         self._messages: dict[str, str] = {}
         run.feed = self._feed
         assert run.task is not None
-        run.task.add_done_callback(lambda _: self._finish_feed())
+        run.task.add_done_callback(lambda _: self._add_cancelled_event_and_leave_feed())
 
-    async def play(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
-        """Run the graph; see `Player.play`.
+    async def run_graph(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
+        """Run the graph; see `Player.run_graph`.
 
         If the thread waits for an answer to an interrupt, the input is that answer.
         """
@@ -447,7 +447,7 @@ class ThreadEvents:
         events = [*((_INPUT_REQUESTED, *event) for event in questions), ("lifecycle", [], ending)]
         return [self._make_event(number, *event) for number, event in enumerate(events, 1)]
 
-    def _finish_feed(self) -> None:
+    def _add_cancelled_event_and_leave_feed(self) -> None:
         """Append a `failed` event to the feed if the run was cancelled before the run started.
 
         No event is appended while another run of the thread is in progress.

@@ -28,7 +28,7 @@ from perdure.errors import ConfigurationError, PerdureError
 from perdure.server.access import Forbidden, Refused, Unauthenticated
 from perdure.server.acting import identify_caller
 from perdure.server.call import AUDITED_NAMES
-from perdure.server.logs import SAFE_METHODS, Audit, is_change
+from perdure.server.logs import SAFE_METHODS, Audit, is_audited_change
 from perdure.server.pages import render_error_page
 from perdure.server.reply import JSONReply, http_status, split_url, wants_json
 
@@ -146,8 +146,10 @@ class Guard:
         )
         with measurement:
             try:
-                app = _check_request(scope, headers) or self._app
-                body = _wrap_receive(scope, receive, state.limits.body_wait_s)
+                app = _find_refusal_of_request(scope, headers) or self._app
+                body = _identify_user_and_limit_receive_time(
+                    scope, receive, state.limits.body_wait_s
+                )
                 await app(scope, receive if is_socket else body, send_reply)
             finally:
                 try:
@@ -160,7 +162,9 @@ class Guard:
                     route = getattr(scope.get("route"), "path", None)
                     summary.route = route or scope["root_path"] or "-"
                     summary.path = (
-                        _redact_path(scope) if route is None and summary.status == 404 else ""
+                        _redact_request_path(scope)
+                        if route is None and summary.status == 404
+                        else ""
                     )
                     summary.ms = round(1000 * (time.perf_counter() - started_at), 3)
                     logged_path = summary.path or summary.route
@@ -177,7 +181,7 @@ def _add_default_headers(reply: MutableHeaders, request_id: str) -> None:
         reply.setdefault("Cache-Control", "no-store")
 
 
-def _redact_path(scope: Scope) -> str:
+def _redact_request_path(scope: Scope) -> str:
     """Return the path of a request in a form that may be logged.
 
     The query is removed. Path segments that may be API keys or ids are replaced by `…`.
@@ -192,7 +196,7 @@ def _redact_path(scope: Scope) -> str:
 async def _record_request(scope: Scope, status: int) -> None:
     """Record a request in the audit log if its action changes something, even if it was refused."""
     action = getattr(getattr(scope.get("route"), "endpoint", None), "action", None)
-    if is_change(action, scope["method"]):
+    if is_audited_change(action, scope["method"]):
         state, path_params = scope["state"], scope.get("path_params", {})
         path = {
             name: path_params[name].replace("\0", "/")
@@ -210,7 +214,7 @@ async def _record_request(scope: Scope, status: int) -> None:
             _LOG.exception("a change could not be recorded in the audit log")
 
 
-def _check_request(scope: Scope, headers: Headers) -> ASGIApp | None:
+def _find_refusal_of_request(scope: Scope, headers: Headers) -> ASGIApp | None:
     """Return the reply that refuses a request, or None if the request is accepted."""
     state = scope["app"].state
     try:
@@ -221,7 +225,7 @@ def _check_request(scope: Scope, headers: Headers) -> ASGIApp | None:
             scope["state"]["session"] = True
         if scope["type"] == "websocket" or scope["method"] not in SAFE_METHODS:
             if has_session or headers.get("origin") not in state.origins:
-                _check_site(headers, has_session)
+                _refuse_cross_site_request(headers, has_session)
             if _is_perdure_path(scope["path"], state):
                 _check_content_type(scope["path"], headers)
     except Refused as exc:
@@ -252,10 +256,12 @@ def _check_host(host: str, hosts: Collection[str] | None) -> None:
         )
 
 
-def _wrap_receive(scope: Scope, receive: Receive, wait_s: float) -> Receive:
+def _identify_user_and_limit_receive_time(
+    scope: Scope, receive: Receive, timeout_s: float
+) -> Receive:
     """Return a replacement for `receive`, which identifies the user before it reads the body.
 
-    Each part of the body must arrive within `wait_s` seconds.
+    Each part of the body must arrive within `timeout_s` seconds.
     """
     has_started = is_complete = False
 
@@ -266,13 +272,13 @@ def _wrap_receive(scope: Scope, receive: Receive, wait_s: float) -> Receive:
             return await receive()
         if not has_started:
             has_started = True
-            await _identify_sender(scope)
+            await _store_identity_in_scope(scope)
         try:
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout(timeout_s):
                 message = await receive()
         except TimeoutError as exc:
             raise HTTPException(
-                408, f"the body did not arrive within {wait_s} s; send it again"
+                408, f"the body did not arrive within {timeout_s} s; send it again"
             ) from exc
         is_complete = not message.get("more_body", False)
         return message
@@ -280,7 +286,7 @@ def _wrap_receive(scope: Scope, receive: Receive, wait_s: float) -> Receive:
     return receive_body
 
 
-async def _identify_sender(scope: Scope) -> None:
+async def _store_identity_in_scope(scope: Scope) -> None:
     """Identify the user before the body is read, so that strangers cannot fill the memory."""
     access = scope["app"].state.access
     action = getattr(getattr(scope.get("route"), "endpoint", None), "action", None)
@@ -292,7 +298,7 @@ async def _identify_sender(scope: Scope) -> None:
         raise HTTPException(exc.status, str(exc), exc.headers) from exc
 
 
-def _check_site(headers: Headers, has_session: bool) -> None:
+def _refuse_cross_site_request(headers: Headers, has_session: bool) -> None:
     """Refuse cross-site request forgery.
 
     A request is refused if a browser sends it for a page of another site. A request that has

@@ -23,7 +23,7 @@ _KEEP_JSON: Final = {"type": "keep", "from": 0, "to": None}
 _EXAMPLE_MESSAGE: Final = {"role": "user", "content": ""}
 
 
-def find_suspect_values(request: RunRequest) -> list[tuple[str, Any]]:
+def find_possibly_malformed_channel_values(request: RunRequest) -> list[tuple[str, Any]]:
     """Return the channels and values of a request that may be malformed messages.
 
     If no values are returned, the caller need not load the graph and call `check_messages`. In the
@@ -33,19 +33,19 @@ def find_suspect_values(request: RunRequest) -> list[tuple[str, Any]]:
     has_command = request.command is not None
     return [
         (name, value)
-        for name, value in _iter_values(request)
+        for name, value in _iter_channel_values_of_request(request)
         if (has_command or name == "messages" or _resembles_messages(value))
         and _find_conversion_error(value) is not None
     ]
 
 
-def check_messages(graph: Graph, suspects: list[tuple[str, Any]]) -> None:
+def refuse_malformed_messages(graph: Graph, channel_values: list[tuple[str, Any]]) -> None:
     """Raise InvalidUpdate if a value for a channel that contains messages is malformed.
 
     Raises:
         InvalidUpdate: The reducer of a channel cannot apply a value, whatever the state is.
     """
-    for name, value in suspects:
+    for name, value in channel_values:
         channel: Any = graph.channels.get(name)
         if channel is None or not _converts_messages(channel):
             continue
@@ -58,7 +58,7 @@ def check_messages(graph: Graph, suspects: list[tuple[str, Any]]) -> None:
             problem = (
                 exc
                 if isinstance(exc, InvalidUpdate)
-                else _find_conversion_error(value, keeps=keeps)
+                else _find_conversion_error(value, skips_keep_messages=keeps)
             )
             if problem is not None:
                 reason = f"{type(problem).__name__}: {problem!s:.300}"
@@ -68,7 +68,7 @@ def check_messages(graph: Graph, suspects: list[tuple[str, Any]]) -> None:
                 ) from exc
 
 
-def _iter_values(request: RunRequest) -> Iterator[tuple[str, Any]]:
+def _iter_channel_values_of_request(request: RunRequest) -> Iterator[tuple[str, Any]]:
     """Yield the channel name and the value of each update in a run request.
 
     The updates are in the `update` field of the request's command. If the request has no command,
@@ -88,16 +88,16 @@ def _resembles_messages(value: Any) -> bool:
     )
 
 
-def _find_conversion_error(value: Any, *, keeps: bool = False) -> Exception | None:
+def _find_conversion_error(value: Any, *, skips_keep_messages: bool = False) -> Exception | None:
     """Try to convert a value to messages, and return the exception, or None on success.
 
     Args:
         value: A message or a list of messages, as JSON or as objects.
-        keeps: Whether the reducer of the channel accepts the JSON of a `Keep`, which is then
-            skipped.
+        skips_keep_messages: Whether the reducer of the channel accepts the JSON of a `Keep`, which
+            is then skipped.
     """
     values = value if isinstance(value, list) else [value]
-    if keeps:
+    if skips_keep_messages:
         values = [
             element
             for element in values

@@ -25,7 +25,7 @@ from perdure.server.access import (
     Unauthenticated,
     permit_own_data,
 )
-from perdure.server.acting import act_for
+from perdure.server.acting import build_identity_acting_for
 from perdure.server.keys_file import Key, check_key_user, read_keys
 from perdure.server.teams import check_team_access, is_team_namespace
 
@@ -34,7 +34,7 @@ _LOG: Final = logging.getLogger("perdure.server")
 _RELOAD_INTERVAL_S: Final = 1.0
 
 
-def create_key(user: str) -> tuple[str, str]:
+def create_api_key_and_hash(user: str) -> tuple[str, str]:
     """Create a random key for a user.
 
     Returns:
@@ -129,7 +129,11 @@ class KeysFileAccess:
             teams=self.find_teams(*user_and_tenant),
         )
         person = identity.acting_for
-        return current_identity if person is None else act_for(self, current_identity, person)
+        return (
+            current_identity
+            if person is None
+            else build_identity_acting_for(self, current_identity, person)
+        )
 
     def find_teams(self, user: str, tenant: str | None) -> frozenset[str]:
         """Return all teams that are listed by the API keys of a user."""

@@ -132,8 +132,8 @@ def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
         revoked = [key for key in keys if is_revoked(key)]
         if not revoked:
             return []
-        new_text = _remove_key_tables(text, [is_revoked(key) for key in keys])
-        if new_text is None or not _has_keys(
+        new_text = _remove_api_key_tables(text, [is_revoked(key) for key in keys])
+        if new_text is None or not _contains_exactly_these_api_keys(
             new_text, [key for key in keys if not is_revoked(key)]
         ):
             raise ConfigurationError(
@@ -150,28 +150,28 @@ def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
     raise ConfigurationError(f"another program keeps changing {str(path)!r}; try again")
 
 
-def _has_keys(text: str, keys: Sequence[Key]) -> bool:
+def _contains_exactly_these_api_keys(file_text: str, keys: Sequence[Key]) -> bool:
     """Return whether a text is a valid keys file with exactly these keys."""
     try:
-        return _parse_keys(text) == keys
+        return _parse_keys(file_text) == keys
     except ValueError:
         return False
 
 
-def _remove_key_tables(text: str, is_removed: Sequence[bool]) -> str | None:
+def _remove_api_key_tables(file_text: str, is_removed: Sequence[bool]) -> str | None:
     """Remove the `[[keys]]` tables of revoked keys from the text of a keys file.
 
     Comments directly above a removed table are removed, too, except comments at the start of the
     file.
 
     Args:
-        text: The text of the file.
+        file_text: The text of the file.
         is_removed: Whether each table is removed, in the order of the file.
 
     Returns:
         The new text, or None if the text does not have one line `[[keys]]` for each table.
     """
-    lines = re.split(r"(?<=\n)", text)
+    lines = re.split(r"(?<=\n)", file_text)
     header_lines = [
         number for number, line in enumerate(lines) if _TABLE_HEADER.fullmatch(line.strip())
     ]

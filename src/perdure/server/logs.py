@@ -37,7 +37,7 @@ SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 _UNRECORDED_ACTIONS: Final = ("read", "search", "get", "list_namespaces", "create_run")
 
 
-def is_change(action: Action | None, method: str = "POST") -> bool:
+def is_audited_change(action: Action | None, method: str = "POST") -> bool:
     """Return whether an action changes something and must therefore be recorded."""
     return (
         action is not None
@@ -80,7 +80,7 @@ class Audit:
         Raises:
             StorageFull: The disk has no room for records.
         """
-        if self._path is not None and is_change(action, method):
+        if self._path is not None and is_audited_change(action, method):
             free = (await asyncio.to_thread(shutil.disk_usage, self._path)).free
             if free < _MIN_FREE_BYTES:
                 raise StorageFull(
@@ -119,7 +119,9 @@ class Audit:
             "request_id": request_id,
             "about": objects or None,
         }
-        line = _encode_line({name: entry for name, entry in record.items() if entry is not None})
+        line = _encode_json_line(
+            {name: entry for name, entry in record.items() if entry is not None}
+        )
         await asyncio.shield(asyncio.to_thread(self._append_line, f"{line}\n".encode()))
 
     def _append_line(self, line: bytes) -> None:
@@ -132,7 +134,7 @@ class Audit:
         os.fsync(self._file)
 
 
-def _encode_line(fields: dict[str, Any]) -> str:
+def _encode_json_line(fields: dict[str, Any]) -> str:
     """Return fields as one line of JSON without unprintable characters."""
     # Import the module only here, so that `perdure mcp` starts faster.
     from perdure.server.reply import encode_json, escape_unprintable
@@ -163,7 +165,7 @@ class JSONLines(logging.Formatter):
         if record.exc_info:
             fields = {**fields, "error": self.formatException(record.exc_info)}
         logged_at = datetime.fromtimestamp(record.created, UTC).isoformat()
-        return _encode_line(
+        return _encode_json_line(
             {"time": logged_at, "level": record.levelname, "logger": record.name, **fields}
         )
 

@@ -17,7 +17,7 @@ from perdure.errors import InvalidValue, PerdureError
 from perdure.server.access import Identity, LocalAccess, public
 from perdure.server.call import Call, CurrentCall
 from perdure.server.databases import DatabaseOptions, Databases
-from perdure.server.logs import Audit, is_change
+from perdure.server.logs import Audit, is_audited_change
 from perdure.server.mcp_opening import REPLAYED_ID
 from perdure.server.mcp_schema import INSTRUCTIONS, SERVER_NAME, ToolSchema
 from perdure.server.mcp_schema import TOOLS as SCHEMAS
@@ -120,7 +120,7 @@ async def _run_tool(tool: Tool, arguments: dict[str, Any], request: ToolRequest)
         status = http_status(exc)
         raise
     finally:
-        if is_change(action):
+        if is_audited_change(action):
             await request.audit.record(call, action, status, request.request_id)
 
 

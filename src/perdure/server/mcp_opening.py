@@ -41,17 +41,17 @@ class StartupResponder:
         self._server_info = {"name": SERVER_NAME, "version": version}
         self.replayed_lines = list[str]()
 
-    def answer_lines(self, lines: Iterable[str], out: TextIO) -> str | None:
+    def answer_until_sdk_is_needed(self, json_lines: Iterable[str], out: TextIO) -> str | None:
         """Answer messages without the MCP SDK until a message arrives that only the SDK can answer.
 
         Args:
-            lines: The input, one message per line.
+            json_lines: The input, one message per line.
             out: The stream for the replies.
 
         Returns:
             The first line that the SDK must answer, or None at the end of the input.
         """
-        for line in lines:
+        for line in json_lines:
             replies = self.answer_message(line)
             if replies is None:
                 return line
@@ -126,11 +126,7 @@ class StartupResponder:
         """
         client: Any = params.get("clientInfo")
         version = params.get("protocolVersion")
-        if (
-            self.replayed_lines
-            or version not in HANDSHAKE_VERSIONS
-            or not _is_implementation(client)
-        ):
+        if self.replayed_lines or version not in HANDSHAKE_VERSIONS or not _is_client_info(client):
             return None
         if not isinstance(params.get("capabilities"), dict):
             return None
@@ -163,7 +159,7 @@ class StartupResponder:
         """
         if (
             meta[_META_PREFIX + "protocolVersion"] != ENVELOPE_VERSION
-            or not _is_implementation(meta.get(_META_PREFIX + "clientInfo"))
+            or not _is_client_info(meta.get(_META_PREFIX + "clientInfo"))
             or not isinstance(meta.get(_META_PREFIX + "clientCapabilities"), dict)
         ):
             return None
@@ -191,7 +187,7 @@ class StartupResponder:
         }
 
 
-def _is_implementation(value: Any) -> bool:
+def _is_client_info(value: Any) -> bool:
     """Return whether a value has the fields `name` and `version`, which `clientInfo` requires."""
     return isinstance(value, dict) and all(
         isinstance(value.get(name), str) for name in ("name", "version")

@@ -73,7 +73,9 @@ class ToolSchema(NamedTuple):
         for name, schema in self.parameters.items():
             try:
                 if name in arguments:
-                    valid_arguments[name] = _check_argument(name, arguments[name], schema)
+                    valid_arguments[name] = _convert_argument_to_schema_type(
+                        name, arguments[name], schema
+                    )
                 elif "default" in schema:
                     valid_arguments[name] = schema["default"]
                 else:
@@ -90,7 +92,7 @@ def _build_text_schema(description: str, **constraints: Any) -> Schema:
     return {"type": "string", "description": description, **constraints}
 
 
-def _build_count_schema(description: str, default: int) -> Schema:
+def _build_schema_of_integer_1_to_100(description: str, default: int) -> Schema:
     """Return the schema of a whole number from 1 to 100 with a default."""
     return {
         "type": "integer",
@@ -120,7 +122,9 @@ _TEAM_SCHEMA: Final = _build_optional_schema(
     "string",
     "The user's team whose shared memory is used, as recall returned it; null for the user's own.",
 )
-_LIMIT_SCHEMA: Final = _build_count_schema("The maximum number of results.", SEARCH_LIMIT)
+_LIMIT_SCHEMA: Final = _build_schema_of_integer_1_to_100(
+    "The maximum number of results.", SEARCH_LIMIT
+)
 TOOLS: Final = (
     ToolSchema(
         "recall",
@@ -193,7 +197,7 @@ TOOLS: Final = (
             "thread_id": _build_text_schema(
                 "The id of the conversation, as search_threads or recall returned it."
             ),
-            "last": _build_count_schema("The number of newest messages to read.", 20),
+            "last": _build_schema_of_integer_1_to_100("The number of newest messages to read.", 20),
             "before": _build_optional_schema(
                 "integer",
                 "To read earlier messages: the number that the last answer has as `earlier`.",
@@ -207,7 +211,7 @@ TOOLS: Final = (
 """All tools, in the order in which they are listed."""
 
 
-def _check_argument(name: str, value: Any, schema: Schema) -> Any:
+def _convert_argument_to_schema_type(name: str, value: Any, schema: Schema) -> Any:
     """Convert a value to the type of its schema, for example a number that was sent as text.
 
     Raises:
@@ -261,7 +265,7 @@ def _convert_text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _convert_number(value: Any) -> float | None:
+def _convert_to_float(value: Any) -> float | None:
     """Return a number, or a text that is a number, as a float. Return None for other values."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
@@ -278,12 +282,12 @@ def _convert_integer(value: Any) -> int | None:
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    number = _convert_number(value)
+    number = _convert_to_float(value)
     return int(number) if number is not None and number.is_integer() else None
 
 
 _CONVERSIONS: Final = {
     "string": _convert_text,
-    "number": _convert_number,
+    "number": _convert_to_float,
     "integer": _convert_integer,
 }

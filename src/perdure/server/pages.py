@@ -26,7 +26,13 @@ from perdure.errors import ConfigurationError
 from perdure.memory.quotation import render_block_name
 from perdure.memory.thread_messages import parse_time
 from perdure.server.access import Action, action
-from perdure.server.reply import JSONReply, encode_json, format_as_text, truncate_text, wants_json
+from perdure.server.reply import (
+    JSONReply,
+    encode_json,
+    format_as_text,
+    truncate_and_count_omitted,
+    wants_json,
+)
 
 # Maximum number of characters of a text that a page shows. A link opens the full text.
 MAX_TEXT_CHARS: Final = 4_000
@@ -81,7 +87,9 @@ def build_message_row(value: Any, max_chars: int = MAX_TEXT_CHARS) -> dict[str, 
         "blocks": [
             {"kind": kind, "text": text}
             for kind, text in (
-                _iter_content_blocks(message) if message else [("text", format_as_text(value))]
+                _iter_block_kinds_and_texts(message)
+                if message
+                else [("text", format_as_text(value))]
             )
         ],
         "calls": [
@@ -91,7 +99,7 @@ def build_message_row(value: Any, max_chars: int = MAX_TEXT_CHARS) -> dict[str, 
         "more": 0,
     }
     for part in (*row["blocks"], *row["calls"]):
-        part["text"], cut_chars = truncate_text(part["text"], max_chars)
+        part["text"], cut_chars = truncate_and_count_omitted(part["text"], max_chars)
         row["more"] += cut_chars
     return row
 
@@ -104,7 +112,9 @@ def format_one_line(value: Any) -> str:
     text = value.text if isinstance(value, BaseMessage) else format_as_text(value)
     if isinstance(value, AIMessage) and not text:
         text = ", ".join(f"{call['name']}(…)" for call in value.tool_calls)
-    return truncate_text(" ".join(text[: 4 * MAX_LINE_CHARS].split()), MAX_LINE_CHARS)[0]
+    return truncate_and_count_omitted(" ".join(text[: 4 * MAX_LINE_CHARS].split()), MAX_LINE_CHARS)[
+        0
+    ]
 
 
 def are_generated_ids(lines: Sequence[Mapping[str, Any]]) -> bool:
@@ -115,7 +125,7 @@ def are_generated_ids(lines: Sequence[Mapping[str, Any]]) -> bool:
     return bool(lines) and all(_GENERATED_ID.fullmatch(line["text"]) for line in lines)
 
 
-def _iter_content_blocks(message: BaseMessage) -> Iterator[tuple[str, str]]:
+def _iter_block_kinds_and_texts(message: BaseMessage) -> Iterator[tuple[str, str]]:
     """Yield the kind ("text", "reasoning" or "other") and the text of each content block.
 
     Tool calls are skipped if the message lists them separately. A base64 data URL in a text is
@@ -162,7 +172,7 @@ def build_change_rows(difference: StateDifference) -> list[dict[str, Any]]:
             replaced = [
                 position
                 for position, old in removed.items()
-                if channel_change.whole or _is_same_element(old, value)
+                if channel_change.whole or _has_same_message_id_or_dict_key(old, value)
             ][:1]
             lines += [("-", removed.pop(position)) for position in replaced] + [("+", value)]
         lines += [("-", value) for value in removed.values()]
@@ -172,14 +182,17 @@ def build_change_rows(difference: StateDifference) -> list[dict[str, Any]]:
                 "added": channel_change.added_count,
                 "removed": channel_change.removed_count,
                 "whole": channel_change.whole,
-                "lines": [{"sign": sign, **build_element_line(value)} for sign, value in lines],
+                "lines": [
+                    {"sign": sign, **build_type_and_text_of_channel_element(value)}
+                    for sign, value in lines
+                ],
                 "left": channel_change.added_count + channel_change.removed_count - len(lines),
             }
         )
     return rows
 
 
-def _is_same_element(old: Any, new: Any) -> bool:
+def _has_same_message_id_or_dict_key(old: Any, new: Any) -> bool:
     """Return whether a new element replaces an old one, by message id or by dict key."""
     if isinstance(old, BaseMessage) and isinstance(new, BaseMessage):
         return old.id is not None and old.id == new.id
@@ -191,7 +204,7 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2
 
 
-def build_element_line(element: Any) -> dict[str, Any]:
+def build_type_and_text_of_channel_element(element: Any) -> dict[str, Any]:
     """Build the template data of a channel's element: its type, and its text on one line.
 
     An element of a dict is shown as its key and value.
@@ -217,7 +230,7 @@ PageEndpoint = Callable[..., Awaitable[Response]]
 _TIME_UNITS: Final = ((60, "s"), (60, "min"), (24, "h"), (365, "d"))
 
 
-def render_visible_text(text: Any, isolated: bool = True) -> Markup:
+def render_text_with_hidden_characters_shown(text: Any, adds_bdi: bool = True) -> Markup:
     """Return text as HTML: escaped, in a `<bdi>`, with control and bidi characters as code points.
 
     The `<bdi>` keeps right-to-left text from moving the text beside it. A character that moves or
@@ -226,10 +239,10 @@ def render_visible_text(text: Any, isolated: bool = True) -> Markup:
 
     Args:
         text: The value to show; it is converted to a string.
-        isolated: Whether to add the `<bdi>`. Use False for one part of a longer text.
+        adds_bdi: Whether to add the `<bdi>`. Use False for one part of a longer text.
     """
     html = _POSSIBLY_HIDDEN.sub(_mark_hidden_character, str(escape(text)))
-    return Markup(f"<bdi>{html}</bdi>" if isolated else html)
+    return Markup(f"<bdi>{html}</bdi>" if adds_bdi else html)
 
 
 def _mark_hidden_character(match: re.Match[str]) -> str:
@@ -277,12 +290,12 @@ def format_as_json(value: Any) -> str:
     return json.dumps(json.loads(encode_json(value)), indent=2, ensure_ascii=False)
 
 
-def parse_form_moment(text: str, days: int = 0) -> datetime | None:
+def parse_form_moment(text: str, days_to_add: int = 0) -> datetime | None:
     """Parse a date or a time that was entered into a form.
 
     Args:
         text: An ISO 8601 date or time. It is in UTC if it names no time zone.
-        days: A number of days to add.
+        days_to_add: A number of days to add.
 
     Returns:
         The moment with its time zone, or None if the text is empty.
@@ -293,7 +306,7 @@ def parse_form_moment(text: str, days: int = 0) -> datetime | None:
     if not text:
         return None
     try:
-        moment = datetime.fromisoformat(text) + timedelta(days)
+        moment = datetime.fromisoformat(text) + timedelta(days_to_add)
     except (ValueError, OverflowError) as exc:
         raise ConfigurationError(
             f"{text!r:.80} is not a date or time; enter one such as 2026-01-31 or 2026-01-31T12:00"
@@ -324,7 +337,7 @@ _TEMPLATES: Final = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= {
-    "visible": render_visible_text,
+    "visible": render_text_with_hidden_characters_shown,
     "plain": remove_hidden_characters,
     "one_line": format_one_line,
 }

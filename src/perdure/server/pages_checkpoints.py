@@ -31,13 +31,13 @@ from perdure.server.pages import (
     Pages,
     PageValues,
     build_change_rows,
-    build_element_line,
+    build_type_and_text_of_channel_element,
     redirect_to,
     render_page,
     type_name,
 )
 from perdure.server.pages_threads import PermittedThread
-from perdure.server.reply import format_as_text, truncate_text
+from perdure.server.reply import format_as_text, truncate_and_count_omitted
 from perdure.server.runs import ServerRuns
 
 routes = Pages()
@@ -71,7 +71,7 @@ async def show_checkpoints(
         )
     rows = []
     for info, difference, lane_drawing in zip(
-        infos, differences, build_lane_drawings(infos), strict=True
+        infos, differences, build_checkpoint_tree_drawings(infos), strict=True
     ):
         changed_channels = [
             name for name in difference.channels if not name.startswith((_TRIGGER_PREFIX, "__"))
@@ -95,7 +95,7 @@ async def show_checkpoints(
     )
 
 
-def build_lane_drawings(infos: Sequence[CheckpointInfo]) -> list[dict[str, Any]]:
+def build_checkpoint_tree_drawings(infos: Sequence[CheckpointInfo]) -> list[dict[str, Any]]:
     """Compute how to draw the tree of checkpoints beside the rows of a table.
 
     A lane of the drawing is a vertical line from the row of a checkpoint down to the row of its
@@ -168,7 +168,7 @@ async def show_checkpoint(
         {
             "task": task,
             "channel": name,
-            "text": truncate_text(format_as_text(value), _MAX_VALUE_CHARS)[0],
+            "text": truncate_and_count_omitted(format_as_text(value), _MAX_VALUE_CHARS)[0],
             "is_trigger": name.startswith(_TRIGGER_PREFIX),
         }
         for task, name, value in stored.pending_writes or ()
@@ -225,12 +225,14 @@ def _build_channel_row(name: str, value: Any) -> dict[str, Any]:
     """
     row: dict[str, Any] = {"name": name, "kind": type_name(value)}
     if not isinstance(value, list | tuple | dict):
-        text, cut_chars = truncate_text(format_as_text(value), _MAX_VALUE_CHARS)
+        text, cut_chars = truncate_and_count_omitted(format_as_text(value), _MAX_VALUE_CHARS)
         return {**row, "text": text, "cut": cut_chars > 0}
     elements = (
         [(str(key), part) for key, part in value.items()] if isinstance(value, dict) else value
     )
-    lines = [build_element_line(element) for element in elements[-_MAX_ELEMENTS:]]
+    lines = [
+        build_type_and_text_of_channel_element(element) for element in elements[-_MAX_ELEMENTS:]
+    ]
     is_cut = len(value) > _MAX_ELEMENTS or any(
         len(str(line["text"])) >= MAX_LINE_CHARS for line in lines
     )

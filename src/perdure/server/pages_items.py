@@ -23,7 +23,12 @@ from perdure.errors import ConfigurationError, PerdureError, UnknownMemory, Vers
 from perdure.memory import Collection
 from perdure.memory.run_config import TEAMS
 from perdure.server.access import Forbidden, action
-from perdure.server.call import Call, CurrentCall, build_literal_template, is_internal_namespace
+from perdure.server.call import (
+    Call,
+    CurrentCall,
+    build_literal_template_and_config,
+    is_internal_namespace,
+)
 from perdure.server.pages import (
     FormText,
     NonNegativeNumber,
@@ -75,7 +80,7 @@ RequestedItem = Annotated[ItemTarget, Depends(_parse_item_target)]
 """The requested namespace and key. Endpoints must check the permission themselves."""
 
 
-async def permit_namespace(
+async def authorize_namespace(
     call: Call, namespace: Namespace, **request_fields: Any
 ) -> dict[str, Any]:
     """Check that the caller may use a namespace, and return the permitted fields of the request.
@@ -110,7 +115,7 @@ async def _permit_item(call: CurrentCall, requested: RequestedItem) -> ItemTarge
     """Check that the caller may use the requested item."""
     if not requested.key:
         raise ConfigurationError("the request names no item; add ns=…&key=… to the query")
-    permitted = await permit_namespace(call, requested.ns or call.memories, key=requested.key)
+    permitted = await authorize_namespace(call, requested.ns or call.memories, key=requested.key)
     return ItemTarget(permitted["namespace"], permitted["key"])
 
 
@@ -136,7 +141,7 @@ async def show_namespaces(
 ) -> Response:
     """Show the child namespaces of a namespace, with the number and size of their items."""
     ns = requested.ns
-    prefix = (await permit_namespace(call, ns, limit=_NAMESPACES_PER_PAGE, offset=start))[
+    prefix = (await authorize_namespace(call, ns, limit=_NAMESPACES_PER_PAGE, offset=start))[
         "namespace"
     ]
     depth = len(ns) + 1 if prefix == ns else len(prefix)
@@ -145,8 +150,8 @@ async def show_namespaces(
         "limit": _NAMESPACES_PER_PAGE + 1,
         "offset": start,
     }
-    visible_namespaces = await call.list_visible(
-        call.store.alist_namespaces, prefix=prefix, hides_own=True, **options
+    visible_namespaces = await call.list_visible_store_rows(
+        call.store.alist_namespaces, prefix=prefix, hides_perdure_namespaces=True, **options
     )
     if prefix == ns:
         # The store treats the label "*" of a prefix as a wildcard. In a requested namespace, "*" is
@@ -160,7 +165,7 @@ async def show_namespaces(
     if not (ns or start or call.identity.is_admin):
         page_namespaces = [
             namespace for namespace in page_namespaces if not is_team_namespace(namespace)
-        ] + await _find_teams(call)
+        ] + await _list_readable_team_namespaces(call)
     sizes = await call.store.anamespace_sizes(page_namespaces)
     operations: list[Any] = [
         ListNamespacesOp((MatchCondition("prefix", namespace),), None, 2)
@@ -187,13 +192,13 @@ async def show_namespaces(
     )
 
 
-async def _find_teams(call: Call) -> list[Namespace]:
+async def _list_readable_team_namespaces(call: Call) -> list[Namespace]:
     """Return the namespaces of the user's teams that contain items and that the user may read."""
     permitted_namespaces = list[Namespace]()
     for team in sorted(call.identity.teams):
         with suppress(Forbidden):
             permitted_namespaces.append(
-                (await permit_namespace(call.with_action("store:search"), (TEAMS, team)))[
+                (await authorize_namespace(call.with_action("store:search"), (TEAMS, team)))[
                     "namespace"
                 ]
             )
@@ -223,7 +228,7 @@ async def show_items(
         start: The number of items to skip.
     """
     value_filter = parse_json_object(filter, "the filter") if filter.strip() else None
-    permitted = await permit_namespace(
+    permitted = await authorize_namespace(
         call, requested.ns, query=q.strip() or None, filter=value_filter
     )
     ns, options = permitted["namespace"], {name: permitted[name] for name in ("query", "filter")}
@@ -233,20 +238,22 @@ async def show_items(
         "as_of": parse_form_moment(as_of),
         "refresh_ttl": False,
     }
-    found_items = await call.list_visible(call.store.asearch, ns, hides_own=True, **options)
+    found_items = await call.list_visible_store_rows(
+        call.store.asearch, ns, hides_perdure_namespaces=True, **options
+    )
     return render_page(
         request,
         "items.html",
         ns=ns,
         given={"q": q, "filter": filter, "as_of": as_of},
         start=start,
-        items=[build_item_record(item) for item in found_items[:ITEMS_PER_PAGE]],
+        items=[build_item_template_values(item) for item in found_items[:ITEMS_PER_PAGE]],
         more=len(found_items) > ITEMS_PER_PAGE,
         may_add=_may_change(ns),
     )
 
 
-def build_item_record(item: Any) -> PageValues:
+def build_item_template_values(item: Any) -> PageValues:
     """Build the template data of an item: its fields, and a memory's text and kind."""
     text = item.value.get("text")
     return {
@@ -287,7 +294,7 @@ async def _load_item_page(
         **page_fields: Fields that replace defaults: `done` (the result of a change), `wrong` (an
             error message) and `typed` (the text that was entered).
     """
-    history = await _load_history(call, target)
+    history = await _load_item_versions(call, target)
     last_version = shown_version = history[-1]
     if as_of_moment := parse_form_moment(as_of):
         shown_version = await call.store.aget(*target, as_of=as_of_moment, refresh_ttl=False)
@@ -298,8 +305,8 @@ async def _load_item_page(
         **target._asdict(),
         "as_of": as_of,
         "start": start,
-        "item": shown_version and build_item_record(shown_version),
-        "last": build_item_record(last_version),
+        "item": shown_version and build_item_template_values(shown_version),
+        "last": build_item_template_values(last_version),
         "count": len(history),
         "versions": versions[:_VERSIONS_PER_PAGE],
         "more": len(history) > start + _VERSIONS_PER_PAGE,
@@ -313,7 +320,7 @@ async def _load_item_page(
     }
 
 
-async def _load_history(call: Call, target: ItemTarget) -> list[Any]:
+async def _load_item_versions(call: Call, target: ItemTarget) -> list[Any]:
     """Load the versions of an item, oldest first.
 
     Raises:
@@ -345,8 +352,8 @@ def _build_version_rows(versions: list[Any]) -> list[PageValues]:
     budget = WordBudget()
     return [
         {
-            **build_item_record(version),
-            "changes": find_differences(before, value, budget) if before is not None else [],
+            **build_item_template_values(version),
+            "changes": find_value_changes(before, value, budget) if before is not None else [],
         }
         for version, value, before in zip(versions, values, [*values, None][1:], strict=True)
     ]
@@ -433,10 +440,10 @@ async def edit_item(
 @routes.page("/ui/forget", "store:delete")
 async def show_forget_form(request: Request, call: CurrentCall, target: PermittedItem) -> Response:
     """Show what would be erased together with an item, and the button that erases it."""
-    last_version = (await _load_history(call, target))[-1]
+    last_version = (await _load_item_versions(call, target))[-1]
     preview = await call.store.aforget(target.ns, key=target.key, dry_run=True)
     page_fields = {
-        "last": build_item_record(last_version),
+        "last": build_item_template_values(last_version),
         "is_memory": _is_memory(call, last_version),
     }
     return render_page(request, "forget.html", **target._asdict(), preview=preview, **page_fields)
@@ -446,7 +453,7 @@ async def show_forget_form(request: Request, call: CurrentCall, target: Permitte
 @action("store:delete")
 async def forget_item(request: Request, call: CurrentCall, target: ChangeableItem) -> Response:
     """Erase an item with all its versions."""
-    if _is_memory(call, (await _load_history(call, target))[-1]):
+    if _is_memory(call, (await _load_item_versions(call, target))[-1]):
         collection, config = build_collection(call, target.ns)
         receipt = await collection.aforget(target.key, config=config)
     else:
@@ -457,7 +464,7 @@ async def forget_item(request: Request, call: CurrentCall, target: ChangeableIte
 
 def build_collection(call: Call, namespace: Namespace) -> tuple[Collection, RunnableConfig]:
     """Return the collection of a namespace's memories, and the config for its methods."""
-    template, config = build_literal_template(namespace)
+    template, config = build_literal_template_and_config(namespace)
     return Collection(call.store, template), config
 
 
@@ -513,26 +520,26 @@ class Change:
     parts: tuple[tuple[PartKind, str], ...]
 
 
-def find_differences(
-    before: Mapping[str, Any], after: Mapping[str, Any], budget: WordBudget | None = None
+def find_value_changes(
+    before: Mapping[str, Any], after: Mapping[str, Any], word_budget: WordBudget | None = None
 ) -> list[Change]:
     """Compare two values path by path, and return at most `_MAX_PATHS` changes.
 
     Args:
         before: The old value.
         after: The new value.
-        budget: The number of words that may be compared; None starts a new budget.
+        word_budget: The number of words that may be compared; None starts a new budget.
 
     Returns:
         One change for each path, in the order of the old value's paths, then new ones.
 
-    >>> find_differences({"text": "likes tea"}, {"text": "likes green tea"})[0].parts
+    >>> find_value_changes({"text": "likes tea"}, {"text": "likes green tea"})[0].parts
     (('same', 'likes '), ('added', 'green '), ('same', 'tea'))
     """
-    old_leaves, new_leaves, budget = (
+    old_leaves, new_leaves, word_budget = (
         dict(_iter_leaves(before, "")),
         dict(_iter_leaves(after, "")),
-        budget or WordBudget(),
+        word_budget or WordBudget(),
     )
     changed_paths = [
         path
@@ -540,7 +547,7 @@ def find_differences(
         if old_leaves.get(path) != new_leaves.get(path)
     ]
     return [
-        Change(path, _compare_texts(old_leaves.get(path), new_leaves.get(path), budget))
+        Change(path, _compare_texts(old_leaves.get(path), new_leaves.get(path), word_budget))
         for path in changed_paths[:_MAX_PATHS]
     ]
 
@@ -566,9 +573,9 @@ def _compare_texts(
     """
     if old is None or new is None:
         return (
-            (("added", _truncate_part(new or "")),)
+            (("added", _truncate_change_text(new or "")),)
             if old is None
-            else (("removed", _truncate_part(old)),)
+            else (("removed", _truncate_change_text(old)),)
         )
     old_words, new_words = (
         _WORD_PATTERN.findall(text[: _MAX_PART_CHARS * 10]) if budget.remaining_words > 0 else []
@@ -576,28 +583,28 @@ def _compare_texts(
     )
     budget.remaining_words -= len(old_words) + len(new_words)
     if max(len(old_words), len(new_words)) > _MAX_TEXT_WORDS or budget.remaining_words <= 0:
-        return ("removed", _truncate_part(old)), ("added", _truncate_part(new))
+        return ("removed", _truncate_change_text(old)), ("added", _truncate_change_text(new))
     parts: list[tuple[PartKind, str]] = []
     for kind, old_start, old_end, new_start, new_end in SequenceMatcher(
         None, old_words, new_words
     ).get_opcodes():
         if kind == "equal":
-            parts.append(("same", _truncate_part("".join(old_words[old_start:old_end]))))
+            parts.append(("same", _truncate_change_text("".join(old_words[old_start:old_end]))))
             continue
         parts += (
-            [("removed", _truncate_part("".join(old_words[old_start:old_end])))]
+            [("removed", _truncate_change_text("".join(old_words[old_start:old_end])))]
             if old_start < old_end
             else []
         )
         parts += (
-            [("added", _truncate_part("".join(new_words[new_start:new_end])))]
+            [("added", _truncate_change_text("".join(new_words[new_start:new_end])))]
             if new_start < new_end
             else []
         )
     return tuple(parts)
 
 
-def _truncate_part(text: str) -> str:
+def _truncate_change_text(text: str) -> str:
     """Return the text, cut to `_MAX_PART_CHARS` characters with a note of its full length."""
     return (
         text

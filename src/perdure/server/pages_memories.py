@@ -17,7 +17,7 @@ from perdure.errors import ConfigurationError
 from perdure.memory import Quarantine, arecall
 from perdure.memory.recall import NAMESPACE
 from perdure.server.access import Forbidden, action
-from perdure.server.call import Call, CurrentCall, build_literal_template
+from perdure.server.call import Call, CurrentCall, build_literal_template_and_config
 from perdure.server.pages import (
     FormText,
     NonNegativeNumber,
@@ -32,9 +32,9 @@ from perdure.server.pages_items import (
     ITEMS_PER_PAGE,
     ItemTarget,
     RequestedItem,
+    authorize_namespace,
     build_collection,
-    build_item_record,
-    permit_namespace,
+    build_item_template_values,
 )
 from perdure.settings import MIN_SCORE, SHOWN_LIMIT, check_user
 
@@ -81,7 +81,7 @@ async def _permit_memories(
         name: value for name, value in (("query", q), ("key", requested.key)) if value
     }
     return ItemTarget(
-        (await permit_namespace(call, namespace, **request_fields))["namespace"], requested.key
+        (await authorize_namespace(call, namespace, **request_fields))["namespace"], requested.key
     )
 
 
@@ -144,7 +144,7 @@ async def show_memories(
         "more": False,
     }
     if q.strip():
-        template, config = build_literal_template(ns)
+        template, config = build_literal_template_and_config(ns)
         store = call.store.without_refresh()
         options: dict[str, Any] = {"store": store, "config": config, "namespace": template}
         options |= {"kinds": kind or None, "limit": limit, "max_tokens": tokens or None}
@@ -165,7 +165,10 @@ async def show_memories(
     items = await call.store.asearch(ns, **options)
     values["more"] = len(items) > ITEMS_PER_PAGE
     return render_page(
-        request, "memories.html", **values, found=[*map(build_item_record, items[:ITEMS_PER_PAGE])]
+        request,
+        "memories.html",
+        **values,
+        found=[*map(build_item_template_values, items[:ITEMS_PER_PAGE])],
     )
 
 
@@ -182,7 +185,7 @@ async def _list_users(call: Call, ns: tuple[str, ...]) -> list[str]:
         return []
     users, list_call = {ns[-1], call.identity.person}, call.with_action("store:list_namespaces")
     with suppress(Forbidden):
-        prefix = (await permit_namespace(list_call, ns[:-1]))["namespace"]
+        prefix = (await authorize_namespace(list_call, ns[:-1]))["namespace"]
         options: dict[str, Any] = {"max_depth": len(prefix) + 1, "limit": _MAX_USERS + 1}
         user_namespaces = await list_call.store.alist_namespaces(prefix=prefix, **options)
         users |= {labels[-1] for labels in user_namespaces if len(labels) > len(prefix)}
@@ -224,7 +227,7 @@ async def release_entry(call: CurrentCall, target: PermittedMemories) -> Respons
 
 @routes.post("/ui/quarantine/discard")
 @action("store:delete")
-async def discard_entry(call: CurrentCall, target: PermittedMemories) -> Response:
+async def discard_quarantined_memory(call: CurrentCall, target: PermittedMemories) -> Response:
     """Erase an entry of the quarantine."""
     quarantine, config = _build_quarantine(call, target)
     await quarantine.adiscard(target.key, config)
@@ -236,7 +239,7 @@ def _build_quarantine(call: Call, target: ItemTarget) -> tuple[Quarantine, Runna
 
     The methods of the `Quarantine` must be called with the returned config.
     """
-    template, config = build_literal_template(target.ns)
+    template, config = build_literal_template_and_config(target.ns)
     return Quarantine(call.store, template), config
 
 
@@ -286,5 +289,6 @@ async def _list_user_namespaces(call: Call, target: ItemTarget) -> list[tuple[st
         (label, *target.ns[1:]) for label in _USER_DATA_LABELS if target.ns[0] == call.memories[0]
     ]
     return [
-        (await permit_namespace(call, ns))["namespace"] for ns in (target.ns, *related_namespaces)
+        (await authorize_namespace(call, ns))["namespace"]
+        for ns in (target.ns, *related_namespaces)
     ]

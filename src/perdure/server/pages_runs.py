@@ -218,7 +218,7 @@ async def load_conversation(
 # -- messages to a graph
 
 
-async def find_new_thread_metadata(call: Call) -> PageValues | None:
+async def find_permitted_metadata_of_new_thread(call: Call) -> PageValues | None:
     """Return the metadata of a new thread, or None if the user may not create and run threads."""
     with suppress(Refused):
         permitted = await call.permit({"metadata": {}})
@@ -231,7 +231,7 @@ async def find_new_thread_metadata(call: Call) -> PageValues | None:
 @action("threads:create")
 async def create_thread(call: CurrentCall) -> Response:
     """Create a thread and redirect to its page, which has a box for the first message."""
-    metadata = await find_new_thread_metadata(call)
+    metadata = await find_permitted_metadata_of_new_thread(call)
     if metadata is None:
         raise Forbidden(
             f"{call.identity.user!r} may not create a thread and start runs on it; "

@@ -125,7 +125,7 @@ async def show_jobs(
     """Show the extraction jobs that wait, run or failed, and those that ended within a day."""
     found_jobs, missing_dependency = [], ""
     try:
-        found_jobs = await asyncio.to_thread(_list_or_queue_jobs, call, settings, None)
+        found_jobs = await asyncio.to_thread(_list_jobs_or_queue_thread, call, settings, None)
     except MissingDependency as exc:
         missing_dependency = str(exc)
     found_jobs.sort(key=lambda job: _JOB_STATES.index(job.state))
@@ -147,11 +147,11 @@ async def show_jobs(
 @action("admin")
 async def retry_extraction(call: AdminCall, settings: ServerSettings, thread: str) -> Response:
     """Queue a thread for extraction by the next free worker."""
-    await asyncio.to_thread(_list_or_queue_jobs, call, settings, thread)
+    await asyncio.to_thread(_list_jobs_or_queue_thread, call, settings, thread)
     return redirect_to("/ui/jobs", queued=thread)
 
 
-def _list_or_queue_jobs(call: Call, settings: Settings, thread_id: str | None) -> list[Any]:
+def _list_jobs_or_queue_thread(call: Call, settings: Settings, thread_id: str | None) -> list[Any]:
     """List the extraction jobs, or queue a thread if `thread_id` is given.
 
     This process never extracts. A worker does.

@@ -31,8 +31,8 @@ from perdure.server.pages import (
     parse_form_moment,
     render_page,
 )
-from perdure.server.pages_runs import find_new_thread_metadata, load_conversation
-from perdure.server.reply import format_as_text, truncate_text
+from perdure.server.pages_runs import find_permitted_metadata_of_new_thread, load_conversation
+from perdure.server.reply import format_as_text, truncate_and_count_omitted
 from perdure.server.runs import ServerRuns
 from perdure.settings import SHOWN_LIMIT
 
@@ -81,7 +81,7 @@ async def show_threads(
         metadata=permitted["metadata"],
         text=q,
         active_since=parse_form_moment(since),
-        active_until=parse_form_moment(until, days=1),
+        active_until=parse_form_moment(until, days_to_add=1),
     )
     matching_threads = await call.threads.search(conditions, THREADS_PER_PAGE + 1, start)
     rows = await asyncio.gather(
@@ -93,10 +93,10 @@ async def show_threads(
     hit_rows = [
         {
             **asdict(hit),
-            "title": truncate_text(hit.title, _MAX_TITLE_CHARS)[0],
+            "title": truncate_and_count_omitted(hit.title, _MAX_TITLE_CHARS)[0],
             "link": hit.link,
             "excerpt": hit.excerpt(),
-            "text": truncate_text(hit.text, MAX_TEXT_CHARS)[0],
+            "text": truncate_and_count_omitted(hit.text, MAX_TEXT_CHARS)[0],
         }
         for hit in hits
     ]
@@ -108,7 +108,8 @@ async def show_threads(
         said=hit_rows,
         unread=hits.unread,
         begins=bool([*runs.graphs])
-        and await find_new_thread_metadata(call.with_action("threads:create")) is not None,
+        and await find_permitted_metadata_of_new_thread(call.with_action("threads:create"))
+        is not None,
         given=form_values,
         start=start,
         more=len(matching_threads) > THREADS_PER_PAGE,
@@ -149,14 +150,17 @@ async def load_thread_row(call: Call, thread: dict[str, Any]) -> PageValues:
         row |= {"size": info.size_bytes, "active_at": info.active_at, "messages": info.messages}
         row["namespaces"] = sorted(ns for ns in info.namespaces if ns != VIEWS_NAMESPACE)
         row |= _build_status_fields(await call.saver.astatus(thread_id))
-        row["title"] = truncate_text(thread["title"], _MAX_TITLE_CHARS)[0]
+        row["title"] = truncate_and_count_omitted(thread["title"], _MAX_TITLE_CHARS)[0]
     return row
 
 
 def _build_status_fields(status: ThreadStatus) -> PageValues:
     """Return a thread's state, the questions that wait for an answer, and the next nodes."""
     questions = [
-        {"node": node, "text": truncate_text(format_as_text(question), _MAX_QUESTION_CHARS)[0]}
+        {
+            "node": node,
+            "text": truncate_and_count_omitted(format_as_text(question), _MAX_QUESTION_CHARS)[0],
+        }
         for node, question in status.questions
     ]
     return {"state": status.state, "waits": questions, "next": [*dict.fromkeys(status.next)]}
@@ -171,7 +175,10 @@ async def load_thread_titles(saver: Checkpointer, thread_ids: Iterable[str]) -> 
     titles_by_id = dict.fromkeys(thread_ids, "")
     pairs = await ThreadList(saver).asearch(
         ThreadQuery(ids=[*titles_by_id]),
-        lambda thread: (thread.thread_id, truncate_text(thread.title, _MAX_TITLE_CHARS)[0]),
+        lambda thread: (
+            thread.thread_id,
+            truncate_and_count_omitted(thread.title, _MAX_TITLE_CHARS)[0],
+        ),
         len(titles_by_id),
     )
     return titles_by_id | dict(pairs)
@@ -236,7 +243,7 @@ async def show_thread(
     thread_row = {**await target.load_row(), "metadata": target.thread["metadata"]}
     values: PageValues = {"turns": [], "before": None, "order": None}
     if target.ns in thread_row["namespaces"]:
-        values = await load_turns(target.saver, target.id, target.ns, before, order)
+        values = await load_page_of_turns(target.saver, target.id, target.ns, before, order)
     values |= {"latest": before is None, "talk": None}
     if before is None and not target.ns:
         values["talk"] = await load_conversation(
@@ -335,8 +342,12 @@ def split_into_turns(items: Iterable[HistoryItem]) -> list[list[HistoryItem]]:
     return turns
 
 
-async def load_turns(
-    saver: Checkpointer, thread_id: str, ns: str, before: int | None, order: int | None
+async def load_page_of_turns(
+    saver: Checkpointer,
+    thread_id: str,
+    ns: str,
+    before_position: int | None,
+    before_checkpoint_order: int | None,
 ) -> dict[str, Any]:
     """Load one page of a thread's turns, with the newest turns before a given place in the thread.
 
@@ -344,23 +355,25 @@ async def load_turns(
         saver: The checkpointer of the thread.
         thread_id: The thread.
         ns: The checkpoint namespace.
-        before: Load messages before this position; None loads the newest.
-        order: Load checkpoints before the one with this order number; None loads the newest.
+        before_position: Load messages before this position; None loads the newest.
+        before_checkpoint_order: Load checkpoints before the one with this order number; None loads
+            the newest.
 
     Returns:
-        `turns`, oldest first, and `before` and `order`, which load the previous page. Both are None
+        `turns`, oldest first, and `before_position` and `before_checkpoint_order`, which load the
+        previous page. Both are None
             if there is no previous page.
     """
     items = await saver.ahistory(
-        thread_id, checkpoint_ns=ns, ends=(0, _MAX_ITEMS + 1), before=before
+        thread_id, checkpoint_ns=ns, ends=(0, _MAX_ITEMS + 1), before=before_position
     )
     turns = split_into_turns(items) or [[]]
     has_earlier = len(items) > _MAX_ITEMS or len(turns) > TURNS_PER_PAGE
     if len(items) > _MAX_ITEMS and len(turns) > 1:
         turns = turns[1:]  # the first turn may begin on the previous page
     turns = turns[-TURNS_PER_PAGE:]
-    steps, is_cut = await _load_steps(
-        saver, thread_id, ns, order, turns[0][0].position if has_earlier else 0
+    steps, is_cut = await _load_steps_and_whether_truncated(
+        saver, thread_id, ns, before_checkpoint_order, turns[0][0].position if has_earlier else 0
     )
     turn_steps = _group_steps_by_turn(turns, steps, has_earlier)
     if is_cut:
@@ -374,8 +387,14 @@ async def load_turns(
             turn_steps[turns_with_steps[-1] :],
             True,
         )
-    first_order = next((step_list[0][0].order for step_list in turn_steps if step_list), order)
-    views = await _load_view_rows(saver, thread_id, ns, order, first_order) if steps else {}
+    first_order = next(
+        (step_list[0][0].order for step_list in turn_steps if step_list), before_checkpoint_order
+    )
+    views = (
+        await _load_view_rows(saver, thread_id, ns, before_checkpoint_order, first_order)
+        if steps
+        else {}
+    )
     return {
         "turns": [
             _build_turn_row(turn, turn_steps[index], views) for index, turn in enumerate(turns)
@@ -385,8 +404,12 @@ async def load_turns(
     }
 
 
-async def _load_steps(
-    saver: Checkpointer, thread_id: str, ns: str, order: int | None, first_position: int
+async def _load_steps_and_whether_truncated(
+    saver: Checkpointer,
+    thread_id: str,
+    ns: str,
+    before_checkpoint_order: int | None,
+    first_position: int,
 ) -> tuple[list[Step], bool]:
     """Load the newest checkpoints of a thread, oldest first.
 
@@ -400,7 +423,7 @@ async def _load_steps(
     steps: list[Step] = []
     while len(steps) < _MAX_STEPS:
         infos = await saver.acheckpoints(
-            thread_id, checkpoint_ns=ns, limit=_CHECKPOINT_BATCH, before=order
+            thread_id, checkpoint_ns=ns, limit=_CHECKPOINT_BATCH, before=before_checkpoint_order
         )
         pairs = [(info.parent_id, info.checkpoint_id) for info in infos]
         differences = await saver.adifferences(thread_id, pairs, checkpoint_ns=ns)
@@ -410,7 +433,7 @@ async def _load_steps(
             steps.append(step)
         if len(infos) < _CHECKPOINT_BATCH:
             return steps[::-1], False
-        order = infos[-1].order
+        before_checkpoint_order = infos[-1].order
     return steps[::-1], True
 
 
@@ -538,15 +561,15 @@ def _build_turn_row(
 def build_item_row(item: HistoryItem, max_chars: int = MAX_TEXT_CHARS) -> dict[str, Any]:
     """Build the template data of an item in a thread's history.
 
-    The field `mark` describes the relation of the item to the thread's state; see `find_mark`. The
-    field `at` is the time in the metadata of a message. If a message has no time, `at` is the time
-    at which the item was stored first.
+    The field `mark` describes the relation of the item to the thread's state; see
+    `find_relation_to_state`. The field `at` is the time in the metadata of a message. If a message
+    has no time, `at` is the time at which the item was stored first.
     """
     row = build_message_row(item.value, max_chars)
-    return {**row, "at": row["at"] or item.stored_at, "mark": find_mark(item)}
+    return {**row, "at": row["at"] or item.stored_at, "mark": find_relation_to_state(item)}
 
 
-def find_mark(item: HistoryItem) -> str:
+def find_relation_to_state(item: HistoryItem) -> str:
     """Return "seen", "removed", "branch" or "unknown" for the relation of an item to the state."""
     if item.seen is None:
         return "unknown"

@@ -97,7 +97,7 @@ class Person(NamedTuple):
         )
         return {"user_id": self.user, **caller_fields}
 
-    def apply_to_context(self, context: Any) -> Any:
+    def replace_user_in_context(self, context: Any) -> Any:
         """Replace the fields `user_id` and `owner` in a copy of a run's context.
 
         Both fields get the id of the person, or `""` if the run uses no memory. If the context has
@@ -108,7 +108,7 @@ class Person(NamedTuple):
         names = {name for name in ("user_id", "owner") if name in context}
         return {**context, **dict.fromkeys(names, self.user if self.uses_memory else "")}
 
-    def apply_to_input(self, input: Any) -> Any:
+    def mark_input_if_memory_is_off(self, input: Any) -> Any:
         """Return the input of a run.
 
         If the run uses no memory, the returned messages have metadata which says that no memories
@@ -118,21 +118,23 @@ class Person(NamedTuple):
             return input
         if isinstance(input, Command):
             goto = [
-                Send(target.node, self.apply_to_input(target.arg))
+                Send(target.node, self.mark_input_if_memory_is_off(target.arg))
                 if isinstance(target, Send)
                 else target
                 for target in ([input.goto] if isinstance(input.goto, str | Send) else input.goto)
             ]
-            return replace(input, update=self.apply_to_input(input.update), goto=goto)
+            return replace(input, update=self.mark_input_if_memory_is_off(input.update), goto=goto)
         if isinstance(input, Mapping):
-            return {name: _mark_messages(name, value) for name, value in input.items()}
+            return {
+                name: _mark_messages_as_not_remembered(name, value) for name, value in input.items()
+            }
         if isinstance(input, list):
             # The input is a list of messages, or the update of a command as a list of pairs of a
             # channel name and a value.
             return [
-                (element[0], _mark_messages(element[0], element[1]))
+                (element[0], _mark_messages_as_not_remembered(element[0], element[1]))
                 if isinstance(element, tuple)
-                else _mark_messages("", element)
+                else _mark_messages_as_not_remembered("", element)
                 for element in input
             ]
         return input
@@ -183,7 +185,7 @@ def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bo
     return Person(user, bool(user) and (is_author or may_act))
 
 
-def find_owner(thread: ListedThread, sender: Sender, person: Person) -> Any:
+def find_owner_of_checkpoints(thread: ListedThread, sender: Sender, person: Person) -> Any:
     """Return the owner for the checkpoints of a run, or None if the thread has no owner.
 
     If the caller created the thread and it has no checkpoint yet, the owner becomes the person for
@@ -194,7 +196,7 @@ def find_owner(thread: ListedThread, sender: Sender, person: Person) -> Any:
     return person.user if is_handed_over and owner == sender.caller else owner
 
 
-def _mark_messages(name: str, value: Any) -> Any:
+def _mark_messages_as_not_remembered(channel_name: str, value: Any) -> Any:
     """Mark the messages in the value of a channel, so that no memories are made from them.
 
     A mark is a field in the metadata of a message. The mark of a human message also excludes the
@@ -202,18 +204,18 @@ def _mark_messages(name: str, value: Any) -> Any:
     `messages`.
 
     Args:
-        name: The channel, or `""` if it is not known.
+        channel_name: The channel, or `""` if it is not known.
         value: The value for the channel: a message, a list of messages, or any other value.
     """
     if isinstance(value, list):
-        is_pair = name == "messages" and len(value) == 2 and value[0] in _ROLES
+        is_pair = channel_name == "messages" and len(value) == 2 and value[0] in _ROLES
         if not is_pair:
-            return [_mark_messages(name, element) for element in value]
+            return [_mark_messages_as_not_remembered(channel_name, element) for element in value]
         value = {"role": value[0], "content": value[1]}
-    if isinstance(value, str) and name == "messages":
+    if isinstance(value, str) and channel_name == "messages":
         value = {"role": "user", "content": value}
     if isinstance(value, Mapping):
-        value = _unwrap_envelope(value)
+        value = _unwrap_serialized_langchain_message(value)
     role = value.get("role", value.get("type")) if isinstance(value, Mapping) else None
     if role in _ROLES:
         metadata = value.get("response_metadata")
@@ -224,7 +226,7 @@ def _mark_messages(name: str, value: Any) -> Any:
     return value
 
 
-def _unwrap_envelope(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def _unwrap_serialized_langchain_message(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the role and fields of a message that LangChain serialized, without the envelope.
 
     Any other value is returned unchanged. LangChain takes the class from the last part of the `id`,

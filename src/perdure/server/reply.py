@@ -61,12 +61,12 @@ def encode_json(value: Any) -> bytes:
     represent is converted to text.
     """
     try:
-        return orjson.dumps(value, _to_json_type, _ORJSON_OPTIONS)
+        return orjson.dumps(value, _convert_non_json_value, _ORJSON_OPTIONS)
     except TypeError:  # orjson refuses integers beyond 64 bits, lone surrogates and deep nesting.
-        return json.dumps(value, default=_to_json_type, skipkeys=True).encode()
+        return json.dumps(value, default=_convert_non_json_value, skipkeys=True).encode()
 
 
-def _to_json_type(value: Any) -> Any:
+def _convert_non_json_value(value: Any) -> Any:
     """Convert a value that JSON does not support to a type that JSON supports."""
     if isinstance(value, BaseMessage | BaseModel):
         return value.model_dump()
@@ -84,14 +84,14 @@ def format_as_text(value: Any) -> str:
     return value if isinstance(value, str) else encode_json(value).decode()
 
 
-def truncate_text(text: str, max_length: int) -> tuple[str, int]:
+def truncate_and_count_omitted(text: str, max_chars: int) -> tuple[str, int]:
     """Return the start of a text, and the number of characters that were left out.
 
     Args:
         text: The text.
-        max_length: The maximum length of the start.
+        max_chars: The maximum length of the start.
     """
-    return (text, 0) if len(text) <= max_length else (text[:max_length], len(text) - max_length)
+    return (text, 0) if len(text) <= max_chars else (text[:max_chars], len(text) - max_chars)
 
 
 def escape_unprintable(text: str) -> str:

@@ -17,7 +17,7 @@ from perdure.checkpointers.runs import ALL_RUNS, EventBatch, RunState
 from perdure.checkpointers.thread_list import RunStatus
 from perdure.errors import PerdureError
 from perdure.server import run_log
-from perdure.server.run_log import NUMBERS_PER_RUN, Log, LoggedEvent
+from perdure.server.run_log import NUMBERS_PER_RUN, EventLog, LoggedEvent
 from perdure.server.run_request import ClientConfig, RunRequest
 
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
@@ -79,8 +79,8 @@ class Run:
     recorded: bool = False
     login: Any = None
     may_have_started: bool = False
-    log: Log = field(default_factory=Log)
-    feed: Log | None = None
+    log: EventLog = field(default_factory=EventLog)
+    feed: EventLog | None = None
     last_stored: int = 0
     output: Any = None
     output_event: LoggedEvent | None = None
@@ -157,7 +157,7 @@ class Run:
         return self.may_have_started and not self._is_executing and not self.has_ended
 
     @property
-    def events(self) -> Log:
+    def events(self) -> EventLog:
         """Return the log that receives the events of the run."""
         return self.log if self.feed is None else self.feed
 
@@ -195,20 +195,20 @@ class Run:
             # without events that records the loss.
             return EventBatch(last_lost, last_lost, [], last_lost) if last_lost else None
         entries = [(event.kind, event.frame) for event in events]
-        outdated_until = self._find_last_outdated_number(sum(event.size for event in events))
+        outdated_until = self._find_last_event_number_to_delete(sum(event.size for event in events))
         return EventBatch(
             events[0].number - 1, events[-1].number, entries, max(last_lost, outdated_until)
         )
 
-    def _find_last_outdated_number(self, size: int) -> int:
+    def _find_last_event_number_to_delete(self, new_bytes: int) -> int:
         """Return the number of the last stored event that is deleted to make room for new events.
 
         Return 0 if no stored event is deleted.
 
         Args:
-            size: The size of the new events, in bytes.
+            new_bytes: The size of the new events, in bytes.
         """
-        total, removable = size + sum(batch_size for _, batch_size in self._stored_batches), 0
+        total, removable = new_bytes + sum(batch_size for _, batch_size in self._stored_batches), 0
         for last_number, batch_size in self._stored_batches:
             if total <= run_log.RETAINED_BYTES:
                 break
@@ -239,7 +239,10 @@ class Run:
         self._cancel_task()
 
     def _cancel_task(self) -> None:
-        """Cancel the run's task if the task may be cancelled now; see `mark_playing`."""
+        """Cancel the run's task if the task may be cancelled now.
+
+        See `allow_cancelling_and_record_outcome`.
+        """
         if self._is_playing and self.task is not None:
             self._is_playing = False
             # If the run's task itself executes this method, the task is not cancelled. The task
@@ -280,7 +283,7 @@ class Run:
             self._is_executing, self.may_have_started = False, True
 
     @contextlib.contextmanager
-    def mark_playing(self) -> Iterator[None]:
+    def allow_cancelling_and_record_outcome(self) -> Iterator[None]:
         """Allow other code to cancel the run's task within the `with` block.
 
         If the block is cancelled or raises an error, the outcome of the run is recorded.
@@ -310,7 +313,7 @@ class Run:
         """
         self.outcome, self.failure = "error", self.failure or _remove_tracebacks(exc)
 
-    def set_overtaken(self) -> None:
+    def end_because_thread_was_changed(self) -> None:
         """End the run as interrupted, because another program has changed its thread."""
         self.outcome = "interrupted"
         self.failure = RunOvertaken(
@@ -328,7 +331,7 @@ class Run:
 
         Readers that have already started continue to read the log that they have opened.
         """
-        self.events_dropped, self.output_event, self.log = True, None, Log()
+        self.events_dropped, self.output_event, self.log = True, None, EventLog()
         self.log.close()
         self.free_output()
 
@@ -343,7 +346,7 @@ class Run:
             self.output = None
 
     @contextlib.contextmanager
-    def retain_output_for_request(self) -> Iterator[None]:
+    def retain_output_during_block(self) -> Iterator[None]:
         """Keep the output for a request until the block ends, even if the run ends earlier."""
         self._output_requests += 1
         try:
@@ -399,13 +402,13 @@ def build_run_json(row: RunRow) -> dict[str, Any]:
     }
 
 
-def add_interrupts(values: Any, interrupts: Sequence[Any]) -> Any:
+def add_interrupts_to_output(output: Any, interrupts: Sequence[Any]) -> Any:
     """Add the pending questions of a graph to its values, under the key `__interrupt__`.
 
     Args:
-        values: The output of the graph: a mapping or an object with attributes.
+        output: The output of the graph: a mapping or an object with attributes.
         interrupts: The interrupts of the graph. If there are none, the values are returned
             unchanged.
     """
-    fields = values if isinstance(values, Mapping) else getattr(values, "__dict__", {})
-    return {**fields, "__interrupt__": [*interrupts]} if interrupts else values
+    fields = output if isinstance(output, Mapping) else getattr(output, "__dict__", {})
+    return {**fields, "__interrupt__": [*interrupts]} if interrupts else output

@@ -14,7 +14,7 @@ from perdure.checkpointers.runs import ALL_RUNS, EventBatch, RunState, RunTable
 from perdure.errors import CorruptRecord, StorageError
 from perdure.server.event_memory import EventAccount
 from perdure.server.run import Run
-from perdure.server.run_log import CHUNK_BYTES, NUMBERS_PER_RUN, EventDropped, Log, LoggedEvent
+from perdure.server.run_log import CHUNK_BYTES, NUMBERS_PER_RUN, EventDropped, EventLog, LoggedEvent
 
 STORE_INTERVAL_S: Final = 0.1
 """Seconds between two writes of events. One transaction stores the events of all runs."""
@@ -51,7 +51,11 @@ class StoredEvents:
         # process may lack these events.
         is_behind = log.last // NUMBERS_PER_RUN < number_before // NUMBERS_PER_RUN - 1
         if run.may_have_started or is_behind:
-            synchronize = self.fetch_events if log.has_readers else self.leave_to_database
+            synchronize = (
+                self.fetch_events
+                if log.has_readers
+                else self.empty_outdated_log_and_find_newest_event
+            )
             await synchronize(log, run.thread_key, run.seq_range)
         reserved = None
         if run.may_have_started:
@@ -99,7 +103,7 @@ class StoredEvents:
             run.record_stored_batch(batch)
         return remaining_bytes <= 0
 
-    async def store_all_but_last(
+    async def store_events_except_returned_last_batch(
         self, run: Run, live: LiveRun, closing: Sequence[LoggedEvent] = ()
     ) -> EventBatch | None:
         """Store all but the last batch of events of a run that ends, and return the last batch.
@@ -118,20 +122,22 @@ class StoredEvents:
                 run.record_stored_batch(batch)
             return run.build_event_batch(closing)
 
-    async def hand_over(self, run: Run, live: LiveRun) -> None:
+    async def store_remaining_events_for_next_process(self, run: Run, live: LiveRun) -> None:
         """Store the remaining events of a run that is continued by another process.
 
         Nothing is stored if the process that continues the run has already stored events of the
         run.
         """
         with suppress(StorageError):
-            if batch := await self.store_all_but_last(run, live):
+            if batch := await self.store_events_except_returned_last_batch(run, live):
                 await self._table.add_events([(live, batch)])
                 run.record_stored_batch(batch)
 
     # -- runs of other processes
 
-    async def fetch_events(self, log: Log, thread_key: int, seq_range: tuple[int, int]) -> None:
+    async def fetch_events(
+        self, log: EventLog, thread_key: int, seq_range: tuple[int, int]
+    ) -> None:
         """Append to a log the events that other processes have stored in the database.
 
         Args:
@@ -147,7 +153,7 @@ class StoredEvents:
                     log.last_stored = max(log.last_stored, batch.last_number)
         except LookupError:
             # Ignore the error, because each reader of the log receives the same error.
-            await self.leave_to_database(log, thread_key, seq_range)
+            await self.empty_outdated_log_and_find_newest_event(log, thread_key, seq_range)
 
     async def _read_batches(
         self, thread_key: int, seq_range: tuple[int, int], number: int
@@ -159,14 +165,14 @@ class StoredEvents:
         """
         try:
             return await self._table.read_events(
-                thread_key, seq_range, _skip_run_events(number, seq_range)
+                thread_key, seq_range, _compute_number_to_read_after(number, seq_range)
             )
         except CorruptRecord as exc:
             _LOGGER.warning("events of a run are damaged")
             raise LookupError("they are damaged") from exc
 
-    async def leave_to_database(
-        self, log: Log, thread_key: int, seq_range: tuple[int, int]
+    async def empty_outdated_log_and_find_newest_event(
+        self, log: EventLog, thread_key: int, seq_range: tuple[int, int]
     ) -> tuple[int, int, RunState] | None:
         """Empty a log if the database has newer events than the log.
 
@@ -176,7 +182,7 @@ class StoredEvents:
             The newest stored event; see `RunTable.find_newest_event`.
         """
         newest = await self._table.find_newest_event(
-            thread_key, seq_range, _skip_run_events(log.last, seq_range)
+            thread_key, seq_range, _compute_number_to_read_after(log.last, seq_range)
         )
         if newest is not None and newest[1] > log.last:
             log.clear_until(newest[1])
@@ -185,15 +191,17 @@ class StoredEvents:
     async def load_events(self, run: Run) -> None:
         """Let readers of a run receive events that the database has and this process lacks."""
         if run.events_dropped or (run.is_elsewhere and not run.log.has_readers):
-            log = Log() if run.events_dropped else run.log
-            newest = await self.leave_to_database(log, run.thread_key, run.seq_range)
+            log = EventLog() if run.events_dropped else run.log
+            newest = await self.empty_outdated_log_and_find_newest_event(
+                log, run.thread_key, run.seq_range
+            )
             if run.events_dropped and newest is not None:
                 log.close()
                 run.log, run.events_dropped = log, False
 
     async def read_after(
         self,
-        log: Log,
+        log: EventLog,
         number: int | None,
         check_access: Callable[[], Awaitable[None]],
         thread_key: int,
@@ -205,7 +213,7 @@ class StoredEvents:
         If `number` is None, all events are yielded.
 
         Events that the log does not have are read from the database. The memory of these events is
-        counted by `account`. See `Log.read_after`.
+        counted by `account`. See `EventLog.read_after`.
 
         Args:
             log: The log of the run or of the thread.
@@ -221,7 +229,7 @@ class StoredEvents:
         is_new_reader = number is None
         position = log.first if number is None else number
         while True:
-            async for reached, events in self._read_stored_after(
+            async for reached, events in self._iter_stored_events_with_last_number(
                 log, position, is_new_reader, thread_key, seq_range, account
             ):
                 is_new_reader, position = False, reached
@@ -240,9 +248,9 @@ class StoredEvents:
                 if not await self._read_batches(thread_key, seq_range, position):
                     raise
 
-    async def _read_stored_after(
+    async def _iter_stored_events_with_last_number(
         self,
-        log: Log,
+        log: EventLog,
         position: int,
         is_new_reader: bool,
         thread_key: int,
@@ -259,7 +267,9 @@ class StoredEvents:
             )
             if not batches.read:
                 return
-            for reached, events in batches.events_after(position, is_new_reader):
+            for reached, events in batches.iter_events_with_last_number_after(
+                position, is_new_reader
+            ):
                 is_new_reader, position = False, reached
                 yield position, events
             batches.drop_all()
@@ -282,13 +292,13 @@ class StoredBatches:
         self.size, self._account, self.are_dropped = 0, account, False
         if size := sum(event.size for *_, events in self.read for event in events):
             account.add(self, size)
-        self.total_when_added, self.drop_priority = account.memory.total_added, 1
+        self.total_when_added, self.safety_of_dropping_oldest_event = account.memory.total_added, 1
 
     def __del__(self) -> None:
         if self.size:
-            self._account.uncount_later(self.size)
+            self._account.subtract_garbage_bytes_later(self.size)
 
-    def events_after(
+    def iter_events_with_last_number_after(
         self, position: int, is_new_reader: bool
     ) -> Iterator[tuple[int, list[LoggedEvent]]]:
         """Yield pairs of a number and a list of events, until events are dropped from memory.
@@ -306,7 +316,7 @@ class StoredBatches:
                 and not is_new_reader
             ):
                 raise EventDropped(previous_number)
-            for events_part in _split_events(events):
+            for events_part in _split_events_by_bytes(events):
                 yield events_part[-1].number, events_part
                 if self.are_dropped:
                     return
@@ -325,17 +335,17 @@ class StoredBatches:
     drop_all = drop_oldest_events
 
 
-def _skip_run_events(number: int, seq_range: tuple[int, int]) -> int:
+def _compute_number_to_read_after(event_number: int, seq_range: tuple[int, int]) -> int:
     """Return the event number after which the events of a run or of a thread are read.
 
     Readers of a thread receive only events whose number is at least `NUMBERS_PER_RUN`. Events with
     lower numbers belong to single runs. For readers of a thread, the returned number is therefore
     at least `NUMBERS_PER_RUN - 1`.
     """
-    return max(number, NUMBERS_PER_RUN - 1) if seq_range == ALL_RUNS else number
+    return max(event_number, NUMBERS_PER_RUN - 1) if seq_range == ALL_RUNS else event_number
 
 
-def _split_events(events: Sequence[LoggedEvent]) -> Iterator[list[LoggedEvent]]:
+def _split_events_by_bytes(events: Sequence[LoggedEvent]) -> Iterator[list[LoggedEvent]]:
     """Split events into lists of at most `CHUNK_BYTES`. Each list has at least one event."""
     part, size = list[LoggedEvent](), 0
     for event in events:

@@ -35,16 +35,16 @@ from perdure.errors import (
 from perdure.memory.views import AwaitedViews
 from perdure.server.databases import OpenDatabase
 from perdure.server.graphs import Graph, Graphs
-from perdure.server.person import Person, Sender, choose_person, find_owner
+from perdure.server.person import Person, Sender, choose_person, find_owner_of_checkpoints
 from perdure.server.reply import encode_json
 from perdure.server.run import Run, build_run_json, describe_error
 from perdure.server.run_events import StoredEvents
 from perdure.server.run_log import LoggedEvent
 from perdure.server.run_progress import (
-    find_progress,
+    find_run_progress,
     is_input_stored,
-    restore_start,
-    store_start,
+    store_counts_and_writes_before_run,
+    undo_writes_of_run,
 )
 from perdure.server.teams import RunTeams
 from perdure.server.threads import Threads
@@ -66,7 +66,7 @@ class RunAbandoned(PerdureError):
 class Player(Protocol):
     """An object that runs a graph to its end, and creates the events and the output of the run."""
 
-    async def play(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
+    async def run_graph(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
         """Run the graph with an input, or continue it if `graph_input` is None."""
 
     def build_closing_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
@@ -118,7 +118,7 @@ class ServedDatabase(Protocol):
     def threads(self) -> Threads:
         """Return the threads of the database."""
 
-    def check_lock(self) -> bool:
+    def stop_runs_if_lock_is_lost(self) -> bool:
         """Return whether this process still holds its lock. Without it, stop all runs."""
 
     def wake(self) -> None:
@@ -166,7 +166,7 @@ class RunExecution:
         run, live = self._run, self._live
         with run.mark_executing():
             async with self._lock:
-                with run.mark_playing():
+                with run.allow_cancelling_and_record_outcome():
                     run.raise_if_stopped()
                     if live.attempt > MAX_ATTEMPTS:
                         raise RunAbandoned(
@@ -179,18 +179,18 @@ class RunExecution:
                         run.request.multitask_strategy == "reject" and not run.may_have_started
                     )
                     await self._take_lock(END_TIMEOUT_S if is_first else None)
-                    if self._runs.check_lock():
+                    if self._runs.stop_runs_if_lock_is_lost():
                         await self._runs.events.start_recording(run, live)
-                        await self._play_counting_writes()
+                        await self._run_graph_and_count_writes()
                 if isinstance(run.failure, StorageUnavailable):
-                    self._runs.check_lock()
+                    self._runs.stop_runs_if_lock_is_lost()
                 if run.cancelled or run.ownership_lost or run.failure is not None:
                     await self._writes.close(END_TIMEOUT_S)
-                end = await self._store_end()
+                end = await self._clean_up_and_store_run_end()
             if end is not None:
-                self._publish_end(end)
+                self._publish_run_end_and_start_next_run(end)
             if run.ownership_lost:
-                await self._runs.events.hand_over(run, live)
+                await self._runs.events.store_remaining_events_for_next_process(run, live)
 
     async def _take_lock(self, timeout_s: float | None) -> None:
         """Acquire the lock of the thread, which is held until the execution is over."""
@@ -201,15 +201,15 @@ class RunExecution:
 
     # -- the graph of the run
 
-    async def _play_counting_writes(self) -> None:
+    async def _run_graph_and_count_writes(self) -> None:
         """Run the graph, and count its writes to the database."""
         token = RUN_WRITES.set(self._writes)
         try:
-            await self._play_graph()
+            await self._run_graph()
         finally:
             RUN_WRITES.reset(token)
 
-    async def _play_graph(self) -> None:
+    async def _run_graph(self) -> None:
         """Run the graph, and store in the thread how the run ended."""
         run, saver, threads = self._run, self._saver, self._threads
         read_at = time.monotonic()
@@ -218,9 +218,9 @@ class RunExecution:
         run.removals = thread.removals if thread.key == run.thread_key else None
         if run.feed is None or run.events.removals is None:
             run.events.note_removals(run.removals, read_at)
-        progress = await find_progress(saver, run) if run.may_have_started else None
+        progress = await find_run_progress(saver, run) if run.may_have_started else None
         if progress == "overtaken":
-            run.set_overtaken()
+            run.end_because_thread_was_changed()
             return
         sender, person = await self._choose_person(thread)
         server_values = {
@@ -236,17 +236,19 @@ class RunExecution:
         config = run.request.build_config(
             {**graph_ids, **login, **server_values}, is_continued=progress is not None
         )
-        owner = find_owner(thread, sender, person)
+        owner = find_owner_of_checkpoints(thread, sender, person)
         config["metadata"] |= {} if owner is None else {"owner": owner}
         config["metadata"] |= person.build_metadata(sender)
         config["callbacks"] = [AwaitedViews(saver)]
-        context = person.apply_to_context(run.request.context)
+        context = person.replace_user_in_context(run.request.context)
         run.request = run.request.model_copy(update={"context": context})
-        graph_input = None if progress else person.apply_to_input(run.request.graph_input())
+        graph_input = (
+            None if progress else person.mark_input_if_memory_is_off(run.request.graph_input())
+        )
         run.waits_for_answer = progress == "asks"
         if progress is None:
-            await store_start(saver, run, config)
-        with run.mark_playing(), self._runs.server.measure_run():
+            await store_counts_and_writes_before_run(saver, run, config)
+        with run.allow_cancelling_and_record_outcome(), self._runs.server.measure_run():
             run.raise_if_stopped()
             if progress != "asks":
                 graph_context = self._runs.server.graphs.open_graph(
@@ -256,7 +258,7 @@ class RunExecution:
                     context=run.request.context,
                 )
                 async with graph_context as graph:
-                    await self._runs.server.get_player(run).play(graph, config, graph_input)
+                    await self._runs.server.get_player(run).run_graph(graph, config, graph_input)
             run.outcome = "interrupted" if run.waits_for_answer else "success"
         if run.ownership_lost or run.cancelled == "rollback" or run.temporary:
             return
@@ -284,7 +286,7 @@ class RunExecution:
 
     # -- the end of the run
 
-    async def _store_end(self) -> _StoredEnd | None:
+    async def _clean_up_and_store_run_end(self) -> _StoredEnd | None:
         """Clean up the thread and store the end of the run.
 
         Return None if another process owns the run now.
@@ -296,13 +298,13 @@ class RunExecution:
         while not run.ownership_lost:
             try:
                 if not run.thread_is_clean:
-                    await self._clean_up_thread()
+                    await self._carry_out_cancellation_and_clean_up_thread()
                     run.thread_is_clean = True
                 if (end := await self._try_store_end()) is not None:
                     return end
                 run.thread_is_clean = False  # The run was cancelled in the meantime.
             except Exception as exc:
-                self._runs.check_lock()
+                self._runs.stop_runs_if_lock_is_lost()
                 # The message of the error may contain users' content, so log only its type.
                 error_type = type(exc).__name__
                 _LOGGER.warning("the end of run %s is not stored yet (%s)", run.run_id, error_type)
@@ -312,31 +314,31 @@ class RunExecution:
                 await asyncio.sleep(RETRY_S)
         return None
 
-    async def _clean_up_thread(self) -> None:
+    async def _carry_out_cancellation_and_clean_up_thread(self) -> None:
         """Roll back or interrupt the run if it was cancelled, and determine its final status."""
         run = self._run
         run.carried_out = run.cancelled
         if run.carried_out == "rollback" or run.temporary:
             await self._take_lock(END_TIMEOUT_S)
         if run.carried_out == "rollback":
-            await self._roll_back()
+            await self._remove_everything_stored_by_run()
         elif run.carried_out is not None:
             await self._mark_interrupted()
         self._webhook = None
         if run.request.webhook and not run.rolled_back:
-            await self._prepare_webhook(run.request.webhook)
+            await self._prepare_or_store_webhook(run.request.webhook)
         if run.temporary:
             with contextlib.suppress(UnknownThread):
                 await self._threads.delete_locked(run.thread_id, recorded=False)
         elif run.outcome == "error":
             run.has_unstored_input = not await is_input_stored(self._saver, run)
 
-    async def _roll_back(self) -> None:
+    async def _remove_everything_stored_by_run(self) -> None:
         """Remove everything that the run has stored. The caller holds the lock of the thread."""
         run = self._run
         await self._writes.close(END_TIMEOUT_S)
         await self._saver.adelete_for_runs([run.run_id], thread_id=run.thread_id)
-        await restore_start(self._saver, run)
+        await undo_writes_of_run(self._saver, run)
         if run.former_status is not None:
             # The rollback was requested after the graph had ended, so restore the status that the
             # thread had before the run.
@@ -354,7 +356,7 @@ class RunExecution:
             # successful run.
             await self._threads.set_run_status(run.thread_id, "interrupted")
 
-    async def _prepare_webhook(self, url: str) -> None:
+    async def _prepare_or_store_webhook(self, url: str) -> None:
         """Prepare the statement that stores the webhook together with the end of the run.
 
         The webhook of a temporary run is stored immediately, because the thread of a temporary run
@@ -397,7 +399,7 @@ class RunExecution:
         error = None if run.failure is None else describe_error(run.failure)
         stored_request = {"request": run.request.to_stored()} if run.has_unstored_input else None
         closing = runs.server.get_player(run).build_closing_events(error)
-        last_batch = await runs.events.store_all_but_last(run, live, closing)
+        last_batch = await runs.events.store_events_except_returned_last_batch(run, live, closing)
         end_state: Any = "rolled back" if run.rolled_back else run.outcome
         options: Any = {"known_cancel": run.carried_out, "webhook": self._webhook}
         claimed = await runs.table.end_run(
@@ -411,7 +413,7 @@ class RunExecution:
                 return None
         return _StoredEnd(claimed, closing, error)
 
-    def _publish_end(self, end: _StoredEnd) -> None:
+    def _publish_run_end_and_start_next_run(self, end: _StoredEnd) -> None:
         """Publish the end of the run to readers, and start the next run of the thread.
 
         If this process has not loaded the next run, the rows of runs are read immediately instead

@@ -206,8 +206,8 @@ class LoggedEvent:
         self._content = None
 
 
-def split_frames(
-    events: Iterable[LoggedEvent], rename: Callable[[LoggedEvent], bytes] | None = None
+def iter_sse_chunks(
+    events: Iterable[LoggedEvent], build_id_line: Callable[[LoggedEvent], bytes] | None = None
 ) -> Iterator[bytes]:
     """Yield the frames of events as byte strings of at most `CHUNK_BYTES`. Small frames are joined.
 
@@ -216,7 +216,7 @@ def split_frames(
 
     Args:
         events: The events to send.
-        rename: Returns the line that replaces the first line of an event's frame, the `id`.
+        build_id_line: Returns the line that replaces the first line of an event's frame, the `id`.
 
     Raises:
         EventDropped: An event was dropped before a part of it was sent.
@@ -225,8 +225,8 @@ def split_frames(
     joined, size = list[bytes](), 0
     for event in events:
         prefix, start = b"", 0
-        if rename is not None:
-            prefix, start = rename(event), event.find(b"\n") + 1
+        if build_id_line is not None:
+            prefix, start = build_id_line(event), event.find(b"\n") + 1
         length = len(prefix) + event.size - start
         if joined and size + length > CHUNK_BYTES:
             yield b"".join(joined)
@@ -252,7 +252,7 @@ def split_frames(
         yield b"".join(joined)
 
 
-class Log:
+class EventLog:
     """A log of events, sorted by their numbers. It must be used in only one event loop.
 
     Args:
@@ -290,7 +290,7 @@ class Log:
 
     def __del__(self) -> None:
         if self.size and self._account is not None:
-            self._account.uncount_later(self.size)
+            self._account.subtract_garbage_bytes_later(self.size)
 
     @property
     def is_empty(self) -> bool:
@@ -313,8 +313,11 @@ class Log:
         return self._entries[0].total_when_added
 
     @property
-    def drop_priority(self) -> int:
-        """Return the priority for dropping events of this log; see `EventHolder.drop_priority`."""
+    def safety_of_dropping_oldest_event(self) -> int:
+        """Return the priority for dropping events of this log.
+
+        See `EventHolder.safety_of_dropping_oldest_event`.
+        """
         oldest = self._entries[0].number
         if self.is_recorded and oldest > self.last_stored:
             # The log is recorded, but the oldest event is not stored in the database yet. Readers
@@ -408,7 +411,7 @@ class Log:
         """
         self._closed = True
         self._wake_readers()
-        self._end_if_unused()
+        self._allow_dropping_events_if_unused()
 
     def add_writer(self) -> None:
         """Register a writer of events.
@@ -421,7 +424,7 @@ class Log:
     def remove_writer(self) -> None:
         """Unregister a writer; see `add_writer`."""
         self._writers -= 1
-        self._end_if_unused()
+        self._allow_dropping_events_if_unused()
 
     async def read_after(
         self, number: int, check_access: Callable[[], Awaitable[None]]
@@ -462,7 +465,7 @@ class Log:
             timer.cancel()
             del self._received_numbers[reader], self._handed_numbers[reader]
             self._drop_beyond_limits()
-            self._end_if_unused()
+            self._allow_dropping_events_if_unused()
 
     def drop_oldest_events(self) -> None:
         """Drop about half of the events of the log, the oldest events first.
@@ -530,7 +533,7 @@ class Log:
         else:
             self._account.remove(self, size)
 
-    def _end_if_unused(self) -> None:
+    def _allow_dropping_events_if_unused(self) -> None:
         """If the log has no readers and no writers, allow its events to be dropped."""
         is_written = self._writers > 0 if self.thread_key else not self._closed
         if (

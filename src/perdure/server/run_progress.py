@@ -38,7 +38,7 @@ _SPECIAL_CHANNELS: Final = frozenset(
 )
 
 
-class _Counts(NamedTuple):
+class _AnswerAndUpdateCounts(NamedTuple):
     """Numbers of answers and of updates among the pending writes of a checkpoint.
 
     Attributes:
@@ -50,10 +50,10 @@ class _Counts(NamedTuple):
     updates: int
 
     @classmethod
-    def from_writes(cls, writes: Iterable[tuple[str, str, Any]]) -> _Counts:
+    def from_writes(cls, pending_writes: Iterable[tuple[str, str, Any]]) -> _AnswerAndUpdateCounts:
         """Count the answers to interrupts and the updates of commands among pending writes."""
         answers = updates = 0
-        for task_id, channel, value in writes:
+        for task_id, channel, value in pending_writes:
             if task_id == NULL_TASK:
                 updates += channel not in _SPECIAL_CHANNELS
             elif channel == RESUME:
@@ -61,7 +61,9 @@ class _Counts(NamedTuple):
         return cls(answers, updates)
 
 
-async def store_start(saver: Checkpointer, run: Run, config: RunnableConfig) -> None:
+async def store_counts_and_writes_before_run(
+    saver: Checkpointer, run: Run, config: RunnableConfig
+) -> None:
     """Store the data that are needed to find the progress of a run and to roll it back.
 
     The data are the `_Counts` and the existing pending writes of the checkpoint from which the run
@@ -78,13 +80,13 @@ async def store_start(saver: Checkpointer, run: Run, config: RunnableConfig) -> 
     }
     start = await saver.aget_tuple({"configurable": start_at})
     if start is not None:
-        counts = _Counts.from_writes(start.pending_writes or ())
+        counts = _AnswerAndUpdateCounts.from_writes(start.pending_writes or ())
         former = await _read_former_writes(saver, start)
         writes = [(_START_CHANNEL, [*counts]), (FORMER_WRITES_CHANNEL, former)]
         await saver.aput_writes(start.config, writes, run.run_id, _START_PATH)
 
 
-async def restore_start(saver: Checkpointer, run: Run) -> None:
+async def undo_writes_of_run(saver: Checkpointer, run: Run) -> None:
     """Undo what a run has written to checkpoints of other runs.
 
     The caller holds the lock of the thread, and has removed the checkpoints of the run.
@@ -118,7 +120,7 @@ async def restore_start(saver: Checkpointer, run: Run) -> None:
         )
 
 
-async def find_progress(saver: Checkpointer, run: Run) -> Progress | None:
+async def find_run_progress(saver: Checkpointer, run: Run) -> Progress | None:
     """Return the progress of a run, or None if the graph must still receive the run's input."""
     config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
     head = await saver.aget_tuple(config)
@@ -135,7 +137,7 @@ async def find_progress(saver: Checkpointer, run: Run) -> Progress | None:
     if start is None:
         return None
     checkpoint, counts_before = start
-    counts_after = _Counts.from_writes(checkpoint.pending_writes or ())
+    counts_after = _AnswerAndUpdateCounts.from_writes(checkpoint.pending_writes or ())
     is_answered, has_moved = (
         counts_after.answers > counts_before.answers,
         checkpoint.config != head.config,
@@ -151,7 +153,7 @@ async def find_progress(saver: Checkpointer, run: Run) -> Progress | None:
 
 async def is_input_stored(saver: Checkpointer, run: Run) -> bool:
     """Return whether the input or the answer of a failed run is stored."""
-    if await find_progress(saver, run) is not None:
+    if await find_run_progress(saver, run) is not None:
         return True
     config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
     head = await saver.aget_tuple(config) if run.request.command is not None else None
@@ -161,12 +163,12 @@ async def is_input_stored(saver: Checkpointer, run: Run) -> bool:
 
 async def _find_start_checkpoint(
     saver: Checkpointer, config: RunnableConfig, run: Run
-) -> tuple[CheckpointTuple, _Counts] | None:
+) -> tuple[CheckpointTuple, _AnswerAndUpdateCounts] | None:
     """Return the checkpoint from which a run started, and the `_Counts` that the run stored."""
     async for checkpoint in saver.alist(config):
         for task, channel, value in checkpoint.pending_writes or ():
             if (task, channel) == (run.run_id, _START_CHANNEL):
-                return checkpoint, _Counts(*value)
+                return checkpoint, _AnswerAndUpdateCounts(*value)
     return None
 
 

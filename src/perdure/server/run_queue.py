@@ -35,10 +35,16 @@ from perdure.errors import (
 from perdure.server.auth_file import HandlerUser
 from perdure.server.databases import OpenDatabase
 from perdure.server.erasure_counts import ErasureCounts
-from perdure.server.run import CANCEL_ACTIONS, Run, add_interrupts, describe_error, restore_request
+from perdure.server.run import (
+    CANCEL_ACTIONS,
+    Run,
+    add_interrupts_to_output,
+    describe_error,
+    restore_request,
+)
 from perdure.server.run_events import StoredEvents
 from perdure.server.run_execution import GraphServer, RunExecution
-from perdure.server.run_log import Log
+from perdure.server.run_log import EventLog
 from perdure.server.threads import Threads
 
 RETAINED_ENDED_RUNS: Final = 50
@@ -86,7 +92,7 @@ class RunServer(GraphServer, Protocol):
     def unregister_run(self, run: Run) -> None:
         """Unregister a run whose task in this process ends."""
 
-    def feeds_with_readers(self, tenant: str | None) -> Mapping[str, Log]:
+    def feeds_with_readers(self, tenant: str | None) -> Mapping[str, EventLog]:
         """Return the event logs of threads that have readers, by the ids of the threads."""
 
     def forget_thread(self, tenant: str | None, thread_id: str) -> None:
@@ -134,7 +140,7 @@ class DatabaseRuns:
                     self.owner = owner
                     self.ready.set()
                     while True:
-                        await self._sweep_run_rows()
+                        await self._read_rows_and_advance_runs()
                         with contextlib.suppress(TimeoutError):
                             async with asyncio.timeout(self._pause_s):
                                 await self._wake.wait()
@@ -161,7 +167,7 @@ class DatabaseRuns:
         for run in self.runs_by_id.values():
             run.lose_ownership()
 
-    def check_lock(self) -> bool:
+    def stop_runs_if_lock_is_lost(self) -> bool:
         """Return whether this process still holds its lock. Without it, stop all runs."""
         try:
             self._lock.check()
@@ -170,7 +176,7 @@ class DatabaseRuns:
             self._wake.set()
         return bool(self.owner)
 
-    async def _sweep_run_rows(self) -> None:
+    async def _read_rows_and_advance_runs(self) -> None:
         """Read the rows of runs, and then start, take over, cancel and finish runs."""
         self._start_due_work()
         read_at = time.monotonic()
@@ -403,5 +409,5 @@ class DatabaseRuns:
                 if isinstance(channels, str)
                 else {channel: values[channel] for channel in channels if channel in values}
             )
-            return add_interrupts(output, state.interrupts)
+            return add_interrupts_to_output(output, state.interrupts)
         return None

@@ -49,7 +49,7 @@ def _as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-def _choose_modes(modes: list[StreamMode]) -> list[StreamMode]:
+def _deduplicate_stream_modes(modes: list[StreamMode]) -> list[StreamMode]:
     """Return the stream modes without duplicates. If there are none, return `["values"]`.
 
     If a client requests both `messages` and `messages-tuple`, the mode `messages` is left out, as
@@ -193,7 +193,7 @@ class RunRequest(WithoutNulls):
     interrupt_before: Literal["*"] | list[str] | None = None
     interrupt_after: Literal["*"] | list[str] | None = None
     stream_mode: Annotated[
-        list[StreamMode], BeforeValidator(_as_list), AfterValidator(_choose_modes)
+        list[StreamMode], BeforeValidator(_as_list), AfterValidator(_deduplicate_stream_modes)
     ] = ["values"]
     stream_subgraphs: bool = False
     stream_resumable: bool = False

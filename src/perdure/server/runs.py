@@ -28,7 +28,7 @@ from perdure.server.person import Sender
 from perdure.server.reply import encode_json
 from perdure.server.run import CANCEL_ACTIONS, Run
 from perdure.server.run_execution import END_TIMEOUT_S, Player
-from perdure.server.run_log import NUMBERS_PER_RUN, EventDropped, Log, LoggedEvent
+from perdure.server.run_log import NUMBERS_PER_RUN, EventDropped, EventLog, LoggedEvent
 from perdure.server.run_queue import RETRY_PAUSE_S, DatabaseRuns
 from perdure.server.run_request import RunRequest
 from perdure.server.teams import RunTeams
@@ -96,9 +96,9 @@ class Runs:
         self.is_closed = self._is_draining = False
         self.memory = EventMemory(limits)
         self._by_tenant: dict[str | None, DatabaseRuns] = {}
-        self._feeds: WeakValueDictionary[tuple[str | None, str], Log] = WeakValueDictionary()
+        self._feeds: WeakValueDictionary[tuple[str | None, str], EventLog] = WeakValueDictionary()
         # Feeds that were requested recently. The feed of the latest request comes first.
-        self._recent: list[Log] = []
+        self._recent: list[EventLog] = []
         self._under_way: dict[Run, Player] = {}
         self.schedule: Scheduler | None = None
         self.webhooks = webhooks or Webhooks()
@@ -162,7 +162,9 @@ class Runs:
         """Unregister a run whose task in this process ends."""
         self._under_way.pop(run, None)
 
-    def get_feed(self, tenant: str | None, thread_id: str, thread_key: int, user: str = "") -> Log:
+    def get_feed(
+        self, tenant: str | None, thread_id: str, thread_key: int, user: str = ""
+    ) -> EventLog:
         """Return the log of events of a thread.
 
         A log of a deleted thread with the same id is closed and replaced. The memory of a new log
@@ -173,14 +175,14 @@ class Runs:
             # The log belongs to a deleted thread that had the same id as this thread.
             feed.close()
             feed = None
-        feed = feed or Log(thread_key, account)
+        feed = feed or EventLog(thread_key, account)
         self._feeds[tenant, thread_id] = feed
         self._recent = [feed, *(recent for recent in self._recent if recent is not feed)][
             :RETAINED_FEEDS
         ]
         return feed
 
-    def feeds_with_readers(self, tenant: str | None) -> dict[str, Log]:
+    def feeds_with_readers(self, tenant: str | None) -> dict[str, EventLog]:
         """Return the event logs of threads that have readers, by the ids of the threads."""
         return {
             id: log
@@ -192,7 +194,7 @@ class Runs:
         """Return the database key of a thread; see `RunTable.get_thread_key`."""
         return await (await self.get_database_runs(tenant)).table.get_thread_key(thread_id)
 
-    async def open_feed(self, identity: Identity, thread_id: str, thread_key: int) -> Log:
+    async def open_feed(self, identity: Identity, thread_id: str, thread_key: int) -> EventLog:
         """Return the log of events of a thread, for a new reader.
 
         A reader that has not received any event begins with the run that is in progress.
@@ -204,7 +206,9 @@ class Runs:
         )
         is_executing_here = any(run.feed is feed and run.is_executing for run in self._under_way)
         if not feed.has_readers and not is_executing_here:
-            newest = await runs.events.leave_to_database(feed, feed.thread_key, ALL_RUNS)
+            newest = await runs.events.empty_outdated_log_and_find_newest_event(
+                feed, feed.thread_key, ALL_RUNS
+            )
             if newest is not None and newest[1] == feed.last:
                 run_seq, last_number, status = newest
                 feed.first = run_seq * NUMBERS_PER_RUN if status in LIVE_STATES else last_number
@@ -214,7 +218,7 @@ class Runs:
         self,
         identity: Identity,
         thread_key: int,
-        log: Log,
+        log: EventLog,
         number: int | None,
         check_access: Callable[[], Awaitable[None]],
         seq_range: tuple[int, int] = ALL_RUNS,
@@ -241,7 +245,7 @@ class Runs:
         """
         runs = await self.get_database_runs(identity.tenant)
         account = self.memory.get_account(identity.tenant, identity.user)
-        with runs.erasures.keep_count(thread_key):
+        with runs.erasures.include_thread_in_counts(thread_key):
             checked_at = time.monotonic()
             if is_new and not log.is_empty:
                 checked_at = log.removals_read_at
@@ -258,7 +262,7 @@ class Runs:
                 yield events
 
     async def _drop_events_after_erasure(
-        self, runs: DatabaseRuns, log: Log, thread_key: int, not_before: float
+        self, runs: DatabaseRuns, log: EventLog, thread_key: int, not_before: float
     ) -> float:
         """Drop the events of a thread from memory if its messages were erased in the meantime.
 

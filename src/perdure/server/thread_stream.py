@@ -15,11 +15,11 @@ from pydantic import BeforeValidator
 
 from perdure.checkpointers.runs import LIVE_STATES, RunState
 from perdure.server.access import Refused, action
-from perdure.server.api_runs import SERVER_CLOSING, check_identity
+from perdure.server.api_runs import SERVER_CLOSING, require_unchanged_identity
 from perdure.server.api_states import build_checkpoint_config, build_checkpoint_ref
 from perdure.server.call import Call, CurrentCall, PathId
 from perdure.server.run_events import METADATA_EVENT
-from perdure.server.run_log import ACCESS_CHECK_S, build_event_stream, build_frame, split_frames
+from perdure.server.run_log import ACCESS_CHECK_S, build_event_stream, build_frame, iter_sse_chunks
 from perdure.server.run_queue import SWEEP_S
 from perdure.server.run_request import expand_arrays
 from perdure.server.runs import Runs, ServerRuns
@@ -128,7 +128,7 @@ class ThreadFrames:
         """
         if monotonic() - self._access_checked_at >= ACCESS_CHECK_S:
             self._access_checked_at = monotonic()
-            await check_identity(self._request)
+            await require_unchanged_identity(self._request)
             await self._call.threads.get(self._thread_id)
 
     async def _iter_run_frames(
@@ -151,12 +151,12 @@ class ThreadFrames:
                 build_frame(METADATA_EVENT, {"run_id": run_id, "attempt": 1}),
             )
         if "run_modes" in modes and not run.events_dropped and run.protocol == "run":
-            position = number, partial(check_identity, self._request), run.seq_range
+            position = number, partial(require_unchanged_identity, self._request), run.seq_range
             identity = self._call.identity
             async for entries in self._runs.read_events(
                 identity, run.thread_key, run.log, *position
             ):
-                for part in split_frames(
+                for part in iter_sse_chunks(
                     entries, lambda event: b"id: %d.%d\n" % (seq, event.number)
                 ):
                     yield part

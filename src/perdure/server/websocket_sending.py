@@ -54,7 +54,7 @@ class WebSocketSender:
         total_when_added: `EventMemory.total_added` when the sender began to send the message.
     """
 
-    drop_priority = 0
+    safety_of_dropping_oldest_event = 0
 
     def __init__(self, websocket: WebSocket, account: EventAccount) -> None:
         self.size = self.total_when_added = 0

@@ -2,7 +2,7 @@
 // Without this script, browsers send the forms themselves.
 "use strict";
 (() => {
-  const HIDDEN = /[^\P{C}\n\t]|[\u2028\u2029\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0]/gu; // as `render_visible_text` in pages.py
+  const HIDDEN = /[^\P{C}\n\t]|[\u2028\u2029\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0]/gu; // as `render_text_with_hidden_characters_shown` in pages.py
   const NAMES = {human: "user", ai: "assistant", AIMessageChunk: "assistant"};
   const CLASSES = {user: "human", assistant: "ai", tool: "tool"};
   const at = (id) => document.getElementById(id);
