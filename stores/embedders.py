@@ -166,9 +166,9 @@ def _find_model_name(spec: Any) -> str:
 class _EmbedFunction(NamedTuple):
     """A function of a model that embeds a list of texts or a single text."""
 
-    # The function returns the vectors, or an awaitable whose result is the vectors.
+    # A function that embeds texts. It returns the vectors, or an awaitable that gives the vectors.
     call: Callable[[Any], Any]
-    # The async variant of `call`. If it is None, async callers run `call` in a thread.
+    # The async variant of `call`, or None if async callers must run `call` in a thread.
     acall: Callable[[Any], Any] | None
     takes_one_text: bool = False
 
@@ -176,8 +176,8 @@ class _EmbedFunction(NamedTuple):
 def _find_embed_functions(model: Any) -> tuple[_EmbedFunction, _EmbedFunction]:
     """Return the function by which a model embeds documents, and the function for queries."""
     if isinstance(model, Embeddings):
-        # If a class inherits the async methods of `Embeddings`, they run in the thread pool of the
-        # event loop, where a call that hangs would prevent the process from ending. The synchronous
+        # The async methods that a class inherits from `Embeddings` run in the thread pool of the
+        # event loop, where a call that hangs would prevent the process from ending. The blocking
         # methods are called in perdure's own threads instead.
         has_async_documents = type(model).aembed_documents is not Embeddings.aembed_documents
         has_async_query = type(model).aembed_query is not Embeddings.aembed_query
@@ -233,7 +233,7 @@ class CheckedEmbedder:
         self._threads = ThreadPool(_MAX_THREADS, "perdure-embed", is_permanent=False)
         self._clear_model: Callable[[], None] | None = getattr(model, "clear_cache", None)
         self._lock = threading.Lock()  # guards `_dims` and `_cache`
-        # Maps a pair of a text and a flag to a vector. The flag says whether the text is a query.
+        # A cache of vectors. The key is a text, and a flag that says whether the text is a query.
         # The least recently used entry comes first.
         self._cache: dict[tuple[str, bool], Floats] = {}
 
@@ -402,7 +402,8 @@ class CheckedEmbedder:
 async def _await_answer(answer: Awaitable[Any]) -> Any:
     """Await any awaitable.
 
-    The coroutine is needed because `run_coroutine_threadsafe` accepts coroutines only.
+    `run_coroutine_threadsafe` accepts only coroutines, so other awaitables are wrapped in a
+    coroutine.
     """
     return await answer
 
@@ -443,8 +444,8 @@ class StoreEmbedder:
     # The embedding function of a fast model. Its vectors are not stored: each search computes the
     # vectors of the items that it reads.
     embed_quickly: Callable[[Sequence[str]], Floats] | None = None
-    # Whether the store uses the vector encoding that the file already has. This is the case if the
-    # caller has not chosen an encoding.
+    # Whether the store uses the vector encoding that the file already has, because the caller has
+    # not chosen an encoding.
     accepts_any_kind: bool = False
 
     @property

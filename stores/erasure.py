@@ -250,7 +250,8 @@ def _has_no_criterion(
 def _parse_query_words(query: str | None) -> frozenset[str]:
     """Return the words of a query.
 
-    An item is erased only if its text contains all of them. The set is empty if there is no query.
+    An item is erased only if its text contains all words of the query. The set is empty if there is
+    no query.
 
     Raises:
         ConfigurationError: The query is not text, or has no words.

@@ -129,7 +129,7 @@ def _is_indexable(path: object) -> TypeGuard[str]:
 def _iter_conjuncts(node: Node) -> Iterator[Node]:
     """Yield the parts of a conjunction, all of which must hold.
 
-    A filter node that is not a conjunction yields only itself.
+    If the filter node is not a conjunction, only the node itself is yielded.
     """
     if isinstance(node, AllOf):
         for part in node.parts:
@@ -195,7 +195,7 @@ def _build_equality(value: Any, location: JSONLocation) -> Condition:
 
 
 def _to_exact_sql_value(value: Any) -> str | int | None:
-    """Return the value that SQLite reads for a JSON value, or None if the value may differ."""
+    """Return the SQL value that SQLite reads for a JSON value, or None if it is not certain."""
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else value
     if isinstance(value, int | float) and abs(value) <= _MAX_EXACT_INTEGER and value == int(value):
@@ -204,9 +204,9 @@ def _to_exact_sql_value(value: Any) -> str | int | None:
 
 
 def _compute_sql_bounds(value: Any) -> tuple[Any, Any] | None:
-    """Return bounds for the value that SQLite reads for a JSON value, which may differ by rounding.
+    """Return the lowest and the highest value that SQLite may read for a JSON value.
 
-    Return None if no bounds are known.
+    SQLite may round numbers. The result is None if no bounds are known.
     """
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else (value, value)
@@ -257,8 +257,8 @@ def _join_conditions(conjunction: str, parts: Sequence[Condition]) -> Condition:
 def build_index_expression(path: str, column: str) -> str:
     """Build the SQL expression to index so that filters on `path` can use the index.
 
-    The expression reads the field whose name is exactly `path`, including the dots. If that field
-    is missing or null, the expression follows `path` into nested objects.
+    The expression reads the field whose name is exactly `path`, including the dots. If the field
+    with the name `path` is missing or null, the expression follows the path into nested objects.
     """
     extracted = f"json_extract({column}, '$.{check_index_path(path)}')"
     if "." not in path:
@@ -302,14 +302,15 @@ class JSONLocation(NamedTuple):
     def membership_condition(self, keys: Sequence[str | int]) -> Condition:
         """Return the condition that the value at this location equals one of `keys`.
 
-        The key 1 also matches `true`, because SQLite extracts `true` as 1.
+        If `keys` contains 1, the JSON value `true` matches as well, because SQLite extracts `true`
+        as 1.
         """
         if len(keys) == 1:
             return self._extract_condition("= ?", keys[0])
         return self._extract_condition("IN (SELECT value FROM json_each(?))", json.dumps(keys))
 
     def range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
-        """Return the SQL condition that the JSON value lies between two inclusive bounds.
+        """Return the SQL condition that a JSON value lies between two inclusive bounds.
 
         One of the bounds may be None, which leaves the range open at that end.
         """

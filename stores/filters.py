@@ -18,7 +18,8 @@ not 1.
 operand. Use `$exists` to test whether a field is missing.
 
 `$ne` negates `$eq`, and `$nin` negates `$in`. `$not` negates the filter that is its operand. A
-condition with `$ne`, `$nin` or `$not` therefore also holds for a missing field.
+condition with `$ne`, `$nin` or `$not` also holds for a missing field, because the negated condition
+does not hold.
 
 `$gt`, `$gte`, `$lt` and `$lte` hold only if the value has the same type as the operand. Numbers are
 compared by size and strings by code point, so ISO dates of one format compare as dates. Infinities
@@ -37,8 +38,8 @@ to the field, such as `author.$ref`.
 
 If the document has a field with exactly the name of a filter's key, the key means that field. Every
 other key is a path. The step `[*]` in a path means that at least one element of the array must meet
-the whole condition. If the array has no elements, the condition is tested as if the value were
-missing.
+the whole condition. If an array has no elements, the condition after `[*]` is tested as if the
+value were missing.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ OPERATORS = (
 """The names of all operators."""
 
 _CONTAINERS = (Mapping, list, tuple)
-# Values of these types are not looked up in a set of operands. In a set, True would equal 1, and
-# dicts and lists cannot be hashed.
+# Booleans, dicts and lists are not looked up in a set of operands. In a set, True would equal 1,
+# and dicts and lists cannot be hashed.
 _UNHASHABLE_OR_BOOL = (
     bool,
     dict,
@@ -426,8 +427,8 @@ def _compile_field(key: str | int, test: _Predicate) -> _Predicate:
     """Return a predicate that applies `test` to the value under `key` in an object or array.
 
     If an object has a field with exactly the name `key`, including its dots, that field is tested.
-    An object without a field of that name is searched by `key` as a path. If `key` is a position,
-    the array must have an element at that position.
+    If an object has no field with exactly the name `key`, the key is read as a path. If `key` is a
+    position, the array must have an element at that position.
     """
     if isinstance(key, int):
         return lambda array: test(array[key])

@@ -61,16 +61,16 @@ ROW_DTYPE: Final = np.dtype(
     align=True,
 )
 FOREVER: Final = (1 << 63) - 1  # expiry of an item that never expires
-# minimum number of unsorted words before they are sorted into the postings; the minimum number of
-# unsorted vectors is 1/64 of this number
+# number of unsorted words above which the unsorted words are sorted into the postings; for unsorted
+# vectors, the limit is 1/64 as high
 _MIN_RECENT: Final = 1 << 13
 # words and vectors are sorted when the number of unsorted entries exceeds the number of sorted
 # entries divided by 32
 _RECENT_DIVISOR: Final = 32
 _MAX_WORD_COUNT: Final = 255  # maximum count of a word in one row
 _BYTES_PER_NAME: Final = 120  # approximate bytes of a name in a dict
-# A sort key is an integer that consists of a word number, a row number and a count. These are the
-# numbers of bits for the row number and for the count.
+# Number of bits of the row number, and of the count, in a sort key. A sort key is an integer that
+# consists of a word number, a row number and a count.
 _ROW_BITS, _COUNT_BITS = 30, 8
 _LOG = logging.getLogger("perdure")
 _FORMAT_VERSION: Final = 3  # version of the encoded form of an index
@@ -258,8 +258,7 @@ class NamespaceIndex:
         key |= np.concatenate([sorted_counts, counts])
         key = key[is_present]
         key[np.count_nonzero(is_present[: len(sorted_rows)]) :].sort()
-        # The array consists of two sorted parts. For such an array, a stable sort is as fast as a
-        # merge.
+        # The array of sort keys consists of two sorted parts. A stable sort merges the two parts.
         key.sort(kind="stable")
         numbers = np.arange(len(self.vocabulary) + 1) << (_ROW_BITS + _COUNT_BITS)
         starts = np.searchsorted(key, numbers)
@@ -382,7 +381,7 @@ class NamespaceIndex:
 
         An earlier measurement is reused only if it was made with the same rows. The separation is
         measured in the oldest rows that have vectors. An earlier measurement is reused only if it
-        was made with the same rows, so the result depends only on the rows that are present. >
+        was made with the same rows, so the result depends only on the rows that are present.
         """
         embedded = np.zeros(len(self.rows), bool)
         for _, owner in parts:
@@ -430,7 +429,7 @@ class NamespaceIndex:
         return find_pairs_sharing_words(words, rows, count)
 
     def _collect_words_of_rows(self, positions: NDArray[np.int32]) -> tuple[Rows, Rows]:
-        """Return the number and the row position of each word of the rows that have a position.
+        """Return each word in the rows that have a position, as its number and its row's position.
 
         A row has no position if `positions` is -1 for the row.
         """

@@ -4,9 +4,9 @@ Each namespace has a counter that increases with every change of its items. A se
 the counter of a namespace with the counter that its index has recorded. If the counter of a
 namespace has increased since its index was updated, the search adds the items that are newer than
 the index, and drops the items that have been replaced or deleted. An index that is not in memory is
-read from the database, where it is stored in encoded form. If a search had to analyse many texts,
-it stores the encoded index in the database. If all indexes together exceed a maximum number of
-bytes, the indexes that have not been searched for the longest time are dropped from memory.
+read from the database, where indexes are stored in encoded form. If a search had to analyse many
+texts, it stores the encoded index in the database. If all indexes together exceed a maximum number
+of bytes, the indexes that have not been searched for the longest time are dropped from memory.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from perdure.stores.text import STOP_WORDS, find_nearest_words, is_misspellable
 from perdure.stores.vectors import Floats, Model
 
 USER_WORD: Final = "user"  # word by which extracted facts refer to their person
-# A word is taken for the name of the namespace's person if at least this share of the rows contains
-# the word.
+# Minimum share of a namespace's rows that must contain a word for the word to count as the name of
+# the namespace's person.
 MIN_NAME_SHARE: Final = 0.3
 # maximum number of rows of a namespace in which a search looks for the name of the namespace's
 # person
@@ -214,10 +214,9 @@ class Indexes:
     # maximum bytes of all cached indexes; the most recently searched index always stays
     budget: int
     approximate_above: int
-    # Function that runs a write in the background, given a function that makes the flow. It is None
-    # if the store is read-only.
+    # A function that writes to the database in the background, or None if the store is read-only.
     write_in_background: Callable[[Callable[[], Flow[object]]], None] | None
-    # Function that is called after an erasure by this process or by another process.
+    # A function that is called after an erasure by this process or by another process.
     on_erasure: Callable[[], None]
     warned_lacking: bool = False  # whether the warning about missing vectors was logged
     # guards the cache; code that holds the lock must not read from the database
@@ -321,7 +320,7 @@ class Indexes:
     def _sync_state(self, state_row: Row) -> Flow[_State]:
         """Return the state of the store.
 
-        If items were erased, drop their data from memory first.
+        If items have been erased, their data is dropped from memory first.
         """
         erasures, embedded, closed, model = state_row
         state = _State(
@@ -413,11 +412,11 @@ class Indexes:
     def _load_closed_view(
         self, path: bytes, ids: Sequence[int], state: _State, *, admit: bool
     ) -> Flow[IndexView]:
-        """Load an index view of some replaced or deleted versions of items of a namespace.
+        """Load an index view of versions that have been replaced or deleted in a namespace.
 
         The index behind the view contains all replaced or deleted versions that any search has
-        loaded. The view has no measured separation of its vectors, because the measurement would
-        depend on the versions that earlier searches have loaded.
+        loaded. The view does not say how well its vectors separate related rows. A measurement
+        would depend on the versions that earlier searches have loaded.
         """
         cached = self._get_cached_index((path, True), state, admit=admit)
         closed = np.array(ids, np.int64)
@@ -527,7 +526,8 @@ class Indexes:
         """Remove items from an index if they have been replaced or deleted in the database.
 
         If few versions were replaced or deleted since the last update, their ids are read from the
-        database. If there are many, the ids of all current items are read instead.
+        database. If many versions were replaced or deleted, the ids of all current items are read
+        instead.
         """
         if state.closed - coverage.closed <= max(_PAGE_ROWS, namespace.items):
             rows = yield self.sql("closed_since", coverage.closed, namespace.namespace_key)
@@ -571,11 +571,11 @@ class Indexes:
     def _refresh_expiries(
         self, cached: _CachedIndex, index: NamespaceIndex, now: int, until: int
     ) -> Flow[None]:
-        """Read the expiry of each item again that has expired according to the index.
+        """Read the expiry of items from the database if they have expired according to the index.
 
-        An item may not have expired after all, because a read of an item can restart its time to
-        live. If `until` is in the future, the expiries up to `until` may change until then, so the
-        next search reads them again.
+        The expiry in the database may be later than in the index, because reading an item can
+        restart its time to live. If `until` is in the future, the expiries before `until` may still
+        change, so the next search reads them again.
         """
         since = min(cached.expired_until, now)  # the clock may have stepped back
         if expiring := index.find_expiring(since, until):
@@ -585,7 +585,7 @@ class Indexes:
     def _build_indexed_items(self, rows: Sequence[Row], model: Model | None) -> list[IndexedItem]:
         """Build the search data of some versions.
 
-        Vectors that are not stored are computed by this method.
+        Vectors that are not stored in the database are computed from the values of the items.
         """
         values = [self.records.decode_row_value(row) for row in rows]
         without_vectors = [

@@ -1,8 +1,8 @@
 """Checks of namespaces and keys, and the encoding of a namespace as a path of bytes.
 
 A path consists of the labels of a namespace in UTF-8, each followed by a NUL byte. No label
-contains a NUL byte. Sorting paths is therefore the same as sorting tuples of labels. All paths
-under a prefix are adjacent in that order, so a range condition selects them.
+contains a NUL byte. Paths sort in the same order as tuples of labels. All paths under a prefix are
+adjacent in sorted order, so a range condition selects them.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def matches_conditions(conditions: Iterable[MatchCondition], namespace: Sequence
 
 
 def _matches_condition(condition: MatchCondition, namespace: Sequence[str]) -> bool:
-    """Return whether the labels of a namespace begin, or end, with the labels of the condition."""
+    """Return whether a namespace begins or ends with the labels that a condition requires."""
     pattern: Sequence[str] = condition.path
     if condition.match_type == "suffix":
         pattern, namespace = pattern[::-1], namespace[::-1]

@@ -70,7 +70,8 @@ def unify_letters(text: str) -> str:
     """Return the text with all variants of a letter replaced by one form, by Unicode normalisation.
 
     If a punctuation mark at the start or end of a word has a meaning, as in `5*`, a special
-    character replaces the mark. The mark is then not removed with the other punctuation.
+    character replaces the mark. A punctuation mark that has been replaced is not removed with the
+    other punctuation.
     """
     if not text.isascii():
         plain = _MARK_RUN.sub(

@@ -112,7 +112,7 @@ class TTLOptions(TypedDict, total=False):
 class IndexOptions(TypedDict, total=False):
     """The options of the search index.
 
-    They combine langgraph's `IndexConfig` with the arguments of `embedder_from`.
+    The options combine langgraph's `IndexConfig` with the arguments of `embedder_from`.
     """
 
     embed: Required[Any]
@@ -347,8 +347,8 @@ class StoreParts:
     def for_other_tables(self, table_prefix: str, database: Database, seal: Seal) -> Self:
         """Return the components for tables with another name prefix.
 
-        The tables have the same columns as the tables of the store. Their items are searched by
-        words only.
+        The other tables have the same columns as the tables of the store. The items in the other
+        tables are searched by words only.
 
         Args:
             table_prefix: The prefix of the table names that replaces `store_`.
@@ -608,9 +608,9 @@ class OperationRunner:
     async def _write_batch(self, requests: list[_Request]) -> None:
         """Write requests of several callers in one transaction.
 
-        The requests contain only puts without a condition or limit. Such a put fails only if the
-        database fails. If the transaction fails or two requests have the same key, each request
-        gets its own transaction, so that no caller fails because of another.
+        The requests contain only puts without a condition or limit. A put without a condition or
+        limit fails only if the database fails. If the transaction fails or two requests have the
+        same key, each request gets its own transaction, so that no caller fails because of another.
         """
         batch: list[_WriteRequest] = [puts for puts, _ in requests]
         puts = [put for request in batch for put in request.puts]

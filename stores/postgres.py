@@ -79,7 +79,7 @@ class JSONBLocation(JSONLocation):
     def membership_condition(self, keys: Sequence[str | int]) -> Condition:
         """Return the condition that the value at this location equals one of `keys`.
 
-        The key 1 also matches the JSON value `true`.
+        If `keys` contains 1, the JSON value `true` matches as well.
         """
         values = [*keys, *(bool(key) for key in keys if key in (0, 1))]
         if 0 < len(values) <= _MAX_INLINE_VALUES:
@@ -92,7 +92,7 @@ class JSONBLocation(JSONLocation):
         )
 
     def range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
-        """Return the SQL condition that the JSON value lies between two inclusive bounds.
+        """Return the SQL condition that a JSON value lies between two inclusive bounds.
 
         One of the bounds may be None, which leaves the range open at that end.
         """

@@ -65,8 +65,8 @@ class Put:
     # time to live in microseconds after the last put or read; None means that the item never
     # expires
     ttl: int | None = None
-    # The put succeeds only if the current version of the key has this number. 0 means that the key
-    # must not exist.
+    # Required number of the key's current version. If the current version has another number, the
+    # put fails. 0 means that the key must not exist.
     if_version: int | None = None
     provenance: Mapping[str, Any] | None = None
     is_searched: bool = True  # whether searches with a query find the item
@@ -83,7 +83,7 @@ class Put:
     def is_unconditional(self) -> bool:
         """Whether the put requires no version and has no limits.
 
-        Only the database can prevent such a put.
+        A put that requires no version and has no limits fails only if the database fails.
         """
         return self.if_version is None and not self.limits
 
@@ -353,7 +353,7 @@ class ItemWriter:
     def _build_shared_statements(self, totals: WriteTotals) -> list[Statement]:
         """Build the statements that are executed once for all puts.
 
-        They write index rows, embedding errors and the sizes of namespaces.
+        The shared statements write index rows, embedding errors and the sizes of namespaces.
         """
         statements, rows = [], []
         for put, row in totals.index_rows:
@@ -622,7 +622,7 @@ class ItemWriter:
     def close_expired(self, now: int, limit: int, paths: Container[bytes]) -> Flow[int]:
         """End the current versions of at most `limit` expired items, and return their number.
 
-        Only items of the namespaces in `paths` are ended.
+        Items in namespaces other than `paths` are skipped.
         """
         rows = [row for row in (yield self.sql("expired", now, limit)) if row[4] in paths]
         if rows:

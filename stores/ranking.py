@@ -15,14 +15,14 @@ score is a sum of parts:
 
 A word of the query counts once in each row. If a row contains a word of the query, the row gets the
 full value of the word. If only a neighbour of the row contains the word, the row gets a share of
-the value. The words of a message therefore also find the reply to the message. A row with many
-similar neighbours gains no more than a row with one such neighbour. A longer row gains less from
-the words of its neighbours, because it has enough words of its own. All constants of the parts of a
-score were chosen with `benchmarks/recall.py`.
+the value. The words of a message also find the reply to the message. A row with many similar
+neighbours gains no more than a row with one such neighbour. A longer row gains less from the words
+of its neighbours, because it has enough words of its own. All constants of the parts of a score
+were chosen with `benchmarks/recall.py`.
 
 The score of the best row is computed from the evidence that the row is relevant to the query. The
-scores of different searches can therefore be compared, whether a scope has one row or 100,000 rows,
-and whether a query is short or long. Evidence is counted in nats:
+scores of different searches can be compared, whether a scope has one row or 100,000 rows, and
+whether a query is short or long. Evidence is counted in nats:
 
     words     the sum of -ln of the share of messages in the language that contain a word of the
               query which the row has, multiplied by the share of this sum in the sum over all the
@@ -65,15 +65,14 @@ MAX_WORDS_FULL_LOAN, MAX_WORDS_FULL_THREAD, MAX_WORDS_QUESTION = 50, 200, 25
 # share of the rows in a scope; the recency of a row halves for each such share of rows that are
 # newer than the row
 _RECENCY_HALF_LIFE: Final = 0.2
-# The mean cosine of a scope is computed as if the scope had this many additional unrelated rows,
+# Number of assumed unrelated rows that are added to a scope when its mean cosine is computed,
 # because a scope may have only one row.
 _PRIOR_ROWS: Final = 4
 # number of word counts that are computed at a time; an array with this number of counts takes 512
 # kB
 _BLOCK_COUNTS: Final = 1 << 17
-# The constants of vectors were chosen with benchmarks/recall.py; see decision 0037. Each constant
-# has its own comment. If the calibration of the vectors has a gain of 1, the weight of vectors
-# increases by this share.
+# Share by which the weight of vectors increases if the gain of their calibration is 1. This
+# constant and the next two were chosen with benchmarks/recall.py; see decision 0037.
 _GAIN_WEIGHT: Final = 0.6
 # The weight of the score that rows gain from the vectors of their thread, as a share of the weight
 # of the rows' own vectors.
@@ -84,14 +83,14 @@ _NEAREST_PER_THREAD: Final = 3
 _BELOW_ALL: Final = 2.0
 # lower limit of the length penalty, which avoids a division by zero
 _MIN_PENALTY: Final = np.float32(1e-6)
-# The constants of evidence were chosen with benchmarks/quiet.py. Each constant has its own comment.
-# The assumed share of messages that contain a word, for a word that is in no frequency list.
+# Assumed share of messages that contain a word, for a word that is in no frequency list. This
+# constant and the following constants were chosen with benchmarks/quiet.py.
 _UNLISTED_FREQUENCY: Final = 2.4e-6
-# The share of messages that contain a word is computed as if the scope had this many additional
-# messages, in which the word has the frequency `_UNLISTED_FREQUENCY`.
+# Number of assumed messages that are added to the rows of a scope when the share of messages with a
+# word is computed. In the assumed messages, the word has the frequency `_UNLISTED_FREQUENCY`.
 _PRIOR_MESSAGES: Final = 30.0
-# The evidence of a row's words is multiplied by the share of the query's information that the row
-# contains, raised to this power.
+# Exponent of the share of the query's information that a row contains. The evidence of the row's
+# words is multiplied by the share raised to this power.
 _COVERAGE_POWER: Final = 0.35
 _NEARNESS_NATS: Final = 5.0  # maximum evidence of a vector, in nats
 # evidence in nats that increases the logit of a score by 1, and so multiplies the odds by e
@@ -102,17 +101,18 @@ _MAX_LOGIT: Final = 80.0
 _RARITY_POWER: Final = 1.5
 # evidence in nats that a search gains if the query and the rows are about the same person
 _PERSON_NATS: Final = 2.25
-# A word that at least this share of the rows contain is no evidence, because such a word does not
-# distinguish the rows.
+# Minimum share of rows that must contain a word for the word to be no evidence. A word that nearly
+# all rows contain does not distinguish the rows.
 _NEARLY_ALL: Final = 0.85
 # Minimum number of rows in a scope for which `_NEARLY_ALL` is applied. In a smaller scope, every
 # word counts as evidence.
 _MIN_ROWS_NEARLY_ALL: Final = 5
-# The limit of a row's score is computed from the evidence of the row minus this share of ln n.
+# Share of ln n that is subtracted from the evidence of a row when the limit of the row's score is
+# computed.
 _CHANCE_SHARE: Final = 0.25
 _SLIGHT_NATS: Final = 1.45  # evidence in nats; a row with less evidence scores below MIN_SCORE
-# For each nat of evidence above `_SLIGHT_NATS`, the limit of a row's score increases by this number
-# of nats.
+# Number of nats by which the limit of a row's score increases for each nat of evidence above
+# `_SLIGHT_NATS`.
 _LIMIT_SLOPE: Final = 15.0
 
 
@@ -343,8 +343,8 @@ def _compute_vector_weight(
 
     The weight of words is the rest.
 
-    If no row contains a word of the query, the rows can be ranked by vectors only. For such a
-    query, vectors are weighted as if they were fully trusted.
+    If no row contains a word of the query, only vectors can rank the rows. In this case, vectors
+    are weighted as if they were fully trusted.
     """
     if cosines is None or not terms:
         return float(cosines is not None)
@@ -385,9 +385,9 @@ def scale_above_mean(cosines: Floats) -> Scores:
 
     Cosines below the mean and NaN give 0.
 
-    All rows of a scope have some similarity with the query in common. Subtracting the mean cosine
-    removes this common similarity, so results are comparable between embedders and scopes. If all
-    cosines are about equal, the cosines are returned without scaling.
+    Subtracting the mean cosine removes the similarity to the query that all rows of a scope have in
+    common, so results are comparable between embedders and scopes. If all cosines are about equal,
+    the cosines are returned without scaling.
     """
     has_vector = np.isfinite(cosines)
     if not has_vector.any():
@@ -436,10 +436,10 @@ def inverse_document_frequency(count: int, rows: int) -> float:
 def compute_word_information(term: Term, n: int) -> float:
     """Return the information of a word, in nats: -ln of the share of messages with the word.
 
-    The share is counted over all messages in the language of the query. If the share of messages in
-    the language is unknown and the word is not part of a speaker's name, the share among the other
-    rows of the scope is used. A word that occurs in most rows has little information, because its
-    share is high.
+    The share of messages with the word is counted over all messages in the language of the query.
+    If the share of messages in the language is unknown and the word is not part of a speaker's
+    name, the share among the other rows of the scope is used. A word that occurs in most rows has
+    little information, because its share is high.
     """
     share = term.message_frequency or _UNLISTED_FREQUENCY
     if not term.message_frequency and not term.names_actor:
@@ -455,13 +455,12 @@ def _compute_word_evidence(
     """Return the evidence, in nats, that each word of a query gives to a row with the word.
 
     The evidence of a word is equal to its information (see `compute_word_information`), with two
-    exceptions. The first exception is a word whose information was computed from the rows of the
-    scope. The information of such a word is counted twice. If the information were counted once, a
-    word that two rows contain could never have more evidence than chance, because ln n is
-    subtracted from the evidence of a row. Rows that consist only of a question are left out when
-    the information of a word is computed. The second exception is a word that nearly all rows
-    contain. The evidence of such a word is 0, unless nearly all rows contain every word of the
-    query.
+    exceptions. If the information of a word was computed from the rows of the scope, the word's
+    evidence is twice its information. If the information were counted once, a word that two rows
+    contain could never have more evidence than chance, because ln n is subtracted from the evidence
+    of a row. Rows that consist only of a question are left out when the information of a word is
+    computed. If nearly all rows contain a word, the word's evidence is 0, unless nearly all rows
+    contain every word of the query.
     """
     is_only_question = np.zeros(n, bool) if arrangement is None else arrangement.is_only_question
     evidence, is_shared_list = list[float](), list[bool]()
@@ -613,9 +612,9 @@ class Arrangement:
     `build_arrangement` computes an arrangement once, and many searches use the same arrangement.
 
     `share_from_previous[k - 1][i]` is the share of row i's score that row i + k gains, because row
-    i precedes it by k steps in the thread. The share is 0 if row i and row i + k belong to
-    different threads. `share_from_next[k - 1][i]` is the share of row i + k's score that row i
-    gains, because row i + k follows it by k steps in the thread.
+    i precedes it by k steps in the thread. The share of a score that a row gains from another row
+    is 0 if the two rows belong to different threads. `share_from_next[k - 1][i]` is the share of
+    row i + k's score that row i gains, because row i + k follows it by k steps in the thread.
     """
 
     # Index of the first row of each run. A run consists of all rows of a thread, or of adjacent

@@ -280,7 +280,7 @@ class Searcher:
     def _build_query_terms(self, query: SearchQuery) -> tuple[_QueryWords, QueryTerms]:
         """Return the words of a query with their synonyms, and the terms to look up in the indexes.
 
-        Each word of the query also has its stem.
+        Each word of the query is returned with its stem as well.
         """
         model, vector = self._embeddings.model, query.vector
         by_words = query.mode != "semantic"
@@ -469,8 +469,8 @@ def _find_subject_words(pool: CandidatePool) -> set[str]:
     """Return the words that name the person whom nearly all rows are about, or an empty set.
 
     Models that extract memories may write both "Ann likes figs" and "The user likes figs" about one
-    person. In a conversation with an assistant, the rows are not about one person, so the set is
-    empty.
+    person. In a conversation with an assistant, the rows are not about one person, so the function
+    returns an empty set.
     """
     row_count, user_hits = len(pool), pool.terms.get(USER_WORD)
     actor = pool.candidates.rows["actor"]

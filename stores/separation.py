@@ -50,25 +50,25 @@ _MAX_PAIRS: Final = 512  # maximum number of pairs in each sample
 # maximum number of pairs of rows that are compared because they share one particular word
 _MAX_PAIRS_PER_WORD: Final = 4
 _RARE_DIVISOR: Final = 8  # a word is rare if it occurs in at most 1/8 of the rows
-# A random pair consists of two rows at one of these distances, which are shares of the number of
-# measured rows.
+# Distances between the two rows of a random pair, as shares of the number of measured rows.
 _STRIDES: Final = (0.382, 0.236)
-# Each sample is averaged with this many imaginary pairs of separation `_PRIOR`, so that chance has
-# little effect in small samples.
+# Number of imaginary pairs, with the separation `_PRIOR`, that are averaged with the pairs of each
+# sample, so that chance has little effect in small samples.
 _PRIOR_PAIRS: Final = 16
 _PRIOR: Final = 1.0  # separation of the imaginary pairs that are added to each sample
 # minimum standard deviation of cosines; smaller values are rounding errors
 _MIN_SPREAD: Final = 1e-3
-# The weight of vectors rises from zero at the first separation to its usual value at the second.
+# Two values of the separation. The weight of vectors is zero below the first value, has its usual
+# size above the second value, and rises linearly in between.
 _USELESS, _USEFUL = 0.2, 0.5
-# The additional weight of vectors rises from zero at the first separation of neighbouring rows to
-# its full value at the second.
+# Two values of the separation of neighbouring rows. The additional weight of vectors is zero below
+# the first value, complete above the second value, and rises linearly in between.
 _STRONG, _STRONGEST = 1.1, 2.0
-# The additional weight of vectors rises from zero to its full value between these two mean numbers
-# of words per row.
+# Two values of the mean number of words per row. The additional weight of vectors is zero below the
+# first value, complete above the second value, and rises linearly in between.
 _SHORT, _LONG = 40, 100
-# The lowest cosine of random rows is estimated as their mean cosine minus this number of standard
-# deviations.
+# Number of standard deviations that are subtracted from the mean cosine of random rows to estimate
+# the lowest cosine of two rows.
 _DEVIATIONS: Final = 4.0
 
 
@@ -127,7 +127,7 @@ USUAL: Final = Calibration()
 class Separation:
     """Samples of cosines that show how well vectors separate related rows from random rows.
 
-    The samples come from one or several namespaces.
+    The samples of cosines come from one or several namespaces.
 
     Attributes:
         neighbours: Cosines of rows that follow each other in a thread.
@@ -252,7 +252,7 @@ def measure_separation(
 
 
 def _measure_pairs(vectors: Floats, pairs: Ints) -> Moments:
-    """Return statistics of the cosines between the vectors of two rows, for pairs of rows.
+    """Return statistics of the cosine similarities of the two rows in each pair.
 
     Pairs of rows with equal vectors are left out.
 

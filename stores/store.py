@@ -134,8 +134,8 @@ class Store(BaseStore):
                 f"the operation is {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
                 "ListNamespacesOp"
             )
-        # True is the default of langgraph's operations, so it does not override the store's
-        # configuration. False turns the restart off.
+        # In langgraph's operations, True is the default of `refresh_ttl`, so True leaves the
+        # decision to the store's configuration. False turns the restart off.
         refresh_ttl = None if op.refresh_ttl else False
         if isinstance(op, GetOp):
             return self.get(op.namespace, op.key, refresh_ttl=refresh_ttl)
@@ -218,7 +218,8 @@ class Store(BaseStore):
     def delete(self, namespace: Namespace, key: str, *, if_version: int | None = None) -> None:
         """Delete an item.
 
-        Its versions stay readable through `history` and `as_of`. A missing key is not an error.
+        The versions of a deleted item stay readable through `history` and `as_of`. A missing key is
+        not an error.
 
         Args:
             namespace: The namespace of the item.

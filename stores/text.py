@@ -71,8 +71,8 @@ _SIGNED_WORDS = re.compile(
     r"(?<![\w#+])[a-z0-9]+(?:#|\+{1,2})(?![\w#+])|(?<![\w.])\.[a-z][a-z0-9]*"
     r"|(?<![\w@#])[@#][a-z]\w*|(?<![\w*])[a-z0-9]\*(?![\w*])|[$%]"
 )
-# A text is searched for words with symbols only if it contains one of these strings or starts with
-# a dot.
+# Strings that show that a text may contain words with symbols, such as "c#". A text without any of
+# the strings is searched for such words only if it starts with a dot.
 _SIGN_HINTS = ("#", "+", "@", "$", "%", "*", " .", "(.")
 # matches a symbol, such as an emoji; the emoji of a country's flag consists of two characters
 _SYMBOLS = re.compile("[\U0001f1e6-\U0001f1ff]{2}|[^\\w\\s\x00-\x7f]")
@@ -90,7 +90,7 @@ _UNSPACED_CHAR = re.compile(f"[{_UNSPACED_RANGES}]")
 _ACCENTS = re.compile("(?!(?<=\u0438)\u0306)[\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670]")
 _ELISION = re.compile(r"(?:[cdjlmnst]|qu)'(?=[^\W\d_]{2})")
 _CONTRACTED_ENDING = re.compile(r"(?:n't|'(?:s|d|m|t|ll|re|ve))$")
-# The verbs of which only a part remains when "n't" is removed from won't, can't and shan't.
+# Maps the part of a verb that remains of won't, can't and shan't without "n't" to the whole verb.
 _NEGATED_VERBS = {"wo": "will", "ca": "can", "sha": "shall"}
 _LETTER_VARIANTS = str.maketrans(
     dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4", "'")
@@ -110,8 +110,9 @@ _local = threading.local()  # A stemmer has state, so each OS thread has its own
 def tokenize(text: str) -> list[str]:
     """Return all tokens of a document, in order and with repetitions.
 
-    In a writing system without spaces, each pair of neighbouring characters is a token. Each single
-    character is a token as well, so that a query of one character finds the document.
+    In a writing system without spaces, each pair of neighbouring characters is a token. In such
+    writing systems, each single character is a token as well, so that a query of one character
+    finds the document.
 
     >>> tokenize("The runners' café isn't open: 1,000 visitors")
     ['the', 'runner', 'cafe', 'is', 'open', '1000', 'visitor']
@@ -246,7 +247,10 @@ def split_words(text: str) -> list[str]:
 
 
 def stop_words(language: str) -> frozenset[str]:
-    """Return the stop words of a language. Variants of a letter are replaced by one form."""
+    """Return the stop words of a language.
+
+    In the stop words, variants of a letter are replaced by one form.
+    """
     return _load_stop_words()[language][1]
 
 
@@ -452,8 +456,8 @@ def _load_synonyms() -> tuple[
 # -- frequency of words
 
 FREQUENCY_FILE: Final = "common.npz"
-# The stored logarithms of frequencies are integers. This number of units is equal to 1 in the
-# natural logarithm.
+# Factor by which the negated natural logarithm of a frequency is multiplied before it is stored as
+# an integer.
 STEPS_PER_NAT: Final = 16
 _WORDS_PER_MESSAGE: Final = 15  # assumed number of words of an average message
 
@@ -462,7 +466,7 @@ _WORDS_PER_MESSAGE: Final = 15  # assumed number of words of an average message
 def message_frequency(token: str, language: str = ENGLISH) -> float:
     """Return the share of messages in a language that contain a token.
 
-    The share is computed for messages of 15 words.
+    The share of messages is computed on the assumption that a message has 15 words.
 
     The share is 0 for a token that is not in the frequency list of the language.
 
@@ -534,10 +538,10 @@ def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> 
     """Return the words that a misspelt word may stand for, nearest first.
 
     Words at the same distance are in alphabetical order. One edit is allowed, or two edits if both
-    words have at least six letters. The two words must have the same first letter. If one of the
-    two words has at least six letters, it is also sufficient that their last two letters are equal.
-    A word of the English frequency list is replaced by another word of the list only if one of the
-    two words is a prefix of the other.
+    words have at least six letters. A misspelt word and its correction must have the same first
+    letter. If one of the two words has at least six letters, it is also sufficient that their last
+    two letters are equal. A word of the English frequency list is replaced by another word of the
+    list only if one of the two words is a prefix of the other.
 
     >>> find_nearest_words("mountian", ["paint", "mountain", "fountain"])
     ['mountain']

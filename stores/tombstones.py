@@ -1,6 +1,6 @@
 """Tombstones are records of memories that were deleted or forgotten in this store.
 
-An import does not bring these memories back.
+An import does not restore a memory for which a tombstone exists.
 
 `perdure.memory` writes a tombstone when a memory is deleted or forgotten. A tombstone is an item
 under `("perdure", "buried", *namespace)`. The key of a tombstone is a hash. Either a text of the
@@ -53,7 +53,7 @@ SOURCE: Final = "provenance"
 def is_note_namespace(namespace: Sequence[str]) -> bool:
     """Return whether a namespace contains perdure's notes about memories.
 
-    Such a namespace contains no items of a user.
+    A namespace that contains notes about memories contains no items of a user.
     """
     root, kind = (*namespace[:2], "", "")[:2]
     return root == ROOT and kind in (*KINDS, TEMPLATES)
@@ -109,9 +109,9 @@ def list_tombstone_paths(path: bytes) -> list[bytes]:
     """Return the paths of all namespaces that may contain tombstones for the items of a namespace.
 
     A scope stores its notes about memories under its own namespace prefix, and no row records which
-    prefixes are scopes. Every prefix of the namespace may therefore be the prefix of a scope. An
-    item in quarantine is refused because of the same tombstones as a memory in the namespace for
-    which the item is intended.
+    prefixes are scopes. Every prefix of a namespace may be the prefix of a scope, so every prefix
+    is considered. An item in quarantine is refused because of the same tombstones as a memory in
+    the namespace for which the item is intended.
     """
     names = decode_path(path)
     root_index = _find_root_label(names, KINDS)
@@ -133,7 +133,7 @@ class ItemContent:
     provenance: Mapping[str, Any] | None
 
     def tombstone_keys(self) -> set[str]:
-        """Return the keys of all tombstones that would make an import refuse this content."""
+        """Return the keys of all tombstones that would make an import refuse the content."""
         value = decode_value(self.text)
         return tombstone_keys(value, self.provenance) if isinstance(value, Mapping) else set()
 
@@ -175,7 +175,7 @@ class TombstoneReader:
         return refused
 
     def _load_note_paths(self, paths: Iterable[bytes]) -> Flow[None]:
-        """Load and cache, for each namespace, the paths of the namespaces with its tombstones."""
+        """Find and cache the paths of namespaces that contain tombstones for other namespaces."""
         paths_of_namespaces = {
             path: list_tombstone_paths(path) for path in paths if path not in self._note_paths
         }

@@ -73,7 +73,7 @@ Source = Generator[tuple[str, Mapping[str, Any] | ItemVersion | ImportFailed], N
 class _ImportState:
     """The state of an import.
 
-    It contains the keys whose remaining versions are skipped or refused.
+    The state of an import contains the keys whose remaining versions are skipped or refused.
     """
 
     # keys whose versions differ in this store; None if a difference is an error
@@ -336,10 +336,10 @@ def _write_versions(
 ) -> Flow[_BatchResult]:
     """Write a batch of versions in one transaction.
 
-    Items with a tombstone in this store are refused. An imported version may have the same number
-    as a version in this store, but other content. In this case, the version and all later versions
-    of its key are skipped, and the key is added to `state.differing`. If `state.differing` is None,
-    an imported version with other content raises an error.
+    Items with a tombstone in this store are refused. If an imported version has the same number as
+    a version in this store but other content, the version and all later versions of its key are
+    skipped. The key is added to `state.differing`. If `state.differing` is None, an imported
+    version with other content raises an error.
     """
     report, imported_tombstones = TransferReport(), set[_RowKey]()
     totals = WriteTotals(None if model is None else (yield from writer.register_model(model)))
@@ -409,7 +409,7 @@ def _find_refused_keys(
 ) -> Flow[set[_RowKey]]:
     """Return the keys of a batch for which this store has a tombstone.
 
-    A tombstone for any version of a key is sufficient.
+    A key is refused if there is a tombstone for any of its versions.
 
     A tombstone is ignored if the current version of the key in this store has the text of the
     tombstone, because the item was stored again after its erasure.

@@ -247,7 +247,7 @@ def check_number(
 def suggest_name(name: object, allowed: Iterable[str]) -> str:
     """Return the end of an error message about an unknown name.
 
-    It suggests the closest known name, if there is one, and lists all known names.
+    The text suggests the closest known name, if there is one, and lists all known names.
 
     >>> suggest_name("actr", ("actor", "at")), suggest_name("$y", ("$eq", "$ne"))
     ("did you mean 'actor'? There are actor, at", 'there are $eq, $ne')

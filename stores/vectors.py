@@ -72,7 +72,11 @@ class Model:
         return self.dims * np.dtype(self.kind).itemsize + (4 if self.kind == "int8" else 0)
 
     def build_mismatch_error(self, opened_with: Model) -> EmbedderMismatch:
-        """Build the error for vectors of another model or of another encoding than the store's."""
+        """Build the error for an embedder that does not fit the store's vectors.
+
+        An embedder does not fit if its model or its encoding of vectors differs from the one that
+        the store has recorded.
+        """
         if (self.name, self.dims) == (opened_with.name, opened_with.dims):
             return EmbedderMismatch(
                 f"the store's vectors are stored as {self.kind}, but the store was opened with "

@@ -367,10 +367,11 @@ class WholeStore(DatabaseOwner, Store):
 
         An exported version that exists already, or that is older than the existing one, is skipped.
         If a line has neither a field `namespace` nor a field `value`, its whole JSON object is the
-        value of an item. Such an object is put into `namespace`. Its key is the field `key` of the
-        object, or a hash of the object if the field is missing. A line that has a field `namespace`
-        or `value` may contain only fields that `export` writes. A memory that was deleted or
-        forgotten in this store is refused and named in the report; see `import_from`.
+        value of an item. An item from a line without the two fields is put into the namespace that
+        the argument `namespace` names. The key of the item is the field `key` of the object, or a
+        hash of the object if the field `key` is missing. A line that has a field `namespace` or
+        `value` may contain only fields that `export` writes. A memory that was deleted or forgotten
+        in this store is refused and named in the report; see `import_from`.
 
         Args:
             lines: JSON, one object per line. Empty lines are skipped.
@@ -406,10 +407,10 @@ class WholeStore(DatabaseOwner, Store):
         skipped.
 
         A memory that was deleted or forgotten in this store (`perdure.memory.forget`) is refused
-        with all its versions. The memory is refused even if it was changed in the source after it
-        had been forgotten here. The report names each refused memory. The tombstone in this store
-        decides. A tombstone contains the hash of a text that the item has or had, or of the message
-        from which a turn was made. To have the memory again, add it here.
+        with all its versions. A forgotten memory is refused even if it was changed in the source
+        afterwards. The report names each refused memory. The tombstone in this store decides. A
+        tombstone contains the hash of a text that the item has or had, or of the message from which
+        a turn was made. To have the memory again, add it here.
 
         Args:
             source: The path of the file, the Postgres DSN, or an open store with blocking methods.
