@@ -1,11 +1,11 @@
 """`PostgresDatabase`: a `Database` in a schema of a Postgres database.
 
-Each request of a flow is sent as one pipeline, and the last request together with the COMMIT
-(https://www.postgresql.org/docs/current/libpq-pipeline-mode.html). No session state is needed, so a
-pooler may give each transaction another connection.
+Each request of a flow is sent as one pipeline, and the COMMIT is sent together with the last
+request (https://www.postgresql.org/docs/current/libpq-pipeline-mode.html). Transactions do not
+depend on session state, so a pooler may use another connection for each transaction.
 
-Writers exclude each other by advisory locks of their transactions, on the names that
-`Database.write` takes.
+A transaction that writes takes advisory locks on the names that were passed to `Database.write`. If
+two transactions have a name in common, the second transaction waits for the first.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ except ImportError as exc:
     ) from exc
 
 T = TypeVar("T")
-_FunctionCall = tuple[str, Any]  # SQL that calls a function of the server, and its parameter
+# SQL that calls a function of the server, and the parameter of this SQL
+_FunctionCall = tuple[str, Any]
 _log = logging.getLogger("perdure")
-_MAX_LOCK_NAMES: Final = (
-    # maximum number of names that a transaction locks one by one; for more names it locks the whole
-    # component, because the server's lock table is small
-    64
-)
-# maximum attempts to run a transaction that lost its connection or conflicts with another
+# Maximum number of names that a transaction locks one by one. For more names, the transaction locks
+# the whole component, because the server's lock table is small.
+_MAX_LOCK_NAMES: Final = 64
+# Maximum number of attempts to run a transaction that loses its connection or conflicts with
+# another transaction
 _MAX_ATTEMPTS: Final = 10
 _CONFLICT_ERRORS: Final = (errors.SerializationFailure, errors.DeadlockDetected)
 _REQUEST_SCRUB_SQL: Final = (
@@ -98,11 +98,9 @@ _REQUEST_SCRUB_SQL: Final = (
     "ON CONFLICT ({}name) DO UPDATE SET value = excluded.value"
 )
 _BEGIN_SNAPSHOT: Final = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-_MIN_DEAD_ROWS: Final = (
-    # minimum number of deleted rows in a table that `shrink` vacuums, if they are also 2 % of the
-    # live rows
-    1_000
-)
+# Minimum number of deleted rows in a table that `shrink` vacuums. The minimum increases by the same
+# number for each 50,000 live rows of the table (2 %).
+_MIN_DEAD_ROWS: Final = 1_000
 _TABLES_TO_VACUUM_SQL: Final = """
 SELECT relname::text FROM pg_stat_user_tables WHERE schemaname = ?1 AND relname = ANY(?2)
 AND n_dead_tup >= ?3::bigint * (1 + n_live_tup / 50000)
@@ -115,7 +113,7 @@ WHERE n.nspname = ? AND c.relkind = 'r'
 
 
 class _WriteGroup(NamedTuple):
-    """Writes with the same exclusive name that share a request.
+    """Writes that have the same exclusive name and are committed in one transaction.
 
     Attributes:
         jobs: The writes, in the order of their submission.
@@ -192,12 +190,11 @@ class PostgresDatabase(LazyDatabase[Server]):
         # Writes are made in the order of their submission, so that a cancelled run cannot write
         # after the run that follows it.
         self._queues, self._submit_lock = Queues(), Lock()
-        self._open_groups: dict[
-            str, _WriteGroup
-        ] = {}  # groups of writes that further writes may still join, by name
+        # For each exclusive name, the group of writes that further writes may still join
+        self._open_groups: dict[str, _WriteGroup] = {}
 
     def _build_advisory_locks(self, direct: object) -> AdvisoryLocks | None:
-        """Return the locks between processes, or None if the only DSN leads to a pooler."""
+        """Return the advisory locks, or None if the only DSN leads to a pooler."""
         self._can_lock = direct is not None or not self._is_pooled
         if not self._can_lock:
             return None
@@ -209,7 +206,7 @@ class PostgresDatabase(LazyDatabase[Server]):
 
     @property
     def path(self) -> str:
-        """See `Database.path`. For a pool of the user, this is the name of the pool."""
+        """See `Database.path`. If the user has passed a pool, the path is the name of the pool."""
         return self._source.name if self._pool is None else describe_pool(self._pool)
 
     @property
@@ -270,7 +267,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         return server
 
     def _start_server(self) -> Server:
-        """Create the pool of connections, or use that of the user."""
+        """Create a pool of connections, or use the pool that the user has passed."""
         connections: Connections
         if self._pool is not None:
             connections = UserPool(self._pool, self._timeout_s)
@@ -325,8 +322,8 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> Awaitable[T]:
         """See `Database.awrite`."""
         if self._resource is None:
-            # The lock is taken in this thread, because a thread of the pool does not belong to a
-            # run.
+            # Check the locks in the calling thread, because a thread of the pool does not belong to
+            # the run that holds the locks.
             self._locks.check()
             work = partial(self.write, make_flow, on_commit, on_rollback, exclusive_names)
             return self._call_after_connecting(lambda server: server.run_in_thread(work))
@@ -337,7 +334,8 @@ class PostgresDatabase(LazyDatabase[Server]):
         name = (
             exclusive_names[0] if exclusive_names is not None and len(exclusive_names) == 1 else ""
         )
-        # Without this limit, all threads of the pool could wait for their turn.
+        # A write that joins an open group does not occupy another thread of the pool. Without
+        # groups, waiting writes could occupy all threads of the pool.
         with self._submit_lock:
             group = self._open_groups.get(name)
             if group is not None:
@@ -359,10 +357,10 @@ class PostgresDatabase(LazyDatabase[Server]):
     def _add_group(
         self, job: Job[Any], exclusive_names: Sequence[str] | None, *, may_wait: bool = False
     ) -> _WriteGroup:
-        """Add a group with one job to the queues of its exclusive names.
+        """Create a group for one job, and add the group to the queues of its exclusive names.
 
-        Earlier groups with these names are closed. A later write that joined one of them would
-        overtake this job.
+        Earlier groups with one of the exclusive names are closed. If a later write could join an
+        earlier group, the later write would be committed before this job.
         """
         for name in exclusive_names or ():
             self._close_group(name)
@@ -374,7 +372,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         return group
 
     def _close_group(self, name: str) -> None:
-        """Close the group for a name, if there is one, so that no more writes join it."""
+        """Close the open group of a name, if any, so that no more writes join the group."""
         group = self._open_groups.pop(name, None)
         if group is not None and group.closed is not None:
             group.closed.set()
@@ -382,7 +380,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     def _run_group(
         self, server: Server, group: _WriteGroup, exclusive_names: Sequence[str] | None
     ) -> None:
-        """Commit the jobs of a group, after all groups before it in the queues."""
+        """Commit the jobs of a group after all groups that precede the group in its queues."""
         if group.closed is not None and not group.closed.wait(GROUP_WAIT_S) and exclusive_names:
             with self._submit_lock:
                 if self._open_groups.get(exclusive_names[0]) is group:
@@ -402,7 +400,10 @@ class PostgresDatabase(LazyDatabase[Server]):
     def _commit_jobs(
         self, server: Server, jobs: list[Job[Any]], exclusive_names: Sequence[str] | None
     ) -> None:
-        """Run jobs in one transaction. If it fails, run each job in a transaction of its own."""
+        """Run jobs in one transaction.
+
+        If the transaction fails, run each job in a transaction of its own.
+        """
         try:
             make_flow = partial(_combine_flows, jobs) if len(jobs) > 1 else jobs[0].make_flow
             result = self._run_transaction(
@@ -419,7 +420,7 @@ class PostgresDatabase(LazyDatabase[Server]):
                 job.finish_with_commit()
 
     def epoch(self, watch: Watch) -> object | None:
-        """Return None, because the epoch of a server cannot be read without I/O."""
+        """Return None, because Postgres has no epoch that can be read without I/O."""
         return None
 
     async def wait_for_epoch(self, watch: Watch) -> object | None:
@@ -427,14 +428,18 @@ class PostgresDatabase(LazyDatabase[Server]):
         return None
 
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
-        """See `Database.write_later`. Another thread writes, as the caller may be reading."""
+        """See `Database.write_later`.
+
+        The write is executed in another thread, because the calling thread may be in the middle of
+        a read.
+        """
         with suppress(StorageError):
             server = self._get_writable_server()
             group = self._add_group(Job(make_flow, is_async=False), None)
             server.threads.submit(partial(self._run_group, server, group, None), is_async=None)
 
     def _get_writable_server(self) -> Server:
-        """Open the database for a write, and return its server.
+        """Open the database for a write, and return its `Server`.
 
         Raises:
             StorageError: The database is read-only, or a lock of the calling run was lost.
@@ -451,7 +456,10 @@ class PostgresDatabase(LazyDatabase[Server]):
         begin: Sequence[Statement],
         calls: Sequence[_FunctionCall] = (),
     ) -> T:
-        """Run a flow in a transaction, again if the connection is lost or transactions conflict.
+        """Run a flow in a transaction.
+
+        If the connection is lost, or the transaction conflicts with another transaction, the flow
+        is built and run again.
 
         Args:
             server: The server.
@@ -476,7 +484,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         raise translate_error(error, server.name) from error
 
     def _build_lock_calls(self, names: Sequence[str] | None) -> list[_FunctionCall]:
-        """Build the function calls at the start of a transaction that writes.
+        """Build the SQL function calls with which a writing transaction begins.
 
         Args:
             names: The exclusive names; see `Database.write`.
@@ -525,7 +533,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     # -- locking
 
     def lock(self, name: str, *, timeout_s: float | None = None) -> NamedLock:
-        """See `Database.lock`. The lock is an advisory lock of one connection of this process.
+        """See `Database.lock`. The lock is an advisory lock that a separate connection holds.
 
         Raises:
             ConfigurationError: The only DSN leads to a pooler.
@@ -600,7 +608,7 @@ class PostgresOwner(DatabaseOwner):
 
 
 def _combine_flows(jobs: Sequence[Job[Any]]) -> Flow[list[Any]]:
-    """Combine the flows of jobs, each with one guarded request, into one flow.
+    """Combine the flows of jobs into one flow. Each job's flow has one guarded request.
 
     Returns:
         The results of the jobs, in their order.

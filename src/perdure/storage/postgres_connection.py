@@ -29,8 +29,9 @@ C = TypeVar("C", bound=psycopg.Connection[Any])
 _THREAD_COUNT: Final = 8  # maximum number of threads that run the blocking work of coroutines
 _MIN_SERVER_VERSION: Final = 13  # oldest supported version of PostgreSQL
 _ENCODING: Final = "UTF8"
-# A role may have other defaults for these settings. PgBouncer keeps the settings for its client on
-# every server connection.
+# A role may have other defaults for the settings `DateStyle`, `TimeZone` and
+# `standard_conforming_strings`. PgBouncer restores the values of these settings on each server
+# connection that a client uses.
 _SET_SESSION_SQL: Final = """
 SELECT set_config('DateStyle', 'ISO', false), set_config('TimeZone', 'UTC', false),
 set_config('standard_conforming_strings', 'on', false)
@@ -38,9 +39,8 @@ set_config('standard_conforming_strings', 'on', false)
 _DISABLE_IDLE_TIMEOUT_SQL: Final = """
 SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'
 """
-_EXPECTED_WAIT_S: Final = (
-    1.0  # seconds to wait for a connection before the pool counts as exhausted or broken
-)
+# Seconds to wait for a connection before the pool counts as exhausted or broken
+_EXPECTED_WAIT_S: Final = 1.0
 _WRONG_PASSWORD_TEXTS: Final = ("authentication failed", "no password supplied")
 _REFUSAL_TEXTS: Final = (
     *_WRONG_PASSWORD_TEXTS,
@@ -62,7 +62,7 @@ def compute_lock_key(*parts: str) -> int:
 
 
 def set_session(conn: psycopg.Connection[Any]) -> None:
-    """Set the settings of a session on which perdure relies, because roles may have others."""
+    """Set the session settings on which perdure relies, because a role may have other defaults."""
     conn.execute(_SET_SESSION_SQL, prepare=False)
 
 
@@ -115,7 +115,7 @@ def open_connection(
 def is_pooled(conn: psycopg.Connection[Any]) -> bool:
     """Return whether the connection leads to a pooler instead of directly to the server.
 
-    A pooler reports another backend process than the server does.
+    The backend process id that a pooler reports differs from the one that the server returns.
     """
     ((pid,),) = conn.execute("SELECT pg_backend_pid()", prepare=False)
     return bool(pid != conn.info.backend_pid)
@@ -144,7 +144,7 @@ class Connections(Protocol):
         """The name of the database, without a password, for error messages."""
 
     def connection(self) -> AbstractContextManager[Requests]:
-        """Lend a connection that is in no transaction.
+        """Provide a connection without an open transaction until the `with` block ends.
 
         Raises:
             StorageUnavailable: No connection is free within `timeout_s` seconds, or the pool is
@@ -152,9 +152,10 @@ class Connections(Protocol):
         """
 
     def lend_replacement(self, lost: Requests, within_s: float) -> AbstractContextManager[Requests]:
-        """Lend a connection that replaces a lost one.
+        """Provide another connection in place of a lost connection until the `with` block ends.
 
-        A user's pool takes the lost connection back first, because it may have lent all others.
+        If the user owns the pool, the lost connection is returned to the pool first, because all
+        other connections of the pool may be in use.
 
         Raises:
             StorageUnavailable: No connection is free within about `within_s` seconds.
@@ -165,7 +166,7 @@ class Connections(Protocol):
 
 
 def _configure_connection(conn: Pipelined, *, pooled: bool, schema: str) -> None:
-    """Set the settings of a new connection, and read those on which requests depend."""
+    """Set the session settings of a new connection, and read settings that requests depend on."""
     set_session(conn)
     conn.keeps_session = not pooled and not is_pooled(conn)
     if conn.keeps_session:
@@ -225,7 +226,9 @@ class OwnPool(Connections):
             broken = conn.broken
             self._pool.putconn(conn)
             if broken:
-                self._pool.drain()  # The idle connections of the pool were probably lost as well.
+                # The idle connections of the pool were probably lost together with the broken
+                # connection.
+                self._pool.drain()
 
     def _take_connection(self) -> Pipelined:
         """Take a connection from the pool, or raise an error that says why none was available."""
@@ -254,7 +257,7 @@ class OwnPool(Connections):
 
     @contextmanager
     def lend_replacement(self, lost: Requests, within_s: float) -> Iterator[Pipelined]:
-        """See `Connections.lend_replacement`. The connection is opened outside the pool."""
+        """See `Connections.lend_replacement`. The replacement does not belong to the pool."""
         with self._open_connection(within_s) as conn:
             yield conn
 
@@ -265,7 +268,7 @@ class OwnPool(Connections):
         )
 
     def _try_connecting(self, within_s: float) -> None:
-        """Open a connection as the pool does, to raise the error that the pool hides."""
+        """Open a connection outside the pool, because the pool hides the error of an attempt."""
         with self._open_connection(within_s) as conn:
             _check_server(conn.pgconn, self.name)
 
@@ -276,10 +279,10 @@ class OwnPool(Connections):
 
 
 class _Session(NamedTuple):
-    """Data about one connection of the user's pool that is kept between loans.
+    """Data that is kept about one connection of the user's pool while it is in the pool.
 
     Attributes:
-        run: The result of the query `RUN`, by which a crash of the server is noticed.
+        server_run: The result of the query `SERVER_RUN_SQL`, which reveals a crash of the server.
         transformer: The psycopg transformer that adapts values for this connection.
     """
 
@@ -356,8 +359,8 @@ class UserPool(Connections):
     def _take_connection(self, within_s: float) -> psycopg.Connection[Any]:
         """Take a connection from the pool.
 
-        The pool calls functions of the user. The message about an error in such a function names
-        only the class of the error, because its text may contain a password.
+        The pool calls functions of the user. The message about an error in one of these functions
+        names only the class of the error, because the text of the error may contain a password.
         """
         try:
             conn: psycopg.Connection[Any] = self._pool.getconn(within_s)
@@ -379,9 +382,9 @@ class UserPool(Connections):
         raise StorageUnavailable(problem)
 
     def _return_connection(self, lent: Borrowed) -> None:
-        """Return a connection to the pool with its session unchanged.
+        """Return a connection to the pool. The settings of its session were not changed.
 
-        A second call for the same connection does nothing.
+        If the connection was already returned, nothing is done.
         """
         conn, lent.conn = lent.conn, None
         if conn is None:
@@ -392,11 +395,13 @@ class UserPool(Connections):
             is_lost = lent.closed
             self._pool.putconn(conn)
             if is_lost and not self._pool.closed:
-                with suppress(Exception):  # The idle connections of the pool may be lost as well.
+                # The idle connections of the pool may be lost together with the returned
+                # connection.
+                with suppress(Exception):
                     self._pool.check()
 
     def close(self) -> None:
-        """Do nothing, because the pool belongs to the user."""
+        """Leave the connections open, because the pool belongs to the user."""
 
 
 def describe_pool(pool: ConnectionPool[Any]) -> str:
@@ -419,7 +424,7 @@ class Server(SharedResource):
         self.lend_replacement = connections.lend_replacement
 
     def connection(self) -> AbstractContextManager[Requests]:
-        """Lend a connection as `Connections.connection` does."""
+        """Provide a connection as `Connections.connection` does."""
         self.check_usable()
         return self._connections.connection()
 
@@ -435,7 +440,7 @@ class Server(SharedResource):
 
 
 class AdvisoryLocks(ProcessLocks):
-    """Advisory locks of a separate connection, which holds all locks of one component.
+    """Holds the advisory locks of one component on a separate connection.
 
     Args:
         source: The source of the DSN of the server itself. A pooler would give the session, and
@@ -480,7 +485,7 @@ class AdvisoryLocks(ProcessLocks):
                 self._call_lock_function("pg_advisory_unlock", name)
 
     def _call_lock_function(self, function: str, name: str) -> bool:
-        """Call a function of the server with the key of a lock, and return its result."""
+        """Call a lock function of the server for a name, and return the result of the function."""
         if self._conn is None:
             self._conn = open_connection(self._source, psycopg.Connection, within_s=self._timeout_s)
             self._conn.execute(_DISABLE_IDLE_TIMEOUT_SQL)
@@ -492,7 +497,10 @@ class AdvisoryLocks(ProcessLocks):
         return bool(is_done)
 
     def check(self) -> None:
-        """See `ProcessLocks.check`. The socket of a closed connection is readable, without data."""
+        """See `ProcessLocks.check`.
+
+        If the server has closed the connection, its socket is readable, but no data can be read.
+        """
         with self._guard:
             conn = self._conn
             if conn is not None and (conn.closed or select.select([conn], [], [], 0)[0]):
@@ -502,7 +510,7 @@ class AdvisoryLocks(ProcessLocks):
                     self._drop_connection()
 
     def _drop_connection(self) -> None:
-        """Close the connection, and begin a new session, because all locks are lost."""
+        """Close the connection, and begin a new session, because all held locks are lost."""
         self.session += 1
         if self._conn is not None:
             self._conn.close()

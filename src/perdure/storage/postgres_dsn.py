@@ -1,9 +1,9 @@
-"""DSNs of Postgres, and the sources from which perdure gets one for each new connection.
+"""DSNs of Postgres, and the sources that provide a DSN for each new connection.
 
 A source is a fixed DSN, a function of the user that returns a DSN (for passwords that rotate), or
 the connection parameters of a `psycopg_pool` pool that the user owns. No message contains a
 password. The message about an error in the user's function names only the class of the error,
-because its text may contain a password.
+because the text of the error may contain a password.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _DEFAULTS: Final[dict[str, Any]] = {  # a lost host is noticed within a minute
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-_NOT_IN_A_DSN: Final = (
-    frozenset(  # parameters of `psycopg.Connection.connect` that are no libpq keywords
-        {"autocommit", "prepare_threshold", "context", "row_factory", "cursor_factory"}
-    )
+# Parameters of `psycopg.Connection.connect` that cannot be part of a DSN
+_NOT_IN_A_DSN: Final = frozenset(
+    {"autocommit", "prepare_threshold", "context", "row_factory", "cursor_factory"}
 )
-# maximum number of threads that call one DSN function; a call that hangs occupies its thread
+# Maximum number of threads that call one DSN function. A call that hangs occupies its thread.
 _MAX_CALLS: Final = 4
-_POLL_S: Final = 0.1  # seconds after which a waiting caller notices that the source was closed
+# Seconds after which a caller that waits for a DSN notices that the source of the DSN was closed
+_POLL_S: Final = 0.1
 
 
 # -- DSNs
@@ -83,10 +83,12 @@ def normalize_dsn(dsn: object) -> str:
 
 
 def _encode_hosts(hosts: Any) -> dict[str, str]:
-    """Return the parameter `host` in ASCII, or nothing if the hosts of the DSN are in ASCII.
+    """Return the parameter `host` of a DSN with all host names in ASCII.
 
-    psycopg encodes other names by IDNA 2003, which may be another domain. Without a parameter
-    `host`, psycopg takes the environment variable `PGHOST`. The names are separated by commas.
+    If the host names of the DSN are in ASCII already, return an empty dict. psycopg encodes
+    non-ASCII names according to IDNA 2003, which may yield another domain. If the DSN has no
+    parameter `host`, psycopg uses the environment variable `PGHOST`. The host names are separated
+    by commas.
     """
     hosts = str(hosts or os.environ.get("PGHOST", ""))
     if hosts.isascii():
@@ -125,7 +127,7 @@ def format_uri(dsn: str) -> str:
 
 
 class DsnSource(Protocol):
-    """The source of the DSN for each new connection.
+    """An object that provides the DSN for each new connection.
 
     Attributes:
         name: The name of the database, without a password, for error messages.
@@ -145,7 +147,7 @@ class DsnSource(Protocol):
         """
 
     def locate_database(self, within_s: float) -> DatabaseAddress:
-        """Return the host, port and database to which the last DSN led.
+        """Return the host, port and database in the DSN that was provided last.
 
         Raises:
             StorageUnavailable: No DSN was resolved before, and none is available within `within_s`
@@ -155,11 +157,11 @@ class DsnSource(Protocol):
     def check_last_call(self, within_s: float) -> None:
         """Raise `StorageUnavailable` if the last attempt to get a DSN failed or still hangs.
 
-        An attempt hangs when it has taken longer than `within_s` seconds.
+        An attempt counts as hanging if it has taken longer than `within_s` seconds.
         """
 
     def close(self) -> None:
-        """Let attempts to get a DSN that are in progress fail with `StorageUnavailable`."""
+        """Make all unfinished attempts to get a DSN fail with `StorageUnavailable`."""
 
 
 class FixedDsn(DsnSource):
@@ -180,10 +182,10 @@ class FixedDsn(DsnSource):
         return self._address
 
     def check_last_call(self, within_s: float) -> None:
-        """Do nothing, because a fixed DSN is always available."""
+        """Do nothing, because getting a fixed DSN can neither fail nor hang."""
 
     def close(self) -> None:
-        """Do nothing, because a fixed DSN is available at once and no attempt has to be ended."""
+        """Do nothing, because there are no unfinished attempts to get a fixed DSN."""
 
 
 class DsnFunction(DsnSource):
@@ -238,7 +240,10 @@ class DsnFunction(DsnSource):
         return self._address or parse_address(self.resolve_dsn(within_s))
 
     def _call_function(self, deadline: float) -> tuple[str, str]:
-        """Return the normalized DSN and "", or "" and the reason why there is no DSN."""
+        """Call the function, and return the normalized DSN and an empty string.
+
+        If there is no DSN, return an empty string and the reason.
+        """
         future = self._threads.submit(self._call_and_describe_error, is_async=False)
         while True:
             left_s = deadline - time.monotonic()
@@ -260,7 +265,10 @@ class DsnFunction(DsnSource):
             return "", f"returned {_describe_result(result)}"
 
     def _call_and_describe_error(self) -> tuple[object, str]:
-        """Call the function, and return its result and "", or None and a text about its error."""
+        """Call the function, and return its result and an empty string.
+
+        If the function raises an error, return None and a description of the error.
+        """
         try:
             return self._function(), ""
         # BaseException includes SystemExit, which would end the thread.
@@ -305,7 +313,10 @@ def _check_callable(function: Callable[[], object], label: str) -> None:
 
 
 def _describe_result(result: object) -> str:
-    """Describe a result that is not a DSN, without its text, and close it if it is a coroutine."""
+    """Describe a result that is not a DSN, without showing the text of the result.
+
+    A result that is a coroutine is closed.
+    """
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             # Close the coroutine, because Python would warn that it was never awaited.
@@ -345,7 +356,7 @@ class _Identity:
 
 
 def build_dsn_source(dsn: object, argument: str = "dsn") -> DsnSource:
-    """Build the source for a DSN, or for a function that returns a DSN.
+    """Build the `DsnSource` for a DSN, or for a function that returns a DSN.
 
     Args:
         dsn: The value that the user passed.
@@ -372,7 +383,7 @@ def build_dsn_source(dsn: object, argument: str = "dsn") -> DsnSource:
 
 
 def build_pool_dsn_source(pool: ConnectionPool[Any]) -> DsnSource:
-    """Build a source from the parameters with which the user's pool opens its connections."""
+    """Build a `DsnSource` from the parameters with which the user's pool opens connections."""
 
     def build_dsn() -> str:
         conninfo, kwargs = pool.conninfo, pool.kwargs

@@ -39,7 +39,8 @@ _ADVICE: Final[Sequence[tuple[type[psycopg.Error], type[StorageError], str]]] = 
 def is_lost(exc: psycopg.Error) -> bool:
     """Return whether the error means that the connection is gone.
 
-    Such an error does not tell whether the last statement was executed.
+    After the loss of a connection, it is unknown whether the server has executed the last
+    statement.
     """
     if isinstance(exc, psycopg.InterfaceError):
         return True

@@ -1,8 +1,9 @@
 """Send statements to a Postgres server in libpq's pipeline mode, several in one request.
 
-A cursor of psycopg takes several times as long as its statement does (docs/decisions/0018).
-Statements are therefore sent with libpq directly (`psycopg.pq`). psycopg adapts the values.
-https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
+A cursor of psycopg takes several times as long as the statement that it executes
+(docs/decisions/0018). Therefore perdure sends statements with libpq directly (`psycopg.pq`), and
+uses psycopg only to convert parameters and results. The PostgreSQL documentation describes the
+pipeline mode: https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from psycopg.types.string import BytesBinaryDumper
 
 from perdure.storage.flow import Row, Statement, TextOrBytes
 
-# maximum number of prepared statements per connection; further statements are sent as text
+# Maximum number of prepared statements per connection. Further statements are sent as text.
 _MAX_PREPARED: Final = 256
 _BINARY: Final = pq.Format.BINARY
 
@@ -36,8 +37,8 @@ _BoundStatement = tuple[_StatementKey, Sequence[Any], Sequence[pq.Format]]  # wi
 def number_placeholders(sql: str) -> bytes:
     """Replace SQLite's placeholders by those of Postgres: `?2` by `$2`, the nth bare `?` by `$n`.
 
-    No placeholder works in both, because SQLite takes `$2` for a name. No literal in the statements
-    contains a question mark.
+    No placeholder works in SQLite and in Postgres, because SQLite interprets `$2` as the name of a
+    parameter. No literal in perdure's statements contains a question mark.
     """
     first_part, *other_parts = sql.split("?")
     parts = (
@@ -48,14 +49,14 @@ def number_placeholders(sql: str) -> bytes:
 
 
 class _IntegerLoader(NumericBinaryLoader):
-    """Loads values of type numeric as int. Postgres returns sums of integers in this type."""
+    """Loads a value of type numeric as int, because Postgres returns integer sums as numeric."""
 
     def load(self, data: Any) -> Any:
         return int(super().load(data))
 
 
 class _AnyTextDumper(BytesBinaryDumper):
-    """Dumps text for a column that is declared as text or as bytea."""
+    """Dumps a `TextOrBytes` object as the bytes that `to_column_bytes` returns."""
 
     def dump(self, obj: Any) -> Any:
         return super().dump(obj.to_column_bytes())
@@ -63,13 +64,12 @@ class _AnyTextDumper(BytesBinaryDumper):
 
 def _register_adapters(adapters: AdaptersMap) -> AdaptersMap:
     """Register the adapters that perdure's statements need, and return the map."""
-    # All integers get one type, so that a statement is prepared once and not for each integer
-    # width.
+    # All integers are sent with one Postgres type, so that a statement is prepared only once, and
+    # not once for each integer width.
     adapters.register_dumper(int, Int8BinaryDumper)
     adapters.register_dumper(TextOrBytes, _AnyTextDumper)
-    adapters.register_dumper(
-        list, ListBinaryDumper
-    )  # In text form, the integers of a list may have any width.
+    # Send lists in binary form, because in text form the integers of a list may have any width.
+    adapters.register_dumper(list, ListBinaryDumper)
     adapters.register_loader("numeric", _IntegerLoader)
     return adapters
 
@@ -98,7 +98,7 @@ class Requests(ABC):
     transformer: abc.Transformer
 
     def _set_transformer(self, transformer: abc.Transformer) -> None:
-        """Set the transformer, and reset the state that all requests of the connection share."""
+        """Set the psycopg transformer, and forget the prepared statements of the connection."""
         self.transformer = transformer
         self._names: dict[_StatementKey, bytes] = {}  # names of the prepared statements
         self._numbers = count()
@@ -115,9 +115,9 @@ class Requests(ABC):
     def send_request(
         self, statements: Sequence[Statement], *, prepare: bool = True
     ) -> list[list[Row]]:
-        """Run statements up to the first one that fails, and return their rows.
+        """Run statements until one of them fails, and return the rows of each statement.
 
-        The statements are one transaction, unless they contain BEGIN themselves.
+        The statements are executed as one transaction, unless one of the statements is BEGIN.
 
         Args:
             statements: The statements, which are sent in one request.
@@ -179,7 +179,7 @@ class Requests(ABC):
         params: Sequence[Any],
         formats: Sequence[pq.Format],
     ) -> Iterator[int | _StatementKey]:
-        """Send one statement, and prepare it first if fewer than `max_prepared` are prepared.
+        """Send one statement, and prepare it first while the limit `max_prepared` is not reached.
 
         Yields one element for each result that the server will return: the key of a statement that
         is prepared, then the number of the statement that is executed.
@@ -243,8 +243,8 @@ class Pipelined(Requests, psycopg.Connection[Row]):
 
 _ADAPTERS: Final = _register_adapters(AdaptersMap(psycopg.adapters))
 _ROLLBACK: Final = Statement("ROLLBACK")
-# The settings apply to one transaction, because the sessions of a user's pool must keep their own
-# settings.
+# The settings apply only to the current transaction, because a connection of the user's pool must
+# keep its own session settings.
 _BORROWED_SETTINGS: Final = Statement(
     "SELECT set_config('client_encoding', 'UTF8', true), set_config('DateStyle', 'ISO', true), "
     "set_config('TimeZone', 'UTC', true), set_config('standard_conforming_strings', 'on', true), "
@@ -253,15 +253,16 @@ _BORROWED_SETTINGS: Final = Statement(
 
 
 def build_transformer() -> abc.Transformer:
-    """Build a transformer for `Borrowed` that encodes in UTF-8, whatever the session uses."""
+    """Build a transformer that encodes in UTF-8, even if the session has another encoding."""
     return Transformer(_ADAPTERS)
 
 
 class Borrowed(Requests):
-    """A connection that a pool of the user has lent, and whose session is left unchanged.
+    """A connection from a pool that the user owns. The settings of its session are not changed.
 
-    The connection object of psycopg is neither changed nor used. Statements are sent with the libpq
-    connection inside it, in transactions to which all settings are local. No statement is prepared.
+    perdure neither changes nor uses the connection object of psycopg. Statements are sent with the
+    libpq connection that the psycopg connection contains. All settings are local to a transaction.
+    No statement is prepared.
 
     Args:
         conn: The connection. If it is in a transaction, that is rolled back.

@@ -1,10 +1,11 @@
 """Create the tables of a component in Postgres, with row-level security if tenants share them.
 
 With tenants, each table has the column `tenant`, which is the first column of all keys and indexes.
-A policy allows a transaction to read and write only the rows of the tenant that it has set. Without
-a tenant, no row is visible. Only statements that name the columns of a key differ for tenants.
+A row-level security policy allows a transaction to read and write only the rows of the tenant that
+the transaction has set. If a transaction has set no tenant, no row is visible. SQL statements for
+tables with tenants differ from other statements only if they name the columns of a key.
 
-Source: https://www.postgresql.org/docs/current/ddl-rowsecurity.html
+Row-level security: https://www.postgresql.org/docs/current/ddl-rowsecurity.html
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ CREATE TABLE IF NOT EXISTS schemas (
     applied_at timestamptz NOT NULL DEFAULT now()
 );
 """
-# Parameters: the table `migrations`, in which the first builds kept versions, and `schemas`.
-# Row: whether `migrations` has versions, `schemas` has versions, and `schemas` has hashes.
+# The parameters are the names of the table `migrations`, in which the first builds of perdure
+# stored versions, and of the table `schemas`. The row tells whether the table `migrations` contains
+# versions of components, whether the table `schemas` does, and whether `schemas` contains hashes of
+# scripts.
 _SCHEMAS_STATE: Final = """
 SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(?1) AND attname = 'component'),
 EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(?2) AND attname = 'component'),
@@ -42,9 +45,8 @@ _SETTINGS_TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS settings ({tenant_column}name text, value bytea NOT NULL, "
     "PRIMARY KEY ({tenant}name));"
 )
-_CURRENT_TENANT: Final = (
-    "nullif(current_setting('perdure.tenant', true), '')"  # a session keeps '' afterwards
-)
+# After a transaction that has set the tenant, the setting in the session is an empty string.
+_CURRENT_TENANT: Final = "nullif(current_setting('perdure.tenant', true), '')"
 _TENANT_COLUMN: Final = f'tenant text COLLATE "C" NOT NULL DEFAULT {_CURRENT_TENANT}, '
 _POLICY: Final = f"""
 ALTER TABLE {{0}} ENABLE ROW LEVEL SECURITY;
@@ -64,7 +66,7 @@ def list_table_names(script: str) -> list[str]:
 def build_statements(script: str, tenant: str | None) -> list[Statement]:
     """Build the statements of a script.
 
-    For tenants, the tables get the column `tenant` and a policy.
+    If a tenant is given, each table gets the column `tenant` and a row-level security policy.
     """
     if tenant is None:
         return split_script(script.replace("{tenant_column}", "").replace("{tenant}", ""))
@@ -101,7 +103,7 @@ def create_tables(
         ConfigurationError: A tenant was given for tables without tenants, or none for tables with
             tenants, or the role can see the rows of all tenants.
     """
-    # Check the tenant first, because the script depends on the tenant.
+    # Check the tenant first, because the script that creates the tables depends on the tenant.
     _check_tenant(conn, schema, tenant)
     if _has_tables(conn, name, component, schema):
         return
@@ -129,7 +131,7 @@ def create_tables(
 
 
 def _run_statements(conn: Requests, *statements: Statement) -> list[Row]:
-    """Run statements without preparing them, and return the rows of the last one."""
+    """Run statements without preparing them, and return the rows of the last statement."""
     return conn.send_request([*conn.settings, *statements], prepare=False)[-1]
 
 
@@ -151,7 +153,7 @@ def _has_tables(conn: Requests, name: str, component: Schema, schema: str) -> bo
     """Return whether the schema has the tables of a component.
 
     Raises:
-        SchemaMismatch: They were created by another version or build of perdure.
+        SchemaMismatch: The tables were created by another version or build of perdure.
     """
     table = f"{schema}.schemas"
     state = Statement(_SCHEMAS_STATE, (f"{schema}.migrations", table))
@@ -180,7 +182,9 @@ def check_tenant_name(tenant: Any) -> str | None:
 
 
 def _check_tenant(conn: Requests, schema: str, tenant: str | None) -> None:
-    """Check that a schema, if it has tables, and the role can be used with a tenant.
+    """Check that the tables of a schema, and the current role, can be used with a tenant.
+
+    If the schema has no tables, nothing is checked.
 
     Raises:
         ConfigurationError: The tables are for tenants and `tenant` is None, or the reverse, or the

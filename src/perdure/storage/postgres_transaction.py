@@ -34,7 +34,7 @@ _SETTLED_S: Final = 30.0  # seconds to wait for the end of a transaction that lo
 
 
 class Transaction:
-    """A transaction that executes the requests of a flow. It ends with its `with` block.
+    """Executes the requests of one flow in a transaction, which ends with the `with` block.
 
     Args:
         server: The server to which the connection leads.
@@ -57,12 +57,11 @@ class Transaction:
         self._function_calls = calls if begin else [*conn.settings, *calls]
         self._writes = BEGIN in begin
         self._is_open = False
-        self._transaction_number: str | None = (
-            None  # number of the writing transaction that is open, or None
-        )
+        # The number of the open transaction if it writes, or None
+        self._transaction_number: str | None = None
 
     def execute(self, request: Request) -> Any:
-        """Execute a request and return its rows. The last request is sent with the COMMIT."""
+        """Execute a request and return its rows. COMMIT is sent with the last request of a flow."""
         statements = request if isinstance(request, list) else [request]
         try:
             rows = self._send_statements(
@@ -82,10 +81,9 @@ class Transaction:
     def _send_statements(
         self, statements: Sequence[Statement], *, is_last: bool
     ) -> list[list[Row]]:
-        """Send statements, with BEGIN before the first and COMMIT after the last request."""
-        single = (
-            is_last and not self._conn.needs_transaction
-        )  # a request is a transaction by itself
+        """Send statements, after BEGIN in the first request, before COMMIT in the last request."""
+        # Without BEGIN, the request is a transaction of its own.
+        single = is_last and not self._conn.needs_transaction
         begin = () if single else self._begin
         opening_statements = [] if self._is_open else [*begin, *self._function_calls]
         closing_statements = [_COMMIT] if is_last and (begin or self._is_open) else []
@@ -121,10 +119,11 @@ class Transaction:
             self._conn.send_request([_ROLLBACK])
 
     def _was_committed(self) -> bool:
-        """Return whether the transaction was committed, after its connection was lost.
+        """Return whether a transaction was committed whose connection was lost during the commit.
 
-        After a crash, or on a standby that took over, another transaction may have the same number.
-        Then only the status "not committed" can be trusted.
+        After a crash of the server, or on a standby that took over, another transaction may have
+        the number of this transaction. After a crash or a takeover, only the status "not committed"
+        is reliable.
 
         Raises:
             StorageUnavailable: It cannot be determined whether the transaction was committed.
@@ -151,7 +150,7 @@ class Transaction:
         )
 
     def _read_status(self, conn: Requests) -> str:
-        """Return the status of the transaction as the server knows it."""
+        """Return the status of the transaction that the server reports, such as `"committed"`."""
         try:
             return str(
                 conn.send_request([Statement(_STATUS, (self._transaction_number,))])[0][0][0]
