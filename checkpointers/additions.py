@@ -206,7 +206,7 @@ class Additions:
             (entry_position, entry_position + 1) for entry_position in transcript_positions
         )
         # The transcript already contains the items of the channel's value at the parent checkpoint.
-        # Some of these items may be stored there with a different encoding.
+        # Some items may be stored in the transcript with a different encoding.
         if update.base:
             new_ranges = subtract_ranges(
                 new_ranges, merge_ranges(_replace_aliases_by_origins(log, update.base))
@@ -364,7 +364,8 @@ class Commit:
     def record_whether_head_has_writes(self, rows: list[Row]) -> None:
         """Record whether the new head has pending writes.
 
-        The first statement of the transaction has returned this information in `rows`.
+        `rows` are the rows that the first statement of the transaction has returned. The last
+        column says whether there are pending writes.
         """
         if self.head is not None and self.head.snapshot is self.snapshot:
             self.head.write_rows = None if rows[0][-1] else {}
@@ -402,7 +403,7 @@ class Commit:
     def _cache_written_row(
         self, checkpoint_ns: str, checkpoint_id: str, task_id: str, row: Row
     ) -> None:
-        """Cache the row of a task's pending writes, if they belong to the cached head."""
+        """Cache the row of a task's pending writes, if the writes belong to the cached head."""
         thread = self.cache.get_thread(self.thread_id)
         head = thread.heads.get(checkpoint_ns) if thread is not None else None
         if head is None or head.snapshot is None or head.snapshot.checkpoint_id != checkpoint_id:
@@ -449,7 +450,7 @@ def cache_pending_writes(
 ) -> None:
     """Cache the pending writes of a task if the next checkpoint may need them.
 
-    The next checkpoint needs a pending write if it may store items of the write in a log.
+    The next checkpoint needs a pending write if items of the pending write may be stored in a log.
     """
     if any(map(_may_be_stored_in_log, writes)):
         checkpoint = request.address.checkpoint_ns, request.address.checkpoint_id or ""

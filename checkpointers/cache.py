@@ -285,8 +285,8 @@ class Head:
 class Thread:
     """The cached data of one thread.
 
-    The cached data is valid as long as the row of the thread in the database has the `key` and the
-    `generation` that are stored in this object.
+    The cached data is valid as long as the attributes `key` and `generation` equal the columns of
+    the thread's row in the database.
 
     Attributes:
         key: The key of the thread's row, or 0 for a new thread.
@@ -362,7 +362,7 @@ class Thread:
         self.size_bytes += sum(log.add_item(position, item) for position, item in items)
 
     def committed_heads(self, version_token: int) -> dict[str, Head]:
-        """Return the committed heads by namespace, or an empty dict if they may be stale.
+        """Return the committed heads by namespace, or an empty dict if the heads may be stale.
 
         The heads may be stale if the version token of the thread differs from `version_token`. The
         result is also empty if another OS thread is planning a write to the thread. The heads are
@@ -408,9 +408,9 @@ class KeyBlock:
     """Database keys that are reserved for rows of new threads, namespaces and logs.
 
     The database reserves many keys at once, so the rows of a new checkpoint can refer to each other
-    before the database has stored any of them. No key is used twice. A later reservation always
-    returns higher keys than an earlier reservation. If the process ends before it has used all
-    reserved keys, the remaining keys are never used.
+    before any row is stored. No key is used twice. A later reservation always returns higher keys
+    than an earlier reservation. If the process ends before it has used all reserved keys, the
+    remaining keys are never used.
     """
 
     def __init__(self) -> None:
@@ -464,9 +464,9 @@ class Cache:
     def get_or_add_thread(
         self, thread_id: str, key: int, generation: int, newest_removal: int
     ) -> Thread:
-        """Return the cached thread if it is current, or else a `Thread` object without data.
+        """Return the cached thread if its data is current, or else a `Thread` object without data.
 
-        A cached thread is current if it has the given key and generation.
+        The data of a cached thread is current if its key and its generation equal the arguments.
         """
         with self._lock:
             thread = self._threads.get(thread_id)

@@ -441,9 +441,9 @@ class Checkpointer(CheckpointSaver):
     def removals(self, thread_id: str) -> int:
         """Return how many erasures and deletions were recorded for a thread id.
 
-        Use this number to find out which messages were erased while you processed them. Call
-        `removals` before you read the messages, and later pass the number that `removals` returned
-        to `removed` as `since`.
+        With the returned number, you can find out which messages were erased while you processed
+        messages of the thread. Call `removals` before you read the messages, and later pass the
+        returned number to `removed` as `since`.
         """
         thread_id = check_thread_id(thread_id)
         return self.database.read(lambda: self._removals.count_removals(thread_id))
@@ -484,10 +484,11 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[bool]:
         """Return for each message whether it was added by a run that started after `moment`.
 
-        The run must have been executed on this database. A message that was added by an update of
-        the state, an import, a merge or a copy gives False. A message gives False, too, if it is
-        not certain which run has added the message, for example because the preceding checkpoint
-        was pruned. A run that resumes an interrupted run counts as the same run.
+        The run must have been executed on this database. The result for a message is False if the
+        message was added by an update of the state, an import, a merge or a copy. If it is not
+        certain which run has added a message, the message gives False as well. This can happen if
+        the checkpoint before the message was pruned. A run that resumes an interrupted run counts
+        as the same run.
 
         Args:
             thread_id: The thread.

@@ -253,8 +253,8 @@ class Codec:
         """Return the bytes that are stored for a value, given its encoding for comparison.
 
         The stored bytes are usually the bytes that `encode_for_comparison` returned. If decoding
-        these bytes would give a different message, the bytes of that different message are stored,
-        so that storing the decoded message again gives the same bytes.
+        the bytes of a message would give a different message, the encoding of the different message
+        is stored. Storing the decoded message again then gives the same bytes.
 
         Args:
             value: The value.

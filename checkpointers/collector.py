@@ -52,8 +52,8 @@ class _CollectorPause:
     def reset_after_fork(self) -> None:
         """End the pause in a forked process.
 
-        The OS threads that paused the garbage collector do not exist in the forked process, so they
-        cannot end the pause there.
+        The OS threads that paused the garbage collector do not exist in a forked process, so no OS
+        thread of the forked process would end the pause.
         """
         if self._paused:
             self._restore_thresholds()

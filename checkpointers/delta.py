@@ -1,12 +1,12 @@
 """Compute the log items of a `DeltaChannel`, whose value langgraph replays from task writes.
 
 langgraph stores the value of a `DeltaChannel` only from time to time, as a snapshot. A checkpoint
-may be stored without a snapshot of a changed `DeltaChannel`. The tasks that ran after the parent
-checkpoint have written values to the channel, and these values are added to the channel's log and
-to the transcript. For a channel of messages, perdure computes which log items make up the channel's
-value, by applying message ids, `RemoveMessage` and `REMOVE_ALL_MESSAGES` as langgraph does. For a
-channel with any other content, the value is unknown until the next snapshot, because a checkpointer
-cannot call the reducer of the graph.
+may be stored without a snapshot of a changed `DeltaChannel`. In this case, the values that tasks
+have written to the channel since the parent checkpoint are added to the channel's log and to the
+transcript. For a channel of messages, perdure computes which log items make up the channel's value,
+by applying message ids, `RemoveMessage` and `REMOVE_ALL_MESSAGES` as langgraph does. For a channel
+with any other content, the value is unknown until the next snapshot, because a checkpointer cannot
+call the reducer of the graph.
 """
 
 from __future__ import annotations

@@ -245,11 +245,12 @@ class _Eraser:
         # of a removed dict.
         self._items_with_calls: set[tuple[int, int]] = set()
         self._items_of_removed_dicts: set[tuple[int, int]] = set()
-        # The removed `Send`s in the current namespace. The keys are a checkpoint id and the index
-        # of a `Send` at this checkpoint, and the value is the node of the `Send`.
+        # The removed `Send`s in the current namespace. The outer key is a checkpoint id, the inner
+        # key is the index of a removed `Send` at the checkpoint, and the value is the node of the
+        # `Send`.
         self._removed_sends: dict[str, dict[int, str]] = {}
         # If the task of a removed `Send` has run a subgraph, the namespace of the subgraph starts
-        # with one of these prefixes.
+        # with one of the prefixes in `_subgraph_prefixes`.
         self._subgraph_prefixes: tuple[str, ...] = ()
         # Whether the current namespace starts with one of the prefixes in `_subgraph_prefixes`.
         self._in_removed_subgraph = False

@@ -2,8 +2,8 @@
 
 Two kinds of metadata values are inherited. The first kind are the values `user_id` and `owner`,
 which name the user of the thread and are inherited by every checkpoint. The second kind are values
-that `CheckpointSaver.label` took from the context of a run. The names of these values are listed in
-the metadata under `LABELS`.
+that `CheckpointSaver.label` took from the context of a run. The names of the values from the
+context are listed in the metadata under `LABELS`.
 
 Inherited values are stored in the metadata of the new checkpoint. Each checkpoint has its own copy
 of the inherited values, because a list of threads reads only the metadata of the head, and because

@@ -224,9 +224,9 @@ class Listing:
     ) -> Iterator[tuple[int, Address, Row]]:
         """Yield the matching rows of a namespace whose sequence number is less than `stop`.
 
-        The head of the namespace is yielded first, even if it is not the newest checkpoint. To keep
-        the head first, it is yielded with the sequence number of the newest row. The other rows
-        follow, newest first.
+        The head of the namespace is yielded first, even if it is not the newest checkpoint. The
+        head is yielded with the sequence number of the newest row, so that the head stays first
+        when the caller sorts the rows. The other rows follow, newest first.
 
         Yields:
             The sequence number to sort by, the address of the namespace, and the row.

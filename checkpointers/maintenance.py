@@ -182,7 +182,7 @@ class Maintenance:
         return deleted
 
     def _resolve_thread_ids(self, thread_ids: object) -> Iterable[str]:
-        """Check the given thread ids and return them. If `thread_ids` is None, return all ids."""
+        """Check and return thread ids. If `thread_ids` is None, return the ids of all threads."""
         return (
             self.listing.iter_thread_ids() if thread_ids is None else check_thread_ids(thread_ids)
         )
@@ -220,7 +220,7 @@ class Maintenance:
     def refresh_list_entry(
         self, thread_id: str, *, is_metadata_deleted: bool = False
     ) -> Flow[None]:
-        """Rebuild the title and metadata that lists show for a thread, if they may be outdated.
+        """Rebuild the title and metadata of a thread's list entry, if the entry may be outdated.
 
         The title or the metadata may contain data that was deleted from the thread.
 
@@ -436,9 +436,9 @@ class Maintenance:
     ) -> Flow[None]:
         """Store in the metadata of each updated head the id of the checkpoint that was updated.
 
-        If a head is the last of several updates, and the earlier updates are deleted, the head can
-        no longer be traced back to the checkpoint that was updated first. Only in this case, the id
-        of that checkpoint is stored.
+        The id is stored only if a head is the last of several updates and the earlier updates are
+        deleted. Without the earlier updates, the head could not be traced back to the checkpoint
+        that was updated first. The id is stored under the metadata key `UPDATED`.
         """
         for head in candidates:
             updated = _find_first_updated_id(candidates, head) if head.is_head else None
@@ -608,7 +608,7 @@ def _add_live_ranges(refs: Iterable[tuple[int, Any]], live_ranges: dict[int, Ran
 
 
 def _add_delta_ancestors(candidates: list[RetentionCandidate], kept_ids: set[str]) -> set[str]:
-    """Return the ids of the kept checkpoints and of the ancestors that these checkpoints need.
+    """Return the ids of kept checkpoints, and of the ancestors that kept checkpoints need.
 
     A kept checkpoint needs an ancestor if the value of a `DeltaChannel` is rebuilt from the pending
     writes of the ancestor.

@@ -221,8 +221,8 @@ class MergePlanner:
         ):
             return None
         if written.intersection(put.delta_channels, current_head.stored_channels()):
-            # The head stores the values of these `DeltaChannel`s. langgraph starts from the stored
-            # value and would ignore the writes of the update, which are older.
+            # The head stores the value of a `DeltaChannel` that the update has written. langgraph
+            # starts from the stored value, and would ignore the older writes of the update.
             return None
         codec, step = self._reader.codec, self._reader.read_superstep(current_head)
         fields = {**codec.decode(current_head.encoded_fields[0]), "ts": put.checkpoint["ts"]}
@@ -288,7 +288,7 @@ class MergePlanner:
         )
 
     def fold_updates_into_checkpoint(self, checkpoint_id: str, *, needs_stop: bool) -> Flow[bool]:
-        """Copy the values of state updates into the checkpoint of a run, and make it the head.
+        """Copy the values of state updates into a run's checkpoint, which becomes the head.
 
         The values are copied only if a task of the run has failed or waits for an answer at the
         run's checkpoint. A run whose task has failed or waits for an answer stores no further

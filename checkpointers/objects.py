@@ -22,7 +22,7 @@ from pydantic_core import PydanticUndefined
 
 Kind = Literal["model", "dataclass", "enum", "namedtuple"]
 
-# CPython's type flag `Py_TPFLAGS_HEAPTYPE`. A class that was created by Python code has this flag.
+# CPython's type flag `Py_TPFLAGS_HEAPTYPE`, which is set for classes that Python code has created.
 _HEAP_TYPE: Final = 1 << 9
 _module_dict: Final[Callable[[Any], dict[str, Any]]] = vars(ModuleType)["__dict__"].__get__
 _class_dict: Final[Callable[[Any], dict[str, Any]]] = vars(type)["__dict__"].__get__
@@ -37,7 +37,7 @@ class AttributeMismatch(ValueError):
 def plain_class_kind(cls: type) -> Kind | None:
     """Return whether a class is an enum, a pydantic model, a dataclass or a named tuple.
 
-    The result is None if the class is none of these.
+    The result is the kind of the class as a string, or None for any other class.
     """
     bases = cls.__mro__
     if enum.Enum in bases:

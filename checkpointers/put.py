@@ -493,8 +493,8 @@ class TaskWrites:
         """Return the encoded writes in a form that is valid for the current state of the thread.
 
         The encoded writes may refer to log items of the cached thread. If the key or the generation
-        of the cached thread differs from `thread_key` or `generation`, these references are
-        replaced with the items themselves.
+        of the cached thread differs from `thread_key` or `generation`, the references to log items
+        are replaced with the items themselves.
         """
         return [
             [i, c, inline_log_ranges(ref, self.cached_thread, (thread_key, generation))]
@@ -801,7 +801,7 @@ def _count_equal_items(
 def _build_element_reference(log: ChannelLog, part: bytes | Range) -> Any:
     """Return a new item as bytes, or a log range as `[log, start, length]`.
 
-    Inline references contain elements in this form.
+    An inline reference contains each element in one of these two forms.
     """
     return part if isinstance(part, bytes) else [log.key, part[0], part[1] - part[0]]
 

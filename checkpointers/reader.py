@@ -241,7 +241,7 @@ class CheckpointReader:
                 cached.snapshot.checkpoint_id,
             ):
                 # Another process may delete items of a pending write between two requests, which
-                # raises CorruptRecord. After this error, everything is read again below.
+                # raises CorruptRecord. After a CorruptRecord error, everything is read again below.
                 with suppress(CorruptRecord):
                     return (yield from self._build_tuple(address, cached, rows))
         if (
@@ -250,7 +250,8 @@ class CheckpointReader:
             and self.cache.get_thread(address.thread_id) is None
         ):
             # Another process may delete the thread between the two requests, which raises
-            # CorruptRecord. After this error, the thread is read again below, in one request.
+            # CorruptRecord. After a CorruptRecord error, the thread is read again below, in one
+            # request.
             with suppress(CorruptRecord):
                 return (
                     yield from self._read_tuple_of_checkpoint(
@@ -517,7 +518,7 @@ class CheckpointReader:
             )
 
     def read_activity_time(self, snapshot: Snapshot, put_at: float) -> float:
-        """Return the time in a checkpoint's `ts`, or the time when it was stored, if earlier.
+        """Return the time in a checkpoint's `ts`, or the time of storing the checkpoint if earlier.
 
         The result is in seconds since 1970.
         """
@@ -618,9 +619,9 @@ class CheckpointReader:
         """Yield the rows from the statement `checkpoint_writes` that belong to the checkpoint.
 
         On SQLite, the statement `checkpoint_writes` also returns the rows before and after the rows
-        of the checkpoint in the index. Normally, these neighbouring rows belong to other
-        checkpoints. The neighbouring rows are decrypted as well, because decryption detects a row
-        that belongs to this checkpoint but has a damaged key.
+        of the checkpoint in the index. The rows before and after the rows of the checkpoint
+        normally belong to other checkpoints. The neighbouring rows are decrypted as well, because
+        decryption detects a row that belongs to this checkpoint but has a damaged key.
         """
         for owner_id, checkpoint_ns, *row in rows:
             if owner_id is None:

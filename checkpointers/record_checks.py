@@ -2,9 +2,9 @@
 
 Anyone who can write to an unencrypted database file can add rows with correct checksums. A row that
 comes from another database may therefore refer to rows that do not exist. The functions of this
-module check these references before the rows are stored. Without the check, a later read of the
-thread could look for log items that do not exist, or build a value that contains the same items a
-million times.
+module check the references between rows before the rows are stored. Without the check, a later read
+of the thread could look for log items that do not exist, or build a value that contains the same
+items a million times.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class Remover:
     def learn_texts(self) -> None:
         """Collect the texts and tool calls of the removed messages.
 
-        Quotations are recognised by these texts and tool calls.
+        Quotations of the removed messages are recognised by the collected texts and tool calls.
         """
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for message in self.removed_messages.values():
@@ -181,8 +181,8 @@ class Remover:
     def exclude_texts_of_others(self, values: Iterable[Any]) -> None:
         """Stop searching for texts and tool calls that kept messages contain as well.
 
-        If a kept message and an erased message contain the same text, a value with this text may be
-        a quotation of the kept message.
+        If a kept message and an erased message contain the same text, a value with the text may
+        quote the kept message and must not be removed.
         """
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for value in values:

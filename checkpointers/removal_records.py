@@ -1,17 +1,18 @@
 """Store removal records, which contain keyed hashes of erased messages or of deleted checkpoints.
 
 A run that loaded its state before an erasure still has the erased messages in memory, and would
-store them again with its next checkpoint. To prevent this, each erasure of messages and each
-deletion of a thread adds a removal record, a row of the table `removals`. The removal records of
-each thread id are numbered. When a run loads a checkpoint, `get_tuple` returns the number of the
-thread's newest removal record in the config, under `REMOVALS_KEY`. langgraph passes this config on
-when the run stores a checkpoint. A request to store a checkpoint is stale if the number in its
-config is lower than the number of the thread's newest removal record. `stale_puts` removes the
-erased messages from a stale request, or refuses the request if the thread was deleted.
+store them again with its next checkpoint. To prevent that erased messages are stored again, each
+erasure of messages and each deletion of a thread adds a removal record. A removal record is a row
+of the table `removals`. The removal records of each thread id are numbered. When a run loads a
+checkpoint, `get_tuple` returns the number of the thread's newest removal record in the config,
+under `REMOVALS_KEY`. langgraph passes this config on when the run stores a checkpoint. A request to
+store a checkpoint is stale if the number in its config is lower than the number of the thread's
+newest removal record. `stale_puts` removes the erased messages from a stale request, or refuses the
+request if the thread was deleted.
 
 A removal record contains no text and no thread id, only BLAKE2b hashes (RFC 7693). Each database
-has its own random key for these hashes. The table `settings` stores this key, encrypted if the
-database is encrypted.
+has its own random key for the hashes in removal records. The table `settings` stores this key,
+encrypted if the database is encrypted.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class RemovalRecord(NamedTuple):
 
 
 _ROLLED_BACK: Final = (
-    # When a run was rolled back, a removal record contains the hashed ids of its checkpoints under
-    # this kind.
+    # When a run was rolled back, a removal record contains the hashed ids of the run's checkpoints
+    # under the kind `_ROLLED_BACK`.
     "rolled back"
 )
 
@@ -289,7 +290,7 @@ def parse_substring_hash(part: bytes) -> tuple[bytes, bytes, int]:
     """Split an element of a removal record into two hashes and the length of the text.
 
     The first hash is that of the text's first characters, and the second hash is that of the whole
-    text. Only elements of `SUBSTRING_KINDS` have this form.
+    text. Only the elements of the kinds in `SUBSTRING_KINDS` have two hashes and a length.
     """
     start, whole, length = part[:_HASH_BYTES], part[_HASH_BYTES:-4], part[-4:]
     return start, whole, int.from_bytes(length)

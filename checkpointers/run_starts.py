@@ -189,8 +189,9 @@ def _find_added_messages(
     The result contains only messages in the checkpoint's transcript. If a message has several
     versions, the result for the message is True only if all versions were added by runs that
     started within `period`. The oldest checkpoint that contains a version of a message shows which
-    run has added the version. If the parent of that oldest checkpoint was pruned, it is not certain
-    which run has added the version, so the result for the message is False.
+    run has added the version. If the parent of the oldest checkpoint with a version of the message
+    was pruned, it is not certain which run has added the version, so the result for the message is
+    False.
     """
     if stored_checkpoint is None or channel not in stored_checkpoint.snapshot.transcript:
         return {}

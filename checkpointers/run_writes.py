@@ -1,9 +1,9 @@
 """Wait for the writes of a run that are in progress, and refuse later writes of the run.
 
 LangGraph starts a separate asyncio task for each checkpoint that a run stores. If a run is
-cancelled, these asyncio tasks continue, so checkpoints may be stored after the run has ended.
-Before the server cleans up after a run, it calls `RunWrites.close`, which waits for the writes and
-refuses later writes.
+cancelled, the asyncio tasks that store its checkpoints continue, so a checkpoint may be stored
+after the run has ended. Before the server cleans up after a run, the server calls
+`RunWrites.close`, which waits for the writes in progress and refuses later writes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RunWrites:
         """Wrap a function that builds a flow, so that it raises RunEnded once the run has ended.
 
         A write can wait in a queue for longer than `close` waits. The returned function therefore
-        checks once more whether the run has ended before it builds the flow.
+        checks again whether the run has ended, and only then builds the flow.
         """
 
         def make_if_open() -> Flow[T]:

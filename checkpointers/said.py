@@ -151,9 +151,9 @@ def save_index_progress(
         progress was read.
     """
     rows = yield [sql("transcript_progress_of", thread_id) for thread_id, *_ in steps]
-    # A difference in the version token is allowed, because it only means that the thread has
-    # continued. The new messages are indexed later. If anything else differs, the progress is not
-    # stored.
+    # The stored version token may differ, because a different version token only means that the
+    # thread has continued. The new messages are indexed later. If anything else differs, the
+    # progress is not stored.
     is_saved = [
         bool(states)
         and IndexProgress(*states[0])._replace(version_token=before.version_token) == before

@@ -191,8 +191,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """Read a checkpoint.
 
         If the config names the id of a checkpoint that is not a head, remember the checkpoint's
-        address. A remembered address shows that a run which stores a child of this checkpoint
-        continues from an earlier checkpoint on purpose (`CheckpointPut.is_deliberate`).
+        address. If a run stores a child of a checkpoint whose address is remembered, the run has
+        returned to an earlier checkpoint on purpose (`CheckpointPut.is_deliberate`).
         """
         checkpoint = yield from self._reader.read_tuple(address)
         if checkpoint is None and not address.checkpoint_ns and self._removals.key is not None:
@@ -417,8 +417,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     def get_next_version(self, current: Any, channel: None) -> Any:
         """Return the next version of a channel.
 
-        Versions are integers. If the current version is a text, it was written by another
-        checkpointer, and the next version is a text in the same format.
+        Versions are integers. If the current version is a text, another checkpointer has written
+        the version, and the next version is a text in the same format.
         """
         if current is None:
             return 1

@@ -48,8 +48,8 @@ from perdure.checkpointers.values import DeltaSnapshot
 from perdure.errors import ThreadDeleted
 from perdure.storage.flow import Flow
 
-# A thread key and a generation that no thread has. `build_writes_for_state` replaces all references
-# to log items with the items themselves if it is called with these values.
+# A thread key and a generation that no thread has. If `build_writes_for_state` is called with this
+# key and this generation, it replaces all references to log items with the items themselves.
 _NO_ROWS: Final = 0, -1
 
 
@@ -325,10 +325,11 @@ def _check_checkpoints_not_deleted(
     """Raise ThreadDeleted if a request continues a checkpoint that was deleted with its thread.
 
     If a run of this process sends the request, the request is also refused if none of the
-    checkpoints to which it refers is stored. There are two cases in which none of these checkpoints
-    is stored. A run with durability `exit` stores no checkpoint before it ends. A run whose
-    checkpoint was refused still tries to store pending writes at this checkpoint. In each of the
-    two cases, the run has loaded the thread before the thread was deleted.
+    checkpoints to which it refers is stored. A request of a run may refer to no stored checkpoint
+    for two reasons. A run with durability `exit` stores no checkpoint before the end of the run. A
+    run whose new checkpoint was refused still tries to store pending writes for the refused
+    checkpoint. For either reason, the run must have loaded the thread before the thread was
+    deleted.
     """
     thread_id, checkpoint_ns, uid = request.address
     ids_by_namespace = {checkpoint_ns: uid} if uid is not None else {}

@@ -87,8 +87,8 @@ def build_thread_status(
         if _has_task_path(task_writes)
     }
     due = dict(_iter_due_tasks(values, versions, versions_seen))
-    # A task with pending writes is due even if none of the channels that are checked above triggers
-    # it.
+    # A task with pending writes is due, even if no channel that was checked above triggers the
+    # task.
     for path in tasks:
         if path.startswith(_PULL):
             due.setdefault(path, path.removeprefix(_PULL))
