@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from perdure.checkpointers import open_checkpointer
+from perdure.checkpointers.owner_record import record_organisation_owners
 from perdure.stores import open_store
 from tests.cli.asking import ask, heard, langgraph_json
 from tests.cli.commands import attempt, error, read, run
@@ -104,12 +105,25 @@ def test_the_person_of_the_thread_stays(where: str, graphs: str) -> None:
     assert attempt("threads", "--waiting").exit_code == 1
 
 
-def test_an_owner_counts_if_no_user_is_named(db: Path, graphs: str) -> None:
-    """The person is the `user_id` of the head, else its `owner`."""
-    ask(str(db), graphs, "plain", "t", user="emil", owner="org")
+@pytest.mark.parametrize(
+    ("user", "are_organisations", "expected_person"),
+    [("emil", False, "emil"), ("emil", True, "emil"), (None, False, "org"), (None, True, None)],
+)
+def test_answer_uses_owner_as_person_unless_owners_are_organisations(
+    user: str | None, are_organisations: bool, expected_person: str | None, db: Path, graphs: str
+) -> None:
+    """The person is the `user_id` of the head, or else an `owner` that is not an organisation."""
+    ask(str(db), graphs, "twice", "t", user=user, owner="org")
+    if are_organisations:
+        with open_checkpointer(db) as saver:
+            record_organisation_owners(saver)
     run("answer", "t", "respond", "yes", "--graphs", graphs)
+    with open_checkpointer(db) as saver:
+        head = saver.head("t")
 
-    assert set(remembered(str(db))) == {"emil"}
+    assert head is not None
+    assert head.metadata.get("user_id") == expected_person
+    assert head.metadata["owner"] == "org"
 
 
 def test_any_question_is_answered_by_text_or_json(where: str, graphs: str) -> None:

@@ -11,6 +11,7 @@ from langchain_core.messages import HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import open_checkpointer
+from perdure.checkpointers.owner_record import record_organisation_owners
 from tests.cli.asking import ask, langgraph_json
 from tests.cli.commands import attempt, error, read, rows, run
 from tests.cli.databases import postgres_database
@@ -86,6 +87,19 @@ def test_the_person_of_each_thread_is_shown(filled: str) -> None:
 
     assert shown == {"id": "user", "dora-waits": "dora", "emil-waits": "emil"}
     assert (emil["user"], emil["person"]) == ("org", "emil")
+
+
+def test_organisation_is_not_listed_as_person_of_its_threads(filled: str) -> None:
+    """If owners may be organisations, the owner of a thread without a `user_id` is not a person."""
+    with open_checkpointer(filled) as saver:
+        record_organisation_owners(saver)
+    result = attempt("threads", "--user", "dora")
+    persons = {thread["thread_id"]: thread["person"] for thread in read("threads")}
+
+    assert "dora-owns" not in result.stdout
+    assert ids("--user", "dora") == {"dora-waits", "dora-idle", "dora-cut"}
+    assert persons["dora-owns"] is None
+    assert persons["dora-idle"] == "dora"
 
 
 def test_lists_are_cut_at_the_limit(filled: str) -> None:

@@ -34,7 +34,7 @@ from perdure.errors import (
 if TYPE_CHECKING:
     from langgraph_sdk.client import SyncLangGraphClient
 
-    from perdure.checkpointers import ThreadHead
+    from perdure.checkpointers import Checkpointer, ThreadHead
 
 # Maximum number of seconds to wait until another run of the thread ends.
 _LOCK_TIMEOUT_S: Final = 30
@@ -338,7 +338,8 @@ async def _resume_run(
             questions, user_answer, thread_id, describe_status(head.status)
         )
         name = _choose_graph_name(head, [*served], graph_name)
-        config: Any = {**_build_run_config(head), "callbacks": [record_views(saver)]}
+        person = await asyncio.to_thread(_find_person, saver, head)
+        config: Any = {**_build_run_config(head, person), "callbacks": [record_views(saver)]}
         parts: Any = (name, saver, database.store, config)
         async with served.open_graph(*parts, access="threads.create_run") as graph:
             unknown = {task.node for task in head.status.tasks} - {*graph.nodes, ""}
@@ -351,7 +352,7 @@ async def _resume_run(
                 resume=resume_value if question_id is None else {question_id: resume_value}
             )
             options: dict[str, Any] = {
-                "context": _build_run_context(graph, head),
+                "context": _build_run_context(graph, person),
                 "durability": "sync",
             }
             try:
@@ -415,32 +416,35 @@ def _choose_graph_name(head: ThreadHead, graph_names: Sequence[str], chosen: str
     return name
 
 
-def _build_run_config(head: ThreadHead) -> Any:
+def _build_run_config(head: ThreadHead, person: Any) -> Any:
     """Build the config of a run that continues a thread with the memories of its person."""
-    person = _read_person(head)
     user = {} if person is None else {"user_id": person}
     metadata = {key: value for key, value in head.metadata.items() if key in _INHERITED_METADATA}
     return {"configurable": {"thread_id": head.thread_id, **user}, "metadata": metadata}
 
 
-def _read_person(head: ThreadHead) -> Any:
+def _find_person(saver: Checkpointer, head: ThreadHead) -> Any:
     """Return the person of a thread, or None.
 
     The person is the `user_id` of the head, or the `owner` if the head has no `user_id`. A
-    `user_id` of "" means that the thread has no memory.
+    `user_id` of "" means that the thread has no memory. An `owner` that may be an organisation is
+    not a person; see `may_owners_be_organisations`.
     """
+    from perdure.checkpointers.owner_record import may_owners_be_organisations
+
     person = head.metadata.get("user_id")
-    return head.metadata.get("owner") if person is None else person
+    if person is not None or may_owners_be_organisations(saver):
+        return person
+    return head.metadata.get("owner")
 
 
-def _build_run_context(graph: Any, head: ThreadHead) -> Any:
+def _build_run_context(graph: Any, person: Any) -> Any:
     """Build the context of a resumed run, which contains the id of the thread's person.
 
     Return None if the graph's context schema has no field `user_id`.
     """
     schema = getattr(graph, "context_schema", None)
     fields = {**getattr(schema, "__annotations__", {}), **getattr(schema, "model_fields", {})}
-    person = _read_person(head)
     return {"user_id": person} if person is not None and "user_id" in fields else None
 
 

@@ -202,13 +202,16 @@ def _find_matching_heads(
     """
     if not text and user is None and status is None:
         return database.saver.heads(limit=limit)
+    from perdure.checkpointers.owner_record import may_owners_be_organisations
     from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
+
+    are_organisations = may_owners_be_organisations(database.saver)
 
     def match_thread(thread: ListedThread) -> str | None:
         client = thread.client
         is_created = thread.head_metadata is not None or client is None or not client.is_reserved
         has_person = user is None or user == find_person_of_thread(
-            thread.head_metadata or {}, thread.metadata
+            thread.head_metadata or {}, {} if are_organisations else thread.metadata
         )
         has_text = text in f"{thread.thread_id}\0{thread.title}".casefold()
         return thread.thread_id if is_created and has_text and has_person else None
@@ -254,18 +257,21 @@ def _iter_head_with_thread_json(
 
     Nothing is yielded if another process has deleted the thread.
     """
+    from perdure.checkpointers.owner_record import may_owners_be_organisations
     from perdure.checkpointers.titles import read_import_metadata
 
     with suppress(UnknownThread):
         info = asdict(database.saver.thread(head.thread_id))
         title = read_import_metadata(database.saver, head.thread_id, head.metadata).get("title")
+        are_organisations = may_owners_be_organisations(database.saver)
+        person = find_person_of_thread(head.metadata, {} if are_organisations else head.metadata)
         yield (
             head,
             {
                 **info,
                 "title": title,
                 "user": head.owner,
-                "person": find_person_of_thread(head.metadata, head.metadata) or None,
+                "person": person or None,
                 "status": head.status.state,
                 "next": head.status.next,
                 "waits_for_answers_to": [question for _, question in head.status.questions],
