@@ -39,7 +39,8 @@ class Effect(Generic[T]):
         self.blocking, self.awaiting = blocking, awaiting
 
     def __await__(self) -> Generator[Effect[T], Any, T]:
-        answer: T = yield self  # to `run` or `arun`
+        # The effect is yielded to `run` or `arun`, which sends the result of the effect back.
+        answer: T = yield self
         return answer
 
 
@@ -73,7 +74,7 @@ async def arun(operation: Operation[T], call_in_thread: ThreadCaller | None = No
         else:
             try:
                 step = await call_in_thread(partial(_run_to_next_effect, continue_operation))
-            except BaseException:  # it is cancelled
+            except BaseException:  # The coroutine is cancelled.
                 if getcoroutinestate(operation) == CORO_CREATED:
                     operation.close()
                 raise
@@ -83,7 +84,7 @@ async def arun(operation: Operation[T], call_in_thread: ThreadCaller | None = No
             answer = await step.awaiting()
         except Exception as exc:
             continue_operation = partial(operation.throw, exc)
-        except BaseException as exc:  # it is cancelled
+        except BaseException as exc:  # The coroutine is cancelled.
             continue_operation, call_in_thread = partial(operation.throw, exc), None
         else:
             continue_operation = partial(operation.send, answer)
@@ -93,7 +94,7 @@ def _run_to_next_effect(continue_operation: Callable[[], Any]) -> Effect[Any] | 
     """Run an operation up to its next effect, and return that effect or the operation's end."""
     try:
         return continue_operation()  # type: ignore[no-any-return]
-    except StopIteration as stop:  # a future does not accept StopIteration
+    except StopIteration as stop:  # An asyncio future cannot raise StopIteration.
         return _OperationEnd(stop.value)
 
 

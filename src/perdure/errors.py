@@ -38,7 +38,7 @@
     │  └─ InstructionsRefused              the model's rewrite of instructions is not usable
     └─ ImportFailed (ValueError)           a file to import is malformed; the message says where
 
-Each message says which value or object is wrong, what was expected, and what to do.
+Each error message says which value or object is wrong, what was expected, and what to do.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class InvalidConfig(ConfigurationError):
 class WrongKey(ConfigurationError):
     """The encryption key is wrong for the database.
 
-    This error is also raised if a database is encrypted and no key was passed, or if a key was
+    `WrongKey` is also raised if a database is encrypted and no key was passed, or if a key was
     passed for a database that is not encrypted.
     """
 
@@ -152,7 +152,7 @@ class UnknownPerson(PerdureError, LookupError):
 
 
 class UnknownMemory(PerdureError, LookupError):
-    """The namespace has no memory with this id. It may have been deleted."""
+    """The namespace has no memory with this id. The memory may have been deleted."""
 
 
 class AlreadyLocked(PerdureError, RuntimeError):

@@ -48,7 +48,7 @@ ERASED: Final = (
     *("threads", "messages", "checkpoints", "runs", "crons", "webhooks", "items", "versions"),
 )
 """The kinds of data that are erased, in the order in which a report lists them."""
-_PAGE_LINES: Final = 100  # number of archive lines that an asynchronous export reads at once
+_PAGE_LINES: Final = 100  # Number of archive lines that an asynchronous export reads at once.
 # Maximum number of passes of an erasure. A further pass erases data that other processes wrote
 # during the pass before.
 _MAX_ROUNDS: Final = 3
@@ -84,14 +84,14 @@ class Report:
     Attributes:
         user: The name of the person.
         erased: The data that was erased, by kind.
-        kept: Data that mentions the person but belongs to others. It was not erased.
+        kept: Data that mentions the person but belongs to others. The kept data was not erased.
         hashes: Hashes of the messages and values that were erased, which can prove that a text was
             among them. A plan has none.
         scrubbed: Whether the erased bytes were also overwritten in the file and its WAL. Postgres
             overwrites no bytes.
         dry_run: Whether nothing was written.
         by_owner: The ids of the erased threads that have no `user_id`. These threads belong to the
-            person only because their `owner` is the person's name.
+            person only because the `owner` in their metadata is the person's name.
     """
 
     user: str
@@ -227,7 +227,7 @@ def forget(
             of the person, which are listed and not erased. All messages of others are read.
         owners_are_people: See `export`.
         hand_over: Whether items that the person wrote into the memories of teams are kept without
-            the name of the person. Otherwise they are erased.
+            the name of the person. If False, these items are erased.
         conversations_by_id: See `export`.
         timeout_s: Seconds to wait for all cancelled runs to end, and for the lock of each thread.
 
@@ -271,7 +271,7 @@ class _PersonErasure:
         ids: The ids of the erased objects, by kind.
         hashes: The hashes of the erased messages and values.
         owned_thread_ids: The threads that name no user and whose owner has the person's name.
-        by_owner: Those of these threads that are erased.
+        by_owner: The threads in `owned_thread_ids` that are erased.
     """
 
     rows: PersonRows
@@ -394,7 +394,8 @@ class _PersonErasure:
         """Count the objects in a thread."""
         self._count("threads", thread_id)
         self.counts["runs"] += len(self.rows.list_runs(thread_id))
-        with suppress(UnknownThread):  # the thread has no checkpoint
+        # If the thread has no checkpoint, UnknownThread is raised.
+        with suppress(UnknownThread):
             self.counts["checkpoints"] += self.saver.thread(thread_id).checkpoints
         self.counts["messages"] += sum(1 for _ in iter_messages(self.saver, thread_id))
 

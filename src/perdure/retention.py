@@ -29,10 +29,10 @@ from perdure.stores.whole_store import WholeStore
 __all__ = ["Removal", "Report", "Rules", "aapply", "aplan", "apply", "plan"]
 
 T = TypeVar("T")
-_LOCK_NAME: Final = (
-    "\0retention"  # name of the lock that retention takes; no thread can have this id
-)
-_THREADS_PER_BATCH: Final = 200  # threads that are locked at once
+# Name of the lock that is held while retention is applied. The locks of threads are named by thread
+# ids, and no thread can have this id.
+_LOCK_NAME: Final = "\0retention"
+_THREADS_PER_BATCH: Final = 200  # Maximum number of threads that are locked at once.
 _ENTRIES_PER_BATCH: Final = 1_000
 
 
@@ -166,9 +166,9 @@ class _RetentionPass:
     erased_keys: set[tuple[Namespace, str]] = field(default_factory=set)
 
     def run(self) -> Report:
-        """Apply the rules and return the report. With `dry_run`, only count.
+        """Apply the rules and return the report. With `dry_run`, only count the data.
 
-        Each step depends on the results of the steps before it.
+        The order of the steps matters, because later steps use the results of earlier steps.
         """
         rules, everything = self.rules, self.thread_ids is None
         removals: list[Removal] = []
@@ -226,7 +226,10 @@ class _RetentionPass:
             yield Removal("memories of idle threads", len(self.erased_keys) - erased_before, size)
 
     def _try_lock(self, thread_id: str, stack: ExitStack) -> bool:
-        """Try to lock a thread, and return whether it was locked. Otherwise record it in `left`."""
+        """Try to lock a thread, and return whether the thread was locked.
+
+        If a thread cannot be locked, its id is added to `left`.
+        """
         try:
             stack.enter_context(self.saver.lock(thread_id, timeout_s=0))
         except (StorageUnavailable, AlreadyLocked):

@@ -95,9 +95,8 @@ class ThreadNames:
         self._stored: dict[str, _StoredThread | None] = {}
         self._former: dict[str, dict[str, list[str]]] = {}
         self._assigned: set[tuple[object, str, str]] = set()
-        self._equal_counts = Counter[
-            tuple[object, str]
-        ]()  # number of equal conversations in a file
+        # The number of equal conversations that a file contains, by the file and the full hash.
+        self._equal_counts = Counter[tuple[object, str]]()
 
     def assign_thread_id(self, draft: Conversation) -> Conversation:
         """Return the conversation with an id, which is its thread id without the prefix."""
@@ -128,7 +127,8 @@ class ThreadNames:
         self._assigned.add((file, conversation.id, full_id))
         if is_numbered:
             self._equal_counts[file, full_id] += 1
-        self._stored.pop(conversation.id, None)  # the import will change this thread
+        # Remove the thread from the cache, because the import will change the thread.
+        self._stored.pop(conversation.id, None)
         return conversation
 
     def _iter_candidate_ids(
@@ -140,7 +140,8 @@ class ThreadNames:
         for shared_count, id in enumerate(prefix_ids, 1):
             yield _CandidateId(id, shared_count)
         equal_count = self._equal_counts[draft.unnamed.file, prefix_ids[-1]] if draft.unnamed else 0
-        for number in count(2 + equal_count):  # for equal conversations in one file
+        # If a file contains equal conversations, numbers distinguish the ids of their threads.
+        for number in count(2 + equal_count):
             yield _CandidateId(derive_id(prefix_ids[-1], number), len(prefix_ids))
 
     def _derive_id_of_each_message_prefix(self, draft: Conversation) -> list[str]:

@@ -1,7 +1,8 @@
 """Read training files and batches of OpenAI.
 
-Each line becomes an object with `messages`, which `JsonLinesReader` reads. A batch has an input
-file with requests and an output file with answers. An answer has the `custom_id` of its request.
+Each line of a file becomes an object with `messages`, which `JsonLinesReader` reads. A batch has an
+input file with requests and an output file with answers. An answer has the `custom_id` of its
+request.
 """
 
 from __future__ import annotations
@@ -13,11 +14,8 @@ from typing import Any, Final
 from perdure.cli.conversation import MalformedPart, Problem, get_by_path, shorten_line
 
 _PREFERENCE_FIELDS: Final = ("preferred_output", "non_preferred_output")
-_CONVERSATION_FIELDS: Final = (
-    "messages",
-    "input",
-    "prompt",
-)  # names of the request fields that contain a conversation
+# Names of the request fields that contain a conversation.
+_CONVERSATION_FIELDS: Final = ("messages", "input", "prompt")
 _AddConversation = Callable[[str, Mapping[str, Any]], None]
 
 

@@ -11,9 +11,9 @@ from perdure.cli.conversation import Problem
 from perdure.cli.output import format_count, print_note
 from perdure.stores.base import Namespace, TransferReport
 
-# maximum number of users that a report names; the other users are only counted
+# Maximum number of users that a report names. All other users are only counted.
 _MAX_LISTED_USERS: Final = 5
-_MAX_LISTED_ITEMS: Final = 20  # refused items that a report names
+_MAX_LISTED_ITEMS: Final = 20  # Maximum number of refused items that a report names.
 
 
 @dataclass
@@ -28,7 +28,8 @@ class ConversationsReport:
     messages: int = 0
     # Number of messages that an earlier import had stored incompletely and this import completed.
     updated: int = 0
-    # number of incomplete messages that were not completed, because they are no longer in the state
+    # Number of messages that an earlier import had stored incompletely and this import could not
+    # complete, because these messages are no longer in the state.
     outdated: int = 0
     unchanged: int = 0
     empty: int = 0  # Number of conversations without messages.
@@ -38,18 +39,22 @@ class ConversationsReport:
     known_items: int = 0  # Number of items that exist already or were deleted in this database.
     # Number of runs and crons in archives. Archived runs and crons are not executed.
     records: int = 0
-    # number of new memories; None if no memories are extracted or a worker will extract them
+    # Number of new memories. None means that this import extracts no memories.
     memories: int | None = None
     quarantined: int = 0
-    # number of memories that were not stored, because they had been forgotten in this database
+    # Number of memories that were not stored, because they had been forgotten in this database.
     forgotten: int = 0
-    user: str = ""  # the configured user, to whom conversations without a user belong
-    users: Counter[str] = field(default_factory=Counter)  # conversations by user; "" for no user
-    by_user: Counter[str] = field(default_factory=Counter)  # new memories by user
-    refused: list[tuple[Namespace, str]] = field(default_factory=list)  # items with a tombstone
-    left_out: Counter[str] = field(default_factory=Counter)  # skipped parts by kind: thinking, …
+    user: str = ""  # The configured user, to whom conversations without a user belong.
+    # Number of conversations of each user. The key "" counts conversations without a user.
+    users: Counter[str] = field(default_factory=Counter)
+    by_user: Counter[str] = field(default_factory=Counter)  # Number of new memories of each user.
+    # Namespaces and keys of items that were refused because of a tombstone.
+    refused: list[tuple[Namespace, str]] = field(default_factory=list)
+    # Number of skipped parts of messages, by kind, such as "thinking".
+    left_out: Counter[str] = field(default_factory=Counter)
     skipped: list[Problem] = field(default_factory=list)
-    not_read: Counter[str] = field(default_factory=Counter)  # skipped files by name or folder
+    # Number of skipped files, by file name or folder.
+    not_read: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
         parts = [

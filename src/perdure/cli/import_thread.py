@@ -1,10 +1,10 @@
 """Write imported conversations as threads, with memories.
 
 A thread gets a checkpoint at the end of each of its first turns, and at fewer and fewer of the
-later turns. Each checkpoint lists all messages before it, so the work would otherwise grow with the
-square of the number of messages. The tree of messages alone determines which messages get a
-checkpoint. Therefore, if an interrupted import is repeated, the import stores the checkpoints that
-are missing.
+later turns. With a checkpoint for every turn, the work would grow with the square of the number of
+messages, because each checkpoint lists all earlier messages of the thread. The tree of messages
+alone determines which messages get a checkpoint. Therefore, if an interrupted import is repeated,
+the import stores the checkpoints that are missing.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ if TYPE_CHECKING:
     from perdure.cli.import_archive import ArchiveLines
     from perdure.memory.collection import Collection
 
-_PROJECT_NAMESPACE: Final = Template(
-    ("projects", "{user_id}")
-)  # parent of the namespaces of projects
+# Parent of the namespaces that contain the documents of projects.
+_PROJECT_NAMESPACE: Final = Template(("projects", "{user_id}"))
 # A checkpoint is stored when the thread has grown by 1/32 since the last checkpoint.
 _CHECKPOINTS_PER_LENGTH: Final = 32
 
@@ -177,10 +176,10 @@ class ImportWriter:
                 self._codec.encode(node.message, lambda: "a message")
             thread = ThreadImport(self._file.saver, thread_id, talk)
             new = thread.store_new_messages(advance)
-        except SerializationError as exc:  # a field of a message cannot be stored
+        except SerializationError as exc:  # A field of a message cannot be stored.
             self._report.skipped.append(Problem(f"cannot be stored: {exc}", talk.id))
             return
-        if talk.is_archived:  # the archive has the memories
+        if talk.is_archived:  # Extract no memories, because an archive contains the memories.
             self._report.users[talk.metadata.get("user_id") or talk.metadata.get("owner", "")] += 1
         else:
             self._remember_thread(thread_id)
@@ -195,7 +194,7 @@ class ImportWriter:
         """Import the threads and items of a database of langgraph or perdure.
 
         Args:
-            source: The database. One of perdure is merged with this one.
+            source: The imported database. A database of perdure is merged with the open database.
             new_thread_ids_by_old: New thread ids by old thread id, for a database of perdure.
 
         Raises:
@@ -221,12 +220,12 @@ class ImportWriter:
                 try:
                     thread_report = saver.import_from(db, max_value_bytes=limit)
                     threads = [*tables.iter_thread_ids()]
-                except NotADatabase as exc:  # the database may still have a store
+                except NotADatabase as exc:  # The database may still have the tables of a store.
                     missing_tables.append(exc)
                 try:
                     items = self._file.store.import_from(db, max_value_bytes=limit)
                     self._report.add_store_item_counts(items)
-                except NotADatabase as exc:  # the database may still have threads
+                except NotADatabase as exc:  # The database may still have the tables of threads.
                     missing_tables.append(exc)
                 if len(missing_tables) == 2:
                     raise NotADatabase("; ".join(map(str, missing_tables)))
@@ -277,7 +276,7 @@ class ImportWriter:
             report = self._extraction.extract(thread_id, config)
         except (InvalidConfig, InvalidMessages, InvalidNamespace) as exc:
             # A thread that another program wrote may have no messages in the channel `messages`.
-            # Its user or its thread id may also be unsuitable as a label of a namespace.
+            # The user or the id of a thread may also be unsuitable as a label of a namespace.
             self._report.skipped.append(Problem(f"no memories: {exc}", thread_id))
             return
         self._report.memories = (self._report.memories or 0) + report.added
@@ -303,8 +302,9 @@ class _NewCheckpoint(NamedTuple):
 class ThreadImport:
     """Stores one conversation in one thread.
 
-    `_checkpoint_of_message` maps the id of each stored message to a checkpoint id. That checkpoint
-    ends with the message, or it is the oldest checkpoint that contains the message. If the parent
+    `_checkpoint_of_message` maps the id of each stored message to the id of the checkpoint that
+    ends with the message. If no checkpoint ends with a message, the message is mapped to the oldest
+    checkpoint that contains the message. If the parent
     of an oldest checkpoint was removed, all messages before its last message are mapped to None.
     No branch can start at a message that is mapped to None.
 
@@ -331,7 +331,7 @@ class ThreadImport:
         self._new_checkpoints: dict[str, _NewCheckpoint] = {}
         self.updated = self.outdated = 0
         self._stored_contents: dict[str, set[tuple[str, bool]]] | None = None
-        self._newest: str | None = None  # the id of the checkpoint that was put last
+        self._newest: str | None = None  # The id of the checkpoint that was stored last.
 
     def store_new_messages(self, advance: Callable[[int], None] = lambda count: None) -> int:
         """Store the messages that the thread does not have yet.

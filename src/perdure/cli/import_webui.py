@@ -24,7 +24,7 @@ _ROLES: Final = ("user", "assistant", "system")
 _DETAILS_ELEMENT: Final = re.compile(r'<details type="(\w+)"[^>]*>.*?</details>\s*', re.DOTALL)
 """Thinking and code of a model, which Open WebUI stores within the text of the answer."""
 _LIBRECHAT_ROOT: Final = (
-    # parent id of the first messages in a conversation of LibreChat
+    # The first message in a conversation of LibreChat has this parent id.
     "00000000-0000-0000-0000-000000000000"
 )
 _LIBRECHAT_TIME_FIELDS: Final = {"create_time": "createdAt", "update_time": "updatedAt"}
@@ -102,7 +102,10 @@ def is_librechat(value: Mapping[str, Any]) -> bool:
 
 
 def build_librechat_conversation(export: Mapping[str, Any]) -> Conversation:
-    """Build a conversation of LibreChat with its branches. Its messages may be nested."""
+    """Convert a conversation of LibreChat to a `Conversation` with all branches.
+
+    In the exported conversation, messages may be nested in other messages.
+    """
     flat = [*_flatten_messages(export["messages"], None)]
     names = {"title": "title", "model": "model"} | _LIBRECHAT_TIME_FIELDS
     fields = {**export, **get_by_path(export, dict, "options")} if "title" not in export else export

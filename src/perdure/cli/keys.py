@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 keys = add_command_group("keys", "List and revoke the API keys of 'perdure serve --keys'.")
 
-_HASH_PREFIX: Final = 12  # characters of a hash that are printed
+_HASH_PREFIX: Final = 12  # Number of characters of a key's hash that are printed.
 KeysFileOption = Annotated[
     Path, typer.Option("--keys", metavar="FILE", help="The keys file of the server.")
 ]
@@ -35,7 +35,7 @@ def list_(
     tenant: TenantOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List API keys. Each row shows the user, the permissions and the hash of a key.
+    """List API keys. A row of the list shows the user, the permissions and the hash of a key.
 
     The exit code is 1 if no key matches.
     """

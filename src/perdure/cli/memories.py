@@ -59,11 +59,12 @@ if TYPE_CHECKING:
 
 memories = add_command_group("memories", "Search, change and review the memories of a user.")
 
-_LABELS: Final = ("memories", "profiles", "examples")  # first labels of a user's namespaces
-# namespace of the agent's instructions, which apply to all users
+_LABELS: Final = ("memories", "profiles", "examples")  # First labels of a user's namespaces.
+# The namespace of the agent's instructions, which apply to all users.
 _INSTRUCTIONS: Final = ("instructions",)
-_REJECTED: Final = ("refused", "quarantined")  # outcomes for which the exit code of `add` is 1
-# maximum number of memories that are printed before the user confirms their erasure
+# Outcomes for which the command `perdure memories add` ends with exit code 1.
+_REJECTED: Final = ("refused", "quarantined")
+# Maximum number of memories that are printed before the user confirms their erasure.
 _PREVIEWED: Final = 10
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 

@@ -36,9 +36,9 @@ _EMOJI: Final = "[\u2190-\u2bff\U0001f000-\U0001faff]"
 _JOINER: Final = re.compile(f"(?<=[\ufe0f{_EMOJI[1:]})\u200d(?={_EMOJI})")
 # Number of seconds that a command must run before a status line is shown.
 _STATUS_DELAY_S: Final = 0.5
-# minimum width in columns of a cell next to an id that is printed in full
+# Minimum width, in columns of the terminal, of a table cell next to an id that is printed in full.
 _MIN_CELL_WIDTH: Final = 16
-# width in columns of piped output, so large that no line is broken
+# Width in columns of piped output. The width is so large that no line is ever broken.
 _UNLIMITED_WIDTH: Final = 1 << 31
 _NUMBER: Final = re.compile(r"[\d,.]+( bytes?| [kMG]B)?")
 _IDEOGRAPH: Final = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
@@ -122,7 +122,8 @@ def print_text(
     """
     from rich.text import Text
 
-    terminal = get_console(stderr=True) if stderr else get_console()  # cached by the arguments
+    # The cache of `get_console` distinguishes calls with and without the argument `stderr`.
+    terminal = get_console(stderr=True) if stderr else get_console()
     if terminal.is_terminal:
         terminal.print(Text(escape_controls(text), style), soft_wrap=not wraps)
     else:
@@ -215,8 +216,8 @@ def update_fence_and_detect_code_line(line: str, open_fence: str) -> tuple[str, 
         open_fence: The fence that is open before the line, such as three backticks, or "".
 
     Returns:
-        The fence that is open after the line, or "". Then a flag that says whether the line is
-        code or part of a table, which must not be wrapped.
+        The fence that is open after the line, or "", and a flag. The flag says whether the line
+        must not be wrapped, because the line is code or part of a table.
     """
     opening = re.match(r" {0,3}(`{3,}|~{3,})", line)
     if opening and (not open_fence or opening[1].startswith(open_fence)):
@@ -232,8 +233,8 @@ def print_table(
     Args:
         columns: The headings. If all are empty, no headings are printed.
         rows: The cells of each row. Columns of numbers are aligned to the right.
-        ids: The headings of columns that are never cut. They are broken into lines only if the
-            terminal is too narrow for the other columns.
+        ids: The headings of columns whose cells are never cut. The cells of these columns are
+            broken into lines only if the terminal is too narrow for the other columns.
     """
     from rich.cells import cell_len
     from rich.table import Table
@@ -346,8 +347,8 @@ def page_output(*, pager: bool = True) -> Iterator[None]:
     if pager and height > terminal.height and sys.stdin.isatty() and _is_pager_available():
         import pydoc
 
-        # Set the same options for the pager `less` as git does. They keep colours, and quit the
-        # pager if the text fits on the screen.
+        # Set the same options for the pager `less` as git does. With the options "FRX", `less`
+        # keeps colours, and exits at once if the text fits on the screen.
         os.environ.setdefault("LESS", "FRX")
         pydoc.pager(text)
     else:
@@ -463,8 +464,8 @@ def progress_bar(activity: str, noun: str) -> Iterator[Callable[[float | None, i
         noun: The singular noun of the things that are counted, such as "message".
 
     Yields:
-        A function that updates the bar. Its arguments are the completed share, between 0 and 1, or
-        None if the total is unknown, and the count so far.
+        A function that updates the bar. The first argument is the completed share, between 0 and 1,
+        or None if the total is unknown. The second argument is the count so far.
     """
     if not get_console(stderr=True).is_terminal:
         yield lambda share, count: None
@@ -496,9 +497,8 @@ def show_status(activity: str) -> Iterator[None]:
         return
     from rich.text import Text
 
-    status = get_console(stderr=True).status(
-        Text(escape_controls(activity))
-    )  # rich reads markup in a str
+    # Pass a `Text` and not a str, because rich would parse markup in a str.
+    status = get_console(stderr=True).status(Text(escape_controls(activity)))
     timer = Timer(_STATUS_DELAY_S, status.start)
     timer.daemon = True
     timer.start()

@@ -36,7 +36,7 @@ from perdure.settings import check_user
 if TYPE_CHECKING:
     from perdure.people import Part, Report
 
-_MAX_LISTED_IDS: Final = 3  # ids that a row of the table lists
+_MAX_LISTED_IDS: Final = 3  # Maximum number of ids that a row of the printed table lists.
 
 
 class _ReportRow(NamedTuple):
@@ -116,8 +116,8 @@ def forget(
                 if not yes:
                     _confirm_name(user)
                 with show_status("erasing …"):
-                    # `people.plan` has already searched the data of other people for the name of
-                    # the person. This search is slow, so `people.forget` does not repeat it.
+                    # Do not search the data of other people for the person again, because the
+                    # search is slow, and `people.plan` has already searched this data.
                     erased = people.forget(
                         user, database.saver, database.store, **options, looks_elsewhere=False
                     )
@@ -175,7 +175,7 @@ def _build_report_row(action: str, part: Part) -> _ReportRow:
 
 
 def _build_parts_json(parts: Any) -> list[dict[str, Any]]:
-    """Return parts of the report as JSON objects. Each object lists all ids of its part."""
+    """Return parts of the report as JSON objects, which contain all ids of the erased data."""
     return [{"what": part.what, "count": part.count, "ids": [*part.ids]} for part in parts]
 
 

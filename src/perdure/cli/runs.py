@@ -1,6 +1,6 @@
 """The commands `perdure runs` and `perdure crons`, which list runs and crons of a server.
 
-Both commands read the database directly, so they work without a running server.
+The commands read the database directly, so the commands work without a running server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from perdure.settings import THREADS_LIMIT, check_user
 if TYPE_CHECKING:
     from perdure.checkpointers.records import CronRow, RunRow
 
-_MAX_ERROR: Final = 60  # characters of an error that are printed
+_MAX_ERROR: Final = 60  # Maximum number of characters that are printed of a run's error.
 RunStatus = Literal["pending", "running", "success", "error", "interrupted"]
 ThreadOption = Annotated[
     str | None,
@@ -170,7 +170,7 @@ async def _find_runs(
     matches: list[RunRow] = []
     run_table, offset = RunTable(database.saver), 0
     query = ThreadQuery(ids=None if thread_id is None else [thread_id])
-    persons: dict[str, str] = {}  # by thread
+    persons: dict[str, str] = {}  # The person of each thread, by the id of the thread.
     while len(matches) < limit:
         page = await run_table.search_runs(query, status, limit, offset)
         for row, _ in page:

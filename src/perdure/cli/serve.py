@@ -38,15 +38,19 @@ if TYPE_CHECKING:
     from perdure.server.access import Access
     from perdure.settings import Settings
 
-# maximum number of open connections of one process; further ones are answered with status 503
+# Maximum number of open connections of one process. Requests on further connections are answered
+# with status 503.
 _MAX_CONNECTIONS = 1000
 # Number of seconds that an idle connection stays open. Clients and proxies close idle connections
 # earlier.
 _KEEP_ALIVE_S = 65
-_UNREAD_TIMEOUT_S = 60  # seconds after which a client that does not read is disconnected
-_SHUTDOWN_TIMEOUT_S = 1  # maximum seconds for open requests to finish after the runs have stopped
-_START_FAILED = 3  # exit code of a worker that could not start; the worker is not replaced
-_POLL_S = 0.5  # seconds between two checks for signals
+# Number of seconds after which a client that does not read its data is disconnected.
+_UNREAD_TIMEOUT_S = 60
+# Maximum number of seconds that open requests may take to finish after all runs have stopped.
+_SHUTDOWN_TIMEOUT_S = 1
+# Exit code of a worker process that could not start. A worker with this exit code is not replaced.
+_START_FAILED = 3
+_POLL_S = 0.5  # Number of seconds after which the parent process checks for signals again.
 _COLLECTION_THRESHOLD = 10_000
 """New objects after which Python collects garbage. An active run has 800 objects in use, so with
 Python's lower default most collections would find no garbage."""
@@ -303,7 +307,8 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
     A worker that exits is replaced, except one that could not start. Another process holds the
     sessions of browsers, which the workers share; if it dies, the server stops.
     """
-    multiprocessing.allow_connection_pickling()  # to send the socket to the workers
+    # Allow the parent process to send the listening socket to the worker processes.
+    multiprocessing.allow_connection_pickling()
     context, received = multiprocessing.get_context("spawn"), list[int]()
     signals = signal.SIGTERM, signal.SIGINT
     old_handlers = [
@@ -345,7 +350,7 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
     for number, handler in zip(signals, old_handlers, strict=True):
         signal.signal(number, handler)
     if not received:
-        raise typer.Exit(1)  # the reason is already printed
+        raise typer.Exit(1)  # The reason for the exit has already been printed.
     # Let the received signal end this process, as it ends a server with a single process.
     signal.raise_signal(received[0])
 
@@ -511,8 +516,8 @@ def _open_listener(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=2048)
-        # asyncio sets TCP_NODELAY only on sockets with an explicit protocol; without the option, a
-        # response body may wait 40 ms for an ACK
+        # Set TCP_NODELAY, because asyncio sets this option only on sockets with an explicit
+        # protocol. Without TCP_NODELAY, a response body may wait 40 ms for an ACK.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             # Abort the connection, because a closed connection keeps its unsent data until the
@@ -557,8 +562,8 @@ def _quote_toml(text: str) -> str:
 def mcp(audit: AuditOption = None, user: UserOption = None, db: DbOption = None) -> None:
     """Serve memories and threads as MCP tools over stdin and stdout.
 
-    This command is started by an MCP client, such as a desktop assistant or an editor. The client
-    has access to the memories and threads of one user.
+    MCP clients, such as desktop assistants and editors, start `perdure mcp` as a child process. The
+    client has access to the memories and threads of one user.
     """
     # Only look for the packages `mcp` and `fastapi`. Importing them would take about a second.
     if find_spec("mcp") is None or find_spec("fastapi") is None:

@@ -19,13 +19,10 @@ from perdure.stores.import_sources import STORE_TABLES
 from perdure.stores.sqlite import SQLiteStore
 from perdure.stores.whole_store import WholeStore
 
-_PERDURE_TABLES: Final = {
-    "schemas",
-    "namespaces",
-    "store_items",
-}  # tables that only perdure creates
+# Names of tables that only perdure creates. A database of langgraph has no tables with these names.
+_PERDURE_TABLES: Final = {"schemas", "namespaces", "store_items"}
 _SELECT_TABLE_NAMES: Final = "SELECT lower(name) FROM sqlite_master"
-# maximum size in bytes of a value that SQLite can store
+# Maximum size in bytes of a value that SQLite can store.
 _MAX_SQLITE_VALUE_BYTES: Final = (1 << 31) - 1
 
 
@@ -47,7 +44,7 @@ class Source:
 
     @property
     def is_perdure_database(self) -> bool:
-        """Whether perdure wrote the database. Otherwise, langgraph wrote the database."""
+        """Whether perdure wrote the database. False means that langgraph wrote the database."""
         return self.saver is not None or self.store is not None
 
 
@@ -59,7 +56,7 @@ def open_database_to_import(path: str, max_value_bytes: int) -> Iterator[Source]
         NotADatabase: A table does not have the form in which perdure or langgraph creates it.
         StorageError: The file is damaged, or has a value that is too large.
     """
-    if is_dsn(path):  # a Postgres database of langgraph
+    if is_dsn(path):  # A DSN names a Postgres database of langgraph.
         yield Source(path)
         return
     if not _read_table_names(path) & _PERDURE_TABLES:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 store = add_command_group("store", "Read, write, search and remove items of the store.")
 
-_ROOT: Final = "/"  # text with which a user names the empty namespace, which contains all others
+_ROOT: Final = "/"  # A user types this text to name the empty namespace, which contains all others.
 NamespaceArgument = Annotated[
     str, Argument(metavar="NS", help="The namespace, such as users/alice.")
 ]
@@ -148,7 +148,7 @@ def put(
     with open_database(db, create=True) as database:
         database.store.put(namespace, key, new_value, ttl=ttl)
         item = database.store.get(namespace, key, refresh_ttl=False)
-    assert item is not None  # put stored the item
+    assert item is not None  # The method `put` has stored the item.
     sentence = f"{key!r} in {format_namespace(namespace)} is at version {item.version}"
     print_result(_build_item_json(item), json, sentence)
 

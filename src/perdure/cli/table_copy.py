@@ -41,16 +41,16 @@ from perdure.storage.flow import NO_LIMIT, Flow, NamedSQL, Row, Statement, fetch
 from perdure.stores.namespaces import decode_path
 from perdure.stores.whole_store import WholeStore
 
-# maximum size in bytes of a page of rows; a larger row is a page of its own
+# Maximum size in bytes of the rows that are read at once. A larger row is read alone.
 _PAGE_BYTES: Final = 4 << 20
-_PAGE_ROWS: Final = 1000  # most rows of a page
-_ROWS_PER_INSERT: Final = 64  # rows that one INSERT statement adds
-_MAX_ID: Final = b"\xff" * 17  # sorts after every id
+_PAGE_ROWS: Final = 1000  # Maximum number of rows that are read at once.
+_ROWS_PER_INSERT: Final = 64  # Number of rows that one INSERT statement adds.
+_MAX_ID: Final = b"\xff" * 17  # This value sorts after every packed id.
 _MAX_TEXT: Final = "\U0010ffff"  # This text sorts after every value of a text column in a key.
 # Maximum size in bytes of an indexed text. The index entries of Postgres are limited to a third of
 # a database page.
 _MAX_NAME_BYTES: Final = 2600
-# maximum number of differing threads or namespaces that an error message lists
+# Maximum number of differing threads or namespaces that an error message lists.
 _MAX_LISTED_OWNERS: Final = 20
 _SELECT_COPY_MARK: Final = "SELECT value FROM settings WHERE name = 'copy'"
 _INSERT_COPY_MARK: Final = "INSERT INTO settings (name, value) VALUES ('copy', ?)"
@@ -537,7 +537,10 @@ class _TablePages:
     last_key: Sequence[Any]
 
     def read_next(self) -> Flow[list[Row]]:
-        """Read the next page of decrypted rows. It is empty at the end of the table."""
+        """Read and decrypt the next page of rows.
+
+        The page is empty at the end of the table.
+        """
         rows = yield from self.table.read_page(self.last_key)
         if not rows:
             return []
@@ -557,9 +560,10 @@ class _TablePages:
 
 @dataclass
 class DatabaseCopy:
-    """Copies the tables of several components from a source to a target.
+    """Copies the tables of a checkpointer and of a store from a source to a target database.
 
-    Each component is read in one snapshot.
+    The tables of the checkpointer are read in one database snapshot. The tables of the store are
+    read in another snapshot.
 
     Attributes:
         table_pairs: For each component, the tables of the source and of the target.

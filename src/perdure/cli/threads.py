@@ -45,7 +45,7 @@ from perdure.settings import THREADS_LIMIT, check_user
 if TYPE_CHECKING:
     from perdure.checkpointers import ThreadHead
 
-_MAX_TITLE: Final = 60  # characters of a title that are printed
+_MAX_TITLE: Final = 60  # Maximum number of characters that are printed of a thread's title.
 Status = Literal["idle", "waiting", "unfinished"]
 """The status of a thread; see `ThreadStatus.state`."""
 
@@ -247,7 +247,7 @@ def find_person_of_thread(
             `user_id`.
     """
     person = head_metadata.get("user_id") or thread_metadata.get("owner") or ""
-    return str(person)  # other services may store numbers
+    return str(person)  # Other programs may store a number as the id of a user.
 
 
 def _iter_head_with_thread_json(
@@ -379,7 +379,7 @@ def _count_messages(database: CommandDatabase, thread_id: str) -> int:
 
     If the history cannot be read, the number of all items in the logs of the thread is returned.
     """
-    with suppress(PerdureError):  # an unreadable thread can be deleted too
+    with suppress(PerdureError):  # A thread that cannot be read can still be deleted.
         return len(database.saver.history(thread_id))
     return database.saver.thread(thread_id).items
 

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
 # Number of seconds without a new message after which memories are extracted from a conversation.
 _DEFAULT_DELAY_S: Final = 30.0
-# maximum seconds for --once, in effect no limit, because --once exits when everything is extracted
+# Maximum number of seconds that `--once` waits for extractions. The value means no limit, because
+# `--once` exits when no thread is due any more.
 _FLUSH_TIMEOUT_S: Final = 1e9
 _OFF: Final = "off"  # This value of --cron disables the schedule that perdure.toml configures.
-_RETENTION_INTERVAL_S: Final = 3600.0  # seconds between two applications of the retention rules
-_STOP_TIMEOUT_S: Final = 30.0  # maximum seconds for retention to stop when the worker exits
+# Number of seconds after which the retention rules are applied again.
+_RETENTION_INTERVAL_S: Final = 3600.0
+# Maximum number of seconds that the exit of the worker waits until the retention has stopped.
+_STOP_TIMEOUT_S: Final = 30.0
 _LOGGER: Final = logging.getLogger("perdure.background")
 
 
@@ -151,7 +154,7 @@ def _print_background_warnings() -> Iterator[None]:
 
     class StderrHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            # the command prints finished jobs itself
+            # Do not print records about finished jobs, because `print_job` prints finished jobs.
             if not any(isinstance(argument, ExtractionJob) for argument in record.args or ()):
                 print_note(f"perdure: {record.getMessage()}")
 

@@ -90,8 +90,8 @@ class Identity:
         user: The id of the user, who owns threads and memories.
         tenant: The tenant of the user, or None on a server without tenants.
         permissions: The permissions that the keys file or the authentication handler lists.
-        raw: The user object that the authentication handler returned. It is passed to the
-            authorization handlers.
+        raw: The user object that the authentication handler returned. The user object is passed to
+            the authorization handlers.
         acting_for: The person for whom the user acts, or None. If a person is set, the request has
             access only to the data of this person, even if the user is an admin.
         teams: The teams that the user, or the person in `acting_for`, belongs to.

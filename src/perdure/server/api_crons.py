@@ -218,7 +218,7 @@ async def _get_changeable_cron(call: Call, cron_id: str) -> CronRow:
 
     Raises:
         Refused: The cron does not exist, or the caller may not reach it.
-        Forbidden: It is a cron of somebody else on the caller's thread.
+        Forbidden: The cron belongs to somebody else, although it runs on the caller's thread.
     """
     cron = await CronTable(call.saver).get(cron_id)
     if cron is not None and matches_filter(cron.content["metadata"], call.filter):

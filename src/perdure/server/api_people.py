@@ -128,7 +128,7 @@ async def erase_person(call: Call, runs: Runs, person: PermittedPerson) -> peopl
     """Stop the runs of a person's threads, and erase everything that belongs to the person.
 
     Args:
-        call: The request. Its audit record gets the hashes of the erased texts.
+        call: The request. The hashes of the erased texts are added to the request's audit record.
         runs: The runs of the server.
         person: The person.
     """

@@ -342,7 +342,7 @@ async def prepare_run(
     Args:
         call: The call of the client.
         runs: The runs of the server.
-        body: The request. Its metadata is replaced by the metadata that a handler permits.
+        body: The request. The metadata in the request is replaced by the permitted metadata.
         thread_id: The thread, or None for a new thread that only this run uses.
         protocol: Whether the events go to readers of the run or of the thread; see `Run.protocol`.
         recorded: Whether the events are stored, so that clients can join the run on any server.
@@ -551,7 +551,8 @@ async def _iter_frames(
         request: The request of the reader.
         cancels: Whether the run is cancelled if the reader disconnects.
         last: The number of the last event that the reader has received, or None.
-        modes: The stream modes whose events are sent. If it is empty, all events are sent.
+        modes: The stream modes whose events are sent. If no stream mode is given, all events are
+            sent.
         is_new: Whether the request has just started the run.
     """
     if last is None:
@@ -633,8 +634,8 @@ class RunEvents:
     def __init__(self, run: Run, runs: Runs) -> None:
         self._run = run
         self._messages: dict[str | None, AIMessageChunk] = {}
-        # All interrupts of the run by their ids. They are collected here, because each chunk of the
-        # graph's stream contains only new interrupts.
+        # All interrupts of the run by their ids. The interrupts are collected because each chunk of
+        # the graph's stream contains only new interrupts.
         self._interrupts: dict[str, Any] = {}
 
     async def run_graph(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
@@ -648,8 +649,8 @@ class RunEvents:
             "version": "v2",
         }
         stream_parts = self._iter_event_parts if "events" in modes else Pregel.astream
-        # Close the stream at the end. Otherwise its last steps would run when it is
-        # garbage-collected.
+        # Close the stream of the graph at the end. Without `aclosing`, the last steps of the stream
+        # would run only when the stream is garbage-collected.
         async with aclosing(stream_parts(graph, graph_input, config, **options)) as parts:  # type: ignore[type-var]
             async for part in parts:
                 self._log_stream_part(run, part)
@@ -676,7 +677,7 @@ class RunEvents:
     def build_closing_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
         """Return an empty list, because clients learn from the row of a run that the run has ended.
 
-        This method implements `Player.build_closing_events`.
+        The method is an implementation of `Player.build_closing_events`.
         """
         return []
 

@@ -233,7 +233,8 @@ async def update_thread_state(
     thread_id = thread.thread_id
     steps = [[update.to_state_update() for update in step.updates] for step in supersteps]
     async with _open_graph(runs, call, thread) as graph, call.threads.lock_for_change(thread_id):
-        thread = await call.threads.get_permitted_row(thread_id)  # raises if it was deleted
+        # Read the thread again, which raises UnknownThread if the thread has been deleted.
+        thread = await call.threads.get_permitted_row(thread_id)
         await get_checkpoint(call, config)
         if graph is None:
             raise ConfigurationError(

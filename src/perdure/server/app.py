@@ -142,8 +142,8 @@ def create_app(
             address.
         graphs: The graphs that the server runs, or None for perdure's chat and agent.
         hosts: The host names under which clients may call this server, or None for any name.
-        origins: Sites whose scripts may call the server, such as `http://localhost:3000`. Their
-            requests need an API key, because cookies from other origins are ignored.
+        origins: Sites whose scripts may call the server, such as `http://localhost:3000`. Requests
+            from these sites need an API key, because cookies from other origins are ignored.
         limits: The limits of requests, or None for the defaults.
         audit: The log of edits and erasures, or None for the logger `perdure.audit`.
         telemetry: Records metrics and spans. With None, nothing is recorded.
@@ -152,8 +152,8 @@ def create_app(
         sessions: The mapping that stores browser sessions, if several processes share them. With
             None, sessions are in the memory of this process.
         database_options: The options of the store and of new threads, or None for the defaults.
-        custom_app: A Starlette or FastAPI application, or None. It serves the paths that perdure
-            does not have. Its users are identified first.
+        custom_app: A Starlette or FastAPI application, or None. The custom application serves the
+            paths that perdure does not have, after the server has identified the user.
 
     Raises:
         ConfigurationError: An origin is not valid, or the custom application is of another type.
@@ -187,8 +187,9 @@ def create_app(
         runs.schedule = Schedule(app.state.access, app.state.databases, runs)
         app.state.runs = runs
         try:
-            # Open the databases of all tenants that the `Access` object lists. If it lists no
-            # tenants, the database of a tenant is opened at the first request of that tenant.
+            # Open the databases of all tenants that the `Access` object lists. If the `Access`
+            # object does not list tenants, the database of a tenant is opened when the tenant sends
+            # a request for the first time.
             await app.state.runs.open_tenants(getattr(app.state.access, "tenants", (None,)))
             custom_lifespan = nullcontext() if custom is None else custom.run_lifespan()
             async with custom_lifespan as state:

@@ -40,8 +40,8 @@ from perdure.server.threads import already_exists_error, validate_metadata, vali
 
 Assistant = dict[str, Any]
 """An assistant in the form of langgraph's API."""
-# Creation time of all default assistants. It is the time when the server was installed, so that all
-# processes return the same time.
+# Creation time of all default assistants. The time when the server was installed is used, so that
+# all processes return the same creation time.
 _INSTALLED_AT: Final = datetime.fromtimestamp(Path(__file__).stat().st_mtime, UTC)
 _DEFAULT_FIELDS: Final[Assistant] = {
     "name": "Untitled",
@@ -122,7 +122,8 @@ class Assistants:
 
         Raises:
             UnknownAssistant: See `get`.
-            Forbidden: It is a default assistant, or the caller could no longer reach it.
+            Forbidden: The assistant is a default assistant, or the caller would lose access to the
+                assistant by the change.
             UnknownGraph: The graph is not served.
         """
         key = self._require_changeable_assistant(assistant_id)
@@ -142,7 +143,8 @@ class Assistants:
         """Return all versions of an assistant, newest first; see `get`."""
         assistant = await self.get(assistant_id)
         stored = await self._table.list_versions(assistant["assistant_id"])
-        rows = [*map(_build_assistant, stored)] or [assistant]  # a default assistant is not stored
+        # No versions of a default assistant are stored, so return the default assistant itself.
+        rows = [*map(_build_assistant, stored)] or [assistant]
         return [
             {name: value for name, value in row.items() if name != "updated_at"}
             for row in rows

@@ -47,7 +47,10 @@ _FILTER_ADAPTER: Final = TypeAdapter[Filter](
 
 
 class HandlerUser(dict[str, Any]):
-    """A user that a handler returned as a dict or as an id. Its fields are also attributes."""
+    """A user that an authentication handler returned as a dict or as an id.
+
+    The items of this dict can also be read as attributes.
+    """
 
     def __getattr__(self, name: str) -> Any:
         """Return a field."""
@@ -85,7 +88,8 @@ def _build_context_user(identity: Identity) -> Any:
     """Return the user object for authorization handlers.
 
     The user object is the object that the authentication handler returned, with the additional
-    field `acting_for`. This field is the person for whom the user sends the request, or None.
+    field `acting_for`. The value of `acting_for` is the person for whom the user sends the request,
+    or None.
     """
     raw, person = identity.raw_user, identity.acting_for
     if isinstance(raw, Mapping):

@@ -244,10 +244,10 @@ class Call:
 
         Args:
             read_store: The method of the store.
-            args: Its positional arguments.
+            args: The positional arguments of the store method.
             hides_perdure_namespaces: Whether an admin sees namespaces of perdure only if the prefix
                 names them.
-            options: Its keyword arguments.
+            options: The keyword arguments of the store method.
 
         Raises:
             ConfigurationError: The offset is too large for a list from which rows are left out.

@@ -62,8 +62,8 @@ class Databases:
         instrument: Returns a subclass of a checkpointer or store class whose methods are measured.
         saver_options: The options `types` and `aliases` of the checkpointers.
         options: The options of the stores and of new threads.
-        has_organisations: Whether the `owner` of a thread may be an organisation. Each database
-            that is opened then records this for `perdure.people`.
+        has_organisations: Whether the `owner` of a thread may be an organisation. If True, a mark
+            for `perdure.people` is stored in each database that is opened.
     """
 
     def __init__(

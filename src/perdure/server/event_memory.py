@@ -118,7 +118,7 @@ class EventMemory:
         self._ended: WeakKeyDictionary[EventHolder, None] = WeakKeyDictionary()
 
     def get_account(self, tenant: str | None, user: str) -> EventAccount:
-        """Return the account of a user. It is created if the user has none."""
+        """Return the account of a user. If the user has no account, an account is created."""
         account = self._accounts.get((tenant, user))
         if account is None:
             account = self._accounts[tenant, user] = EventAccount(self)

@@ -317,7 +317,7 @@ class ThreadSocket:
         async for entries in _iter_events(*source, subscription):
             for event in entries:
                 await self._sender.send(partial(getattr, event, "data"))
-        await self._websocket.close()  # the thread was deleted
+        await self._websocket.close()  # The events end only if the thread was deleted.
 
     async def _send_bytes(self, data: bytes) -> None:
         """Send a message that is already encoded."""
@@ -430,7 +430,7 @@ class ThreadEvents:
     def build_closing_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
         """Return an event for each open interrupt of the run, and an event for the run's outcome.
 
-        This method implements `Player.build_closing_events`.
+        The method is an implementation of `Player.build_closing_events`.
         """
         ending = {"event": "completed"}
         questions: list[tuple[list[str], dict[str, Any]]] = []

@@ -51,7 +51,7 @@ _PAGES_PREFIX: Final = "/ui/"
 # If no route matches the path of a request, at most this number of characters of the path is
 # logged.
 _MAX_LOGGED_PATH: Final = 200
-# This expression matches a segment of a URL path that may be an API key or an id.
+# The regular expression matches a segment of a URL path that may be an API key or an id.
 _SECRET_PART: Final = re.compile(r"[0-9]{6}|.{25}")
 _DEFAULT_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -246,8 +246,9 @@ def _as_http_request(scope: Scope) -> Request:
 def _check_host(host: str, hosts: Collection[str] | None) -> None:
     """Refuse a request whose header Host names a host that is not allowed.
 
-    This check prevents DNS rebinding, in which the host name of an attacker's site resolves to the
-    address of this server, so that a browser treats this server as a part of the attacker's site.
+    Checking the host prevents DNS rebinding. In DNS rebinding, the host name of an attacker's site
+    resolves to the address of this server, and a browser treats this server as a part of the
+    attacker's site.
     """
     if hosts is not None and split_url(f"//{host}").hostname not in hosts:
         raise Refused(

@@ -136,7 +136,7 @@ class StartupResponder:
             "method": "initialize",
             "params": {
                 "protocolVersion": version,
-                "capabilities": {},  # no tool sends requests to the client
+                "capabilities": {},  # No tool of perdure sends requests to the client.
                 "clientInfo": {"name": client["name"], "version": client["version"]},
             },
         }

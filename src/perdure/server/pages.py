@@ -294,7 +294,7 @@ def parse_form_moment(text: str, days_to_add: int = 0) -> datetime | None:
     """Parse a date or a time that was entered into a form.
 
     Args:
-        text: An ISO 8601 date or time. It is in UTC if it names no time zone.
+        text: An ISO 8601 date or time. A text without a time zone is in UTC.
         days_to_add: A number of days to add.
 
     Returns:

@@ -343,7 +343,7 @@ async def prune_thread(target: PermittedThread, rule: Annotated[PruneRule, Form(
 async def show_delete_form(request: Request, target: PermittedThread) -> Response:
     """Show the form that deletes a thread and asks what to do with the memories from it."""
     memories = None
-    with suppress(Refused):  # memories that the user may not erase are kept
+    with suppress(Refused):  # Memories that the user may not erase are kept.
         memory_places = await api_threads.find_memory_places(target.call)
         options: PageValues = {"places": memory_places, "dry_run": True}
         memories = await aforget_thread_memories(target.call.store, [target.id], **options)

@@ -343,8 +343,8 @@ def _build_version_rows(versions: list[Any]) -> list[PageValues]:
         versions: The versions, newest first.
 
     Returns:
-        One row for each version, in the same order. Changes leave out `formerly`, which repeats the
-            texts of earlier versions.
+        One row for each version, newest first. Changes of the field `formerly` are left out,
+            because this field repeats the texts of earlier versions.
     """
     values = [
         {name: part for name, part in row.value.items() if name != "formerly"} for row in versions
@@ -531,7 +531,8 @@ def find_value_changes(
         word_budget: The number of words that may be compared; None starts a new budget.
 
     Returns:
-        One change for each path, in the order of the old value's paths, then new ones.
+        One change for each changed path. The paths of the old value come first, and the new paths
+            follow.
 
     >>> find_value_changes({"text": "likes tea"}, {"text": "likes green tea"})[0].parts
     (('same', 'likes '), ('added', 'green '), ('same', 'tea'))

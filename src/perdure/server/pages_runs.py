@@ -324,7 +324,7 @@ async def stop_run(
     run_id: str,
     listed: bool = False,
 ) -> Response:
-    """Stop a run. Its stored checkpoints stay.
+    """Stop a run. The checkpoints that the run has already stored are kept.
 
     Args:
         call: The permitted call.

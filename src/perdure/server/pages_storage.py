@@ -29,7 +29,8 @@ _LARGEST_COUNT: Final = 15
 # Maximum number of extraction jobs that the HTML page lists. The JSON of the page lists all
 # extraction jobs.
 _MAX_JOBS: Final = 500
-_JOB_STATES: Final = ("dead", "running", "retrying", "due", "waiting", "done")  # sort order
+# The states of extraction jobs, in the order in which the page lists the jobs.
+_JOB_STATES: Final = ("dead", "running", "retrying", "due", "waiting", "done")
 
 
 async def _permit_admin(call: CurrentCall) -> Call:
@@ -154,7 +155,7 @@ async def retry_extraction(call: AdminCall, settings: ServerSettings, thread: st
 def _list_jobs_or_queue_thread(call: Call, settings: Settings, thread_id: str | None) -> list[Any]:
     """List the extraction jobs, or queue a thread if `thread_id` is given.
 
-    This process never extracts. A worker does.
+    The server itself extracts no memories. A worker process executes the queued jobs.
 
     Returns:
         The jobs, or an empty list if a thread was queued.

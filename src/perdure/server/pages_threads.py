@@ -114,7 +114,8 @@ async def show_threads(
         start=start,
         more=len(matching_threads) > THREADS_PER_PAGE,
     )
-    if hits.unread:  # the browser reloads and shows hits that were indexed meanwhile
+    if hits.unread:
+        # Some threads are not indexed yet. Let the browser reload the page to show further hits.
         response.headers["Refresh"] = str(_PAGE_REFRESH_S)
     return response
 
@@ -145,7 +146,7 @@ async def load_thread_row(call: Call, thread: dict[str, Any]) -> PageValues:
         "updated_at": thread["updated_at"],
         "active_at": thread["updated_at"],
     }
-    with suppress(UnknownThread):  # no checkpoint is stored yet
+    with suppress(UnknownThread):  # The thread has no checkpoint yet.
         info = await call.saver.athread(thread_id)
         row |= {"size": info.size_bytes, "active_at": info.active_at, "messages": info.messages}
         row["namespaces"] = sorted(ns for ns in info.namespaces if ns != VIEWS_NAMESPACE)
@@ -333,7 +334,7 @@ _MAX_VIEW_MESSAGES: Final = 2_000
 
 
 def split_into_turns(items: Iterable[HistoryItem]) -> list[list[HistoryItem]]:
-    """Split items into turns. Each message of a human begins a turn."""
+    """Split the items of a thread into turns. Every human message begins a new turn."""
     turns: list[list[HistoryItem]] = []
     for item in items:
         if not turns or getattr(item.value, "type", None) == "human":
@@ -360,9 +361,9 @@ async def load_page_of_turns(
             the newest.
 
     Returns:
-        `turns`, oldest first, and `before_position` and `before_checkpoint_order`, which load the
-        previous page. Both are None
-            if there is no previous page.
+        A dict with `turns`, oldest first, and with `before` and `order`, which are the arguments
+            for loading the previous page. `before` and `order` are None if there is no previous
+            page.
     """
     items = await saver.ahistory(
         thread_id, checkpoint_ns=ns, ends=(0, _MAX_ITEMS + 1), before=before_position
@@ -370,7 +371,7 @@ async def load_page_of_turns(
     turns = split_into_turns(items) or [[]]
     has_earlier = len(items) > _MAX_ITEMS or len(turns) > TURNS_PER_PAGE
     if len(items) > _MAX_ITEMS and len(turns) > 1:
-        turns = turns[1:]  # the first turn may begin on the previous page
+        turns = turns[1:]  # Drop the first turn, because it may begin on the previous page.
     turns = turns[-TURNS_PER_PAGE:]
     steps, is_cut = await _load_steps_and_whether_truncated(
         saver, thread_id, ns, before_checkpoint_order, turns[0][0].position if has_earlier else 0
@@ -448,8 +449,8 @@ def _group_steps_by_turn(
     Args:
         turns: The items of each turn, oldest first.
         steps: The checkpoints, oldest first.
-        has_earlier: Whether there are turns before the first one. If so, the first checkpoints may
-            belong to them and are dropped.
+        has_earlier: Whether the thread has earlier turns than the first turn in `turns`. If True,
+            the first checkpoints are dropped, because they may belong to an earlier turn.
     """
     turn_by_position = {item.position: index for index, turn in enumerate(turns) for item in turn}
     turn_steps: list[list[Step]] = [[] for _ in turns]
@@ -541,7 +542,7 @@ def _build_turn_row(
     items: Sequence[HistoryItem], steps: Sequence[Step], views: dict[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
     """Build the template data of one turn from its items, checkpoints and model views."""
-    message_count = None  # messages in the state before the first answer
+    message_count = None  # The number of messages in the state before the first AI message.
     for (info, _), (_, change) in pairwise(steps):
         message_change = change.channels.get("messages")
         if message_change and any(
