@@ -123,8 +123,8 @@ def forget(
         reports += _erase_messages(
             checkpointer, {thread_id: ids for thread_id, ids in messages_after.items() if ids}
         )
-        # This process drops the cached words and vectors now. Other processes drop theirs at their
-        # next search.
+        # This process drops the cached words and vectors now. Other processes drop their cached
+        # words and vectors at their next search.
         parts.database.read(parts.indexes.purge_erased)
         clean = parts.database.scrub()
     return _build_receipt(

@@ -107,7 +107,7 @@ class Coverage(NamedTuple):
     """The part of a namespace that an index already contains."""
 
     newest: int  # highest id that was read
-    items: int  # number of present items, including those that are excluded from search
+    items: int  # number of current items, including items that are excluded from search
     # counter that increases whenever vectors are stored for items that had been stored without them
     embedded: int
     closed: int  # sequence number of the newest replaced or deleted version that was read
@@ -197,14 +197,17 @@ class NamespaceIndex:
         self._compact_if_needed()
 
     def add_vectors(self, vectors: Mapping[int, bytes]) -> None:
-        """Add vectors, by item id, for items that had no vectors."""
+        """Add vectors for items that were stored without vectors.
+
+        The keys of `vectors` are item ids.
+        """
         for row, number in self._find_rows_by_id(vectors):
             self._append_vectors(row, vectors[number])
         self._sample = None
         self._compact_if_needed()
 
     def _find_rows_by_id(self, ids: Mapping[int, Any]) -> list[tuple[int, int]]:
-        """Return pairs of row and id for those of the ids that are in the index."""
+        """Return a pair of row number and id for each of the ids that the index contains."""
         rows = np.flatnonzero(np.isin(self.rows["id"], list(ids)))
         return list(zip(rows.tolist(), self.rows["id"][rows].tolist(), strict=True))
 

@@ -49,7 +49,7 @@ from perdure.stores.separation import Separation
 from perdure.stores.text import STOP_WORDS, find_nearest_words, is_misspellable
 from perdure.stores.vectors import Floats, Model
 
-USER_WORD: Final = "user"  # word by which extracted facts refer to their person
+USER_WORD: Final = "user"  # word by which extracted facts refer to the person whom they are about
 # Minimum share of a namespace's rows that must contain a word for the word to count as the name of
 # the namespace's person.
 MIN_NAME_SHARE: Final = 0.3
@@ -64,7 +64,8 @@ _MAX_CORRECTED_WORDS: Final = 16
 _MAX_CORRECTIONS: Final = 64
 _UNSEARCHED_ITEM: Final = IndexedItem(0, (), False, b"", None, 0.0, None, math.nan, FOREVER, 0)
 _MIN_UNSAVED, _MAX_UNSAVED_QUARTER, _UNSAVED_DIVISOR = 16, 256, 16  # limits; see `_is_worth_saving`
-# key of the cache: the path of a namespace, and whether the index contains the closed versions
+# key of the cache: the path of a namespace, and whether the index contains replaced and deleted
+# versions instead of current items
 _Key = tuple[bytes, bool]
 # the path of a namespace, and a function that loads an index view of the namespace
 _ViewSource = tuple[bytes, Callable[..., Flow[IndexView]]]

@@ -95,7 +95,7 @@ class MissingEmbeddings:
     def _read_pending_rows(
         self, prefix: bytes, after_id: int, limit: int, attempts: int = NO_LIMIT
     ) -> Flow[list[Row]]:
-        """Return rows of pending items with ids above `since`.
+        """Return rows of items whose vectors are missing, with ids greater than `after_id`.
 
         Items with more than `attempts` failed attempts are skipped.
         """

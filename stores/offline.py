@@ -1,8 +1,9 @@
 """The default embedder: a static table of English word pieces inside the package, read with numpy.
 
-It runs no neural network and needs no network access. The table was computed from the vocabulary of
-sentence-transformers/all-MiniLM-L6-v2 by the method of model2vec. `weights/NOTICE` names the origin
-of the table, and the script `benchmarks/static_embedder.py` computes the table again.
+The default embedder runs no neural network and needs no network access. The table was computed from
+the vocabulary of sentence-transformers/all-MiniLM-L6-v2 by the method of model2vec.
+`weights/NOTICE` names the origin of the table, and the script `benchmarks/static_embedder.py`
+computes the table again.
 """
 
 from __future__ import annotations

@@ -285,7 +285,7 @@ class StoreParts:
                 sql, fields, word_storage, read_only=read_only
             )
             rows = yield sql("get_setting", "model")
-            # Each operation that needs the model will raise the error.
+            # If the recorded model is damaged, each operation that needs the model raises an error.
             with suppress(CorruptRecord):
                 for (model,) in rows:
                     embeddings.adopt_encoding(Model.from_setting(model))

@@ -305,11 +305,12 @@ class ItemWriter:
     records: RecordCodec
 
     def write_puts(self, puts: Sequence[Put], now: int, model: Model | None = None) -> Flow[None]:
-        """Write puts and deletes of different keys, together or not at all.
+        """Write puts and deletes of different keys in one transaction.
 
         One round trip to the database reads the current versions of all keys, and another round
-        trip writes all changes. On Postgres, unconditional deletes are a single statement. The
-        statement can be repeated if it is unknown whether the first attempt was committed.
+        trip writes all changes. On Postgres, deletes without a required version or limit are
+        executed as one statement. The statement can be repeated if it is unknown whether the first
+        attempt was committed.
 
         Args:
             puts: The puts and deletes.

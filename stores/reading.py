@@ -219,7 +219,7 @@ class Selection:
     """The criteria by which a call selects items."""
 
     prefix: bytes  # path of the namespace prefix
-    now: int  # present time in microseconds; items that have expired by then are excluded
+    now: int  # current time in microseconds; items that have expired by this time are excluded
     filter: Filter | None = None
     provenance: Filter | None = None
     as_of: int | None = None  # time in the past to read, in microseconds, or None for the present

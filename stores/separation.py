@@ -1,4 +1,4 @@
-"""Measurement, without labels, of how well an embedder separates related rows from random ones.
+"""Measurement of how well an embedder separates related rows from random rows, without labels.
 
 Three samples of cosines are taken from the vectors of a namespace:
 

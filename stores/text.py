@@ -110,9 +110,9 @@ _local = threading.local()  # A stemmer has state, so each OS thread has its own
 def tokenize(text: str) -> list[str]:
     """Return all tokens of a document, in order and with repetitions.
 
-    In a writing system without spaces, each pair of neighbouring characters is a token. In such
-    writing systems, each single character is a token as well, so that a query of one character
-    finds the document.
+    In a writing system without spaces, each pair of neighbouring characters is a token. Each single
+    character is a token in addition to the pairs, so that a query of one character finds the
+    document.
 
     >>> tokenize("The runners' café isn't open: 1,000 visitors")
     ['the', 'runner', 'cafe', 'is', 'open', '1000', 'visitor']

@@ -76,7 +76,8 @@ class _ImportState:
     The state of an import contains the keys whose remaining versions are skipped or refused.
     """
 
-    # keys whose versions differ in this store; None if a difference is an error
+    # Keys for which this store has a version with the same number but other content. None means
+    # that such a version raises an error.
     differing: set[_RowKey] | None
     # keys that are refused because of a tombstone in this store
     refused: set[_RowKey] = field(default_factory=set)

@@ -297,7 +297,7 @@ class WholeStore(DatabaseOwner, Store):
     acheck_embedder = make_async_twin(check_embedder)
 
     def reembed(self, progress: Progress | None = None) -> int:
-        """Compute all vectors again with the store's present embedder.
+        """Compute all vectors again with the current embedder of the store.
 
         Other processes and threads may read and write while vectors are computed. Until an item has
         a new vector, searches find it by its words. If the process dies or an error occurs before
