@@ -38,12 +38,13 @@ class StoredType(Generic[T]):
     Attributes:
         cls: The class.
         dump: A function that converts a value of the class to bytes, or to any value that perdure
-            stores. Equal values must give equal bytes. If they do not, each step stores the value
-            again.
+            stores. Equal values must give equal bytes. If equal values give different bytes, each
+            step stores the value again.
         load: A function that converts the result of `dump` back to the value. Each put calls
             `load` once for each value, and refuses a value that cannot be loaded.
         texts: A function that returns the texts in a value. `erase` removes the whole value if one
-            of the texts quotes an erased message. If None, `erase` does not search such values.
+            of the texts quotes an erased message. If `texts` is None, `erase` does not search
+            values of the class.
         name: The name under which values are stored, as a pair `(module, qualified name)` or as
             text like `"shop:Sheet"`. The default is the name of the class.
         stored_name: The name under which values are stored, as a pair `(module, qualified name)`.
@@ -221,7 +222,7 @@ class StoredTypes:
         return target
 
     def find_registered_type(self, name: Name) -> StoredType[Any] | None:
-        """Return the registered type with this current or earlier stored name, or None."""
+        """Return the registered type whose current or earlier stored name is `name`, or None."""
         registered = self._by_name.get(name)
         if registered is None and (target := self._targets.get(name)) is not None:
             registered = self.by_class.get(target)
@@ -265,7 +266,7 @@ def parse_class_name(label: str, name: Any) -> Name:
     """Parse a class name, given as a pair or as text like 'module:Name', to a pair.
 
     Raises:
-        ConfigurationError: The name is neither such a pair nor such text.
+        ConfigurationError: The name is neither a pair of two texts nor text like 'module:Name'.
     """
     pair = name.split(":") if isinstance(name, str) else name
     if isinstance(pair, tuple | list) and len(pair) == 2:

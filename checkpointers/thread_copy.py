@@ -1,4 +1,4 @@
-"""Copy threads within a database, and merge the threads of another database into this one.
+"""Copy threads within a database, and merge the threads of another database into a database.
 
 Items, checkpoints and pending writes are copied in encoded form. The copied bytes are decrypted
 with the key of the source and encrypted with the key of the target. Only metadata is decoded,
@@ -340,7 +340,7 @@ def copy_thread(
 
     Raises:
         UnknownThread: The thread does not exist.
-        UnknownCheckpoint: The thread has no such checkpoint.
+        UnknownCheckpoint: The thread has no checkpoint with the id `checkpoint_id`.
         InvalidConfig: The new thread exists already.
     """
     reader = maintenance.reader
@@ -387,7 +387,7 @@ class ThreadContents:
     items: dict[tuple[str, int], bytes] = field(compare=False)
 
     def continues(self, other: ThreadContents) -> bool:
-        """Return whether this thread is equal to `other` or continues it."""
+        """Return whether the thread equals `other` or contains `other` and later checkpoints."""
         return (
             self.checkpoints[: len(other.checkpoints)] == other.checkpoints
             and all(self.items.get(key, item) == item for key, item in other.items.items())
@@ -458,14 +458,14 @@ def _format_thread_ids(thread_ids: list[str]) -> str:
 
 
 class DatabaseMerge:
-    """Merges the threads of another database into this one.
+    """Merges the threads of a source database into a target database.
 
     If another OS thread sets the event `stopped`, `run` raises an error before it imports the next
     thread.
 
     Args:
-        source: The maintenance of the other database.
-        target: The maintenance of this database.
+        source: The maintenance of the source database.
+        target: The maintenance of the target database.
         new_ids: New ids for some threads, by their ids in the source.
     """
 
@@ -489,7 +489,8 @@ class DatabaseMerge:
             The number of imported objects.
 
         Raises:
-            ConfigurationError: A thread to rename does not exist, or two threads would have one id.
+            ConfigurationError: `new_ids` names a thread that does not exist, or two threads would
+                have the same id.
             ImportFailed: Threads were refused and are named in the message, or the merge was
                 cancelled.
         """
@@ -516,7 +517,7 @@ class DatabaseMerge:
                 thread_report = self._import_thread(
                     thread_id, self.new_ids.get(thread_id, thread_id)
                 )
-            except UnknownThread:  # the thread was deleted meanwhile
+            except UnknownThread:  # the thread was deleted after the list of threads was read
                 continue
             report += thread_report or ImportReport()
             if thread_report is None:
@@ -548,8 +549,8 @@ class DatabaseMerge:
         provided that the target did not have the thread before.
 
         Raises:
-            ImportFailed: Something was erased from the source meanwhile, and the target already had
-                the thread, so that it may now contain the erased data.
+            ImportFailed: Something was erased from the source thread while it was copied, and the
+                target already had the thread, so the target may now contain the erased data.
         """
         read_number = partial(self.source.reader.removals.read_newest_number, thread_id)
         while True:

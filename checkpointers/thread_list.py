@@ -46,7 +46,8 @@ _MAX_OFFSET: Final = 1 << 62
 # maximum number of metadata values of a query that become SQL conditions; other values are compared
 # in Python
 _MAX_TAGS: Final = 20
-# by status, an SQL condition that matches all threads with this status, and possibly others
+# For each status, an SQL condition that matches all threads with the status, and possibly threads
+# with a different status.
 _BY_STATUS: Final[Mapping[str, str]] = {
     "interrupted": "t.may_wait = 1",
     "idle": "(t.may_wait = 1 OR t.status IN ('idle', 'interrupted') "
@@ -154,9 +155,10 @@ class ThreadQuery:
         ids: The ids to which the list is limited.
         status: The status of the threads.
         text: Text that the title or the id contains. Case is ignored.
-        person: Limits the list to threads of this person and of nobody. SQL ignores this condition.
-        active_since: Limits the list to threads with activity at this time or later.
-        active_until: Limits the list to threads without activity after this time.
+        person: Limits the list to threads of the named person and threads of nobody. SQL ignores
+            the condition `person`.
+        active_since: Limits the list to threads with activity at the given time or later.
+        active_until: Limits the list to threads without activity after the given time.
         sort_by: The field to sort by. The default is the time of the last activity. Within equal
             values, threads with later activity come first. SQL does not sort by `"status"`.
         sort_order: `"asc"` or `"desc"`, which is the default.
@@ -318,7 +320,8 @@ class ThreadList:
             row: The row of the statement `listed_threads`.
             title: The title in the row, or None.
             encoded_metadata: The encoded metadata of the head in the row, or None.
-            head: The head, if it was read. Its values take precedence over those of the row.
+            head: The head, if it was read. Values of the head take precedence over values of the
+                row.
         """
         key, thread_id, created_at, updated_at, _, _, may_wait = row[:7]
         _, last_run_status, sealed_client, is_busy = row[7:11]
@@ -406,7 +409,8 @@ class ThreadList:
         Args:
             thread_id: The thread.
             build_update: A function that returns the new metadata, or None to keep it, and the
-                status of the last run. It is called with the thread as it is in the transaction.
+                status of the last run. The function is called with the thread as it is in the
+                transaction.
             may_wait: Whether to store that the thread may wait for an answer, because its last run
                 was interrupted before a node.
         """

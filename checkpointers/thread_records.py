@@ -121,7 +121,8 @@ def read_thread_records(
 
     Raises:
         UnknownThread: The thread does not exist.
-        UnknownCheckpoint: The thread has no such checkpoint in its root namespace.
+        UnknownCheckpoint: The root namespace of the thread has no checkpoint with the id
+            `checkpoint_id`.
     """
     rows = yield reader.sql("one_thread", thread_id)
     if not rows:

@@ -85,8 +85,8 @@ class ThreadReader:
             channel: The channel.
             bounds: The number of items to return from the start and from the end, or None for all.
             before: The position before which the items end, or None.
-            missing_ok: Whether an unknown thread has an empty history. Otherwise an error is
-                raised.
+            missing_ok: Whether an unknown thread has an empty history. If False, an error is raised
+                for an unknown thread.
 
         Returns:
             A function that decodes the items. Decoding may take long, so call the function outside
@@ -553,7 +553,7 @@ class ThreadReader:
 
 
 def _interleave_positions(transcript: Iterable[int], branches: list[int]) -> list[tuple[int, bool]]:
-    """Merge the positions of the head's transcript with those of branches, in order.
+    """Merge the positions of the head's transcript with the positions of branches, in order.
 
     Args:
         transcript: The positions up to the head, in the order of the transcript.

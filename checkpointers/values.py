@@ -44,9 +44,10 @@ from perdure.checkpointers.stored_types import NO_TYPES, StoredType, StoredTypes
 
 _log = logging.getLogger("perdure")
 
-# These are the options of langgraph's serializer, with two differences. langgraph encodes instances
-# of subclasses as their base class. langgraph always passes the option to replace lone surrogates,
-# but `Converter` passes it only for values that contain lone surrogates.
+# The options with which ormsgpack is called are the options of langgraph's serializer, with two
+# differences. langgraph encodes instances of subclasses as their base class. langgraph always
+# passes the option to replace lone surrogates, but `Converter` passes it only for values that
+# contain lone surrogates.
 PACK: Final = (
     ormsgpack.OPT_NON_STR_KEYS
     | ormsgpack.OPT_PASSTHROUGH_DATACLASS

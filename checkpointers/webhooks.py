@@ -48,7 +48,7 @@ class WebhookTable(ServerTable):
             run: The run that ends.
             content: The content to send.
             content_if_erased: The content to send instead if something was erased from the thread
-                during the run. It contains no values from the run.
+                during the run. `content_if_erased` contains no values from the run.
             keeps_thread: Whether the thread is kept after the run.
             known_cancel: See `RunTable.end_run`.
         """

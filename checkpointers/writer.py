@@ -65,7 +65,8 @@ class DatabaseWrite(NamedTuple):
         exclusive_names: The name of the lock that the transaction takes, which is the thread id.
         watch: The watch of the checkpointer's tables.
         may_wait: Whether the write may wait for the next write, to share its commit.
-        urgent: Whether other code waits for this write, so that it should be committed at once.
+        urgent: Whether other code waits for the write, so that the write should be committed at
+            once.
     """
 
     make_flow: Callable[[], Flow[Commit]]
@@ -234,8 +235,9 @@ class CheckpointWriter:
 
         Args:
             put: The checkpoint to store.
-            thread: The thread. Its key is 0 if the thread must be created.
-            head: The head of the namespace. Its key is 0 if the namespace must be created.
+            thread: The thread. The key of the thread is 0 if the thread must be created.
+            head: The head of the namespace. The `namespace_key` of the head is 0 if the namespace
+                must be created.
             parent: The parent of the checkpoint, or None.
             replaced: The stored checkpoint with the same id, which is replaced, or None.
             keys: Keys for the rows that are created, if they were read from the database. If `keys`
@@ -436,7 +438,8 @@ class CheckpointWriter:
         if title is None or put.title not in (None, title):
             title = choose_title(put, thread, nodes)
         if is_head:
-            # inlined for speed, because every put runs this code
+            # The following code is not a separate function, for speed, because the code runs for
+            # every checkpoint that is stored.
             new_listed, is_new = dict[str, Any](), False
             for name, value in metadata.items():
                 if name not in UNLISTED_NAMES and not (
@@ -447,7 +450,7 @@ class CheckpointWriter:
                     is_new = is_new or type(value) is not str
             try:
                 is_new = is_new or listed is None or new_listed != listed[0]
-            except Exception:  # some values, such as arrays, cannot be compared with ==
+            except Exception:  # some metadata values, such as arrays, cannot be compared with ==
                 is_new = True
             listed = self._encode_listed_metadata(new_listed, listed) if is_new else listed
         statements = [] if is_head else [self.sql("mark_may_wait", thread.key)]
@@ -606,9 +609,10 @@ class CheckpointWriter:
         """Read the current state of a thread before a put.
 
         Returns:
-            The thread with its logs, with the key 0 if it does not exist; the head of the
-            namespace, with the key 0 likewise; the row key of the checkpoint if it is stored; and
-            whether the cached data of the thread is valid.
+            A tuple of four elements: the thread with its logs, the head of the namespace, the row
+            key of the checkpoint, and whether the cached data of the thread is valid. If the thread
+            or the namespace does not exist, its key is 0. If the checkpoint is not stored, its row
+            key is None.
         """
         thread_id, checkpoint_ns, _ = address
         state = self.sql("read_write_state", pack_id(checkpoint_id), checkpoint_ns, thread_id)

@@ -99,7 +99,7 @@ def build_configured_model(chosen_settings: settings.Settings) -> BaseChatModel 
 
 def _load_settings() -> settings.Settings:
     """Load the settings without looking for the folder of the default database."""
-    return settings.load(db=":memory:")  # no database is opened here
+    return settings.load(db=":memory:")  # loading the settings opens no database
 
 
 def _choose_namespace(config: RunnableConfig) -> tuple[str, ...]:

@@ -265,7 +265,7 @@ def import_object(location: str, folder: Path, description: str) -> Any:
         description: A description of the object for the error, such as `"the graph 'chat'"`.
 
     Raises:
-        ConfigurationError: The module cannot be imported, or has no such object.
+        ConfigurationError: The module cannot be imported, or the module does not have the object.
     """
     module_name, _, attribute = location.rpartition(":")
     file = (folder / module_name).resolve() if module_name.endswith(".py") else None

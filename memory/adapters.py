@@ -244,11 +244,11 @@ class WindowChatMemory(ABC):
     def apply_window(self, messages: Messages, new_messages: Messages = ()) -> list[BaseMessage]:
         """Append new messages to `messages`, and return the messages that fit into the window.
 
-        A new system message replaces the previous one, and is never evicted. A new system message
-        that is blank, or equal to a stored one, is ignored. Messages that are not system messages
-        are evicted from the window, beginning with the oldest. A tool call is evicted from the
-        window together with its results. If a single message is larger than the window, the message
-        is evicted together with all earlier messages.
+        A new system message replaces the previous system message, and is never evicted. A new
+        system message that is blank, or equal to a stored system message, is ignored. Messages that
+        are not system messages are evicted from the window, beginning with the oldest. A tool call
+        is evicted from the window together with its results. If a single message is larger than the
+        window, the message is evicted together with all earlier messages.
         """
         window = list(messages)
         for message in new_messages:
@@ -352,7 +352,8 @@ class MessageChatMemory:
     returned.
 
     Args:
-        repository: The repository, or None for one in memory.
+        repository: The repository, or None for a repository that keeps conversations in the memory
+            of the process.
         max_size: The maximum number of messages that are returned.
     """
 
@@ -524,8 +525,8 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
 
     Args:
         model: A chat model, or another advisor.
-        memory: A `MessageChatMemory`, or an object with the same `add` and `get`. A
-            `MessageWindowChatMemory` or `TokenWindowChatMemory` is used as the window of each
+        memory: A `MessageChatMemory`, or an object with the methods `add` and `get` of that class.
+            A `MessageWindowChatMemory` or `TokenWindowChatMemory` is used as the window of each
             conversation. The store of such a window has the conversation under the id of the
             conversation, and not under the attribute `id` of the window.
     """
@@ -583,7 +584,7 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         adapter = StoreAdapter(store)
         self.store, self.top_k = adapter.store, check_whole_number("top_k", top_k, 1)
         self.threshold = check_number("threshold", threshold, 0, 1)
-        # these options make perdure's stores rank items only by cosine similarity
+        # with the options in `cosine`, a store of perdure ranks items only by cosine similarity
         cosine: dict[str, Any] = {"mode": "semantic", "context": False}
         self._records_authors = adapter.versioned
         self._options = cosine if adapter.versioned else {}

@@ -67,7 +67,7 @@ _MAX_QUEUED_JOBS: Final = 100
 # minimum and maximum seconds between two searches for due threads
 _TICK_BOUNDS_S: Final = (0.05, 5.0)
 _CLEANUP_INTERVAL_S: Final = 3600.0  # interval in seconds at which old jobs are deleted
-# a job's worker counts as dead this many seconds after the time limit `Pace.limit_s`
+# number of seconds after the time limit `Pace.limit_s` at which the worker of a job counts as dead
 _LOST_AFTER_S: Final = 60.0
 _EXTRACT_WORKFLOW_NAME: Final = "perdure.extract"
 _EXTRACT_ALL_WORKFLOW_NAME: Final = "perdure.extract_all"
@@ -102,11 +102,11 @@ class Background:
         pace: When threads are extracted, and how often a failed extraction is repeated.
         database: The database of the queue: a file, or `"postgresql://…"` for workers on several
             machines. None means a file beside the store's file, or the store's Postgres database.
-            The queue is never encrypted. It contains thread ids, namespaces and reports.
+            The queue is never encrypted. The queue contains thread ids, namespaces and reports.
         workers: How many threads this process extracts at the same time.
-        work: Whether this process extracts. If False, it only lists and adds jobs.
-        on_job: Called with each job that this process has finished, or that failed. It is not
-            called for a job without unread messages.
+        work: Whether this process extracts memories. If False, the object only lists and adds jobs.
+        on_job: A function that is called with each job that this process has finished, or that
+            failed. The function is not called for a job without unread messages.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Background:
         self._is_working = False
 
     def start(self) -> Self:
-        """Start the extraction. With `work=False`, this method does nothing.
+        """Start the extraction. With `work=False`, `start` does nothing.
 
         Raises:
             ConfigurationError: This process runs a DBOS application already.
@@ -234,7 +234,7 @@ class Background:
         """Return the jobs of threads with unread messages, and the jobs done in the last 24 hours.
 
         Args:
-            state: Only jobs in this state, or None for all.
+            state: Return only jobs in the given state, or all jobs if `state` is None.
         """
         if state is not None:
             check_choice("state", state, get_args(State))
@@ -444,7 +444,7 @@ def run_worker(background: Background) -> None:
 
 
 def _would_fail_again(exc: BaseException) -> bool:
-    """Return whether an extraction that failed with this error would fail again."""
+    """Return whether an extraction that failed with the error `exc` would fail again."""
     final = isinstance(exc, errors.ConfigurationError | errors.SerializationError)
     cause = exc.__cause__
     return (
@@ -564,7 +564,8 @@ class JobQueue:
         Args:
             workers: How many jobs run at the same time.
             extract: Runs a job.
-            extract_all: Queues all threads. It is called at each time of the schedule.
+            extract_all: A function that queues all threads. The function is called at each time of
+                the schedule.
 
         Yields:
             The unfinished jobs of a worker that had the same id and died.

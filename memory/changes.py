@@ -80,7 +80,10 @@ from perdure.stores.base import Namespace, Provenance, PutItem
 from perdure.stores.namespaces import check_key
 
 PERDURE_FIELDS: Final = ("kind", PREVIOUS, SOURCE, REDACTED_FIELD)
-"""Fields of a memory's value that perdure sets. A schema must not have fields with these names."""
+"""Fields of a memory's value that perdure sets.
+
+A schema of memories must not have fields with the same names as fields that perdure sets.
+"""
 UNCHANGED_REASON: Final = "the memory says this already"
 _CHANGE_COUNTER_KEY: Final = "memories"
 _LOCK_WAIT_S: Final = 10.0
@@ -92,7 +95,11 @@ After that, the change is planned without the lock, and a conflict is detected w
 # written to the namespace after the plan was made.
 MAX_TRIES: Final = 50
 _TRUST_RANKS: Final[Mapping[str, int]] = {"user": 3, "system": 2, "assistant": 1, "tool": 0}
-"""Trust classes by rank. A memory can only be changed on words of the same or a higher rank."""
+"""Trust classes by rank.
+
+A memory can only be changed on the words of a speaker whose trust class has the same or a higher
+rank.
+"""
 MemoryInput = str | Mapping[str, Any] | BaseModel
 """A memory's text, or its text and fields as a dict or as an instance of the schema."""
 Replacement = Literal["updated", "superseded"]
@@ -100,7 +107,7 @@ TEXT: Final = "text"
 NO_TOMBSTONE_REASON: Final = "the store has no room for a tombstone, so it may be extracted again"
 # number of characters of a generated key; keys are short because models have to copy them
 _KEY_LENGTH: Final = 9
-# letters and digits of generated keys, without those that look alike
+# letters and digits of generated keys, without characters that look alike
 _KEY_LETTERS: Final = "23456789abcdefghjkmnpqrstuvwxyz"
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 Change = Addition | Revision
@@ -157,7 +164,7 @@ async def plan_and_write(
 async def plan_and_write_exclusively(
     adapter: StoreAdapter, namespace: Namespace, plan: Callable[[], Operation[ChangePlan]]
 ) -> ChangePlan:
-    """Plan and write a change while holding this process's lock of the namespace.
+    """Plan and write a change while holding the process's lock of the namespace.
 
     Without the lock, many simultaneous changes would conflict, and each of them would be planned
     again many times. In a store without versions, conflicts are not detected, so a change without
@@ -189,7 +196,7 @@ async def plan_and_write_exclusively(
 
 @cache
 def _get_locks(process: int) -> Locks:
-    """Return the locks of the process with this id.
+    """Return the locks of the process whose id is `process`.
 
     Forked child processes do not inherit the locks.
     """
@@ -219,7 +226,8 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
         for change in changes
         if not isinstance(change, Revision) or _is_permitted_replacement(change, current)
     ]
-    # Stores without versions have no change counter. Their namespaces may contain facts.
+    # Stores without versions have no change counter. The namespaces of such a store may contain
+    # facts.
     has_facts = not counter_puts or bool(counter_puts[0].if_version)
     end_dates = (await _find_new_turn_end_dates(permitted, current, scope)) if has_facts else {}
     if deletions.puts:
@@ -382,7 +390,8 @@ async def plan_admitted_changes(
                 turn_puts += await build_superseded_turn_puts(scope.adapter, memory, until, source)
                 if source and memory.provenance and memory.provenance.thread_id == source.thread_id:
                     # `changes` may add turns for messages from which the memory came before, but no
-                    # longer comes. Such turns get the memory's end date.
+                    # longer comes. The turns that are added for these messages get the memory's end
+                    # date.
                     dropped_ids = find_dropped_messages(memory.provenance, source)
                     end_dates |= dict.fromkeys(dropped_ids, until.isoformat())
         elif (
@@ -501,7 +510,7 @@ class MemoryWriter:
         Args:
             memory: The text, or the text and fields.
             provenance: Where the memory comes from.
-            key: The key, or None for a generated one.
+            key: The key, or None for a generated key.
             on_conflict: How to change a different memory that has the key, or None to raise an
                 error.
 
@@ -557,7 +566,7 @@ class MemoryWriter:
             if_version: The version that the memory must have, or None for any version.
 
         Raises:
-            UnknownMemory: There is no memory with this key.
+            UnknownMemory: The namespace has no memory with the key.
             VersionConflict: The memory is at another version.
             InvalidValue: The memory has no text or does not fit the schema.
         """
@@ -581,10 +590,10 @@ class MemoryWriter:
         """Delete a memory, and write tombstones of all its texts.
 
         If the store has no room for tombstones, the memory is deleted without tombstones. The
-        `reason` of the outcome is then `NO_TOMBSTONE_REASON`.
+        `reason` of the outcome of a deletion without tombstones is `NO_TOMBSTONE_REASON`.
 
         Raises:
-            UnknownMemory: There is no memory with this key.
+            UnknownMemory: The namespace has no memory with the key.
         """
 
         async def plan(*, with_tombstones: bool = True) -> ChangePlan:
@@ -604,7 +613,9 @@ class MemoryWriter:
 
         try:
             return await self._write_change(plan)
-        except LimitExceeded:  # It must be possible to delete memories when the store is full.
+        except LimitExceeded:
+            # If the store is full, delete the memory without tombstones, because it must be
+            # possible to delete memories from a full store.
             return await self._write_change(partial(plan, with_tombstones=False))
 
     def build_value(
@@ -677,7 +688,7 @@ class MemoryWriter:
         """Return the memory under a key.
 
         Raises:
-            UnknownMemory: There is no memory with this key.
+            UnknownMemory: The namespace has no memory with the key.
         """
         memory = await self.adapter.get(self.namespace, check_key(key))
         if memory is None or not isinstance(memory.value.get(TEXT), str):

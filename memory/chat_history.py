@@ -68,7 +68,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
     def messages(self) -> list[BaseMessage]:
         """The messages in a form that providers accept, oldest first.
 
-        Assigning a list to this property replaces all messages of the thread.
+        Assigning a list to the property `messages` replaces all messages of the thread.
         """
         return select_messages_for_provider(
             self._read_messages(self.checkpointer.get_tuple(self._config))
@@ -81,7 +81,8 @@ class ThreadMessageHistory(BaseChatMessageHistory):
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Append messages in one write.
 
-        If the thread already has a message with the same id, the added message gets a new id.
+        If the thread already has a message with the same id as an added message, the added message
+        gets a new id.
         """
         self.replace_messages(lambda stored: [*stored, *messages])
 
@@ -155,7 +156,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
 def _add_missing_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
     """Return the messages, each with a unique id.
 
-    A message gets a new id if it has none, or if an earlier message has the same id.
+    A message gets a new id if it has no id, or if an earlier message has the same id.
     """
     by_id: dict[str | None, BaseMessage] = {}
     for message in messages:

@@ -67,7 +67,8 @@ The number is large, because many results may be earlier messages that ask the s
 _PAGE_SIZE: Final = 32
 """Minimum number of memories in the first read of other searches.
 
-The results include memories of longer namespaces, which are then left out.
+The results of a read include memories in namespaces that continue the namespace with more labels.
+These memories are left out of the search result.
 """
 _LOG = logging.getLogger("perdure")
 
@@ -77,7 +78,7 @@ class Collection:
 
     Methods that begin with `a` are async. The gate judges each memory before it is written, and the
     `Outcome` reports the decision. Only the methods whose names begin with `forget` erase earlier
-    texts. These arguments have the same meaning in all methods:
+    texts. The arguments in the following list have the same meaning in all methods of the class:
 
     - `memory`: a text, a dict with `text` and other fields, or an instance of the schema.
     - `provenance`: the origin of the memory. The field `trust` of the provenance is the class of
@@ -96,8 +97,8 @@ class Collection:
         namespace: Labels of the namespace, see `Template`. With the label `"{user_id}"`, each user
             has a collection of their own. With `("teams", "{team}")`, the members of a team share a
             collection, and each memory has its author.
-        schema: A pydantic model with a field `text: str`. Its other fields are stored with the
-            text.
+        schema: A pydantic model with a field `text: str`. The other fields of the model are stored
+            with the text.
         gate: The gate, or None for `Gate()`.
         kind: The kind of the memories that are added.
     """
@@ -126,7 +127,7 @@ class Collection:
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Outcome:
-        """Add a memory, unless the same memory is already stored.
+        """Add a memory, unless a memory that says the same is already stored.
 
         Args:
             memory: The text, or the text and fields.
@@ -160,7 +161,7 @@ class Collection:
             config: See `Collection`.
 
         Raises:
-            UnknownMemory: There is no memory with this key.
+            UnknownMemory: The namespace has no memory with the key.
             VersionConflict: The memory is not at `if_version`.
         """
         source = complete_provenance(config, provenance)
@@ -179,7 +180,8 @@ class Collection:
     ) -> Outcome:
         """Replace a memory whose text is no longer true. The memory was true until the time `at`.
 
-        In the same transaction, the turns that stated the previous text are marked as past.
+        The transaction that replaces the memory also marks the turns that stated the previous text
+        as past.
 
         Args:
             key: The key of the memory.
@@ -190,7 +192,7 @@ class Collection:
             config: See `Collection`.
 
         Raises:
-            UnknownMemory: There is no memory with this key.
+            UnknownMemory: The namespace has no memory with the key.
             VersionConflict: The memory is not at `if_version`.
         """
         until, complete = at and check_datetime("at", at), complete_provenance(config, provenance)
@@ -205,7 +207,7 @@ class Collection:
         versions, the past versions of a deleted memory are kept.
 
         Raises:
-            UnknownMemory: There is no memory with this key.
+            UnknownMemory: The namespace has no memory with the key.
         """
         return await self.build_writer(config).delete(key)
 
@@ -216,7 +218,7 @@ class Collection:
         from being extracted from the conversation again.
 
         Raises:
-            UnknownMemory: There is no memory with this key, and none was deleted.
+            UnknownMemory: The namespace neither has nor had a memory with the key.
         """
         return await forget_memory(*self._get_adapter_and_namespace(config), check_key(key))
 
@@ -306,7 +308,7 @@ class Collection:
         Perdure's stores have the oldest first.
 
         Args:
-            kind: Only memories of this kind, or None for all.
+            kind: Return only memories of the given kind, or all memories if `kind` is None.
             limit: The maximum number of memories.
             offset: How many memories are skipped.
             as_of: A time in the past, in a store with versions.
@@ -400,7 +402,7 @@ async def _remember(
     namespace: tuple[str, ...] = _USER_NAMESPACE,
     config: RunnableConfig | None = None,
 ) -> Outcome:
-    """Store a memory, unless the same memory is already stored.
+    """Store a memory, unless a memory that says the same is already stored.
 
     If a different memory has the key, that memory is superseded.
 
@@ -506,7 +508,7 @@ async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -
         key: The key of the memory.
 
     Raises:
-        UnknownMemory: There is no memory with this key, and none was deleted.
+        UnknownMemory: The namespace neither has nor had a memory with the key.
     """
     versions = await adapter.list_versions(namespace, key)
     if not versions:
@@ -553,15 +555,15 @@ async def forget_matching_memories(
     match.
 
     Args:
-        adapter: The store, one of perdure's.
+        adapter: The store, which must be a store of perdure.
         namespace: The prefix of the namespaces.
         thread_id: The thread, or None for any thread.
         query: The words, or None for any text.
         dry_run: Whether to return the receipt without erasing.
 
     Raises:
-        ConfigurationError: Both the thread and the query are missing, or the store is not
-            perdure's.
+        ConfigurationError: Neither a thread nor a query is given, or the store is not a store of
+            perdure.
     """
     # Refuse a call without a thread and without a query, because all memories would match.
     check_text("thread_id or query", query if thread_id is None else thread_id)
@@ -693,7 +695,7 @@ class QuarantineEntry:
         }
 
 
-# This alias is needed because `list` is a method within the class `Quarantine`.
+# The alias `Entries` is needed because within the class `Quarantine`, the name `list` is a method.
 Entries = list[QuarantineEntry]
 
 
@@ -728,7 +730,7 @@ class Quarantine:
         """Store a quarantine entry as a memory, and remove the entry from quarantine.
 
         The gate, which has put the candidate into quarantine, does not check the candidate again.
-        If a memory with the same key already exists, that memory is updated.
+        If a memory with the key of the entry already exists, that memory is updated.
 
         Raises:
             UnknownMemory: The quarantine has no entry with the key.

@@ -49,7 +49,8 @@ PartFunction = Callable[[Any, RunnableConfig | None], Any]
 _MAX_ELLIPTIC_WORDS: Final = 3
 # maximum number of characters of a query; the middle of a longer query is cut out
 _MAX_QUERY_CHARS: Final = 2_000
-# text that most tokenizers count as one token; this text is repeated to reserve tokens
+# A text that most tokenizers count as one token. To reserve tokens in a request, the text is
+# repeated.
 _ONE_TOKEN: Final = " the"
 _LOG = logging.getLogger("perdure")
 
@@ -71,7 +72,8 @@ class Assemble(MessagesNode):
         summary: A summary of earlier messages. None means the summary that `summarize` has stored
             in the state.
         memories: Recalled memories, best first: items of a store, texts or JSON objects.
-        examples: Examples of earlier cases, best first, in the same forms as memories.
+        examples: Examples of earlier cases, best first. Like memories, examples may be items of a
+            store, texts or JSON objects.
         token_counter: See `perdure.memory.token_counter`.
         messages_key: The channel of the messages.
     """
@@ -252,7 +254,7 @@ def _iter_sections(contents: Mapping[str, Any]) -> Iterator[tuple[str, list[str]
 
 
 def _count_system_tokens(text: str, counter: TokenCounter) -> int:
-    """Count the tokens of a system message with this text."""
+    """Count the tokens of a system message with the text `text`."""
     return counter.count_message(SystemMessage(text)) if text else 0
 
 
@@ -284,8 +286,8 @@ class UseMemories(MessagesNode):
             recalled, or a function that returns this time for the config.
         place: Where the section is put. With `"system"`, the section is at the end of the system
             message. With `"question"`, the section follows the newest question. Providers cache the
-            prefix that a request shares with the previous one. Memories in the system message
-            change with each question, and so end this prefix early.
+            prefix that a request shares with the previous request. Memories in the system message
+            change with each question, and so make the shared prefix short.
         messages_key: The channel of the messages.
         namespaces: Several namespaces. `[("memories", "{user_id}"), ("teams", "{team}")]` shows the
             memories of the user and of the user's teams.
@@ -365,7 +367,7 @@ class UseMemories(MessagesNode):
     ) -> frozenset[str | None]:
         """Apply the later parts of the view.
 
-        Return the ids of the messages that then remain in the request.
+        Return the ids of the messages that remain in the request after the later parts.
         """
         for part in self._following:
             model_input = await call_method(part, "transform_input", model_input, state, config)

@@ -4,8 +4,8 @@ A *turn* is a human message and all messages after it up to the next human messa
 the first human message also form a turn. A *unit* is one or more messages that are kept or removed
 together. An *exchange* is a unit that consists of an AI message with tool calls, and of the result
 of each call. Model providers refuse requests that contain a tool result without its call, a call
-without all of its results, or an empty AI message. The requests that perdure builds contain none of
-these three.
+without all of its results, or an empty AI message. In the requests that perdure builds, each tool
+result has its call, each call has all its results, and no AI message is empty.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REASONING_BLOCKS: Final = frozenset(
 """Types of the content blocks with reasoning."""
 # types of content blocks that have no content for the user
 _SILENT_BLOCKS: Final = REASONING_BLOCKS | CALL_BLOCKS | {"function_call_signature"}
-# a content block with only these keys is an empty block that streaming has left behind
+# keys of an empty content block; streaming may leave behind a block that has no other keys
 _SILENT_KEYS: Final = frozenset({"id", "index"})
 # keys of additional_kwargs under which OpenAI's answers may have content
 _ANSWER_KEYS: Final = ("audio", "refusal")

@@ -23,8 +23,11 @@ from perdure.memory.records import KEEP, Candidate, Verdict
 Finding = tuple[str, int, int]
 """A kind, and the start and end of the finding: `text[start:end]`."""
 Detector = Callable[[str], Iterable[Finding]]
-"""A function that returns the findings in a text. The kinds of the detectors here are `"secret"`,
-`"card"`, `"e-mail"` and `"phone"`; other detectors may have other kinds."""
+"""A function that returns the findings in a text.
+
+The built-in detectors have the kinds `"secret"`, `"card"`, `"e-mail"` and `"phone"`. An
+application's own detectors may have other kinds.
+"""
 Treatment = Literal["keep", "redact", "quarantine", "refuse"]
 REDACTED_FIELD: Final = "redacted"
 """The field of a memory's value that lists the kinds of redacted findings."""
@@ -76,7 +79,8 @@ _LABELLED_SECRET: Final = re.compile(
     r"(?P<value>(?<=[\"'`])[^\n\"'`]{1,256}+|[^\s\"'`<>]{1,256}+))",
     re.IGNORECASE,
 )
-# This pattern is tried before `_LABELLED_SECRET`, which takes ten times as long.
+# The pattern `_SECRET_LABEL` is tried before the pattern `_LABELLED_SECRET`, which takes ten times
+# as long.
 _SECRET_LABEL: Final = re.compile(
     r"(?i)pass|pwd|pw|kennwort|wachtwoord|contrase|senha|пароль|密|パス|pin|cvv|cvc|otp|code|key|token"
     r"|secret"

@@ -196,7 +196,7 @@ class ExampleSelector(BaseExampleSelector):
 
     add, aadd = blocking(_store_example), awaiting(_store_example)
     select, aselect = blocking(_find_examples), awaiting(_find_examples)
-    # mypy infers the base class as the type of `self` here
+    # mypy wrongly infers the base class as the type of `self` in the two following lines
     add_example, aadd_example = blocking(_add_example), awaiting(_add_example)  # type: ignore[arg-type]
     select_examples, aselect_examples = blocking(_select_examples), awaiting(_select_examples)  # type: ignore[arg-type]
 

@@ -49,7 +49,7 @@ NO_USER_MESSAGE: Final = "[No message from the user precedes what follows.]"
 """The text of the human message that is added if a request would begin with another message."""
 # keys of additional_kwargs under which older langchain versions store tool calls and results
 _CALL_KEYS: Final = frozenset({"tool_outputs", "function_call"})
-# maximum number of calls in the set of logged calls; at this size, the set is cleared
+# maximum number of calls in the set of logged calls; a set with this number of calls is cleared
 _MAX_LOGGED_CALLS: Final = 10_000
 _logged_calls: set[tuple[str | None, str]] = set()  # pairs of call id and tool name
 _LOG: Final = logging.getLogger("perdure")

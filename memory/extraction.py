@@ -3,9 +3,10 @@
 The extractor proposes memories for the messages, and the gate judges the proposed memories. The
 memories and the watermark of the thread are written in one transaction. The watermark, which is the
 position up to which the thread was read, is written by compare-and-set. If two extractions of a
-thread run at the same time, the write of the slower one is refused, and that extraction reads the
-thread again. Because of the compare-and-set, each message is extracted exactly once. A query over
-threads and watermarks finds the due threads; see docs/decisions/0010-due-threads-are-a-query.md.
+thread run at the same time, the write of the slower extraction is refused, and the slower
+extraction reads the thread again. Because of the compare-and-set, each message is extracted exactly
+once. A query over threads and watermarks finds the due threads; see
+docs/decisions/0010-due-threads-are-a-query.md.
 """
 
 from __future__ import annotations
@@ -164,8 +165,8 @@ class Extraction:
     """Extracts long-term memories from the messages of threads.
 
     Args:
-        saver: The checkpointer of the threads. With one of perdure's, messages that were removed
-            from the state are extracted, too.
+        saver: The checkpointer of the threads. With a checkpointer of perdure, messages that were
+            removed from the state are extracted, too.
         store: The store of the memories. None means, within a graph, the graph's store.
         extractor: Proposes memories. None means `TurnExtractor()`, which needs no model.
         namespace: Labels of the namespace of the memories; see `Template`.
@@ -201,7 +202,7 @@ class Extraction:
     async def _extract(
         self, thread_id: str, config: RunnableConfig | None = None, *, anew: bool = False
     ) -> ExtractionReport:
-        """Extract memories from those messages of a thread that this extractor has not read yet.
+        """Extract memories from the messages of a thread that the extractor has not read yet.
 
         After an error such as `ModelFailed`, the next extraction reads the same messages again.
 
@@ -268,8 +269,8 @@ class Pipeline:
         gate: The gate.
         batch: The maximum number of messages that are read together.
         scope: The namespace of the memories, and the run.
-        guards: Whether to write a watermark before the first messages are read. An erasure of the
-            watermark then stops the extraction.
+        guards: Whether to write a watermark before the first messages are read. If a watermark was
+            written, an erasure of the watermark stops the extraction.
         loaded: The thread, with the time at which its messages were read, or None if perdure does
             not store the thread.
     """
@@ -402,8 +403,8 @@ class RememberTurns(Learner):
     A `RememberTurns` is used as a node at the end of a graph, or as a part of `MemoryMiddleware`.
 
     Storing a message as a memory takes about a millisecond. If the store fails, a warning is
-    logged, and the next run or a background extraction stores the memories. Put this node before
-    nodes that remove messages.
+    logged, and the next run or a background extraction stores the memories. In a graph, place the
+    node before nodes that remove messages.
 
     Args:
         store: The store of the memories. None means, within a graph, the graph's store.
@@ -534,7 +535,7 @@ class ExtractionJob:
 
     Attributes:
         thread_id: The thread.
-        namespace: The namespace of its memories.
+        namespace: The namespace of the thread's memories.
         state: The state. A `"dead"` job is not repeated until there is a new message.
         attempts: Extractions that failed since the newest message.
         error: The error of the last failed extraction.
@@ -612,11 +613,12 @@ class DueThreads:
 
         Args:
             exclude_deleted: Whether to leave out threads that were deleted since the previous call.
-                This takes a query for each thread.
+                To find deleted threads, each thread is queried.
             exclude_read: Whether to leave out threads whose messages were all read during a run, as
-                `remember_turns` does. The newest messages of each thread are read to find this out,
-                once for each head. A worker does not set `exclude_read`, because the worker finds
-                nothing to extract in a thread without unread messages.
+                `remember_turns` does. To find out whether all messages were read, the newest
+                messages of each thread are read, once for each head. A worker does not set
+                `exclude_read`, because the worker finds nothing to extract in a thread without
+                unread messages.
         """
         with self._lock:
             self._refresh_unread_threads()
@@ -686,7 +688,7 @@ class DueThreads:
         filled in, such as `user_id`.
 
         Args:
-            quiet_s: Only threads that have had no activity for this number of seconds are returned.
+            quiet_s: A thread is returned only if it has had no activity for `quiet_s` seconds.
         """
         latest = datetime.now(UTC) - timedelta(seconds=quiet_s)
         with self._lock:
@@ -697,7 +699,7 @@ class DueThreads:
             ]
 
     def drop_thread(self, thread_id: str) -> None:
-        """Remove a deleted thread from the cache of this object."""
+        """Remove a deleted thread from the cache of the `DueThreads`."""
         with self._lock:
             self._unread.pop(thread_id, None)
             self._read_states.pop(thread_id, None)
@@ -767,7 +769,7 @@ def compute_job_state(
     Args:
         pace: When threads are extracted.
         head: The head of the thread.
-        watermark: Its watermark.
+        watermark: The watermark of the thread.
         first_seen: When the unread messages were first seen.
         now: The present time.
     """

@@ -85,7 +85,7 @@ class Batch:
             messages: The messages, at least one.
             text: The text of the memory.
             kind: The kind of the memory.
-            fields: Further fields of its value.
+            fields: Further fields of the memory's value.
         """
         return Candidate(
             text, kind, fields, self.build_provenance(messages), _choose_role(messages)
@@ -218,7 +218,7 @@ class TurnExtractor:
         self.max_words = check_whole_number("max_words", max_words, 1)
 
     def count_batch_messages(self, messages: Sequence[ThreadMessage]) -> int:
-        """Return the number of all messages, because this extractor can read any number of them."""
+        """Return the number of all messages, because a `TurnExtractor` has no limit."""
         return len(messages)
 
     async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:

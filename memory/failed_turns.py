@@ -8,7 +8,7 @@ from typing import Any, Final
 from perdure.memory.conversation import Messages, role
 
 # Maximum number of keys in a `FailedTurns`. A key stands for a run or for a question in a thread.
-# Beyond this number, the oldest keys are dropped.
+# If there are more keys, the oldest keys are dropped.
 _MAX_FAILURES: Final = 2_048
 # Seconds after the failure of an operation during which a run that resumes the turn does not try
 # the operation again.

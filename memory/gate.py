@@ -169,15 +169,15 @@ class Gate:
 
     The gate refuses texts that have no words or are too long, texts from a system message, and
     facts that a memory already states. The gate refuses a text that was deleted or forgotten
-    before. Such a text is admitted again if the memory is requested explicitly, or if the text
-    occurs again in a later run. The gate puts texts with secrets into quarantine, where the texts
-    wait for a person's decision. The gate puts texts that only a tool stated into quarantine,
-    unless application code requests the memory.
+    before. A text that was deleted or forgotten is admitted again if the memory is requested
+    explicitly, or if the text occurs again in a later run. The gate puts texts with secrets into
+    quarantine, where the texts wait for a person's decision. The gate puts texts that only a tool
+    stated into quarantine, unless application code requests the memory.
 
     Args:
-        checks: Checks that you add. They are called in order for candidates that would be kept. The
-            first verdict other than to keep decides. A verdict to keep may change the `text`. If a
-            check raises an error, the candidate is put into quarantine.
+        checks: Checks that you add. The checks are called in order for candidates that would be
+            kept. The first verdict other than to keep decides. A verdict to keep may change the
+            `text`. If a check raises an error, the candidate is put into quarantine.
         secrets: The treatment of passwords, keys, cards, and of the kinds that your own detectors
             find.
         contacts: The treatment of e-mail addresses and telephone numbers. With `"redact"`, e-mail
@@ -453,7 +453,7 @@ async def _refuse_stored_facts(
 
 
 def _find_equivalent_fact(facts: Sequence[Memory], text: str, key: str | None) -> Memory | None:
-    """Return a memory that has another key and states the same fact as the text, or None."""
+    """Return a memory that states the same fact as the text under a different key, or None."""
     others = (memory for memory in facts if memory.key != key)
     return next((memory for memory in others if is_equivalent_text(memory.text, text)), None)
 
@@ -482,7 +482,7 @@ async def _find_similar_facts(
         adapter: The store of the memories.
         namespace: The namespace of the memories.
         text: The text.
-        include_past: Whether to include facts that had this text before.
+        include_past: Whether to include facts whose previous text was `text`.
     """
     memories = await adapter.search(namespace, query=text, limit=_COMPARED_MEMORIES, context=False)
     if memories and memories[0].score is None:  # the store does not rank its results

@@ -64,9 +64,9 @@ class InstructionsVersion:
     Attributes:
         text: The instructions.
         version: The number of the version, from 1 on. 0 is the default, which is not stored.
-        diff: A unified diff from the previous text to this text.
-        change: The kind of change that created this version, or None for the default.
-        valid_from: The time from which this version was current.
+        diff: A unified diff from the previous text of the instructions to `text`.
+        change: The kind of change that created the version, or None for the default.
+        valid_from: The time from which the version was current.
         valid_to: The time until which the version was current, or None if the version is current.
         thread_id: The thread whose run wrote the version, or None.
         checkpoint_id: The checkpoint from which that run continued, or None.
@@ -191,7 +191,7 @@ class Instructions:
             return ChangePlan([] if same else [build_replacement(handle, previous, text, change)])
 
         await plan_and_write(handle.adapter, plan_write, tries)
-        # Read the version again, because another run may have written a newer one.
+        # Read the current version again, because another run may have written a newer version.
         return await self.read_version(handle)
 
     async def _write_text(
@@ -317,8 +317,8 @@ _REWRITE: Final = re.compile(f"{_BEGIN}((?:(?!</?instructions>).)*){_END}", re.D
 # Minimum ratio between the length of the shorter text and the length of the longer text, of the
 # previous and the new instructions. With a smaller ratio, the new instructions are refused.
 _MIN_RATIO: Final = 0.4
-# If the previous instructions have fewer characters than this number, this number is used as their
-# length when the maximum length of the new instructions is computed. Short instructions may
+# If the previous instructions have fewer characters than this number, `_MIN_BASE_CHARS` is used as
+# their length when the maximum length of the new instructions is computed. Short instructions may
 # therefore become more than 2.5 times as long.
 _MIN_BASE_CHARS: Final = 1_000
 # maximum number of characters of the conversation in a request
@@ -404,7 +404,8 @@ class UpdateInstructions(Learner):
 
         async def rewrite(previous: str) -> str:
             text = await self._request_rewrite(config, units, feedback, previous)
-            # Drop the rewritten text if one of its source messages has been erased in the meantime.
+            # Drop the rewritten text if one of its source messages was erased while the model wrote
+            # the text.
             return previous if await has_erased_message(loaded, messages) else text
 
         try:

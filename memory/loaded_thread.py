@@ -1,8 +1,8 @@
 """Detect messages that were erased after a run or an extraction had loaded them.
 
-A summary or an extraction may wait several minutes for a model after loading messages. Before the
-result is written, this module checks that none of the source messages has been erased in the
-meantime.
+A summary or an extraction may wait several minutes for a model after loading messages. The
+functions of this module check, before the result is written, that none of the source messages was
+erased after it was loaded.
 """
 
 from __future__ import annotations
@@ -89,9 +89,10 @@ def find_run_thread(
 async def begin_loading_thread(
     saver: object, thread_id: str, channel: str = "messages"
 ) -> LoadedThread | None:
-    """Return a `LoadedThread`. Call this function just before reading the thread's messages.
+    """Return a `LoadedThread`.
 
-    The result is None if `saver` is not a perdure checkpointer.
+    Call `begin_loading_thread` just before reading the thread's messages. The result is None if
+    `saver` is not a perdure checkpointer.
     """
     if not isinstance(saver, Checkpointer):
         return None

@@ -45,7 +45,7 @@ _CHUNK: Final = "MessageChunk"
 _TIMES: Final = ("at", "timestamp", "created_at")
 """Other keys under which a message may have its time.
 
-Unlike `CREATED`, these keys are removed from the message.
+Unlike `CREATED`, the keys in `_TIMES` are removed from the message.
 """
 # keys of the objects within a message that may contain the message's time
 _TIMED_PARTS: Final = ("data", "response_metadata", "additional_kwargs")
@@ -77,7 +77,7 @@ def read_message(value: Any, previous: BaseMessage | None, *id_parts: object) ->
 
     Args:
         value: The object, in a form of OpenAI, LangChain or LangGraph.
-        previous: The message before it in the conversation, or None.
+        previous: The message before the object in the conversation, or None.
         *id_parts: If the message has no id, its id is derived from these values, the role and the
             content.
 

@@ -14,9 +14,9 @@ from perdure.memory.conversation import Messages
 def merge_duplicate_messages(messages: Messages) -> Messages:
     """Return the messages with unique ids, in the order of the first occurrence of each id.
 
-    If several messages have the same id, the last one is kept, as in an update with `add_messages`.
-    Messages without an id are all kept. `RemoveMessage`s are dropped. If no two messages have the
-    same id, the list `messages` itself is returned and not a copy.
+    If several messages have the same id, the last of these messages is kept, as in an update with
+    `add_messages`. Messages without an id are all kept. `RemoveMessage`s are dropped. If no two
+    messages have the same id, the list `messages` itself is returned and not a copy.
     """
     if _has_unique_ids(messages):
         return messages

@@ -55,7 +55,7 @@ def load_chat_model(model: Any) -> Runnable[Any, Any]:
     created when it is first called. A model object is returned unchanged.
 
     Raises:
-        ConfigurationError: No model can have this name, or the value is not a model.
+        ConfigurationError: The text cannot be the name of a model, or the value is not a model.
         MissingDependency: The package of the provider is not installed.
     """
     if not isinstance(model, str):
@@ -89,7 +89,7 @@ class NamedModel(RunnableLambda[Any, Any]):
         return self.full_name.partition(":")[2] or self.full_name
 
     def with_preparation(self, prepare: Callable[[Any], Any]) -> NamedModel:
-        """Return a copy of this object that also calls `prepare` on the created model.
+        """Return a copy of the `NamedModel` that also calls `prepare` on the created model.
 
         Earlier preparations are called first.
         """
@@ -114,7 +114,7 @@ def _create_model(name: str) -> Any:
     """Create the model with a name such as `"openai:gpt-5-mini"`.
 
     Raises:
-        ConfigurationError: No model can have this name.
+        ConfigurationError: The text cannot be the name of a model.
         MissingDependency: The package of the provider is not installed.
     """
     provider, _, model = name.partition(":")
@@ -162,7 +162,8 @@ def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> 
     Args:
         model: A chat model, or its name.
         schema: The schema.
-        strict: Whether the provider is asked to enforce the schema, if it supports this.
+        strict: Whether the provider is asked to enforce the schema, if the provider supports strict
+            schemas.
 
     Raises:
         ConfigurationError: The model does not support structured answers.
@@ -179,7 +180,8 @@ def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> 
         try:
             return model.with_structured_output(schema, include_raw=True, **options)  # type: ignore[no-any-return]
         except (AttributeError, TypeError, ValueError, NotImplementedError) as exc:
-            # Model integrations raise these errors for options that they do not support.
+            # The integration of a model raises one of these errors for an option that it does not
+            # support.
             cause = exc
     fault = "cannot return structured answers: it has no with_structured_output"
     raise _build_unsupported_error(model, fault, cause) from cause
@@ -215,8 +217,8 @@ class RefusedAnswer(NamedTuple):
 RequestBuilder = Callable[[int, RefusedAnswer | None], RequestMessages]
 """A function that builds a request.
 
-Its arguments are the maximum number of characters of the conversation in the request, and the last
-answer if it was refused.
+The arguments of the function are the maximum number of characters of the conversation in the
+request, and the last answer if it was refused.
 """
 
 
@@ -227,8 +229,8 @@ class ModelCall:
     An example is `ModelCall("openai:gpt-5-mini", retries=0)`.
 
     Args:
-        model: A chat model, a runnable that answers like one, or the name of a model, such as
-            `"openai:gpt-5-mini"`.
+        model: A chat model, a runnable that answers like a chat model, or the name of a model, such
+            as `"openai:gpt-5-mini"`.
         timeout_s: The time limit of a call, in seconds, or None for no limit. A blocking call that
             takes longer continues in its OS thread, and its answer is ignored.
         config: The config of the calls.

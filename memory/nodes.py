@@ -120,7 +120,10 @@ class MessagesNode(Node):
     async def atransform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return the result of `transform_input`. A node that does I/O overrides this method."""
+        """Return the result of `transform_input`.
+
+        A node that does I/O overrides `atransform_input`.
+        """
         return self.transform_input(model_input, state, config)
 
     def with_tools(
@@ -128,8 +131,9 @@ class MessagesNode(Node):
     ) -> Self:
         """Return the node, or a copy that counts the tokens of `tools` and of `system_prompt`.
 
-        A node with a token budget subtracts these tokens from the budget. `system_prompt` is a
-        system prompt that is sent with the request and is not among the messages.
+        A node with a token budget subtracts the tokens of the tools and of `system_prompt` from the
+        budget. `system_prompt` is a system prompt that is sent with the request and is not among
+        the messages.
         """
         return self
 
@@ -296,7 +300,7 @@ def read_messages(input: Any, messages_key: str) -> Messages:
     The input is a list of messages, or a state that has the messages in the channel `messages_key`.
 
     Raises:
-        InvalidMessages: The state has no such channel, or a value is not a message.
+        InvalidMessages: The state has no channel `messages_key`, or a value is not a message.
     """
     if is_message_list(input):
         return to_messages(input, "the messages")
@@ -310,12 +314,12 @@ def read_messages(input: Any, messages_key: str) -> Messages:
 
 
 def is_message_list(value: Any) -> bool:
-    """Return whether an input is a list of messages. If not, the input is a graph state."""
+    """Return whether an input is a list of messages. An input of another type is a state."""
     return isinstance(value, list | tuple)
 
 
 def read_channel(state: Any, channel: str) -> Any:
-    """Return the value of a channel of a state, or None if the state has no such channel.
+    """Return the value of a state's channel, or None if the state does not have the channel.
 
     The state can be a dict, a dataclass or a pydantic model.
     """
@@ -329,7 +333,7 @@ def to_messages(values: Any, value_description: str) -> Messages:
     the error message what the values are.
 
     Raises:
-        InvalidMessages: A value is not a message and cannot be converted to one.
+        InvalidMessages: A value is not a message and cannot be converted to a message.
     """
     has_forms = is_message_list(values) and any(isinstance(value, dict | tuple) for value in values)
     if has_forms and not any(isinstance(value, str) for value in values):

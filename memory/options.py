@@ -51,7 +51,7 @@ def check_choice(option_name: str, value: Any, choices: Sequence[str | None]) ->
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is an int or a float. A bool is not a number here."""
+    """Return whether a value is an int or a float. A bool does not count as a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -125,7 +125,7 @@ def _iter_authored_versions(
 def _iter_thread_archive_lines(saver: Checkpointer, thread_id: str) -> Iterator[dict[str, Any]]:
     """Yield the archive line of a thread.
 
-    Yield nothing if the thread has been deleted in the meantime.
+    Yield nothing if the thread has been deleted since the list of threads was made.
 
     If the thread's messages cannot be exported, the line contains no messages, and its field
     `problem` gives the reason.

@@ -240,7 +240,7 @@ async def _list_extracted_thread_ids(adapter: StoreAdapter, user: str) -> list[s
 
 
 async def _has_personal_namespace(adapter: StoreAdapter, person_name: str) -> bool:
-    """Return whether the store contains a personal namespace of a person with this name."""
+    """Return whether the store contains a personal namespace of the person `person_name`."""
     namespaces = await adapter.list_namespaces_with_label(person_name)
     return any(
         namespace[0] in PERSONAL_LABELS and namespace[1:2] == (person_name,)
