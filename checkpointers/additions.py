@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from perdure.checkpointers.cache import (
     Cache,
@@ -30,19 +30,20 @@ from perdure.checkpointers.manifest import (
     SNAPSHOT,
     Range,
     Ranges,
+    ValueReference,
+    compute_max_range_count,
     count_positions,
     drop_repeated_positions,
     flatten_ranges,
-    group_ranges,
+    group_ranges_between_longest,
     iter_positions,
     join_ranges,
-    max_ranges,
     merge_ranges,
     subtract_ranges,
 )
 from perdure.checkpointers.merge import Merge
 from perdure.checkpointers.put import Node, SplitValue, TaskWrites
-from perdure.checkpointers.records import compute_content_hash, item_associated_data, row_key
+from perdure.checkpointers.records import build_row_key, compute_content_hash, item_associated_data
 from perdure.checkpointers.values import pack
 from perdure.storage.database import Watch
 from perdure.storage.encryption import Seal
@@ -101,7 +102,9 @@ class Additions:
             snapshot.transcript.update(parent.transcript)
         for channel, node in nodes.items():
             if isinstance(node, SplitValue):
-                snapshot.references[channel] = self.add_value(channel, node, snapshot, parent)
+                snapshot.references[channel] = self.append_value_to_log(
+                    channel, node, snapshot, parent
+                )
             elif node is not None:
                 snapshot.references[channel] = node
             elif parent is not None:
@@ -114,23 +117,23 @@ class Additions:
                 if channel not in snapshot.references and parent.has_version(channel, version):
                     snapshot.inherit_channel(channel, parent)
         if merge is not None:
-            merge.copy_channels_from_head(snapshot)
+            merge.copy_head_channels_into(snapshot)
 
-    def add_value(
+    def append_value_to_log(
         self, channel: str, node: SplitValue, snapshot: Snapshot, parent: Snapshot | None
-    ) -> Any:
+    ) -> ValueReference:
         """Append the new items of a channel's value to the log of the channel.
 
         Return the reference to the value that the checkpoint stores.
         """
         if node.update is not None:
-            ref = self._add_delta_update(channel, node.update, snapshot, parent)
+            ref = self._append_delta_update_to_log(channel, node.update, snapshot, parent)
             if node.undivided is None:
                 return ref
             snapshot.ranges.pop(channel, None)
             if isinstance(node.undivided, bytes):
                 return node.undivided
-            return self.add_value(channel, node.undivided, snapshot, parent)
+            return self.append_value_to_log(channel, node.undivided, snapshot, parent)
         log = self.thread.logs_by_channel[channel]
         first_new_position = log.next_position
         kept_ranges, other_ranges = (
@@ -167,18 +170,18 @@ class Additions:
             transcript = _extend_transcript(
                 log, parent_transcript[1], other_ranges, first_new_position
             )
-        value_ranges = self._limit_ranges(log, ranges)
+        value_ranges = self._reduce_range_count(log, ranges)
         snapshot.ranges[channel] = (log.key, value_ranges)
         snapshot.transcript[channel] = (
             log.key,
-            value_ranges if transcript == ranges else self._limit_ranges(log, transcript),
+            value_ranges if transcript == ranges else self._reduce_range_count(log, transcript),
         )
         ref = [node.kind, log.key, flatten_ranges(value_ranges)]
         return [SNAPSHOT, ref] if node.is_snapshot else ref
 
-    def _add_delta_update(
+    def _append_delta_update_to_log(
         self, channel: str, update: ChannelUpdate, snapshot: Snapshot, parent: Snapshot | None
-    ) -> Any:
+    ) -> ValueReference:
         """Append the items that tasks have written to a `DeltaChannel` to the log of the channel.
 
         Return the reference to the channel's value.
@@ -190,7 +193,7 @@ class Additions:
             if item is not None:
                 position = None if entry.is_new else log.find_position(item)
                 if position is None:
-                    position = log.plan_item(item)
+                    position = log.assign_next_position(item)
                     self._add_row(
                         log, position, compute_content_hash(self.seal, log.key, item), item
                     )
@@ -209,20 +212,20 @@ class Additions:
         # Some items may be stored in the transcript with a different encoding.
         if update.base:
             new_ranges = subtract_ranges(
-                new_ranges, merge_ranges(_replace_aliases_by_origins(log, update.base))
+                new_ranges, merge_ranges(_resolve_aliases_to_item_positions(log, update.base))
             )
         parent_transcript = parent.transcript.get(channel) if parent is not None else None
         transcript = _extend_transcript(
             log, parent_transcript[1] if parent_transcript else [], new_ranges, first_new_position
         )
-        snapshot.transcript[channel] = (log.key, self._limit_ranges(log, transcript))
+        snapshot.transcript[channel] = (log.key, self._reduce_range_count(log, transcript))
         if update.base is None:
             return [DELTA, update.kind]
         value_ranges = update.compute_value_ranges(entry_positions)
         stored_ranges = (
             snapshot.transcript[channel][1]
             if value_ranges == transcript
-            else self._limit_ranges(log, value_ranges)
+            else self._reduce_range_count(log, value_ranges)
         )
         snapshot.ranges[channel] = (log.key, stored_ranges)
         return [DELTA, [LIST, log.key, flatten_ranges(stored_ranges)]]
@@ -260,11 +263,11 @@ class Additions:
         """Append the new items among `parts` to a channel's log, and return ranges for all parts.
 
         Each part is the content of an item, or a range of log positions. If the result would have
-        more ranges than `max_ranges` allows, neighbouring short ranges are replaced by one range of
-        aliases. An alias is a log entry that repeats an earlier item.
+        more ranges than `compute_max_range_count` allows, neighbouring short ranges are replaced by
+        one range of aliases. An alias is a log entry that repeats an earlier item.
         """
         log = self.thread.logs_by_channel[channel]
-        return self._limit_ranges(log, self._append_parts_to_log(log, parts))
+        return self._reduce_range_count(log, self._append_parts_to_log(log, parts))
 
     def _append_parts_to_log(self, log: ChannelLog, parts: Iterable[bytes | Range]) -> Ranges:
         """Append the new items among `parts` to a log, and return ranges for all parts in order."""
@@ -273,7 +276,9 @@ class Additions:
             if isinstance(part, bytes):
                 position = self.positions_by_item.get((log.name, part))
                 if position is None:
-                    position = self.positions_by_item[log.name, part] = log.plan_item(part)
+                    position = self.positions_by_item[log.name, part] = log.assign_next_position(
+                        part
+                    )
                     self._add_row(
                         log, position, compute_content_hash(self.seal, log.key, part), part
                     )
@@ -285,23 +290,26 @@ class Additions:
     def _add_row(self, log: ChannelLog, position: int, hashed: int, data: bytes) -> None:
         body = self.seal.seal(data, item_associated_data(self.thread_id, log.name, position))
         stored_at = self.item_times.get((log.name, data), self.stored_at)
-        self._rows.append((row_key(log.key, position), hashed, stored_at, body))
+        self._rows.append((build_row_key(log.key, position), hashed, stored_at, body))
 
-    def _limit_ranges(self, log: ChannelLog, ranges: Ranges) -> Ranges:
-        """Return ranges with the same items as `ranges`, at most as many as `max_ranges` allows.
+    def _reduce_range_count(self, log: ChannelLog, ranges: Ranges) -> Ranges:
+        """Return ranges with the same items as `ranges`, but at most the allowed number of ranges.
 
-        To reduce the number of ranges, neighbouring short ranges are replaced by one range of
-        aliases. An alias is a log entry that repeats an earlier item.
+        The allowed number is the result of `compute_max_range_count`. To reduce the number of
+        ranges, neighbouring short ranges are replaced by one range of aliases. An alias is a log
+        entry that repeats an earlier item.
         """
-        if len(ranges) <= MIN_RANGE_LIMIT or len(ranges) <= max_ranges(count_positions(ranges)):
+        if len(ranges) <= MIN_RANGE_LIMIT or len(ranges) <= compute_max_range_count(
+            count_positions(ranges)
+        ):
             return ranges
         limited: Ranges = []
-        for group in group_ranges(ranges):
+        for group in group_ranges_between_longest(ranges):
             if len(group) == 1:
                 limited += group
                 continue
             start = log.next_alias
-            for origin in iter_positions(_replace_aliases_by_origins(log, group)):
+            for origin in iter_positions(_resolve_aliases_to_item_positions(log, group)):
                 self._add_row(log, log.next_alias, 0, pack(origin))
                 self.aliases.append((log, log.next_alias, origin))
                 log.next_alias += 1
@@ -317,7 +325,7 @@ class Additions:
     def cache_committed_items(self) -> None:
         """Add the committed items and aliases to the cached logs."""
         for log, position, item in self.items:
-            self.thread.size_bytes += log.add_item(position, item)
+            self.thread.size_bytes += log.add_item_and_count_bytes(position, item)
             log.planned_count -= 1
         for log, position, origin in self.aliases:
             log.origins[position] = origin
@@ -391,7 +399,7 @@ class Commit:
         if (
             self.reveals_overlap
             and self.snapshot is not None
-            and cache.record_overlap(self.thread_id)
+            and cache.record_run_overlap_if_new(self.thread_id)
         ):
             _log.warning(
                 "thread %r: two runs overlapped, as checkpoint %s shows; one of them is now a "
@@ -426,13 +434,13 @@ def _extend_transcript(
     """
     if any(start < first_new_position or start >= ALIASES for start, _ in new_ranges):
         new_ranges = subtract_ranges(
-            _replace_aliases_by_origins(log, new_ranges),
-            merge_ranges(_replace_aliases_by_origins(log, former_ranges)),
+            _resolve_aliases_to_item_positions(log, new_ranges),
+            merge_ranges(_resolve_aliases_to_item_positions(log, former_ranges)),
         )
     return join_ranges([*former_ranges, *drop_repeated_positions(new_ranges)])
 
 
-def _replace_aliases_by_origins(log: ChannelLog, ranges: Ranges) -> Ranges:
+def _resolve_aliases_to_item_positions(log: ChannelLog, ranges: Ranges) -> Ranges:
     """Replace each alias in log ranges by the position of its original item."""
     originals: Ranges = []
     for start, stop in ranges:

@@ -107,7 +107,7 @@ def build_address(thread_id: object, checkpoint_ns: object, checkpoint_id: objec
     """
     return Address(
         check_thread_id(thread_id),
-        check_text("checkpoint_ns", checkpoint_ns),
+        check_storable_text("checkpoint_ns", checkpoint_ns),
         check_optional_text("checkpoint_id", checkpoint_id) or None,
     )
 
@@ -149,7 +149,7 @@ def check_thread_id(thread_id: object) -> str:
             f"thread_id is {thread_id!r}; a checkpointer needs text that identifies the "
             "conversation, so pass {'configurable': {'thread_id': 'some-id'}}"
         )
-    text = check_text("thread_id", str(thread_id))
+    text = check_storable_text("thread_id", str(thread_id))
     if not text:
         raise InvalidConfig("thread_id is empty; pass a non-empty string")
     return text
@@ -166,7 +166,8 @@ def check_texts(argument_name: str, values: object) -> list[str]:
     Error messages contain `argument_name`.
     """
     return [
-        check_text(argument_name, value) for value in _check_list_items(argument_name, values, str)
+        check_storable_text(argument_name, value)
+        for value in _check_list_items(argument_name, values, str)
     ]
 
 
@@ -186,11 +187,11 @@ def _check_list_items(argument_name: str, values: object, item_type: type = obje
 
 
 def check_optional_text(argument_name: str, value: object) -> str | None:
-    """Return None for None, and check any other value with `check_text`."""
-    return None if value is None else check_text(argument_name, value)
+    """Return None for None, and check any other value with `check_storable_text`."""
+    return None if value is None else check_storable_text(argument_name, value)
 
 
-def check_datetime(argument_name: str, value: datetime) -> datetime:
+def check_has_time_zone(argument_name: str, value: datetime) -> datetime:
     """Check that a datetime has a time zone, and return it.
 
     Raises:
@@ -203,7 +204,7 @@ def check_datetime(argument_name: str, value: datetime) -> datetime:
     return value
 
 
-def check_text(argument_name: str, value: object) -> str:
+def check_storable_text(argument_name: str, value: object) -> str:
     """Check that a value is text that a database can store, and return it.
 
     Raises:

@@ -164,7 +164,7 @@ class ChannelLog:
             self._indexed = len(self.items)
         return self._index.get(item)
 
-    def add_item(self, position: int, item: bytes) -> int:
+    def add_item_and_count_bytes(self, position: int, item: bytes) -> int:
         """Cache an item, and return the number of bytes by which the cache grows."""
         if position in self.items:
             return 0
@@ -185,7 +185,7 @@ class ChannelLog:
             return None
         return position
 
-    def plan_item(self, item: bytes) -> int:
+    def assign_next_position(self, item: bytes) -> int:
         """Assign the next log position to a new item, so that `find_position` finds the item."""
         position = self.next_position
         self.next_position += 1
@@ -219,8 +219,8 @@ class Snapshot:
         transcript: The log key and the ranges of everything that was stored on the way to this
             checkpoint, each item once, by channel.
         step: The superstep from the metadata, once it was read; see `UNREAD_STEP`.
-        labels: The labels from the metadata (see `labels.select_inherited_labels`), or None if they
-            were not read yet.
+        labels: The labels from the metadata (see `labels.select_labels_for_child_checkpoint`), or
+            None if they were not read yet.
         has_stopped_task: Whether it is known that one of its tasks was interrupted or has failed.
         run_started_at: The time at which the run that put it started, in seconds since 1970. None
             if no run has put it in this database. See `run_starts`.
@@ -359,21 +359,25 @@ class Thread:
 
     def add_items(self, log: ChannelLog, items: Iterable[tuple[int, bytes]]) -> None:
         """Cache items at their log positions."""
-        self.size_bytes += sum(log.add_item(position, item) for position, item in items)
+        self.size_bytes += sum(
+            log.add_item_and_count_bytes(position, item) for position, item in items
+        )
 
-    def committed_heads(self, version_token: int) -> dict[str, Head]:
+    def committed_heads_by_namespace(self, expected_version_token: int) -> dict[str, Head]:
         """Return the committed heads by namespace, or an empty dict if the heads may be stale.
 
-        The heads may be stale if the version token of the thread differs from `version_token`. The
-        result is also empty if another OS thread is planning a write to the thread. The heads are
-        returned without their pending writes, to plan new checkpoints whose parents are these
-        heads.
+        The heads may be stale if the version token of the thread differs from
+        `expected_version_token`. The result is also empty if another OS thread is planning a write
+        to the thread. The heads are returned without their pending writes, to plan new checkpoints
+        whose parents are these heads.
         """
         # Another OS thread holds the lock, because it is planning a write.
         if not self.lock.acquire(blocking=False):
             return {}
         try:
-            heads = self.heads.copy().items() if self.version_token == version_token else ()
+            heads = (
+                self.heads.copy().items() if self.version_token == expected_version_token else ()
+            )
             return {
                 checkpoint_ns: Head(head.namespace_key, head.explicit_head, head.snapshot)
                 for checkpoint_ns, head in heads
@@ -484,7 +488,7 @@ class Cache:
             self._threads[thread_id] = thread
             self._mark_used_while_locked(thread_id)
 
-    def record_overlap(self, thread_id: str) -> bool:
+    def record_run_overlap_if_new(self, thread_id: str) -> bool:
         """Record that runs of a thread overlap, and return whether this is the first record."""
         with self._lock:
             is_first = thread_id not in self._overlapped

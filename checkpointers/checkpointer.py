@@ -20,7 +20,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure.checkpointers.address import (
     build_address,
-    check_datetime,
+    check_has_time_zone,
     check_optional_text,
     check_texts,
     check_thread_id,
@@ -122,7 +122,7 @@ class Checkpointer(CheckpointSaver):
         """
         address = build_address(thread_id, checkpoint_ns, checkpoint_id)
         return self._read(
-            lambda: self._threads.read_history(
+            lambda: self._threads.read_history_decoder(
                 address, channel, ends, before, missing_ok=missing_ok
             )
         )()
@@ -141,7 +141,7 @@ class Checkpointer(CheckpointSaver):
         """See `history`."""
         address = build_address(thread_id, checkpoint_ns, checkpoint_id)
         decode_items = await self.database.aread(
-            lambda: self._threads.read_history(
+            lambda: self._threads.read_history_decoder(
                 address, channel, ends, before, missing_ok=missing_ok
             )
         )
@@ -387,7 +387,7 @@ class Checkpointer(CheckpointSaver):
                 including copies of the thread of a run.
         """
         thread_id = None if thread_id is None else check_thread_id(thread_id)
-        self._maintenance.delete_for_runs(check_texts("run_ids", run_ids), thread_id)
+        self._maintenance.delete_checkpoints_of_runs(check_texts("run_ids", run_ids), thread_id)
 
     async def adelete_for_runs(
         self, run_ids: Sequence[str], *, thread_id: str | None = None
@@ -467,7 +467,7 @@ class Checkpointer(CheckpointSaver):
         number = (
             since
             if isinstance(since, int)
-            else self._removals.find_removal_number_of_config(since, thread_id)[0]
+            else self._removals.find_removal_number_of_config(since, thread_id).number
         )
         return self._read(lambda: find_erased_messages(self._reader, thread_id, messages, number))
 
@@ -501,7 +501,7 @@ class Checkpointer(CheckpointSaver):
             ConfigurationError: `moment` has no time zone.
         """
         thread_id, ids = check_thread_id(thread_id), check_texts("message_ids", message_ids)
-        after = check_datetime("moment", moment).timestamp()
+        after = check_has_time_zone("moment", moment).timestamp()
         arguments = thread_id, channel, ids, after, config
         return self._read(
             lambda: find_messages_added_after(self._reader, self._run_starts, *arguments)
@@ -593,7 +593,7 @@ class Checkpointer(CheckpointSaver):
         Raises:
             ConfigurationError: `before` has no time zone.
         """
-        before = check_datetime("before", before)
+        before = check_has_time_zone("before", before)
         return self._maintenance.delete_idle(before, thread_ids, dry_run=dry_run)
 
     adelete_idle = make_async_twin(delete_idle)

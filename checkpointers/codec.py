@@ -30,12 +30,16 @@ from pydantic import BaseModel
 
 from perdure.checkpointers.messages import (
     CLASSES,
-    is_plain_message,
+    is_message_unchanged_by_validation,
     pack_message_in_class_order,
-    pack_messages,
+    pack_messages_if_all_plain,
     unpack_messages,
 )
-from perdure.checkpointers.objects import plain_class_kind, read_attributes, read_private_attributes
+from perdure.checkpointers.objects import (
+    find_data_class_kind,
+    read_instance_attributes,
+    read_private_attributes,
+)
 from perdure.checkpointers.stored_types import NO_TYPES, StoredTypes
 from perdure.checkpointers.values import (
     PACK,
@@ -122,24 +126,24 @@ class Codec:
         except TypeError:
             return self._encode_or_explain(value, get_path, exact=exact)
 
-    def _reencode_after_decoding(self, stored: bytes) -> bytes:
+    def _encode_message_as_read_back(self, stored: bytes) -> bytes:
         """Decode an encoded message, and return the encoding of the decoded message."""
         if stored[:1] != _PLAIN:
             return stored
         value = self.decode(stored)
         packed = (
             _encode_if_all_plain([value])
-            if isinstance(value, BaseMessage) and is_plain_message(value)
+            if isinstance(value, BaseMessage) and is_message_unchanged_by_validation(value)
             else None
         )
-        return packed[0] if packed else self._encode_without_explanation(value)
+        return packed[0] if packed else self._encode_with_unchanged_errors(value)
 
     def _encode_or_explain(
         self, value: Any, get_path: Callable[[], str], *, exact: bool = False
     ) -> bytes:
         """Encode a value, or raise an error that names the part which cannot be stored."""
         try:
-            return self._encode_without_explanation(value, get_path, exact=exact)
+            return self._encode_with_unchanged_errors(value, get_path, exact=exact)
         except Exception as exc:
             if self.packs_messages and getattr(self.serde, "pickle_fallback", False):
                 with suppress(Exception):
@@ -147,11 +151,11 @@ class Codec:
                     if name == "pickle":
                         return _prepend_form_tag(name, data)
             encode = partial(
-                self._encode_without_explanation, exact=exact or str(exc) == SURROGATES
+                self._encode_with_unchanged_errors, exact=exact or str(exc) == SURROGATES
             )
             raise _build_storage_error(encode, value, get_path(), exc) from exc
 
-    def _encode_without_explanation(
+    def _encode_with_unchanged_errors(
         self, value: Any, get_path: Callable[[], str] | None = None, *, exact: bool = False
     ) -> bytes:
         """Encode a value. Errors of the serializer or the converter are raised unchanged."""
@@ -249,7 +253,9 @@ class Codec:
             value = bytes(value)
         return self._encode_or_explain(value, lambda: get_path(index))
 
-    def encode_for_storage(self, value: Any, encoded: bytes, get_path: Callable[[], str]) -> bytes:
+    def encode_for_storage(
+        self, value: Any, encoding_for_comparison: bytes, get_path: Callable[[], str]
+    ) -> bytes:
         """Return the bytes that are stored for a value, given its encoding for comparison.
 
         The stored bytes are usually the bytes that `encode_for_comparison` returned. If decoding
@@ -258,17 +264,17 @@ class Codec:
 
         Args:
             value: The value.
-            encoded: Its encoding for comparison.
+            encoding_for_comparison: Its encoding for comparison.
             get_path: A function that returns the path of the value, for error messages.
         """
         if not self.packs_messages or not isinstance(value, BaseMessage):
-            return encoded
-        if encoded[:1] == MESSAGE:
+            return encoding_for_comparison
+        if encoding_for_comparison[:1] == MESSAGE:
             # Equal messages must have equal bytes, regardless of the order of their fields.
-            if is_plain_message(value):
-                return pack_message_in_class_order(value) or encoded
-            encoded = self._encode_or_explain(value, get_path)
-        return self._reencode_after_decoding(encoded)
+            if is_message_unchanged_by_validation(value):
+                return pack_message_in_class_order(value) or encoding_for_comparison
+            encoding_for_comparison = self._encode_or_explain(value, get_path)
+        return self._encode_message_as_read_back(encoding_for_comparison)
 
     def iter_former_encodings(self, value: Any, stored: bytes) -> Iterator[bytes]:
         """Yield the encodings of a value under the earlier names of its classes.
@@ -309,7 +315,7 @@ def _encode_if_all_plain(values: Sequence[Any]) -> list[bytes] | None:
     classes = list(map(type, values))
     distinct_classes = set(classes)
     if distinct_classes <= _MESSAGES:
-        return pack_messages(classes, values)
+        return pack_messages_if_all_plain(classes, values)
     try:
         return [_PLAIN + item for item in map(packb, values, repeat(None), repeat(PACK))]
     except TypeError:
@@ -383,8 +389,8 @@ def _list_parts_with_paths(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, Send):
         return [(".arg", value.arg)]
     cls: Any = type(value)
-    if plain_class_kind(cls) not in (None, "enum"):
-        parts = read_attributes(value)
+    if find_data_class_kind(cls) not in (None, "enum"):
+        parts = read_instance_attributes(value)
         if isinstance(value, BaseModel):
             parts |= read_private_attributes(value)
         return [(f".{name}", part) for name, part in parts.items()]

@@ -78,7 +78,7 @@ class ChannelUpdate:
         """Whether an entry of the update removes all earlier items of the channel."""
         return any(entry.clears for entry in self.entries)
 
-    def build_log_parts(self, log: ChannelLog) -> list[bytes | Range]:
+    def list_new_items_and_log_ranges(self, log: ChannelLog) -> list[bytes | Range]:
         """Return the added items in order, each as its bytes or as its log position.
 
         A log position is returned as a range of one position. An item that the log does not contain
@@ -160,14 +160,14 @@ def plan_channel_update(
         base: The ranges of the parent's value, or None if that value is unknown.
         has_messages: Whether the channel contained messages before; None if it was empty.
     """
-    writes = [_split_written_value(value) for value in values]
+    writes = [_parse_overwrite_flag_value_and_elements(value) for value in values]
     parts = [part for _, _, write in writes for part in write]
     if has_messages is not False and (
         has_messages
         or channel == "messages"
         or any(isinstance(part, BaseMessage) for part in parts)
     ):
-        converted = [_convert_write_to_messages(write) for _, _, write in writes]
+        converted = [_try_converting_write_to_messages(write) for _, _, write in writes]
         if None not in converted:
             entries_of_messages = _build_message_entries(codec, channel, writes, converted)
             return ChannelUpdate(LIST, entries_of_messages, True, base)
@@ -188,7 +188,7 @@ def list_dict_pairs(value: dict[Any, Any]) -> list[Any]:
     return [[*pair] for pair in value.items()] if _PAIR_KEYS.issuperset(map(type, value)) else []
 
 
-def _split_written_value(value: Any) -> tuple[bool, Any, list[Any]]:
+def _parse_overwrite_flag_value_and_elements(value: Any) -> tuple[bool, Any, list[Any]]:
     """Return whether a written value is an `Overwrite`, the inner value, and its elements."""
     overwrites = False
     if type(value) is dict and value.keys() == {_OVERWRITE}:
@@ -200,7 +200,7 @@ def _split_written_value(value: Any) -> tuple[bool, Any, list[Any]]:
     return overwrites, value, [] if value is None else [value]
 
 
-def _convert_write_to_messages(write: list[Any]) -> list[BaseMessage] | None:
+def _try_converting_write_to_messages(write: list[Any]) -> list[BaseMessage] | None:
     """Convert a write to messages as langgraph's reducers do; return None if that fails."""
     try:
         return convert_to_messages(write)
@@ -210,11 +210,11 @@ def _convert_write_to_messages(write: list[Any]) -> list[BaseMessage] | None:
 
 
 def _build_message_entries(
-    codec: Codec, channel: str, writes: Sequence[Any], converted: Sequence[Any]
+    codec: Codec, channel: str, writes: Sequence[Any], messages_by_write: Sequence[Any]
 ) -> list[Entry]:
     """Build the entries for written messages."""
     entries, is_cleared = list[Entry](), False
-    for (overwrites, _, _), messages in zip(writes, converted, strict=True):
+    for (overwrites, _, _), messages in zip(writes, messages_by_write, strict=True):
         if overwrites:
             entries.append(Entry(clears=True))
             is_cleared = True
@@ -275,7 +275,7 @@ def message_comparison_key(message: BaseMessage) -> tuple[str, str]:
     return kind, repr((message.content, getattr(message, "tool_calls", [])))
 
 
-def find_restored_messages(
+def find_items_with_newly_assigned_ids(
     update: ChannelUpdate, transcript_messages: Sequence[Any]
 ) -> frozenset[bytes]:
     """Find items whose message was first written without an id and has received an id since.
@@ -298,7 +298,7 @@ def find_restored_messages(
         if (
             entry.message_id
             and is_cleared
-            and unmatched.take_matching_index(entry.message) is not None
+            and unmatched.pop_matching_index(entry.message) is not None
         ):
             restored.add(entry.item)
         elif not entry.message_id and not is_cleared:
@@ -331,7 +331,7 @@ class Transcript:
             entries.append((self._count, message.id or None))
         self._count += 1
 
-    def take_matching_index(self, message: Any) -> int | None:
+    def pop_matching_index(self, message: Any) -> int | None:
         """Return the index of a transcript message that matches `message`, or None.
 
         A transcript message that was returned once is not returned again.

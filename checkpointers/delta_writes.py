@@ -16,8 +16,8 @@ from perdure.checkpointers.delta import (
     ChannelUpdate,
     DeltaWrites,
     Transcript,
+    find_items_with_newly_assigned_ids,
     find_positions_by_message_id,
-    find_restored_messages,
     list_dict_pairs,
     plan_channel_update,
 )
@@ -28,8 +28,9 @@ from perdure.checkpointers.manifest import (
     LIST_HERE,
     MAP,
     Ranges,
-    find_value_reference,
+    ValueReference,
     iter_positions,
+    unwrap_delta_channel_reference,
 )
 from perdure.checkpointers.put import TITLE_CANDIDATES, CheckpointPut, build_title
 from perdure.checkpointers.reader import CheckpointReader
@@ -96,7 +97,9 @@ def read_delta_writes(
         if channel == "messages":
             yield from _set_title_from_first_messages(reader, put, thread, parent, update)
     for channel in put.snapshot_channels:
-        repeated = yield from _find_repeated_items(reader, put, thread, parent, channel)
+        repeated = yield from _find_items_repeating_transcript_messages(
+            reader, put, thread, parent, channel
+        )
         if repeated:
             delta_writes.repeated_items[channel] = repeated
     return delta_writes
@@ -135,7 +138,7 @@ def _load_written_values(
     return values
 
 
-def _build_inline_reference(codec: Codec, ref: Any, value: Any) -> Any:
+def _build_inline_reference(codec: Codec, ref: ValueReference, value: Any) -> ValueReference:
     """Build an inline reference, which contains the encoded elements of a list or dict.
 
     The elements are encoded in the same way as log items. If `value` is empty, or neither a list
@@ -166,13 +169,15 @@ def _build_channel_update(
     key, transcript_ranges = parent.transcript.get(channel, (0, []))
     if base or transcript_ranges:
         last = (base or transcript_ranges)[-1][1] - 1
-        log = yield from reader.load_items(put.address.thread_id, thread, key, [(last, last + 1)])
+        log = yield from reader.load_log_items_into_cache(
+            put.address.thread_id, thread, key, [(last, last + 1)]
+        )
         [value] = reader.codec.decode_all(log.get_items([(last, last + 1)]))
         has_messages = isinstance(value, BaseMessage)
     update = plan_channel_update(reader.codec, channel, values, base, has_messages)
     if update.is_messages and base:
         wanted_ids = {entry.message_id for entry in update.entries}
-        log = yield from reader.load_items(put.address.thread_id, thread, key, base)
+        log = yield from reader.load_log_items_into_cache(put.address.thread_id, thread, key, base)
         ids = find_positions_by_message_id(reader.codec, log, base)
         update.positions_by_id = {
             message_id: position for message_id, position in ids.items() if message_id in wanted_ids
@@ -181,9 +186,11 @@ def _build_channel_update(
         key, transcript = parent.transcript.get(channel, (0, []))
         messages = list[Any]()
         if transcript:
-            log = yield from reader.load_items(put.address.thread_id, thread, key, transcript)
+            log = yield from reader.load_log_items_into_cache(
+                put.address.thread_id, thread, key, transcript
+            )
             messages = reader.codec.decode_all(log.get_items(transcript))
-        update.repeated = find_restored_messages(update, messages)
+        update.repeated = find_items_with_newly_assigned_ids(update, messages)
     return update
 
 
@@ -194,7 +201,7 @@ def _find_parent_ranges(reader: CheckpointReader, parent: Snapshot, channel: str
     """
     if channel not in parent.references:
         return None if channel in parent.channel_versions else []
-    ref = find_value_reference(parent.references[channel])
+    ref = unwrap_delta_channel_reference(parent.references[channel])
     if isinstance(ref, bytes):
         value = reader.codec.decode(ref)
         value = value.value if type(value) is DeltaSnapshot else value
@@ -227,13 +234,15 @@ def _set_title_from_first_messages(
     items = list[bytes]()
     if first_ranges:
         items = (
-            yield from reader.load_items(put.address.thread_id, thread, key, first_ranges)
+            yield from reader.load_log_items_into_cache(
+                put.address.thread_id, thread, key, first_ranges
+            )
         ).get_items(first_ranges)
     items += [entry.item for entry in update.entries if entry.item is not None]
     put.title = build_title({}, reader.codec.decode_all(items[:TITLE_CANDIDATES]))
 
 
-def _find_repeated_items(
+def _find_items_repeating_transcript_messages(
     reader: CheckpointReader, put: CheckpointPut, thread: Thread, parent: Snapshot, channel: str
 ) -> Flow[frozenset[bytes]]:
     """Find items of a snapshot that are new encodings of messages in the transcript.
@@ -245,7 +254,11 @@ def _find_repeated_items(
     if log is None or not transcript or log.key != key:
         return frozenset()
     transcript_positions = {
-        *(yield from reader.read_original_positions(put.address.thread_id, thread, key, transcript))
+        *(
+            yield from reader.read_positions_with_aliases_resolved(
+                put.address.thread_id, thread, key, transcript
+            )
+        )
     }
     new_items: list[tuple[Any, bytes]] = []
     for value, encoded in put.iter_encoded_elements(channel):
@@ -255,8 +268,8 @@ def _find_repeated_items(
                 new_items.append((value, stored))
     if not new_items:
         return frozenset()
-    yield from reader.load_items(put.address.thread_id, thread, key, transcript)
+    yield from reader.load_log_items_into_cache(put.address.thread_id, thread, key, transcript)
     messages = Transcript(reader.codec.decode_all(log.get_items(transcript)))
     return frozenset(
-        stored for value, stored in new_items if messages.take_matching_index(value) is not None
+        stored for value, stored in new_items if messages.pop_matching_index(value) is not None
     )

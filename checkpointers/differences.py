@@ -11,11 +11,12 @@ from perdure.checkpointers.manifest import (
     DICT,
     LIST,
     Ranges,
-    find_value_reference,
+    ValueReference,
     iter_positions,
     join_ranges,
     merge_ranges,
     subtract_ranges,
+    unwrap_delta_channel_reference,
 )
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.reports import ChannelDifference, StateDifference
@@ -122,14 +123,17 @@ class Differences:
                 if difference.added_count or difference.removed_count:
                     channels[channel] = difference
                 continue
-            old_ref, new_ref = find_value_reference(old_ref), find_value_reference(new_ref)
+            old_ref, new_ref = (
+                unwrap_delta_channel_reference(old_ref),
+                unwrap_delta_channel_reference(new_ref),
+            )
             if old_ref == new_ref:
                 continue
             log = next((ref[1] for ref in (new_ref, old_ref) if isinstance(ref, list)), None)
             if (
                 log is not None
-                and self._is_empty_or_in_log(old_ref)
-                and self._is_empty_or_in_log(new_ref)
+                and self._is_value_empty_or_in_log(old_ref)
+                and self._is_value_empty_or_in_log(new_ref)
             ):
                 ranges = [
                     snapshot.ranges.get(channel, (0, []))[1] if snapshot else []
@@ -141,7 +145,7 @@ class Differences:
             channels[channel] = yield from change
         return channels
 
-    def _is_empty_or_in_log(self, ref: Any) -> bool:
+    def _is_value_empty_or_in_log(self, ref: ValueReference | None) -> bool:
         """Return whether a value is absent, empty, or a list or dict in the log of its channel."""
         if isinstance(ref, bytes):
             value = self.reader.codec.decode(ref)
@@ -161,10 +165,10 @@ class Differences:
             new: The ranges of the later value.
             limit: The maximum number of added and of removed items to read, the last ones.
         """
-        removed = yield from self.reader.read_original_positions(
+        removed = yield from self.reader.read_positions_with_aliases_resolved(
             thread_id, thread, log_key, subtract_ranges(old, merge_ranges(new))
         )
-        added = yield from self.reader.read_original_positions(
+        added = yield from self.reader.read_positions_with_aliases_resolved(
             thread_id, thread, log_key, subtract_ranges(new, merge_ranges(old))
         )
         # Log positions of items that both values contain at different indexes.
@@ -175,7 +179,9 @@ class Differences:
         for changed in (added, removed):
             last = changed[max(0, len(changed) - limit) :]
             ranges = join_ranges((position, position + 1) for position in last)
-            log = yield from self.reader.load_items(thread_id, thread, log_key, ranges)
+            log = yield from self.reader.load_log_items_into_cache(
+                thread_id, thread, log_key, ranges
+            )
             values = self.reader.codec.decode_all(log.get_items(ranges))
             parts.append(dict(zip(iter_positions(ranges), values, strict=True)))
         return ChannelDifference(parts[0], parts[1], len(added), len(removed), whole=False)
@@ -219,7 +225,7 @@ class Differences:
 
 def _has_unknown_value(ref: Any) -> bool:
     """Return whether `ref` is the reference of a `DeltaChannel` whose value is unknown."""
-    return ref is not None and find_value_reference(ref) is None
+    return ref is not None and unwrap_delta_channel_reference(ref) is None
 
 
 def _find_nodes_with_new_versions(old: Snapshot | None, new: Snapshot) -> list[str]:

@@ -36,34 +36,35 @@ from perdure.checkpointers.manifest import (
     SNAPSHOT,
     Range,
     Ranges,
+    ValueReference,
     count_positions,
     drop_repeated_positions,
-    find_value_reference,
     flatten_ranges,
     iter_log_references,
     iter_positions,
     unflatten_ranges,
+    unwrap_delta_channel_reference,
 )
 from perdure.checkpointers.put import MAX_TITLE_CHARS
 from perdure.checkpointers.reader import ITEMS_PAGE_SIZE, CheckpointReader
 from perdure.checkpointers.records import (
     VIEWS_NAMESPACE,
     RunRow,
+    build_row_key,
+    compute_item_and_alias_ranges,
     compute_metadata_tags,
-    compute_used_log_ranges,
     decrypt_client_metadata,
     decrypt_cron,
-    decrypt_item,
     decrypt_list_entry,
+    decrypt_position_and_item,
     decrypt_run,
     decrypt_writes,
     encrypt_checkpoint,
-    encrypt_client_metadata,
+    encrypt_client_metadata_and_search_keys,
     encrypt_list_entry,
     encrypt_run,
     encrypt_writes,
     key_range,
-    row_key,
     unpack_id,
 )
 from perdure.checkpointers.removal import (
@@ -77,7 +78,7 @@ from perdure.checkpointers.removal import (
     ValueContext,
     has_no_result,
     hash_message,
-    remove_quoting_tasks,
+    split_remaining_and_removed_tasks_by_index,
 )
 from perdure.checkpointers.reports import ErasureReport
 from perdure.checkpointers.said import drop_thread_index
@@ -107,7 +108,7 @@ def erase_from_thread(
     with collector_paused():
         if message_ids is None:
             return (yield from _erase_thread(reader, maintenance, thread_id))
-        remover = Remover(frozenset(message_ids), reader.codec.types.texts_of)
+        remover = Remover(frozenset(message_ids), reader.codec.types.list_texts_of_registered_value)
         report = yield from _erase_messages(reader, maintenance, thread_id, remover)
         if message_ids:
             number = yield from reader.removals.add_record(thread_id, remover.texts_by_kind(), None)
@@ -127,7 +128,7 @@ def _erase_messages(
     yield [reader.sql("stop_storing_events", *all_runs), reader.sql("mark_erased", rows[0][0])]
     events = len((yield reader.sql("drop_events", *all_runs, NO_LIMIT)))
     eraser = _Eraser(reader, thread_id, rows[0], remover)
-    yield from eraser.read_logs()
+    yield from eraser.read_all_log_items()
     yield from eraser.visit_whole_thread(collect_only=True)
     if not eraser.remover.has_match:
         yield from eraser.remove_quotations_from_list_entry()
@@ -189,7 +190,7 @@ def _erase_thread(
         for row in (yield reader.sql("items_between", *key_range(log, 0, ALIASES))):
             # If an item cannot be read, the item is deleted, and its hash is not reported.
             with suppress(CorruptRecord, ForbiddenType):
-                _, stored = decrypt_item(reader.seal, thread_id, name, *row)
+                _, stored = decrypt_position_and_item(reader.seal, thread_id, name, *row)
                 value = reader.codec.decode(stored)
                 if isinstance(value, BaseMessage):
                     hashes.add(hash_message(reader.seal.hash_key, value))
@@ -225,7 +226,7 @@ class _Eraser:
         self.cancelled: set[str] = set()
         self.dicts: set[int] = set()
         self.deltas: set[int] = set()
-        self._needles = remover.build_search_bytes()
+        self._needles = remover.build_byte_strings_to_search_for()
         self._types_with_texts = reader.codec.types.encoded_names_of_searchable_types
         # Whether the current pass only collects messages and writes nothing.
         self._collect_only = True
@@ -258,12 +259,14 @@ class _Eraser:
         # tool calls that have no result.
         self._ends_with_removed_call = False
 
-    def read_logs(self) -> Flow[None]:
+    def read_all_log_items(self) -> Flow[None]:
         """Read all items of the thread."""
         for key, name, *ends in (yield self.sql("thread_logs", self.thread.key)):
             log, items = self.thread.get_or_add_log(key, name), dict[int, bytes]()
-            log.next_position, log.next_alias = (stop for _, stop in compute_used_log_ranges(*ends))
-            for first, stop in compute_used_log_ranges(*ends):
+            log.next_position, log.next_alias = (
+                stop for _, stop in compute_item_and_alias_ranges(*ends)
+            )
+            for first, stop in compute_item_and_alias_ranges(*ends):
                 for start in range(first, stop, ITEMS_PAGE_SIZE):
                     page = self.reader.read_items_page(
                         self.thread_id, name, key, start, start + ITEMS_PAGE_SIZE
@@ -310,7 +313,7 @@ class _Eraser:
                 client = client._replace(
                     metadata={} if client_metadata is REMOVED else client_metadata
                 )
-                sealed = encrypt_client_metadata(self.seal, self.thread_id, client)
+                sealed = encrypt_client_metadata_and_search_keys(self.seal, self.thread_id, client)
                 yield self.sql("set_client_metadata", *sealed, thread_key)
 
     def _may_title_quote_message(self, title: Title | None) -> bool:
@@ -330,8 +333,8 @@ class _Eraser:
 
     def collect_erased_texts(self) -> None:
         """Collect the texts of the erased messages that no other message of the thread contains."""
-        self.remover.learn_texts()
-        self._needles = self.remover.build_search_bytes()
+        self.remover.collect_texts_of_removed_messages()
+        self._needles = self.remover.build_byte_strings_to_search_for()
         stored = (stored for items in self._items_by_log.values() for stored in items.values())
         self.remover.exclude_texts_of_others(
             map(self.codec.decode, filter(self._may_contain_erased_message, stored))
@@ -377,9 +380,9 @@ class _Eraser:
             for row, snapshot in (
                 yield from self.reader.read_namespace_checkpoints(self.thread_id, ns, namespace)
             ):
-                is_head = row[0] == row_key(namespace, newest)
+                is_head = row[0] == build_row_key(namespace, newest)
                 head = snapshot.checkpoint_id if is_head else head
-                yield from self._rewrite_checkpoint(ns, row, snapshot, is_head=is_head)
+                yield from self._erase_messages_from_checkpoint(ns, row, snapshot, is_head=is_head)
             for row in (yield self.sql("namespace_writes", namespace)):
                 yield from self._rewrite_pending_writes(namespace, ns, row, head)
             self.cancelled |= {
@@ -387,7 +390,7 @@ class _Eraser:
                 for node in self._removed_sends.get(head or "", {}).values()
             }
         for row in (yield self.sql("runs_of_thread", self.thread_id, "")):
-            yield from self._rewrite_run(decrypt_run(self.seal, row))
+            yield from self._erase_quotations_from_run(decrypt_run(self.seal, row))
         yield from self._delete_crons_and_webhooks()
 
     def _delete_crons_and_webhooks(self) -> Flow[None]:
@@ -409,7 +412,7 @@ class _Eraser:
             ):
                 yield self.sql("drop_webhook", run_id)
 
-    def _rewrite_run(self, run: RunRow) -> Flow[None]:
+    def _erase_quotations_from_run(self, run: RunRow) -> Flow[None]:
         """Remove quotations of erased messages from the request, metadata and error of a run."""
         columns = [*run[3:6]]
         contexts = (
@@ -436,14 +439,14 @@ class _Eraser:
 
         The item is checked as a list element and as a dict entry.
         """
-        context, entry = ValueContext(True, True, True), _convert_pair_to_dict(value)
+        context, entry = ValueContext(True, True, True), _convert_key_value_pair_to_dict(value)
         if entry is not None and self.remover.remove_messages_from(entry, context) is not entry:
             return True
         return self.remover.remove_messages_from(value, context) is not value
 
     # -- checkpoints and pending writes
 
-    def _rewrite_checkpoint(
+    def _erase_messages_from_checkpoint(
         self, ns: str, row: Row, snapshot: Snapshot, *, is_head: bool
     ) -> Flow[None]:
         """Rewrite a checkpoint without the erased messages, if it contains or quotes any."""
@@ -464,7 +467,9 @@ class _Eraser:
                 )
         for channel, stored_transcript in snapshot.transcript.items():
             value_ref = None if refs.get(channel) is REMOVED else snapshot.references.get(channel)
-            transcripts[channel] = self._rewrite_transcript(value_ref, *stored_transcript)
+            transcripts[channel] = self._erase_messages_from_transcript(
+                value_ref, *stored_transcript
+            )
         for channel in refs if self._ends_with_removed_call else ():
             if channel.startswith(NEXT_NODE):
                 refs[channel] = REMOVED
@@ -502,7 +507,7 @@ class _Eraser:
         if not (isinstance(value, list) and all(isinstance(task, Send) for task in value)):
             # The value is not a list of `Send`s, so it was not stored by langgraph.
             return (yield from self._rewrite_reference(TASKS, ref, is_input=True))
-        remaining, removed = remove_quoting_tasks(self.remover, value)
+        remaining, removed = split_remaining_and_removed_tasks_by_index(self.remover, value)
         self._removed_sends[checkpoint_id] = {index: task.node for index, task in removed.items()}
         return self._encode(remaining) if removed else ref
 
@@ -659,7 +664,7 @@ class _Eraser:
         ranges = unflatten_ranges([numbers, 1] if kind == ITEM else numbers)
         if kind == DICT:
             self.dicts.add(log)
-            if (yield from self._is_split_message(log, ranges, context)):
+            if (yield from self._is_dict_of_items_erased_message(log, ranges, context)):
                 self._items_of_removed_dicts |= {
                     (log, position) for position in iter_positions(ranges)
                 }
@@ -675,7 +680,9 @@ class _Eraser:
         )
         return [kind, log, flatten_ranges(self._append_items(log, parts))]
 
-    def _is_split_message(self, log_key: int, ranges: Ranges, context: ValueContext) -> Flow[bool]:
+    def _is_dict_of_items_erased_message(
+        self, log_key: int, ranges: Ranges, context: ValueContext
+    ) -> Flow[bool]:
         """Return whether a dict that was split into items is itself an erased message."""
         suspects = (
             _find_positions_in_range(self._suspect_positions, log_key, *part) for part in ranges
@@ -686,7 +693,9 @@ class _Eraser:
             (yield from self._read_value([DICT, log_key, flatten_ranges(ranges)])), context
         )
 
-    def _rewrite_transcript(self, value_ref: Any, log_key: int, stored_ranges: Any) -> Any:
+    def _erase_messages_from_transcript(
+        self, value_ref: ValueReference, log_key: int, stored_ranges: Any
+    ) -> Any:
         """Return the stored transcript of a channel without the erased messages.
 
         Args:
@@ -695,7 +704,7 @@ class _Eraser:
             stored_ranges: The ranges of the transcript, as they are stored.
         """
         ranges = unflatten_ranges(stored_ranges)
-        ref, are_pairs = find_value_reference(value_ref), False
+        ref, are_pairs = unwrap_delta_channel_reference(value_ref), False
         if ref is not value_ref:
             self.deltas.add(log_key)
             are_pairs = value_ref[1] == DICT
@@ -746,7 +755,7 @@ class _Eraser:
         is_unchanged = True
         for start, stop in ranges:
             for position in _find_positions_in_range(self._hit_positions, log_key, start, stop):
-                replacement = self._get_cached_replacement(
+                replacement = self._get_cached_item_replacement(
                     log_key, self.thread.logs[log_key].origin_position(position), are_pairs, context
                 )
                 if replacement is None:
@@ -758,11 +767,14 @@ class _Eraser:
             parts += [(start, stop)] if start < stop else []
         return None if is_unchanged else parts
 
-    def _get_cached_replacement(self, *arguments: Any) -> Any:
+    def _get_cached_item_replacement(
+        self, log_key: int, position: int, is_pair: bool, context: ValueContext
+    ) -> Any:
         """Return the cached result of `_build_item_replacement`.
 
         `functools.cache` is not used, because it would keep this object alive in a reference cycle.
         """
+        arguments = log_key, position, is_pair, context
         if arguments not in self._replacements:
             self._replacements[arguments] = self._build_item_replacement(*arguments)
         return self._replacements[arguments]
@@ -777,7 +789,7 @@ class _Eraser:
             does not change.
         """
         value = self.codec.decode(self._items_by_log[log_key][position])
-        entry = _convert_pair_to_dict(value) if is_pair else None
+        entry = _convert_key_value_pair_to_dict(value) if is_pair else None
         old = value if entry is None else entry
         new = self.remover.remove_messages_from(old, context)
         if new is old:
@@ -804,7 +816,7 @@ def _find_positions_in_range(
     ]
 
 
-def _convert_pair_to_dict(value: Any) -> dict[Any, Any] | None:
+def _convert_key_value_pair_to_dict(value: Any) -> dict[Any, Any] | None:
     """Convert a `[key, value]` pair to a dict with one entry. Return None for any other value."""
     if type(value) is list and len(value) == 2:
         # A TypeError means that the first element of the list is not hashable, so the list is not a

@@ -17,8 +17,12 @@ START_SOURCES: Final = {"input", "update", "fork"}
 """The sources in the metadata of a put that starts a run."""
 
 
-def find_run_start(
-    put: CheckpointPut, head: Head, parent: Snapshot | None, steps: tuple[int | None, ...], seq: int
+def find_start_seq_of_run(
+    put: CheckpointPut,
+    head: Head,
+    parent: Snapshot | None,
+    parent_and_put_steps: tuple[int | None, ...],
+    put_seq: int,
 ) -> int:
     """Return the sequence number of the checkpoint that started the run of a new checkpoint.
 
@@ -34,21 +38,24 @@ def find_run_start(
         put: The put.
         head: The head before the put.
         parent: The parent of the checkpoint that is put.
-        steps: The step of the parent and the step of the put; None for metadata without a step.
-        seq: The sequence number of the put.
+        parent_and_put_steps: The step of the parent and the step of the put. A step is None if the
+            metadata has no step.
+        put_seq: The sequence number of the put.
     """
     if put.metadata.get("source") in START_SOURCES:
-        return seq
+        return put_seq
     if parent is None:
-        return 0 if put.address.checkpoint_id is not None and put.merge is not None else seq
+        return 0 if put.address.checkpoint_id is not None and put.merge is not None else put_seq
     if put.is_deliberate and (head.snapshot is None or head.snapshot.key != parent.key):
-        return seq
-    parent_step, step = steps
+        return put_seq
+    parent_step, step = parent_and_put_steps
     is_new_run = step is not None and parent_step is not None and step != parent_step + 1
-    return seq if is_new_run else parent.run_start
+    return put_seq if is_new_run else parent.run_start
 
 
-def choose_head(put: CheckpointPut, head: Head, snapshot: Snapshot, seq: int) -> tuple[Head, bool]:
+def choose_head_and_detect_run_overlap(
+    put: CheckpointPut, head: Head, snapshot: Snapshot, put_seq: int
+) -> tuple[Head, bool]:
     """Return the namespace's head after a checkpoint was stored, and whether two runs overlap.
 
     Two runs of a thread overlap if the new checkpoint does not become the head. Two runs also
@@ -59,7 +66,7 @@ def choose_head(put: CheckpointPut, head: Head, snapshot: Snapshot, seq: int) ->
         put: The put.
         head: The head before the put.
         snapshot: The checkpoint that is put.
-        seq: The sequence number of the put.
+        put_seq: The sequence number of the put.
     """
     former, new_head = head.snapshot, Head(head.namespace_key, 0, snapshot)
     if put.merge is not None and put.merge.keeps_head is not None:
@@ -67,7 +74,7 @@ def choose_head(put: CheckpointPut, head: Head, snapshot: Snapshot, seq: int) ->
         return Head(head.namespace_key, kept_head.key & _SEQ_MASK, kept_head), True
     if former is None or snapshot.parent_id == former.checkpoint_id:
         return new_head, False
-    if snapshot.run_start == seq:
+    if snapshot.run_start == put_seq:
         is_turn = put.metadata.get("source") == "input" and not put.address.checkpoint_ns
         return new_head, is_turn and not put.is_deliberate
     if (snapshot.run_start, snapshot.checkpoint_id) > (former.run_start, former.checkpoint_id):

@@ -417,16 +417,16 @@ class Importer:
                 f"{label} differs from the checkpoint with this id here; import into a new file, "
                 "or delete the thread here first"
             )
-        missing_tasks = tasks if is_new else self._find_missing_tasks(tasks, stored)
+        missing_tasks = tasks if is_new else self._find_tasks_with_unstored_writes(tasks, stored)
         for task_id, path, writes in missing_tasks:
             self.write(
                 TaskWrites(address, task_id, path, writes, loaded_removal=self._removal_number)
             )
         if is_new or missing_tasks:
             stored = self.read(lambda: self.reader.read_tuple(address))
-        if not self._equals_source_checkpoint(expected, stored) or self._find_missing_tasks(
-            tasks, stored
-        ):
+        if not self._equals_source_checkpoint(
+            expected, stored
+        ) or self._find_tasks_with_unstored_writes(tasks, stored):
             raise ImportFailed(
                 f"{label} differs from the source when it is read back, so the import stopped at "
                 "this checkpoint. Please report this error with the types of the values"
@@ -448,7 +448,9 @@ class Importer:
         )
         return self._are_values_equal([parent_id, stored.checkpoint, stored.metadata], expected)
 
-    def _find_missing_tasks(self, tasks: list[Task], stored: CheckpointTuple) -> list[Task]:
+    def _find_tasks_with_unstored_writes(
+        self, tasks: list[Task], stored: CheckpointTuple
+    ) -> list[Task]:
         """Return the tasks of the source whose writes are not all stored.
 
         Stored writes that the source lacks are ignored, because the thread may have continued in

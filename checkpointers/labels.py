@@ -43,7 +43,7 @@ _LONGEST_LABEL: Final = 4096
 _UNNAMED: Final = object()
 
 
-def select_inherited_labels(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def select_labels_for_child_checkpoint(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata values of a checkpoint that the next checkpoint needs.
 
     The next checkpoint inherits the labels, and needs the list of channels under `MERGED`.
@@ -97,8 +97,8 @@ def find_context_labels(config: RunnableConfig, names: Iterable[str]) -> dict[st
     return {name: value for name, value in values.items() if _is_valid_label(value)}
 
 
-def inherit_labels(
-    metadata: Mapping[str, Any], inherited: Mapping[str, Any], config: RunnableConfig
+def build_labels_of_new_checkpoint(
+    metadata: Mapping[str, Any], parent_labels: Mapping[str, Any], config: RunnableConfig
 ) -> dict[str, Any]:
     """Return the labels of a new checkpoint.
 
@@ -109,17 +109,17 @@ def inherit_labels(
 
     Args:
         metadata: The metadata of the new checkpoint.
-        inherited: The labels of its parent.
+        parent_labels: The labels of its parent.
         config: The config of the put.
     """
-    own = {name: metadata[name] for name in inherited if name in metadata}
-    labels = {**inherited, **own, **select_inherited_labels(metadata)}
+    own = {name: metadata[name] for name in parent_labels if name in metadata}
+    labels = {**parent_labels, **own, **select_labels_for_child_checkpoint(metadata)}
     if MERGED not in metadata:
         labels.pop(MERGED, None)
-    parent_user = {name: inherited[name] for name in USER_LABELS if name in inherited}
+    parent_user = {name: parent_labels[name] for name in USER_LABELS if name in parent_labels}
     if parent_user.keys() <= metadata.keys():
         return labels
-    named_users = _find_user_names(config)
+    named_users = _find_user_id_and_owner(config)
     named_users |= {name: metadata[name] for name in USER_LABELS if name in metadata}
     user = parent_user.get("owner", parent_user.get("user_id"))
     if not all(
@@ -131,7 +131,7 @@ def inherit_labels(
     return labels
 
 
-def _find_user_names(config: RunnableConfig) -> dict[str, Any]:
+def _find_user_id_and_owner(config: RunnableConfig) -> dict[str, Any]:
     """Return `user_id` and `owner` from the run's context, or else from its config.
 
     A value of None is returned like any other value. A name that neither the context nor the config

@@ -16,11 +16,11 @@ from langchain_core.runnables import RunnableConfig
 from perdure.checkpointers.address import Address, check_optional_text, parse_address
 from perdure.checkpointers.reader import CheckpointReader, build_damaged_index_error
 from perdure.checkpointers.records import (
+    build_row_key,
     compute_metadata_tag,
     compute_metadata_tags,
     key_range,
     pack_id,
-    row_key,
     unpack_id,
 )
 from perdure.storage.database import Database
@@ -70,7 +70,7 @@ class Listing:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.read = database.read
 
-    def iter_addresses(
+    def iter_addresses_and_keys(
         self,
         config: RunnableConfig | None,
         where: MetadataFilter | None,
@@ -92,7 +92,7 @@ class Listing:
                 address.thread_id, ns, where, before_id, address.checkpoint_id
             )
             return
-        tagged_checkpoints = self.read(lambda: self.find_tagged_checkpoints(where))
+        tagged_checkpoints = self.read(lambda: self.find_thread_ids_and_keys_by_index(where))
         thread_ids: Iterable[str] = self.iter_thread_ids()
         if tagged_checkpoints is not None:
             thread_ids = dict.fromkeys(thread_id for thread_id, _ in tagged_checkpoints)
@@ -111,7 +111,9 @@ class Listing:
 
     # -- by the index of metadata
 
-    def find_tagged_checkpoints(self, where: MetadataFilter) -> Flow[list[tuple[str, int]] | None]:
+    def find_thread_ids_and_keys_by_index(
+        self, where: MetadataFilter
+    ) -> Flow[list[tuple[str, int]] | None]:
         """Find the checkpoints that match a filter, using the index of metadata.
 
         Returns:
@@ -124,29 +126,33 @@ class Listing:
         tag, last_key = find_first_tag(self.seal, where), -1
         if tag is None:
             return None
-        yield from self._check_neighbouring_tags(tag, 0, _MAX_KEY)
+        yield from self._check_index_entries_around_range(tag, 0, _MAX_KEY)
         matching = []
         while rows := (yield self.sql("tagged_checkpoints", tag, last_key, _PAGE)):
             for thread_id, ns, *row in rows:
                 if row[0] <= last_key:
                     raise build_damaged_index_error(f"the tags of checkpoint {row[0]}")
                 last_key = row[0]
-                if metadata_matches(self._check_tags_of_row(thread_id, ns, row, tag, True), where):
+                if metadata_matches(
+                    self._check_index_and_decode_metadata(thread_id, ns, row, tag, True), where
+                ):
                     matching.append((thread_id, last_key))
         return matching
 
-    def _check_neighbouring_tags(self, tag: int, start: int, stop: int) -> Flow[None]:
+    def _check_index_entries_around_range(
+        self, tag: int, start_key: int, stop_key: int
+    ) -> Flow[None]:
         """Check the index entries next to a searched range of the metadata index for damage.
 
         A damaged entry of the metadata index can end a search too early. The damaged entry is then
         the entry directly before or after the searched range.
         """
         if self.sql["neighbouring_tags"]:
-            neighbours = yield self.sql("neighbouring_tags", tag, start, stop)
+            neighbours = yield self.sql("neighbouring_tags", tag, start_key, stop_key)
             for indexed, thread_id, ns, *row in neighbours:
-                self._check_tags_of_row(thread_id, ns, row, tag, bool(indexed))
+                self._check_index_and_decode_metadata(thread_id, ns, row, tag, bool(indexed))
 
-    def _check_tags_of_row(
+    def _check_index_and_decode_metadata(
         self, thread_id: str | None, ns: str, row: list[Any], tag: int, is_indexed: bool
     ) -> dict[str, Any]:
         """Check that the metadata index is right for a checkpoint, and return the metadata.
@@ -190,9 +196,9 @@ class Listing:
             before_id: The id of the checkpoint before which the list ends, or None.
             only_id: The id of the only checkpoint to list, or None for all checkpoints.
         """
-        seq, namespaces = self.read(lambda: self._read_thread_state(thread_id))
+        seq, namespaces = self.read(lambda: self._read_last_seq_and_namespace_rows(thread_id))
         row_iterators = [
-            self._iter_namespace_rows(
+            self._iter_sort_seqs_addresses_and_rows(
                 Address(thread_id, name, only_id), key, head, where, before_id, seq + 1
             )
             for key, name, head in namespaces
@@ -201,11 +207,11 @@ class Listing:
         for _, address, row in merge(*row_iterators, key=itemgetter(0), reverse=True):
             yield address._replace(checkpoint_id=unpack_id(row[1])), row[0]
 
-    def _read_thread_state(self, thread_id: str) -> Flow[tuple[int, list[Row]]]:
+    def _read_last_seq_and_namespace_rows(self, thread_id: str) -> Flow[tuple[int, list[Row]]]:
         """Return the sequence number of a thread's newest checkpoint, and its namespace rows."""
         rows = yield self.sql("find_thread", thread_id)
         if not rows:
-            yield from self.reader.verify_missing(Address(thread_id, "", None))
+            yield from self.reader.verify_checkpoint_missing(Address(thread_id, "", None))
             return 0, []
         thread_key, seq, *_ = rows[0]
         namespaces = yield self.sql("thread_namespaces", thread_key)
@@ -213,16 +219,16 @@ class Listing:
             raise build_damaged_index_error(f"the counter of puts of thread {thread_id!r}")
         return seq, namespaces
 
-    def _iter_namespace_rows(
+    def _iter_sort_seqs_addresses_and_rows(
         self,
         address: Address,
         namespace: int,
         head: int,
         where: MetadataFilter,
         before_id: str | None,
-        stop: int,
+        stop_seq: int,
     ) -> Iterator[tuple[int, Address, Row]]:
-        """Yield the matching rows of a namespace whose sequence number is less than `stop`.
+        """Yield the matching rows of a namespace whose sequence number is less than `stop_seq`.
 
         The head of the namespace is yielded first, even if it is not the newest checkpoint. The
         head is yielded with the sequence number of the newest row, so that the head stays first
@@ -232,12 +238,12 @@ class Listing:
             The sequence number to sort by, the address of the namespace, and the row.
         """
         if before_id is not None:
-            stop, before_id = self.read(
+            stop_seq, before_id = self.read(
                 partial(
-                    self._find_upper_bound,
+                    self._find_seq_and_id_bound_of_listing,
                     address._replace(checkpoint_id=before_id),
                     namespace,
-                    stop,
+                    stop_seq,
                 )
             )
 
@@ -253,11 +259,13 @@ class Listing:
 
         if address.checkpoint_id is not None:
             sql = self.sql["find_checkpoint"], namespace, pack_id(address.checkpoint_id)
-            rows = [row for row in self.read(lambda: fetch_rows(*sql)) if row[0] & _SEQ_MASK < stop]
+            rows = [
+                row for row in self.read(lambda: fetch_rows(*sql)) if row[0] & _SEQ_MASK < stop_seq
+            ]
             yield from ((row[0] & _SEQ_MASK, address, row) for row in rows if is_match(row))
             return
-        head_key = row_key(namespace, head) if 0 < head < stop else None
-        for number, row in enumerate(self._iter_rows(namespace, stop, where, is_match)):
+        head_key = build_row_key(namespace, head) if 0 < head < stop_seq else None
+        for number, row in enumerate(self._iter_rows(namespace, stop_seq, where, is_match)):
             seq = row[0] & _SEQ_MASK
             if number == 0 and head_key not in (None, row[0]):
                 heads = self.read(lambda: fetch_rows(self.sql["checkpoint_row"], head_key))
@@ -279,14 +287,14 @@ class Listing:
             stop = rows[-1][0] & _SEQ_MASK if len(rows) == _PAGE else 0
             yield from filter(is_match, rows)
 
-    def _find_upper_bound(
-        self, address: Address, namespace: int, stop: int
+    def _find_seq_and_id_bound_of_listing(
+        self, address: Address, namespace: int, stop_seq: int
     ) -> Flow[tuple[int, str | None]]:
         """Find where a list of the checkpoints before a given checkpoint starts.
 
         Returns:
             The sequence number of the checkpoint and None, if the checkpoint is in the namespace.
-            Otherwise `stop` and the id, with which the ids are to be compared, as langgraph's
+            Otherwise `stop_seq` and the id, with which the ids are to be compared, as langgraph's
             savers do. langgraph passes an id of another namespace for the state of a subgraph as of
             its parent.
         """
@@ -296,8 +304,8 @@ class Listing:
             raise build_damaged_index_error(f"checkpoint {checkpoint_id!r}")
         if rows:
             return rows[0][0] & _SEQ_MASK, None
-        yield from self.reader.verify_missing(address)
-        return stop, checkpoint_id
+        yield from self.reader.verify_checkpoint_missing(address)
+        return stop_seq, checkpoint_id
 
     def _read_page_of_rows(self, start: int, stop: int, where: MetadataFilter) -> Flow[list[Row]]:
         """Read one page of checkpoint rows that may match a filter, newest first.
@@ -306,7 +314,7 @@ class Listing:
         """
         tag = find_first_tag(self.seal, where)
         if tag is not None:
-            yield from self._check_neighbouring_tags(tag, start, stop)
+            yield from self._check_index_entries_around_range(tag, start, stop)
             return (yield self.sql("tagged_checkpoints_page", tag, start, stop, _PAGE))  # type: ignore[no-any-return]
         rows: list[Row] = yield self.sql("checkpoints_page", start, stop, _PAGE)
         if len(rows) < _PAGE:

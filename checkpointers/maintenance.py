@@ -23,23 +23,23 @@ from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.manifest import (
     ALIASES,
     Ranges,
-    find_value_reference,
     flatten_ranges,
     iter_log_references,
     merge_ranges,
     subtract_ranges,
     unflatten_ranges,
+    unwrap_delta_channel_reference,
 )
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
+    build_row_key,
+    compute_item_and_alias_ranges,
     compute_metadata_tags,
-    compute_used_log_ranges,
     decrypt_list_entry,
     decrypt_writes,
     encrypt_checkpoint,
     key_range,
     pack_id,
-    row_key,
     unpack_id,
 )
 from perdure.checkpointers.reports import PruneReport, Retention, ThreadInfo
@@ -84,6 +84,13 @@ class RetentionCandidate(NamedTuple):
     size: int
 
 
+class DeletedItems(NamedTuple):
+    """The number of deleted log items, and their size in bytes."""
+
+    item_count: int
+    freed_bytes: int
+
+
 class Maintenance:
     """Deletes and prunes threads of a checkpointer.
 
@@ -103,12 +110,14 @@ class Maintenance:
             )
         self.database.shrink()
 
-    def delete_for_runs(self, run_ids: Iterable[str], thread_id: str | None = None) -> None:
+    def delete_checkpoints_of_runs(
+        self, run_ids: Iterable[str], thread_id: str | None = None
+    ) -> None:
         """Delete the checkpoints of runs; see `Checkpointer.delete_for_runs`."""
         keys_by_thread: dict[str, set[int]] = defaultdict(set)
         for run_id in run_ids:
             tagged = self.database.read(
-                partial(self.listing.find_tagged_checkpoints, {"run_id": run_id})
+                partial(self.listing.find_thread_ids_and_keys_by_index, {"run_id": run_id})
             )
             for owner_id, key in tagged or ():
                 if thread_id in (None, owner_id):
@@ -392,7 +401,7 @@ class Maintenance:
                 yield from self.reader.read_namespace_checkpoints(thread_id, ns, namespace)
             ):
                 metadata = self.reader.decode_metadata(snapshot)
-                is_head = row[0] == row_key(namespace, head)
+                is_head = row[0] == build_row_key(namespace, head)
                 active_at = self.reader.read_activity_time(snapshot, row[4])
                 parts = row[0], snapshot.checkpoint_id, snapshot.parent_id, active_at, metadata
                 candidates.append(
@@ -400,10 +409,10 @@ class Maintenance:
                 )
             kept_ids = keep(candidates)
             if live_run_ids and not ns:
-                kept_ids |= yield from self._find_progress_checkpoint_ids(
+                kept_ids |= yield from self._find_start_and_newest_checkpoint_ids(
                     namespace, candidates, live_run_ids
                 )
-            kept_ids = _add_delta_ancestors(candidates, kept_ids)
+            kept_ids = _add_ancestors_needed_for_deltas(candidates, kept_ids)
             if not dry_run:
                 yield from self._store_updated_checkpoint_ids(thread_id, ns, candidates, kept_ids)
             to_delete += [
@@ -413,7 +422,7 @@ class Maintenance:
             ]
         return to_delete
 
-    def _find_progress_checkpoint_ids(
+    def _find_start_and_newest_checkpoint_ids(
         self, namespace: int, candidates: list[RetentionCandidate], live_run_ids: set[str]
     ) -> Flow[set[str]]:
         """Return the ids of the checkpoints from which a server can continue live runs.
@@ -441,7 +450,7 @@ class Maintenance:
         that was updated first. The id is stored under the metadata key `UPDATED`.
         """
         for head in candidates:
-            updated = _find_first_updated_id(candidates, head) if head.is_head else None
+            updated = _find_checkpoint_id_before_updates(candidates, head) if head.is_head else None
             if updated is None or updated == find_updated_checkpoint_id(
                 head.parent_id, head.metadata
             ):
@@ -468,7 +477,7 @@ class Maintenance:
         excluded: Container[Any] = (),
         keeps_history: bool = True,
         dry_run: bool = False,
-    ) -> Flow[tuple[int, int]]:
+    ) -> Flow[DeletedItems]:
         """Delete the log items of a thread to which no checkpoint and no pending write refers.
 
         Args:
@@ -494,7 +503,7 @@ class Maintenance:
                 if keeps_history:
                     _add_live_ranges(snapshot.transcript.values(), live_ranges)
                 elif snapshot.transcript:
-                    unknown = _find_unknown_transcripts(snapshot)
+                    unknown = _find_transcripts_of_channels_without_value(snapshot)
                     to_rewrite.append((ns, row, snapshot, unknown))
                     _add_live_ranges(
                         (transcript for transcript in unknown.values() if _has_aliases(transcript)),
@@ -513,20 +522,26 @@ class Maintenance:
             }
             body = encrypt_checkpoint(self.seal, thread_id, ns, row, snapshot, transcript)
             yield self.sql("rewrite_checkpoint", body, row[0])
-        return (yield from self._delete_items_except(thread_id, thread_key, live_ranges, dry_run))
+        return (
+            yield from self._delete_items_outside_ranges(
+                thread_id, thread_key, live_ranges, dry_run
+            )
+        )
 
-    def _delete_items_except(
+    def _delete_items_outside_ranges(
         self, thread_id: str, thread_key: int, live_ranges: dict[int, Ranges], dry_run: bool
-    ) -> Flow[tuple[int, int]]:
+    ) -> Flow[DeletedItems]:
         """Delete all log items of a thread except the items in `live_ranges`.
 
         `live_ranges` maps the key of each log to the log positions that are still referenced.
         """
         items = freed_bytes = 0
         for log, name, *last_keys in (yield self.sql("thread_logs", thread_key)):
-            yield from self._add_alias_origins(thread_id, name, log, live_ranges[log])
+            yield from self._add_original_positions_of_aliases(
+                thread_id, name, log, live_ranges[log]
+            )
             for start, stop in subtract_ranges(
-                compute_used_log_ranges(*last_keys), merge_ranges(live_ranges[log])
+                compute_item_and_alias_ranges(*last_keys), merge_ranges(live_ranges[log])
             ):
                 keys = key_range(log, start, stop)
                 ((item_count, size),) = yield self.sql("count_items", *keys)
@@ -534,9 +549,9 @@ class Maintenance:
                 freed_bytes += size
                 if not dry_run:
                     yield self.sql("drop_items", *keys)
-        return items, freed_bytes
+        return DeletedItems(items, freed_bytes)
 
-    def _add_alias_origins(
+    def _add_original_positions_of_aliases(
         self, thread_id: str, name: str, log: int, live_ranges: Ranges
     ) -> Flow[None]:
         """Extend a log's live ranges by the original items of all aliases in the live ranges.
@@ -555,13 +570,13 @@ class Maintenance:
         live_ranges += origin_ranges
 
 
-def _find_unknown_transcripts(snapshot: Snapshot) -> dict[str, Any]:
+def _find_transcripts_of_channels_without_value(snapshot: Snapshot) -> dict[str, Any]:
     """Return the stored transcripts of the channels whose values are unknown."""
     return {
         channel: stored_transcript
         for channel, stored_transcript in snapshot.transcript.items()
         if channel in snapshot.references
-        and find_value_reference(snapshot.references[channel]) is None
+        and unwrap_delta_channel_reference(snapshot.references[channel]) is None
     }
 
 
@@ -571,9 +586,9 @@ def _has_aliases(stored_transcript: Any) -> bool:
 
 
 def _drop_unreferenced_positions(
-    stored_transcript: Any, live_ranges: Mapping[int, Ranges]
+    stored_transcript: Any, live_ranges_by_log: Mapping[int, Ranges]
 ) -> list[Any]:
-    """Return a stored transcript reduced to the items that are in `live_ranges`."""
+    """Return a stored transcript reduced to the items that are in `live_ranges_by_log`."""
     log, numbers = stored_transcript
     ranges = unflatten_ranges(numbers)
     return [
@@ -581,7 +596,9 @@ def _drop_unreferenced_positions(
         flatten_ranges(
             subtract_ranges(
                 ranges,
-                merge_ranges(subtract_ranges(ranges, merge_ranges(live_ranges.get(log, [])))),
+                merge_ranges(
+                    subtract_ranges(ranges, merge_ranges(live_ranges_by_log.get(log, [])))
+                ),
             )
         ),
     ]
@@ -607,7 +624,9 @@ def _add_live_ranges(refs: Iterable[tuple[int, Any]], live_ranges: dict[int, Ran
             live_ranges[log] = merge_ranges(live_ranges[log])
 
 
-def _add_delta_ancestors(candidates: list[RetentionCandidate], kept_ids: set[str]) -> set[str]:
+def _add_ancestors_needed_for_deltas(
+    candidates: list[RetentionCandidate], kept_ids: set[str]
+) -> set[str]:
     """Return the ids of kept checkpoints, and of the ancestors that kept checkpoints need.
 
     A kept checkpoint needs an ancestor if the value of a `DeltaChannel` is rebuilt from the pending
@@ -626,7 +645,7 @@ def _add_delta_ancestors(candidates: list[RetentionCandidate], kept_ids: set[str
     return all_kept_ids
 
 
-def _find_first_updated_id(
+def _find_checkpoint_id_before_updates(
     candidates: list[RetentionCandidate], head: RetentionCandidate
 ) -> str | None:
     """Find the checkpoint that was updated first, if a head is the result of updates.
@@ -658,7 +677,7 @@ def _build_keep_rule(rule: Retention, now: float) -> KeepRule:
     def keep(candidates: list[RetentionCandidate]) -> set[str]:
         selected = [c for c in candidates if c.is_head]
         recent = [head for head in selected if head.active_at >= now - RUN_DAYS * 86400]
-        updated = {_find_first_updated_id(candidates, head) for head in recent}
+        updated = {_find_checkpoint_id_before_updates(candidates, head) for head in recent}
         selected += [c for c in candidates if c.checkpoint_id in updated]
         if rule.last is not None:
             selected += candidates[: rule.last]

@@ -15,10 +15,11 @@ pending write stores a reference in place of each value:
     [-1, kind]                a `DeltaChannel` with an unknown value, a LIST or a DICT
 
 Ranges are half open, and are stored as a flat list `[start, length, start, length, ...]`. A value
-of n items has at most `max_ranges(n)` ranges. If the items of a value are scattered over more
-ranges than `max_ranges(n)`, neighbouring short ranges are replaced by one range of aliases
-(`group_ranges`). An alias is a log entry that repeats an earlier item and stores the position of
-this item. In each log, the positions of aliases start at the constant `ALIASES`.
+of n items has at most `compute_max_range_count(n)` ranges. If the items of a value are scattered
+over more ranges than `compute_max_range_count(n)`, neighbouring short ranges are replaced by one
+range of aliases (`group_ranges_between_longest`). An alias is a log entry that repeats an earlier
+item and stores the position of this item. In each log, the positions of aliases start at the
+constant `ALIASES`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import log2
 from typing import Any, Final
 
+# the stored form of a value or of one of its parts, in one of the forms listed above
+ValueReference = Any
 Range = tuple[int, int]
 Ranges = list[Range]
 
@@ -39,29 +42,29 @@ ALIASES: Final = 1 << 31  # The lowest log position of aliases.
 MIN_RANGE_LIMIT: Final = 8
 
 
-def max_ranges(item_count: int) -> int:
+def compute_max_range_count(item_count: int) -> int:
     """Return the maximum number of ranges of a value with n items: 8 + 2 log2(n).
 
-    >>> max_ranges(1), max_ranges(40), max_ranges(1000)
-    (8, 18, 27)
+    >>> [compute_max_range_count(item_count) for item_count in (1, 40, 1000)]
+    [8, 18, 27]
     """
     return MIN_RANGE_LIMIT + int(2 * log2(item_count)) if item_count > 1 else MIN_RANGE_LIMIT
 
 
-def group_ranges(ranges: Ranges) -> list[Ranges]:
+def group_ranges_between_longest(ranges: Ranges) -> list[Ranges]:
     """Group neighbouring ranges, so that the caller can replace a group by a range of aliases.
 
     An alias is a log entry that repeats an earlier item. The caller replaces only groups of several
     ranges. The longest ranges must not be replaced, so each of the longest ranges is a group of its
-    own. A quarter of `max_ranges` counts as the longest ranges. The shorter ranges that lie between
-    two of the longest ranges form one group. Because long ranges are not replaced, an item is
-    rarely repeated by an alias. Log-structured merge trees limit rewriting in the same way (O'Neil
-    et al., 1996).
+    own. A quarter of `compute_max_range_count` counts as the longest ranges. The shorter ranges
+    that lie between two of the longest ranges form one group. Because long ranges are not replaced,
+    an item is rarely repeated by an alias. Log-structured merge trees limit rewriting in the same
+    way (O'Neil et al., 1996).
 
-    >>> group_ranges([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
+    >>> group_ranges_between_longest([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
     [[(0, 3)], [(4, 5)], [(6, 7), (12, 13)], [(8, 11)]]
     """
-    kept_count = max_ranges(count_positions(ranges)) // 4
+    kept_count = compute_max_range_count(count_positions(ranges)) // 4
     longest = set(
         sorted(range(len(ranges)), key=lambda i: ranges[i][0] - ranges[i][1])[:kept_count]
     )
@@ -141,27 +144,29 @@ def subtract_ranges(ranges: Ranges, excluded: Ranges) -> Ranges:
     return remaining
 
 
-def drop_repeated_positions(ranges: Ranges, origin: Callable[[int], int] | None = None) -> Ranges:
+def drop_repeated_positions(
+    ranges: Ranges, find_original_position: Callable[[int], int] | None = None
+) -> Ranges:
     """Return log ranges reduced to the first occurrence of each item, in order.
 
     Args:
         ranges: The ranges, which may contain an item several times.
-        origin: Returns the original position of an alias, and any other position unchanged. None
-            means that the ranges contain no aliases.
+        find_original_position: Returns the original position of an alias, and any other position
+            unchanged. None means that the ranges contain no aliases.
 
     >>> drop_repeated_positions([(0, 3), (1, 5), (0, 1)])
     [(0, 5)]
     >>> drop_repeated_positions([(0, 3), (7, 9)], lambda position: position % 7)
     [(0, 3)]
     """
-    if origin is None and (
+    if find_original_position is None and (
         len(ranges) < 2 or count_positions(merge_ranges(ranges)) == count_positions(ranges)
     ):
         return ranges
     seen: set[int] = set()
     unique: Ranges = []
     for position in iter_positions(ranges):
-        original = position if origin is None else origin(position)
+        original = position if find_original_position is None else find_original_position(position)
         if original not in seen:
             seen.add(original)
             unique.append((position, position + 1))
@@ -182,7 +187,7 @@ def unflatten_ranges(numbers: Sequence[int]) -> Ranges:
     return [(start, start + length) for start, length in zip(iterator, iterator, strict=True)]
 
 
-def find_value_reference(ref: Any) -> Any:
+def unwrap_delta_channel_reference(ref: ValueReference) -> ValueReference:
     """Return the part of a reference that refers to the value of the channel.
 
     The result is None if `ref` belongs to a `DeltaChannel` whose value is unknown. If `ref` is the
@@ -198,7 +203,7 @@ def iter_log_references(ref: Any) -> Iterator[tuple[int, Any]]:
 
     Stored ranges have the form `[start, length, ...]`.
     """
-    ref = find_value_reference(ref)
+    ref = unwrap_delta_channel_reference(ref)
     if ref is None or isinstance(ref, bytes):
         return
     kind = ref[0]

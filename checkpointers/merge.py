@@ -39,7 +39,7 @@ class Merge:
     written: Collection[str] | None = None
     keeps_head: Snapshot | None = None
 
-    def copy_channels_from_head(self, snapshot: Snapshot) -> None:
+    def copy_head_channels_into(self, snapshot: Snapshot) -> None:
         """Copy the channels that the merge selects from the head to the new checkpoint."""
         head, written = self.head, self.written
         if self.keeps_head is not None:
@@ -78,13 +78,13 @@ class Merge:
         return self.versions.get(channel, version) if is_newest else version
 
 
-def copy_channel(snapshot: Snapshot, other: Snapshot, channel: str) -> None:
+def copy_channel(target: Snapshot, source: Snapshot, channel: str) -> None:
     """Copy the value and the transcript of a channel from another checkpoint."""
-    snapshot.ranges.pop(channel, None)
-    if channel in other.references:
-        snapshot.inherit_channel(channel, other)
-    if channel in other.transcript:
-        snapshot.transcript[channel] = other.transcript[channel]
+    target.ranges.pop(channel, None)
+    if channel in source.references:
+        target.inherit_channel(channel, source)
+    if channel in source.transcript:
+        target.transcript[channel] = source.transcript[channel]
 
 
 def is_state_channel(channel: str) -> bool:
@@ -95,7 +95,7 @@ def is_state_channel(channel: str) -> bool:
 # -- versions
 
 
-def find_max_epoch(versions: Iterable[Any]) -> int | None:
+def find_max_merge_epoch(channel_versions: Iterable[Any]) -> int | None:
     """Return the highest epoch among channel versions.
 
     The epoch of a channel version counts the merges of the channel.
@@ -103,32 +103,32 @@ def find_max_epoch(versions: Iterable[Any]) -> int | None:
     Returns:
         The epoch, or None if the versions are of different kinds or of a kind without epochs.
     """
-    values = [*versions]
-    epochs = [parse_epoch(version) for version in values]
+    values = [*channel_versions]
+    epochs = [parse_merge_epoch(version) for version in values]
     if None in epochs or len({type(version) for version in values}) > 1:
         return None
     return max((epoch for epoch in epochs if epoch is not None), default=0)
 
 
-def parse_epoch(version: Any) -> int | None:
+def parse_merge_epoch(channel_version: Any) -> int | None:
     """Return the epoch of a channel version, or None if the version is not a number.
 
     A version may also be a text such as `"007.25"`. The epoch of a channel version counts the
     merges of the channel.
     """
-    whole = parse_whole_part(version)
+    whole = parse_whole_part_of_version(channel_version)
     return None if whole is None else whole >> _EPOCH_BITS
 
 
-def parse_whole_part(version: Any) -> int | None:
+def parse_whole_part_of_version(version: Any) -> int | None:
     """Return the integer part of a channel version, or None if the version has none.
 
     Channel versions are ordered by their integer parts.
 
     The fractional part of a version is random or zero.
 
-    >>> parse_whole_part(7), parse_whole_part("007.25"), parse_whole_part("x")
-    (7, 7, None)
+    >>> [parse_whole_part_of_version(version) for version in (7, "007.25", "x")]
+    [7, 7, None]
     """
     if isinstance(version, bool):
         return None
@@ -138,14 +138,14 @@ def parse_whole_part(version: Any) -> int | None:
     return int(digits) if digits.isdecimal() else None
 
 
-def first_version_of_epoch(version: Any, epoch: int) -> Any:
-    """Return the lowest channel version of an epoch, in the same format as `version`.
+def build_first_version_of_epoch(example_version: Any, epoch: int) -> Any:
+    """Return the lowest channel version of an epoch, in the same format as `example_version`.
 
-    >>> first_version_of_epoch(7, 1), first_version_of_epoch("007.25", 1)
-    (4294967296, '4294967296.25')
+    >>> [build_first_version_of_epoch(version, 1) for version in (7, "007.25")]
+    [4294967296, '4294967296.25']
     """
     first = epoch << _EPOCH_BITS
-    if not isinstance(version, str):
-        return type(version)(first)
-    digits, dot, rest = version.partition(".")
+    if not isinstance(example_version, str):
+        return type(example_version)(first)
+    digits, dot, rest = example_version.partition(".")
     return f"{first:0{len(digits)}d}{dot}{rest}"

@@ -28,21 +28,21 @@ from perdure.checkpointers.labels import MERGED, find_updated_checkpoint_id
 from perdure.checkpointers.manifest import DELTA, SNAPSHOT
 from perdure.checkpointers.merge import (
     Merge,
-    find_max_epoch,
-    first_version_of_epoch,
+    build_first_version_of_epoch,
+    find_max_merge_epoch,
     is_state_channel,
-    parse_epoch,
-    parse_whole_part,
+    parse_merge_epoch,
+    parse_whole_part_of_version,
 )
 from perdure.checkpointers.put import START, CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
 from perdure.checkpointers.records import (
     VIEWS_NAMESPACE,
+    build_stored_transcripts_by_channel,
     decrypt_writes,
     encrypt_checkpoint,
     encrypt_writes,
     pack_id,
-    select_transcript_to_store,
 )
 from perdure.checkpointers.status import ASIDE_SUFFIX, NULL_TASK, is_update_path
 from perdure.storage.flow import Flow, Row
@@ -138,7 +138,7 @@ class MergePlanner:
         if put.metadata.get("source") == "update":
             return (
                 self._plan_state_update(put, current_head, base)
-                if _may_descend_in_same_turn(current_head, base)
+                if _may_head_descend_from_base_in_same_turn(current_head, base)
                 else None
             )
         if put.metadata.get("source") not in ("loop", "input"):
@@ -146,7 +146,7 @@ class MergePlanner:
         merge = None
         if (yield from self._is_ancestor_of_head(base, {"update"})):
             merge = self._plan_put_of_run(put, current_head, base)
-        if merge is not None or put.metadata.get("source") == "input" or put.is_whole_run:
+        if merge is not None or put.metadata.get("source") == "input" or put.stores_whole_run:
             return merge
         return Merge(current_head, {}, keeps_head=current_head)
 
@@ -179,7 +179,7 @@ class MergePlanner:
                 {},
                 keeps_head=(yield from self._find_last_update(current_head, unread)),
             )
-        return self._plan_channels_from_head(put, current_head, unread) if unread else None
+        return self._plan_taking_channels_from_head(put, current_head, unread) if unread else None
 
     def _plan_put_of_run(
         self, put: CheckpointPut, current_head: Snapshot, base: Snapshot
@@ -205,7 +205,7 @@ class MergePlanner:
         return (
             None
             if written_by_both
-            else self._plan_channels_from_head(put, current_head, unread | written)
+            else self._plan_taking_channels_from_head(put, current_head, unread | written)
         )
 
     def _plan_state_update(
@@ -217,7 +217,8 @@ class MergePlanner:
         }
         written_by_both = written & _find_channels_written_since(current_head, base)
         if not all(
-            _differs_only_by_merge(channel, current_head, base) for channel in written_by_both
+            _has_version_changed_only_by_merge(channel, current_head, base)
+            for channel in written_by_both
         ):
             return None
         if written.intersection(put.delta_channels, current_head.stored_channels()):
@@ -234,7 +235,7 @@ class MergePlanner:
         }
         return Merge(current_head, other_versions, written)
 
-    def _plan_channels_from_head(
+    def _plan_taking_channels_from_head(
         self, put: CheckpointPut, current_head: Snapshot, channels: Iterable[str]
     ) -> Merge | None:
         """Plan to take over channels of the head.
@@ -242,8 +243,8 @@ class MergePlanner:
         Returns:
             The merge, or None if no new versions can be given to the channels.
         """
-        own_epoch = find_max_epoch(put.checkpoint["channel_versions"].values())
-        last = find_max_epoch(
+        own_epoch = find_max_merge_epoch(put.checkpoint["channel_versions"].values())
+        last = find_max_merge_epoch(
             [*put.checkpoint["channel_versions"].values(), *current_head.channel_versions.values()]
         )
         if own_epoch is None or last is None:
@@ -251,8 +252,10 @@ class MergePlanner:
         versions = {}
         for channel in channels:
             version = current_head.channel_versions[channel]
-            is_newer = (parse_epoch(version) or 0) > own_epoch
-            versions[channel] = version if is_newer else first_version_of_epoch(version, last + 1)
+            is_newer = (parse_merge_epoch(version) or 0) > own_epoch
+            versions[channel] = (
+                version if is_newer else build_first_version_of_epoch(version, last + 1)
+            )
         if versions:
             self._set_metadata(put, MERGED, sorted(versions))
         return Merge(current_head, versions)
@@ -284,10 +287,14 @@ class MergePlanner:
         if merge.written is None:
             return False
         return (
-            yield from self.fold_updates_into_checkpoint(merge.head.checkpoint_id, needs_stop=True)
+            yield from self.try_folding_updates_into_checkpoint(
+                merge.head.checkpoint_id, requires_stopped_task=True
+            )
         )
 
-    def fold_updates_into_checkpoint(self, checkpoint_id: str, *, needs_stop: bool) -> Flow[bool]:
+    def try_folding_updates_into_checkpoint(
+        self, checkpoint_id: str, *, requires_stopped_task: bool
+    ) -> Flow[bool]:
         """Copy the values of state updates into a run's checkpoint, which becomes the head.
 
         The values are copied only if a task of the run has failed or waits for an answer at the
@@ -296,7 +303,7 @@ class MergePlanner:
 
         Args:
             checkpoint_id: The id of the run's checkpoint.
-            needs_stop: Whether to check that a task has stopped at that checkpoint.
+            requires_stopped_task: Whether to check that a task has stopped at that checkpoint.
 
         Returns:
             Whether the values of the updates were copied. The values are not copied if the run's
@@ -309,17 +316,22 @@ class MergePlanner:
         run = yield from self._read_snapshot(checkpoint_id)
         if run is None or not (yield from self._is_ancestor_of_head(run, {"update"})):
             return False
-        if needs_stop and not (yield from self._has_stopped_task(run)):
+        if requires_stopped_task and not (yield from self._has_stopped_task(run)):
             return False
-        last = find_max_epoch([*run.channel_versions.values(), *current.channel_versions.values()])
+        last = find_max_merge_epoch(
+            [*run.channel_versions.values(), *current.channel_versions.values()]
+        )
         if last is None:
             return False
         written = [c for c in _find_channels_written_since(current, run) if c in current.references]
         merged, parent = {*written, *self._list_unread_merged_channels(run)}, run.parent_id
         Merge(
             current,
-            {c: first_version_of_epoch(current.channel_versions[c], last + 1) for c in written},
-        ).copy_channels_from_head(run)
+            {
+                c: build_first_version_of_epoch(current.channel_versions[c], last + 1)
+                for c in written
+            },
+        ).copy_head_channels_into(run)
         run.parent_id, run.run_started_at, codec = parent, None, self._reader.codec
         metadata = self._reader.decode_metadata(run) | {MERGED: sorted(merged)}
         run.encoded_fields[1] = codec.encode(metadata, lambda: "metadata", exact=True)
@@ -343,7 +355,7 @@ class MergePlanner:
         reader, thread_and_ns = self._reader, (self._thread_id, self._ns)
         (row,) = yield reader.sql("checkpoint_row", run.key)
         body = encrypt_checkpoint(
-            reader.seal, *thread_and_ns, row, run, select_transcript_to_store(run)
+            reader.seal, *thread_and_ns, row, run, build_stored_transcripts_by_channel(run)
         )
         yield [
             reader.sql("rewrite_checkpoint", body, run.key),
@@ -372,7 +384,9 @@ class MergePlanner:
         if not rows:
             return None
         snapshot = self._reader.decrypt_row(self._thread_id, self._ns, rows[0])
-        yield from self._reader.resolve_ranges(self._thread_id, self._thread, snapshot)
+        yield from self._reader.unflatten_ranges_in_snapshot(
+            self._thread_id, self._thread, snapshot
+        )
         return snapshot
 
     def _is_ancestor_of_head(
@@ -451,7 +465,7 @@ def _has_run_read_channel(put: CheckpointPut, channel: str, base: Snapshot) -> b
         base.channel_versions[channel],
     )
     if channel in put.new_versions:
-        return (parse_epoch(version) or 0) >= (parse_epoch(taken_version) or 0)
+        return (parse_merge_epoch(version) or 0) >= (parse_merge_epoch(taken_version) or 0)
     return bool(version == taken_version)
 
 
@@ -479,7 +493,9 @@ def _infer_pruned_checkpoint(
     """
     versions: dict[str, Any] = dict(put.checkpoint["channel_versions"])
     lowest_new = min(
-        put.new_versions.values(), key=lambda version: parse_whole_part(version) or 0, default=0
+        put.new_versions.values(),
+        key=lambda version: parse_whole_part_of_version(version) or 0,
+        default=0,
     )
     for channel in put.new_versions:
         versions.pop(channel, None)
@@ -488,7 +504,7 @@ def _infer_pruned_checkpoint(
     return Snapshot(checkpoint_id, 0, None, 0, [], versions, {})
 
 
-def _may_descend_in_same_turn(current_head: Snapshot, base: Snapshot) -> bool:
+def _may_head_descend_from_base_in_same_turn(current_head: Snapshot, base: Snapshot) -> bool:
     """Return whether a head may descend from a checkpoint `base` without an input in between."""
     for channel, version in base.channel_versions.items():
         current_version = current_head.channel_versions.get(channel)
@@ -499,7 +515,7 @@ def _may_descend_in_same_turn(current_head: Snapshot, base: Snapshot) -> bool:
 
 def _is_lower(version: Any, other: Any) -> bool:
     """Return whether the integer part of a channel version is lower than that of `other`."""
-    whole, other_whole = parse_whole_part(version), parse_whole_part(other)
+    whole, other_whole = parse_whole_part_of_version(version), parse_whole_part_of_version(other)
     return whole is not None and other_whole is not None and whole < other_whole
 
 
@@ -508,7 +524,9 @@ def _is_delta(ref: Any) -> bool:
     return isinstance(ref, list) and ref[0] in (DELTA, SNAPSHOT)
 
 
-def _differs_only_by_merge(channel: str, current_head: Snapshot, base: Snapshot) -> bool:
+def _has_version_changed_only_by_merge(
+    channel: str, current_head: Snapshot, base: Snapshot
+) -> bool:
     """Return whether a channel differs between a head and a checkpoint only because of a merge.
 
     A merge increases the epoch of the channel's version and does not change the channel's value.
@@ -517,8 +535,8 @@ def _differs_only_by_merge(channel: str, current_head: Snapshot, base: Snapshot)
     versions to different values.
     """
     old_epoch, new_epoch = (
-        parse_epoch(base.channel_versions.get(channel)),
-        parse_epoch(current_head.channel_versions[channel]),
+        parse_merge_epoch(base.channel_versions.get(channel)),
+        parse_merge_epoch(current_head.channel_versions[channel]),
     )
     has_same_value = current_head.references.get(channel) == base.references.get(channel)
     return has_same_value and (new_epoch or 0) > (old_epoch or 0)
@@ -527,14 +545,14 @@ def _differs_only_by_merge(channel: str, current_head: Snapshot, base: Snapshot)
 # -- pending writes
 
 
-def fold_updates_at_head(
+def try_folding_updates_at_head(
     reader: CheckpointReader, request: TaskWrites, thread: Thread, row: Row
 ) -> Flow[bool]:
     """Make a run's checkpoint the head again, if updates of the state have become the head.
 
     The head changes only if a task at the run's checkpoint has failed or waits for an answer. If
     another task of the run stores a write after the update, the run was still in progress when the
-    state was updated. See `MergePlanner.fold_updates_into_checkpoint`.
+    state was updated. See `MergePlanner.try_folding_updates_into_checkpoint`.
 
     Args:
         reader: The reader of the database.
@@ -554,17 +572,17 @@ def fold_updates_at_head(
     snapshot = reader.decrypt_row(*address[:2], rows[0]) if rows else None
     if snapshot is None or snapshot.checkpoint_id == address.checkpoint_id:
         return False
-    yield from reader.resolve_ranges(address.thread_id, thread, snapshot)
+    yield from reader.unflatten_ranges_in_snapshot(address.thread_id, thread, snapshot)
     head = Head(namespace, explicit_head, snapshot)
     planner = MergePlanner(reader, address.thread_id, address.checkpoint_ns, thread, head)
     return (
-        yield from planner.fold_updates_into_checkpoint(
-            address.checkpoint_id or "", needs_stop=not request.is_stopped
+        yield from planner.try_folding_updates_into_checkpoint(
+            address.checkpoint_id or "", requires_stopped_task=not request.is_stopped
         )
     )
 
 
-def store_writes_separately(
+def separate_task_writes_and_get_id_and_path(
     reader: CheckpointReader, request: TaskWrites, namespace: int, stored_row: Row
 ) -> Flow[tuple[str, str]]:
     """Store the writes of a run's task and of a state update under different task ids.

@@ -44,7 +44,7 @@ _FIELDS: Final[dict[type[BaseMessage], set[str]]] = {
     SystemMessage: _COMMON,
     ToolMessage: _COMMON | {"tool_call_id", "artifact", "status"},
 }
-"""The fields of each class that `is_plain_message` checks."""
+"""The fields of each class that `is_message_unchanged_by_validation` checks."""
 
 
 # -- checks for plain data
@@ -57,7 +57,7 @@ _USAGE_COUNTS: Final = {"input_tokens", "output_tokens", "total_tokens"}
 _USAGE_DETAILS: Final = {"input_token_details", "output_token_details"}
 
 
-def is_plain_message(message: BaseMessage) -> bool:
+def is_message_unchanged_by_validation(message: BaseMessage) -> bool:
     """Return whether a message consists of plain data, which validation would not change."""
     cls, fields = type(message), message.__dict__
     if fields.keys() != _FIELDS.get(cls) and not _has_defaults_in_unknown_fields(cls, fields):
@@ -141,13 +141,13 @@ _set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
 _set_private = BaseModel.__dict__["__pydantic_private__"].__set__
 
 
-def pack_messages(
+def pack_messages_if_all_plain(
     classes: Sequence[type[BaseMessage]], messages: Sequence[BaseMessage]
 ) -> list[bytes] | None:
     """Return the bytes of each message, or None if one of them is not plain data.
 
     The returned bytes can be used to compare messages. Before bytes are stored, check each message
-    with `is_plain_message`.
+    with `is_message_unchanged_by_validation`.
 
     Args:
         classes: The class of each message, from `CLASSES`.

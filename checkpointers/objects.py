@@ -34,7 +34,7 @@ class AttributeMismatch(ValueError):
 
 
 @functools.lru_cache(maxsize=1024)
-def plain_class_kind(cls: type) -> Kind | None:
+def find_data_class_kind(cls: type) -> Kind | None:
     """Return whether a class is an enum, a pydantic model, a dataclass or a named tuple.
 
     The result is the kind of the class as a string, or None for any other class.
@@ -118,7 +118,7 @@ def explain_missing_class(module: str, name: str) -> str:
 # -- reading the attributes of an object
 
 
-def read_attributes(value: Any) -> dict[str, Any]:
+def read_instance_attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of an instance.
 
     The fields come first, in the order in which the class defines them.
@@ -128,7 +128,7 @@ def read_attributes(value: Any) -> dict[str, Any]:
     sets on instances of generic classes, is left out, too.
     """
     cls: Any = type(value)
-    kind = plain_class_kind(cls)
+    kind = find_data_class_kind(cls)
     if kind == "namedtuple":
         return dict(zip(cls._fields, value, strict=True))
     if kind == "enum":
@@ -203,7 +203,7 @@ def rebuild_object(
     Raises:
         AttributeMismatch: The class does not have these attributes.
     """
-    kind = plain_class_kind(cls)
+    kind = find_data_class_kind(cls)
     if kind == "enum":
         return _find_enum_member(cls, payload)
     if type(payload) is not dict or not all(type(name) is str for name in payload):
@@ -230,13 +230,17 @@ def _find_enum_member(cls: Any, value: Any) -> Any:
             member_value = object.__getattribute__(member, "_value_")
             if type(member_value) is type(candidate) and member_value == candidate:
                 return member
-    if enum.Flag in cls.__mro__ and type(value) is int and _can_combine_flag_safely(cls):
+    if (
+        enum.Flag in cls.__mro__
+        and type(value) is int
+        and _can_combine_flags_without_class_code(cls)
+    ):
         # Call `enum.Flag._missing_` itself, because the class may override this method.
         return enum.Flag.__dict__["_missing_"].__func__(cls, value)
     raise AttributeMismatch(f"the enum has no member with the value {value!r}")
 
 
-def _can_combine_flag_safely(cls: Any) -> bool:
+def _can_combine_flags_without_class_code(cls: Any) -> bool:
     """Return whether combining members of a flag enum runs no code that the class defines."""
     own_bases = [base for base in cls.__mro__ if base.__module__ not in ("enum", "builtins")]
     return cls._member_type_ in (object, int) and not any(
@@ -329,7 +333,7 @@ def _rebuild_dumped_value(annotation: Any, value: Any) -> Any:
         candidates = (_rebuild_dumped_value(arg, value) for arg in args)
         return next((rebuilt for rebuilt in candidates if rebuilt is not value), value)
     if type(value) is dict:
-        return _rebuild_dumped_dict(annotation, args, value)
+        return _rebuild_dumped_dict_as_annotated(annotation, args, value)
     item_type = args[0] if args else Any
     if origin is tuple or annotation is tuple:
         item_types = (
@@ -340,12 +344,14 @@ def _rebuild_dumped_value(annotation: Any, value: Any) -> Any:
     return rebuilt if any(a is not b for a, b in zip(rebuilt, value, strict=True)) else value
 
 
-def _rebuild_dumped_dict(annotation: Any, args: tuple[Any, ...], value: dict[Any, Any]) -> Any:
+def _rebuild_dumped_dict_as_annotated(
+    annotation: Any, args: tuple[Any, ...], value: dict[Any, Any]
+) -> Any:
     """Rebuild a dumped model, dataclass or dict.
 
     If nothing in `value` needs to be rebuilt, `value` itself is returned.
     """
-    kind = plain_class_kind(annotation) if isinstance(annotation, type) else None
+    kind = find_data_class_kind(annotation) if isinstance(annotation, type) else None
     if kind == "model" and value.keys() == annotation.__pydantic_fields__.keys():
         return rebuild_object(annotation, value, dumped=True)
     if kind == "dataclass":

@@ -62,8 +62,8 @@ class PersonRows:
 
     def list_threads(self) -> list[str]:
         """Return the ids of the person's threads, sorted."""
-        query, threads = self._build_superset_query(), ThreadList(self.saver)
-        thread_ids = {*threads.search(query, self._find_own_thread_id, sys.maxsize)}
+        query, threads = self._build_query_for_possible_threads(), ThreadList(self.saver)
+        thread_ids = {*threads.search(query, self._get_thread_id_if_owned_by_person, sys.maxsize)}
         return self._sort_permitted_ids(thread_ids | {*self._iter_threads_without_checkpoint()})
 
     def list_threads_by_owner(self) -> list[str]:
@@ -74,14 +74,14 @@ class PersonRows:
             is_owned = not has_user and self._matches_person_name(_find_owner_of_thread(thread))
             return thread.thread_id if is_owned else None
 
-        query, threads = self._build_superset_query(), ThreadList(self.saver)
+        query, threads = self._build_query_for_possible_threads(), ThreadList(self.saver)
         return self._sort_permitted_ids({*threads.search(query, match, sys.maxsize)})
 
     def _sort_permitted_ids(self, thread_ids: set[str]) -> list[str]:
         """Sort thread ids, leaving out those that the constructor's argument `only` excludes."""
         return sorted(thread_ids if self._only is None else thread_ids & self._only)
 
-    def _build_superset_query(self) -> ThreadQuery:
+    def _build_query_for_possible_threads(self) -> ThreadQuery:
         """Build a query that matches all threads that name the person, and possibly some others."""
         if self.user.removeprefix("-").isdecimal():
             # A name of digits may be stored in metadata as a text or as an integer. The index has
@@ -111,7 +111,7 @@ class PersonRows:
         thread_ids = ThreadList(self.saver).search(ThreadQuery(), get_id, sys.maxsize)
         yield from (thread_id for thread_id in thread_ids if thread_id not in own_ids)
 
-    def _find_own_thread_id(self, thread: ListedThread) -> str | None:
+    def _get_thread_id_if_owned_by_person(self, thread: ListedThread) -> str | None:
         """Return the id of a thread if it belongs to the person, else None."""
         return (
             thread.thread_id
@@ -158,15 +158,17 @@ class PersonRows:
 
     def list_other_threads_naming_person(self, own_ids: frozenset[str]) -> list[str]:
         """List other people's threads that have a checkpoint with the person as the caller."""
-        addresses = self.saver._listing.iter_addresses(None, {CALLER: self.user}, None)
+        addresses = self.saver._listing.iter_addresses_and_keys(None, {CALLER: self.user}, None)
         ids = dict.fromkeys(address.thread_id for address, _ in addresses)
         return [thread_id for thread_id in ids if thread_id not in own_ids]
 
-    def list_crons(self, own_ids: frozenset[str]) -> tuple[list[CronRow], list[CronRow]]:
+    def list_own_crons_and_crons_on_other_threads(
+        self, own_thread_ids: frozenset[str]
+    ) -> tuple[list[CronRow], list[CronRow]]:
         """Return the person's crons.
 
         Args:
-            own_ids: The ids of the person's threads.
+            own_thread_ids: The ids of the person's threads.
 
         Returns:
             The crons of the person, and the crons that the person made on other people's threads.
@@ -176,7 +178,9 @@ class PersonRows:
             with suppress(CorruptRecord):
                 cron = decrypt_cron(self._seal, row)
                 person = cron.content.get("acting_for") or cron.content.get("user")
-                if cron.thread_id in own_ids or (cron.thread_id is None and person == self.user):
+                if cron.thread_id in own_thread_ids or (
+                    cron.thread_id is None and person == self.user
+                ):
                     crons.append(cron)
                 elif self.user in (person, cron.content.get("user")):
                     on_other_threads.append(cron)

@@ -40,6 +40,7 @@ from perdure.checkpointers.manifest import (
     MAP,
     Range,
     Ranges,
+    ValueReference,
     iter_positions,
     unflatten_ranges,
 )
@@ -177,7 +178,7 @@ class CheckpointPut:
     _inline: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def is_whole_run(self) -> bool:
+    def stores_whole_run(self) -> bool:
         """Whether this request stores the last checkpoint of a whole run.
 
         A run with durability `exit` stores all its steps in one put when it ends or is interrupted.
@@ -220,7 +221,7 @@ class CheckpointPut:
             created_at = created_at.replace(tzinfo=created_at.tzinfo or UTC)
             self.created_at = max(0.0, created_at.timestamp())
         if TIMES_KEY in self.metadata and "messages" in self._encoded:
-            self._set_item_times(
+            self._record_times_of_last_messages(
                 self._encoded["messages"].encoded_elements, self.metadata[TIMES_KEY]
             )
         if COUNTERS in self.metadata:
@@ -238,7 +239,7 @@ class CheckpointPut:
             codec.encode(self.metadata, lambda: "metadata", exact=True),
         ]
 
-    def _set_item_times(self, items: list[bytes], times: Any) -> None:
+    def _record_times_of_last_messages(self, items: list[bytes], times: Any) -> None:
         """Record when the last items of the channel `messages` were created.
 
         The times belong to the items at the end of the channel's list. Times in the future are
@@ -265,7 +266,7 @@ class CheckpointPut:
         encodings.
         """
         for channel, ref in self._inline.items():
-            self._inline[channel] = inline_log_ranges(
+            self._inline[channel] = replace_log_ranges_by_items(
                 ref, self.cached_thread, (thread_key, generation)
             )
         for channel, value in self._encoded.items():
@@ -343,21 +344,21 @@ class CheckpointPut:
                         "Repeat the operation"
                     )
                 hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
-                nodes[channel] = _split_value(
+                nodes[channel] = _split_into_known_ranges_and_new_items(
                     codec, log, value, hint, f"channel_values[{channel!r}]"
                 )
         if self.replayed is not None:
-            self._add_replayed_writes(self.replayed, logs, nodes)
+            self._add_replayed_writes_to_nodes(self.replayed, logs, nodes)
         return nodes
 
-    def _add_replayed_writes(
+    def _add_replayed_writes_to_nodes(
         self, replayed: DeltaWrites, logs: Mapping[str, ChannelLog], nodes: dict[str, Node | None]
     ) -> None:
         """Add the updates of `DeltaChannel`s and the repeated items of snapshots to `nodes`."""
         for channel, update in replayed.updates.items():
             log = logs.get(channel) or ChannelLog(0, channel)
             is_log_complete, former_node = log.is_complete, nodes.get(channel)
-            parts = update.build_log_parts(log)
+            parts = update.list_new_items_and_log_ranges(log)
             if isinstance(former_node, SplitValue):
                 parts += former_node.parts
             elif not isinstance(former_node, bytes):
@@ -370,7 +371,9 @@ class CheckpointPut:
             if isinstance(node, SplitValue):
                 nodes[channel] = node._replace(repeated_items=repeated_items)
 
-    def decode_values(self, codec: Codec) -> tuple[dict[str, Any], Any, Any]:
+    def decode_values_other_fields_and_metadata(
+        self, codec: Codec
+    ) -> tuple[dict[str, Any], Any, Any]:
         """Decode the checkpoint, and return its channel values, its other fields and its metadata.
 
         A `Continuation` is returned as the list of its items.
@@ -378,7 +381,8 @@ class CheckpointPut:
         self.encode_unchanged_channels(codec)
         self.detach_from_cache(0, -1)
         values = {
-            channel: decode_inline_reference(codec, ref) for channel, ref in self._inline.items()
+            channel: decode_value_of_inline_reference(codec, ref)
+            for channel, ref in self._inline.items()
         }
         for channel, encoded in self._encoded.items():
             if encoded.kind in (LIST, DICT):
@@ -449,7 +453,7 @@ class TaskWrites:
         has_interrupt: Whether the task waits for an answer.
         is_stopped: Whether the task waits for an answer or has failed.
         may_fold: Whether an update may be the head; see
-            `MergePlanner.fold_updates_into_checkpoint`.
+            `MergePlanner.try_folding_updates_into_checkpoint`.
         is_deliberate, config, loaded_removal: See `CheckpointPut`.
     """
 
@@ -497,18 +501,20 @@ class TaskWrites:
         are replaced with the items themselves.
         """
         return [
-            [i, c, inline_log_ranges(ref, self.cached_thread, (thread_key, generation))]
+            [i, c, replace_log_ranges_by_items(ref, self.cached_thread, (thread_key, generation))]
             for i, c, ref in self.encoded
         ]
 
 
-def inline_log_ranges(ref: Any, cached_thread: Thread | None, state: tuple[int, int]) -> Any:
+def replace_log_ranges_by_items(
+    ref: ValueReference, cached_thread: Thread | None, key_and_generation: tuple[int, int]
+) -> ValueReference:
     """Convert a reference to a form that is valid for a thread with this key and generation.
 
     Args:
         ref: A reference from `encode_inline_reference`.
         cached_thread: The cached thread to whose logs the reference may point.
-        state: The key and the generation of the thread.
+        key_and_generation: The key and the generation of the thread.
 
     Returns:
         The reference itself if the cached thread has this state. If the cached thread has another
@@ -517,14 +523,17 @@ def inline_log_ranges(ref: Any, cached_thread: Thread | None, state: tuple[int, 
     if (
         isinstance(ref, bytes)
         or cached_thread is None
-        or (cached_thread.key, cached_thread.generation) == state
+        or (cached_thread.key, cached_thread.generation) == key_and_generation
     ):
         return ref
     kind, content = ref
     if kind == MAP:
         return [
             MAP,
-            {name: inline_log_ranges(part, cached_thread, state) for name, part in content.items()},
+            {
+                name: replace_log_ranges_by_items(part, cached_thread, key_and_generation)
+                for name, part in content.items()
+            },
         ]
     items: list[bytes] = []
     for element in content:
@@ -581,13 +590,19 @@ def encode_channel_value(codec: Codec, value: Any, path: str) -> EncodedValue:
     """
     if type(value) is Continuation:
         return EncodedValue(
-            LIST, *_encode_elements(codec, value.items, path), b"", continues_parent=True
+            LIST,
+            *_list_elements_and_encodings(codec, value.items, path),
+            b"",
+            continues_parent=True,
         )
     inner_value = value.value if type(value) is DeltaSnapshot else value
-    if _is_splittable(inner_value):
+    if _are_elements_stored_separately(inner_value):
         kind = DICT if type(inner_value) is dict else LIST
         return EncodedValue(
-            kind, *_encode_elements(codec, inner_value, path), b"", inner_value is not value
+            kind,
+            *_list_elements_and_encodings(codec, inner_value, path),
+            b"",
+            inner_value is not value,
         )
     encoded = codec.encode(value, lambda: path)
     is_inline = len(encoded) <= MAX_INLINE_BYTES and not isinstance(value, BaseMessage)
@@ -596,7 +611,7 @@ def encode_channel_value(codec: Codec, value: Any, path: str) -> EncodedValue:
     return EncodedValue(None if is_inline else ITEM, [], [], encoded)
 
 
-def _split_value(
+def _split_into_known_ranges_and_new_items(
     codec: Codec, log: ChannelLog, value: EncodedValue, parent_ranges: Ranges, path: str
 ) -> SplitValue:
     """Split a value into ranges of log items and new items.
@@ -620,7 +635,7 @@ def _split_value(
         ]
         return SplitValue(ITEM, [], parts, is_log_complete, value.is_snapshot)
     likely_ranges = [] if value.continues_parent else parent_ranges
-    kept_ranges, parts = _match_elements(
+    kept_ranges, parts = _find_ranges_and_parts_in_log(
         codec, log, log.find_position, value.elements, value.encoded_elements, likely_ranges, path
     )
     kept_ranges = parent_ranges if value.continues_parent else kept_ranges
@@ -654,7 +669,7 @@ def encode_inline_reference(
     Raises:
         Unstorable: The value cannot be stored.
     """
-    if not _is_splittable(value):
+    if not _are_elements_stored_separately(value):
         return codec.encode(value, lambda: path)
     is_split = type(value) is dict and not nested and len(value) <= 32
     if is_split and any(map(_has_parts, value.values())):
@@ -667,13 +682,13 @@ def encode_inline_reference(
             )
         return [MAP, references]
     kind = DICT_HERE if type(value) is dict else LIST_HERE
-    elements, comparison_forms = _encode_elements(codec, value, path)
+    elements, comparison_forms = _list_elements_and_encodings(codec, value, path)
     if thread is not None and len(elements) >= _MIN_ELEMENTS_FOR_LOG:
         log = thread.logs_by_channel.get(channel)
         # Only committed log items are searched, because a reference to an uncommitted item would
         # become invalid if the transaction that adds the item failed.
         if log is not None and log.items:
-            _, parts = _match_elements(
+            _, parts = _find_ranges_and_parts_in_log(
                 codec, log, log.find_stored_position, elements, comparison_forms, [], path
             )
             return [kind, [_build_element_reference(log, part) for part in parts]]
@@ -688,18 +703,22 @@ def encode_inline_reference(
     return codec.encode(value, lambda: path)
 
 
-def decode_inline_reference(codec: Codec, ref: Any) -> Any:
+def decode_value_of_inline_reference(codec: Codec, ref: ValueReference) -> Any:
     """Decode a reference that contains all parts of its value inline and no log ranges."""
     if isinstance(ref, bytes):
         return codec.decode(ref)
     kind, content = ref
     if kind == MAP:
-        return {name: decode_inline_reference(codec, part) for name, part in content.items()}
+        return {
+            name: decode_value_of_inline_reference(codec, part) for name, part in content.items()
+        }
     parts = codec.decode_all(content)
     return dict(parts) if kind == DICT_HERE else parts
 
 
-def _encode_elements(codec: Codec, value: Any, path: str) -> tuple[list[Any], list[bytes]]:
+def _list_elements_and_encodings(
+    codec: Codec, value: Any, path: str
+) -> tuple[list[Any], list[bytes]]:
     """Return the elements of a list, or the pairs of a dict, and a list of their encodings."""
     elements = [[*pair] for pair in value.items()] if type(value) is dict else [*value]
     try:
@@ -712,7 +731,7 @@ def _encode_elements(codec: Codec, value: Any, path: str) -> tuple[list[Any], li
         raise
 
 
-def _match_elements(
+def _find_ranges_and_parts_in_log(
     codec: Codec,
     log: ChannelLog,
     find_position: Callable[[bytes], int | None],
@@ -829,7 +848,7 @@ def _has_parts(value: Any) -> bool:
     return type(value) in (list, dict) or isinstance(value, BaseMessage)
 
 
-def _is_splittable(value: Any) -> bool:
+def _are_elements_stored_separately(value: Any) -> bool:
     """Return whether the elements of a value are stored as separate log items.
 
     The elements of lists and dicts are stored as separate log items. A list of numbers, such as an

@@ -26,7 +26,7 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import UNREAD_STEP, Cache, ChannelLog, Snapshot, Thread
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.labels import select_inherited_labels
+from perdure.checkpointers.labels import select_labels_for_child_checkpoint
 from perdure.checkpointers.manifest import (
     ALIASES,
     DELTA,
@@ -49,13 +49,13 @@ from perdure.checkpointers.manifest import (
 )
 from perdure.checkpointers.records import (
     decrypt_checkpoint,
-    decrypt_item,
     decrypt_list_entry,
+    decrypt_position_and_item,
     decrypt_writes,
     encrypt_list_entry,
     key_range,
     pack_id,
-    select_listed_metadata,
+    select_metadata_for_thread_lists,
     unpack_id,
 )
 from perdure.checkpointers.removal_records import RemovalRecords
@@ -125,7 +125,7 @@ class CheckpointReader:
             if separate_request:
                 [rows] = yield LastRequest([statement])
             else:
-                rows, is_cache_valid = yield from self.read_with_cache_check(
+                rows, is_cache_valid = yield from self.read_rows_and_check_cache(
                     address.thread_id, statement
                 )
         if not rows and address.checkpoint_id is not None:
@@ -133,11 +133,11 @@ class CheckpointReader:
             statement = self.sql(
                 "checkpoint_with_keys", packed_id, address.thread_id, address.checkpoint_ns
             )
-            rows, is_cache_valid = yield from self.read_with_cache_check(
+            rows, is_cache_valid = yield from self.read_rows_and_check_cache(
                 address.thread_id, statement
             )
         if not rows:
-            yield from self.verify_missing(address)
+            yield from self.verify_checkpoint_missing(address)
             return None
         thread_key, generation, newest_removal, namespace_key, *row = rows[0]
         checkpoint_id = unpack_id(row[1])
@@ -151,12 +151,12 @@ class CheckpointReader:
         snapshot = thread.committed_snapshot(address.checkpoint_ns, checkpoint_id or "")
         if snapshot is None or snapshot.key != row[0]:
             snapshot = self.decrypt_row(address.thread_id, address.checkpoint_ns, tuple(row))
-            yield from self.resolve_ranges(address.thread_id, thread, snapshot)
+            yield from self.unflatten_ranges_in_snapshot(address.thread_id, thread, snapshot)
             thread.record_newest_checkpoint(snapshot)
             thread.last_namespace = address.checkpoint_ns, namespace_key
         return StoredCheckpoint(thread, namespace_key, snapshot)
 
-    def read_with_cache_check(
+    def read_rows_and_check_cache(
         self, thread_id: str, statement: Statement
     ) -> Flow[tuple[list[Row], bool]]:
         """Execute a statement, and check whether the cached data of the thread is still valid.
@@ -184,7 +184,7 @@ class CheckpointReader:
         """
         return self.cache.get_or_add_thread(thread_id, *state) if is_cache_valid else Thread(*state)
 
-    def verify_missing(self, address: Address) -> Flow[None]:
+    def verify_checkpoint_missing(self, address: Address) -> Flow[None]:
         """Check the indexes for damage after a search has found no checkpoint at an address.
 
         Raises:
@@ -347,7 +347,9 @@ class CheckpointReader:
 
     def read_write_rows(self, checkpoint: StoredCheckpoint) -> Flow[list[Row]]:
         """Read a checkpoint's writes, as rows `(checkpoint_id, task_id, task_path, body)`."""
-        return [*self._select_rows_of_checkpoint((yield self._build_writes_statement(checkpoint)))]
+        return [
+            *self._skip_rows_of_other_checkpoints((yield self._build_writes_statement(checkpoint)))
+        ]
 
     def _build_writes_statement(self, checkpoint: StoredCheckpoint) -> Statement:
         return self.sql(
@@ -432,7 +434,7 @@ class CheckpointReader:
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
         statement = self.sql("find_thread", thread_id)
-        ((key, _, *state),), is_cache_valid = yield from self.read_with_cache_check(
+        ((key, _, *state),), is_cache_valid = yield from self.read_rows_and_check_cache(
             thread_id, statement
         )
         thread = self._find_cached_thread(thread_id, (key, *state), is_cache_valid)
@@ -465,18 +467,18 @@ class CheckpointReader:
         """Decrypt the row of a checkpoint, and decode the log ranges of its values."""
         snapshot = self.decrypt_row(thread_id, checkpoint_ns, row)
         statement = self.sql("find_thread", thread_id)
-        ((key, _, *state),), is_cache_valid = yield from self.read_with_cache_check(
+        ((key, _, *state),), is_cache_valid = yield from self.read_rows_and_check_cache(
             thread_id, statement
         )
         thread = self._find_cached_thread(thread_id, (key, *state), is_cache_valid)
-        yield from self.resolve_ranges(thread_id, thread, snapshot)
+        yield from self.unflatten_ranges_in_snapshot(thread_id, thread, snapshot)
         return snapshot
 
     def decrypt_row(self, thread_id: str, checkpoint_ns: str, row: Row) -> Snapshot:
         """Decrypt a row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`.
 
         The log ranges in the returned snapshot are flat lists of numbers, as they are stored.
-        `resolve_ranges` converts the flat lists to pairs of start and stop.
+        `unflatten_ranges_in_snapshot` converts the flat lists to pairs of start and stop.
         """
         return decrypt_checkpoint(self.seal, thread_id, checkpoint_ns, row)
 
@@ -509,7 +511,7 @@ class CheckpointReader:
         for thread_key, *_, list_entry in (yield self.sql("one_thread", thread_id)):
             title, _ = decrypt_list_entry(self.seal, thread_id, list_entry)
             metadata = self.decode_metadata(self.decrypt_row(thread_id, "", head)) if head else {}
-            listed = select_listed_metadata(metadata)
+            listed = select_metadata_for_thread_lists(metadata)
             stored = listed, self.codec.encode(listed, lambda: "metadata", exact=True)
             yield self.sql(
                 "set_list_entry",
@@ -539,10 +541,12 @@ class CheckpointReader:
     def read_labels(self, snapshot: Snapshot) -> dict[str, Any]:
         """Return the metadata values, such as `user_id`, that child checkpoints inherit."""
         if snapshot.labels is None:
-            snapshot.labels = select_inherited_labels(self.decode_metadata(snapshot))
+            snapshot.labels = select_labels_for_child_checkpoint(self.decode_metadata(snapshot))
         return snapshot.labels
 
-    def resolve_ranges(self, thread_id: str, thread: Thread, snapshot: Snapshot) -> Flow[None]:
+    def unflatten_ranges_in_snapshot(
+        self, thread_id: str, thread: Thread, snapshot: Snapshot
+    ) -> Flow[None]:
         """Decode the log ranges of a snapshot, and set the transcripts of all its channels.
 
         The snapshot must be the result of `decrypt_row`. A transcript contains each item only once.
@@ -564,7 +568,7 @@ class CheckpointReader:
             origin = None
             aliases = [pair for pair in ranges if pair[0] >= ALIASES]
             if aliases:
-                log = yield from self.load_items(thread_id, thread, key, aliases)
+                log = yield from self.load_log_items_into_cache(thread_id, thread, key, aliases)
                 # Nearly all values contain no item twice, so this case is handled first.
                 if log.has_no_repeats(ranges):
                     continue
@@ -604,7 +608,7 @@ class CheckpointReader:
             channels: Only writes to these channels are read; None means all.
         """
         writes = []
-        for row in self._select_rows_of_checkpoint(rows):
+        for row in self._skip_rows_of_other_checkpoints(rows):
             task_id = unpack_id(row[1]) or ""
             for index, channel, ref in decrypt_writes(self.seal, *address[:2], row):
                 if channels is None or channel in channels:
@@ -615,7 +619,7 @@ class CheckpointReader:
         writes.sort(key=lambda entry: entry[0])
         return [write for _, write in writes]
 
-    def _select_rows_of_checkpoint(self, rows: Sequence[Row]) -> Iterator[Row]:
+    def _skip_rows_of_other_checkpoints(self, rows: Sequence[Row]) -> Iterator[Row]:
         """Yield the rows from the statement `checkpoint_writes` that belong to the checkpoint.
 
         On SQLite, the statement `checkpoint_writes` also returns the rows before and after the rows
@@ -651,7 +655,9 @@ class CheckpointReader:
                 items.append(element)
             else:
                 ranges = unflatten_ranges(element[1:])
-                log = yield from self.load_items(thread_id, thread, element[0], ranges)
+                log = yield from self.load_log_items_into_cache(
+                    thread_id, thread, element[0], ranges
+                )
                 items += log.get_items(ranges)
         parts = self.codec.decode_all(items)
         if kind == ITEM:
@@ -666,7 +672,7 @@ class CheckpointReader:
         One call reads at most `ITEMS_PAGE_SIZE` items.
         """
         rows = yield self.sql("items_page", *key_range(log_key, start, stop), ITEMS_PAGE_SIZE)
-        return [decrypt_item(self.seal, thread_id, channel, *row) for row in rows]
+        return [decrypt_position_and_item(self.seal, thread_id, channel, *row) for row in rows]
 
     def read_item_times(self, log_key: int, ranges: Ranges) -> Flow[dict[int, float]]:
         """Return the time at which each item in these ranges of a log was first stored.
@@ -677,7 +683,7 @@ class CheckpointReader:
         answers = (yield statements) if statements else []
         return {key & 0xFFFFFFFF: stored_at for rows in answers for key, stored_at in rows}
 
-    def load_items(
+    def load_log_items_into_cache(
         self, thread_id: str, thread: Thread, log_key: int, ranges: Ranges
     ) -> Flow[ChannelLog]:
         """Load the items in `ranges` into the cached part of a log, and return the cached log."""
@@ -711,7 +717,7 @@ class CheckpointReader:
             log.origins.update(origins)
         return log
 
-    def read_original_positions(
+    def read_positions_with_aliases_resolved(
         self, thread_id: str, thread: Thread, log_key: int, ranges: Ranges
     ) -> Flow[list[int]]:
         """Return the log positions of the items in `ranges`, and replace aliases by originals.
@@ -722,7 +728,7 @@ class CheckpointReader:
         aliases = [pair for pair in ranges if pair[0] >= ALIASES]
         if not aliases:
             return [*iter_positions(ranges)]
-        log = yield from self.load_items(thread_id, thread, log_key, aliases)
+        log = yield from self.load_log_items_into_cache(thread_id, thread, log_key, aliases)
         return [*map(log.origin_position, iter_positions(ranges))]
 
     def load_items_by_hash(
@@ -734,7 +740,7 @@ class CheckpointReader:
         for key, body in (yield self.sql("items_with_hashes", json.dumps(hashes))):
             log, position = thread.logs.get(key >> 32), key & 0xFFFFFFFF
             if log is not None and position < ALIASES:
-                item = decrypt_item(self.seal, thread_id, log.name, key, body)
+                item = decrypt_position_and_item(self.seal, thread_id, log.name, key, body)
                 thread.add_items(log, [item])
 
     def _read_item_bodies(

@@ -23,7 +23,8 @@ from perdure.checkpointers.manifest import (
     LIST_HERE,
     MAP,
     SNAPSHOT,
-    max_ranges,
+    ValueReference,
+    compute_max_range_count,
 )
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.thread_records import NamespaceRecords, ThreadRecords
@@ -54,7 +55,7 @@ class _LogPositions:
     def __init__(self, order: Sequence[int]) -> None:
         self.order = order
 
-    def check_ranges(self, flat_ranges: Sequence[int]) -> None:
+    def check_items_of_ranges_exist(self, flat_ranges: Sequence[int]) -> None:
         """Check that all items in the stored ranges of a value exist.
 
         A valid value has few ranges, even if it has many items. A range contains at most all items
@@ -69,11 +70,12 @@ class _LogPositions:
             _require(rows == length, f"items {start} to {stop}")
             total += length
         _require(
-            total <= (max_ranges(total) + 1) * len(self.order), "the number of items of a value"
+            total <= (compute_max_range_count(total) + 1) * len(self.order),
+            "the number of items of a value",
         )
 
 
-def check_records(reader: CheckpointReader, records: ThreadRecords) -> None:
+def check_thread_records_well_formed(reader: CheckpointReader, records: ThreadRecords) -> None:
     """Check the records of a thread.
 
     The caller must have read the thread's log items and stored them in `records`.
@@ -108,10 +110,10 @@ def check_records(reader: CheckpointReader, records: ThreadRecords) -> None:
         _require(is_known, "the metadata of clients")
         _require(isinstance(reserved, bool), "the mark of a reserved thread")
     for namespace in records.namespaces:
-        _check_namespace(reader, logs, namespace)
+        _check_namespace_records_well_formed(reader, logs, namespace)
 
 
-def _check_namespace(
+def _check_namespace_records_well_formed(
     reader: CheckpointReader, logs: Mapping[int, _LogPositions], namespace: NamespaceRecords
 ) -> None:
     """Check the checkpoints and pending writes of a namespace."""
@@ -127,18 +129,20 @@ def _check_namespace(
             all(isinstance(seen, dict) for seen in snapshot.versions_seen.values()), "versions seen"
         )
         for ref in snapshot.references.values():
-            _check_reference(logs, ref)
+            _check_reference_form_and_items(logs, ref)
         # The stored transcript maps each channel to the key of its log and to flat lists of ranges.
         transcripts: Mapping[str, Any] = snapshot.transcript
         for log, numbers in transcripts.values():
-            logs[log].check_ranges(numbers)
+            logs[log].check_items_of_ranges_exist(numbers)
     for _, _, _, writes in namespace.writes:
         for number, channel, ref in writes:
             _require(type(number) is int and isinstance(channel, str), "a write")
-            _check_reference(logs, ref)
+            _check_reference_form_and_items(logs, ref)
 
 
-def _check_reference(logs: Mapping[int, _LogPositions], ref: Any, depth: int = 0) -> None:
+def _check_reference_form_and_items(
+    logs: Mapping[int, _LogPositions], ref: ValueReference, depth: int = 0
+) -> None:
     """Check that a reference has a known form and that its items exist; see `manifest.py`."""
     _require(depth < _MAX_DEPTH, "the depth of references")
     if isinstance(ref, bytes):
@@ -146,23 +150,23 @@ def _check_reference(logs: Mapping[int, _LogPositions], ref: Any, depth: int = 0
     kind, rest = ref[0], ref[1:]
     if kind == ITEM:
         log, position = rest
-        logs[log].check_ranges([position, 1])
+        logs[log].check_items_of_ranges_exist([position, 1])
     elif kind in (LIST, DICT):
         log, numbers = rest
-        logs[log].check_ranges(numbers)
+        logs[log].check_items_of_ranges_exist(numbers)
     elif kind == MAP:
         for inner in rest[0].values():
-            _check_reference(logs, inner, depth + 1)
+            _check_reference_form_and_items(logs, inner, depth + 1)
     elif kind in (LIST_HERE, DICT_HERE):
         for element in rest[0]:
             if not isinstance(element, bytes):
-                logs[element[0]].check_ranges(element[1:])
+                logs[element[0]].check_items_of_ranges_exist(element[1:])
     else:
         _require(kind in (SNAPSHOT, DELTA), f"a reference of kind {kind!r}")
         if isinstance(rest[0], int):
             _require(kind == DELTA and rest[0] in (LIST, DICT), "an unknown value")
         else:
-            _check_reference(logs, rest[0], depth + 1)
+            _check_reference_form_and_items(logs, rest[0], depth + 1)
 
 
 def _check_times(*times: float) -> None:

@@ -80,14 +80,14 @@ def unpack_id(stored: bytes | str | None) -> str | None:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def row_key(table_key: int, number: int) -> int:
+def build_row_key(table_key: int, seq_or_position: int) -> int:
     """Return the key of a row.
 
     Args:
         table_key: The key of the namespace of a checkpoint, or of the log of an item.
-        number: The sequence number of the checkpoint, or the position of the item.
+        seq_or_position: The sequence number of the checkpoint, or the position of the item.
     """
-    return table_key << 32 | number
+    return table_key << 32 | seq_or_position
 
 
 def key_range(table_key: int, start: int = 0, stop: int = 1 << 32) -> tuple[int, int]:
@@ -95,7 +95,7 @@ def key_range(table_key: int, start: int = 0, stop: int = 1 << 32) -> tuple[int,
     return (table_key << 32) + start, (table_key << 32) + min(stop, 1 << 32)
 
 
-def compute_used_log_ranges(
+def compute_item_and_alias_ranges(
     last_item_key: int | None, last_alias_key: int | None
 ) -> list[tuple[int, int]]:
     """Return the range of item positions and the range of alias positions that a log uses.
@@ -220,7 +220,7 @@ def encrypt_checkpoint(
         checkpoint_ns: The namespace.
         row: The columns `(row_key, checkpoint_id, parent_id, run_start, put_at)`.
         snapshot: The checkpoint.
-        transcript: The part of the transcript to store; see `select_transcript_to_store`.
+        transcript: The part of the transcript to store; see `build_stored_transcripts_by_channel`.
     """
     parts: list[Any] = [
         snapshot.encoded_fields,
@@ -242,8 +242,8 @@ def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row)
 
     The row is `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`. In the returned
     snapshot, the log ranges in `transcript` are flat lists of numbers, as they are stored, and the
-    attribute `ranges` is empty. `CheckpointReader.resolve_ranges` completes the transcript and the
-    ranges.
+    attribute `ranges` is empty. `CheckpointReader.unflatten_ranges_in_snapshot` completes the
+    transcript and the ranges.
 
     Raises:
         CorruptRecord: The row is damaged or was tampered with.
@@ -271,7 +271,7 @@ def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row)
     return snapshot
 
 
-def select_transcript_to_store(snapshot: Snapshot) -> dict[str, Any]:
+def build_stored_transcripts_by_channel(snapshot: Snapshot) -> dict[str, Any]:
     """Return the part of a checkpoint's transcript that its row must contain.
 
     If the value of a channel equals the channel's transcript, the transcript is not stored
@@ -316,7 +316,7 @@ def decrypt_writes(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row) -> 
     return _decrypt_and_unpack(seal, row[3], associated_data)  # type: ignore[no-any-return]
 
 
-def decrypt_item(
+def decrypt_position_and_item(
     seal: Seal, thread_id: str, channel: str, item_key: int, body: bytes
 ) -> tuple[int, bytes]:
     """Decrypt an item from the columns of its row, and return its position and its content."""
@@ -346,7 +346,7 @@ def encrypt_list_entry(
     entry = [*(title or (None, None)), listed_metadata and listed_metadata[1]]
     search_keys = None
     if title is not None and listed_metadata is not None:
-        search_keys = build_search_keys(seal, thread_id, title.text, listed_metadata[0])
+        search_keys = build_thread_search_keys(seal, thread_id, title.text, listed_metadata[0])
     return seal.seal(pack(entry), ("title", thread_id)), search_keys
 
 
@@ -368,7 +368,7 @@ def decrypt_list_entry(
     return None, None
 
 
-def select_listed_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def select_metadata_for_thread_lists(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata values of a checkpoint that are shown in lists of threads.
 
     Internal values are left out.
@@ -381,7 +381,7 @@ def select_listed_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def build_search_keys(
+def build_thread_search_keys(
     seal: Seal, thread_id: str, title: str, metadata: Mapping[str, Any]
 ) -> bytes | None:
     """Build the keys by which a search can find a thread without decrypting the thread's row.
@@ -396,7 +396,7 @@ def build_search_keys(
     """
     if isinstance(seal, LangGraphSeal):
         return None
-    tag_numbers = [*islice(iter_nested_tags(seal, metadata), _MAX_TAGS + 1)]
+    tag_numbers = [*islice(iter_tags_of_nested_metadata(seal, metadata), _MAX_TAGS + 1)]
     if len(tag_numbers) > _MAX_TAGS:
         return None
     tags = b"".join(number.to_bytes(8, "big", signed=True) for number in tag_numbers)
@@ -406,11 +406,11 @@ def build_search_keys(
 
 
 def fold_search_text(text: str) -> bytes:
-    """Case-fold and encode a text in the same way as `build_search_keys`."""
+    """Case-fold and encode a text in the same way as `build_thread_search_keys`."""
     return text.casefold().encode(errors="surrogatepass")
 
 
-def iter_nested_tags(seal: Seal, value: Any, *path: str) -> Iterator[int]:
+def iter_tags_of_nested_metadata(seal: Seal, value: Any, *path: str) -> Iterator[int]:
     """Yield the tags of all texts and numbers in nested metadata, up to a depth of `_TAG_LEVELS`.
 
     The tag of a list element does not depend on its index.
@@ -419,10 +419,10 @@ def iter_nested_tags(seal: Seal, value: Any, *path: str) -> Iterator[int]:
         return
     if isinstance(value, Mapping):
         for name, nested_value in value.items():
-            yield from iter_nested_tags(seal, nested_value, *path, str(name))
+            yield from iter_tags_of_nested_metadata(seal, nested_value, *path, str(name))
     elif isinstance(value, list | tuple):
         for nested_value in value:
-            yield from iter_nested_tags(seal, nested_value, *path, "")
+            yield from iter_tags_of_nested_metadata(seal, nested_value, *path, "")
     elif (number := compute_metadata_tag(seal, "\0".join(path), value)) is not None:
         yield number
 
@@ -442,7 +442,7 @@ class ClientMetadata(NamedTuple):
     is_reserved: bool = False
 
 
-def encrypt_client_metadata(
+def encrypt_client_metadata_and_search_keys(
     seal: Seal, thread_id: str, client: ClientMetadata
 ) -> tuple[bytes, bytes | None]:
     """Encrypt the client metadata of a thread; return the encrypted data and the search keys."""
@@ -451,9 +451,9 @@ def encrypt_client_metadata(
 
 
 def build_client_search_keys(seal: Seal, thread_id: str, client: ClientMetadata) -> bytes | None:
-    """Build the search keys of a thread from its client metadata; see `build_search_keys`."""
+    """Build a thread's search keys from client metadata; see `build_thread_search_keys`."""
     title = str(client.metadata.get("title") or "")
-    return build_search_keys(seal, thread_id, title, client.metadata)
+    return build_thread_search_keys(seal, thread_id, title, client.metadata)
 
 
 def decrypt_client_metadata(
@@ -529,11 +529,15 @@ def decrypt_run(seal: Seal, row: Row) -> RunRow:
     return RunRow(live, created_at, updated_at, about, error, request, not_before)
 
 
-def encrypt_run(seal: Seal, live: LiveRun, parts: Sequence[Any]) -> list[bytes | None]:
+def encrypt_run(
+    seal: Seal, live: LiveRun, details_error_and_request: Sequence[Any]
+) -> list[bytes | None]:
     """Encrypt the parts of a run, which are its details, error and request, in this order."""
     return [
         None if part is None else seal.seal(json.dumps(part, default=str).encode(), associated_data)
-        for part, associated_data in zip(parts, _run_associated_data(live), strict=True)
+        for part, associated_data in zip(
+            details_error_and_request, _run_associated_data(live), strict=True
+        )
     ]
 
 

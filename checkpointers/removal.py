@@ -99,8 +99,8 @@ class TextSet(set[str]):
 class Remover:
     """Removes erased messages from values.
 
-    Messages are recognised by their ids. After `learn_texts` was called, quotations of the messages
-    are removed as well.
+    Messages are recognised by their ids. After `collect_texts_of_removed_messages` was called,
+    quotations of the messages are removed as well.
 
     Args:
         ids: The ids of the messages.
@@ -151,7 +151,7 @@ class Remover:
         texts = {kind: getattr(self, name) for kind, name in _TEXT_ATTRIBUTES.items()}
         return {"ids": self.ids, "channels": self.channels, **texts}
 
-    def learn_texts(self) -> None:
+    def collect_texts_of_removed_messages(self) -> None:
         """Collect the texts and tool calls of the removed messages.
 
         Quotations of the removed messages are recognised by the collected texts and tool calls.
@@ -164,7 +164,7 @@ class Remover:
             for texts, new_texts in zip(text_sets, _collect_message_texts(message), strict=True):
                 texts |= new_texts
 
-    def build_search_bytes(self) -> list[bytes]:
+    def build_byte_strings_to_search_for(self) -> list[bytes]:
         """Return byte strings by which encoded values with something to erase can be found.
 
         If an encoded value contains none of the returned byte strings, the value need not be
@@ -186,7 +186,7 @@ class Remover:
         """
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for value in values:
-            uid, fields = _parse_message_like(value)
+            uid, fields = _parse_message_id_and_form(value)
             if (
                 not uid
                 or uid in self.ids
@@ -232,7 +232,7 @@ class Remover:
         if isinstance(value, str):
             is_possible = context.allows_bare_text and bool(self._contents)
             return is_possible and self._has_erased_content(HumanMessage(value))
-        uid, fields = _parse_message_like(value)
+        uid, fields = _parse_message_id_and_form(value)
         if fields is None:
             return not context.in_kept_message and self._is_erased_tool_call(value, context)
         if uid is None:
@@ -294,7 +294,7 @@ class Remover:
         A `Send` is never altered. If a `Send` contains an erased message or a quotation, the whole
         `Send` is removed.
         """
-        changed = self._find_changed_fields(value, context)
+        changed = self._find_new_values_of_changed_fields(value, context)
         if not changed:
             return value
         if isinstance(value, Send):
@@ -314,13 +314,18 @@ class Remover:
             object.__setattr__(changed_copy, name, new)
         return changed_copy
 
-    def _find_changed_fields(self, value: Any, context: ValueContext) -> dict[Any, Any]:
+    def _find_new_values_of_changed_fields(
+        self, value: Any, context: ValueContext
+    ) -> dict[Any, Any]:
         """Return the new values of those fields that must change, by field name.
 
         The value of a removed field is `REMOVED`. The message with the result of an erased tool
         call stays, but quotations are removed from it.
         """
-        is_dict, is_message = isinstance(value, dict), _parse_message_like(value)[1] is not None
+        is_dict, is_message = (
+            isinstance(value, dict),
+            _parse_message_id_and_form(value)[1] is not None,
+        )
         is_result = is_message and _get_text_field(value, "tool_call_id") in self._call_ids
         if is_message:
             context = context._replace(in_kept_message=not is_result, describes_task=is_result)
@@ -381,7 +386,7 @@ def _get_text_field(value: Any, name: str) -> str:
     return text if type(text) is str else ""
 
 
-def _parse_message_like(value: Any) -> tuple[str | None, Any]:
+def _parse_message_id_and_form(value: Any) -> tuple[str | None, Any]:
     """Parse a value that may be a message.
 
     Returns:
@@ -444,15 +449,25 @@ def _build_tool_call_key(call: Any) -> str:
     return repr((call["name"], call["args"]))
 
 
-def _collect_message_texts(message: BaseMessage) -> tuple[set[str], ...]:
-    """Collect the texts by which a message and quotations of the message are recognised.
+class _MessageTexts(NamedTuple):
+    """The texts that identify a message and its quotations.
 
-    Returns:
-        Four sets: the ids of its tool calls; the keys of its tool calls (see
-        `_build_tool_call_key`); the texts of its content; and the texts by which descriptions of
-        tasks quote it, also in printed and JSON form. Short texts are left out of the last two
-        sets.
+    Attributes:
+        call_ids: The ids of its tool calls.
+        call_keys: The keys of its tool calls; see `_build_tool_call_key`.
+        content_texts: The texts of its content, without short texts.
+        task_texts: The texts by which descriptions of tasks quote it, also in printed and JSON
+            form, without short texts.
     """
+
+    call_ids: set[str]
+    call_keys: set[str]
+    content_texts: set[str]
+    task_texts: set[str]
+
+
+def _collect_message_texts(message: BaseMessage) -> _MessageTexts:
+    """Collect the texts by which a message and quotations of the message are recognised."""
     calls = _list_tool_calls(message)
     blocks = [message.content] if isinstance(message.content, str) else message.content
     texts = _select_long_texts(
@@ -464,7 +479,8 @@ def _collect_message_texts(message: BaseMessage) -> tuple[set[str], ...]:
     task_texts |= printed | {json.dumps(text)[1:-1] for text in task_texts}
     for call in calls:
         task_texts |= {repr(call["args"]), json.dumps(call["args"], default=repr)}
-    return ids, set(map(_build_tool_call_key, calls)), texts, _select_long_texts(task_texts)
+    keys = set(map(_build_tool_call_key, calls))
+    return _MessageTexts(ids, keys, texts, _select_long_texts(task_texts))
 
 
 def _select_long_texts(texts: set[str]) -> set[str]:
@@ -492,7 +508,7 @@ def hash_message(key: bytes, message: BaseMessage) -> str:
 # -- tasks
 
 
-def remove_quoting_tasks(
+def split_remaining_and_removed_tasks_by_index(
     remover: Remover, tasks: Sequence[Send]
 ) -> tuple[list[Send], dict[int, Send]]:
     """Remove the `Send`s that quote an erased message.

@@ -73,6 +73,18 @@ _ROLLED_BACK: Final = (
 )
 
 
+class RemovalNumberAtLoad(NamedTuple):
+    """The newest removal number at the time when the state of a request was loaded.
+
+    Attributes:
+        number: The removal number.
+        is_from_local_run: Whether the request comes from a run in this process.
+    """
+
+    number: int
+    is_from_local_run: bool
+
+
 class RemovalRecords:
     """Reads and writes removal records, and hashes texts to compare them with records.
 
@@ -214,9 +226,11 @@ class RemovalRecords:
         hashes = {digest for record in records for digest in record.texts.get(_ROLLED_BACK, ())}
         return [uid for uid in checkpoint_ids if self.hash_text(_ROLLED_BACK, uid) in hashes]
 
-    def extend_record(self, thread_id: str, texts: Mapping[str, Iterable[str]]) -> Flow[None]:
+    def add_texts_to_newest_record(
+        self, thread_id: str, texts_by_kind: Mapping[str, Iterable[str]]
+    ) -> Flow[None]:
         """Add texts to the newest removal record of a thread id, unless they are already in it."""
-        thread, hashes = self.hash_thread(thread_id), self.hash_texts(texts)
+        thread, hashes = self.hash_thread(thread_id), self.hash_texts(texts_by_kind)
         number = yield from self.read_newest_number(thread_id)
         for _, body in (yield self.sql("removals_since", thread, number - 1)):
             associated_data = record_associated_data(thread, number)
@@ -233,13 +247,15 @@ class RemovalRecords:
 
     # -- runs
 
-    def record_load(self, config: RunnableConfig, thread_id: str, removal_number: int) -> None:
+    def remember_removal_number_at_load(
+        self, config: RunnableConfig, thread_id: str, newest_removal_number: int
+    ) -> None:
         """Remember the number of the newest removal record when a run loads its thread."""
         runtime = find_runtime(config)
         control = find_run_control(runtime)
         if control is not None and runtime.execution_info is None:
             drop_oldest_entries(self.loaded, _MAX_RUNS)
-            self.loaded[control, thread_id] = removal_number
+            self.loaded[control, thread_id] = newest_removal_number
 
     def is_stale(self, request: CheckpointPut | TaskWrites, newest_removal: int) -> bool:
         """Return whether a request's state was loaded before the newest removal from the thread.
@@ -251,9 +267,11 @@ class RemovalRecords:
             request: The checkpoint or the writes to store.
             newest_removal: The number of the newest removal record of the thread.
         """
-        return self.find_loaded_removal_number(request)[0] < newest_removal
+        return self.find_removal_number_at_load(request).number < newest_removal
 
-    def find_loaded_removal_number(self, request: CheckpointPut | TaskWrites) -> tuple[int, bool]:
+    def find_removal_number_at_load(
+        self, request: CheckpointPut | TaskWrites
+    ) -> RemovalNumberAtLoad:
         """Return the newest removal record's number at the time when a request's state was loaded.
 
         The request stores a checkpoint or pending writes, which were computed from the loaded
@@ -266,19 +284,20 @@ class RemovalRecords:
             The number, and whether the request comes from a run in this process.
         """
         if request.config is None:
-            return request.loaded_removal, False
+            return RemovalNumberAtLoad(request.loaded_removal, is_from_local_run=False)
         return self.find_removal_number_of_config(request.config, request.address.thread_id)
 
     def find_removal_number_of_config(
         self, config: RunnableConfig, thread_id: str
-    ) -> tuple[int, bool]:
-        """Return the result of `find_loaded_removal_number` for a config of a run or node."""
+    ) -> RemovalNumberAtLoad:
+        """Return the result of `find_removal_number_at_load` for a config of a run or node."""
         config_number = config.get("configurable", {}).get(REMOVALS_KEY)
         number, runtime = config_number if type(config_number) is int else 0, find_runtime(config)
         if runtime is None:
-            return number, False
+            return RemovalNumberAtLoad(number, is_from_local_run=False)
         number = number if runtime.execution_info is None else 0
-        return self.loaded.get((find_run_control(runtime), thread_id), number), True
+        number = self.loaded.get((find_run_control(runtime), thread_id), number)
+        return RemovalNumberAtLoad(number, is_from_local_run=True)
 
 
 def record_associated_data(thread: bytes, number: int) -> AssociatedData:

@@ -110,7 +110,7 @@ class RunStarts:
         if config is None or runtime is None:
             return
         source = put.metadata.get("source")
-        is_new = source == "input" or (put.is_whole_run and START in put.new_versions)
+        is_new = source == "input" or (put.stores_whole_run and START in put.new_versions)
         if source == "loop" and not is_new:
             put.continues_run = True
         elif is_new and (run := self.find_run(config, thread_id)) is not None:
@@ -196,11 +196,13 @@ def _find_added_messages(
     if stored_checkpoint is None or channel not in stored_checkpoint.snapshot.transcript:
         return {}
     key, _ = stored_checkpoint.snapshot.transcript[channel]
-    transcript_positions = yield from _read_transcript_positions(
+    transcript_positions = yield from _read_log_positions_of_transcript(
         reader, thread_id, stored_checkpoint, stored_checkpoint.snapshot, channel
     )
     ranges = join_ranges((position, position + 1) for position in sorted(transcript_positions))
-    log = yield from reader.load_items(thread_id, stored_checkpoint.thread, key, ranges)
+    log = yield from reader.load_log_items_into_cache(
+        thread_id, stored_checkpoint.thread, key, ranges
+    )
     wanted_ids, id_by_position = {*message_ids}, dict[int, str]()
     values = reader.codec.decode_all(log.get_items(ranges))
     for position, message in zip(iter_positions(ranges), values, strict=True):
@@ -239,7 +241,7 @@ def _find_added_positions(
         in_parent = set[int]()
         if parent is not None:
             in_parent = remaining & (
-                yield from _read_transcript_positions(
+                yield from _read_log_positions_of_transcript(
                     reader, thread_id, stored_checkpoint, parent, channel
                 )
             )
@@ -252,7 +254,7 @@ def _find_added_positions(
     return added
 
 
-def _read_transcript_positions(
+def _read_log_positions_of_transcript(
     reader: CheckpointReader,
     thread_id: str,
     stored_checkpoint: StoredCheckpoint,
@@ -266,4 +268,4 @@ def _read_transcript_positions(
     if channel not in snapshot.transcript:
         return set()
     parts = thread_id, stored_checkpoint.thread, *snapshot.transcript[channel]
-    return {*(yield from reader.read_original_positions(*parts))}
+    return {*(yield from reader.read_positions_with_aliases_resolved(*parts))}

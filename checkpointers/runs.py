@@ -346,7 +346,7 @@ class RunTable(ServerTable):
             )
         ]
 
-    async def find_newest_event(
+    async def find_newest_event_numbers_and_run_state(
         self, thread_key: int, seq_range: tuple[int, int], after_event: int
     ) -> tuple[int, int, RunState] | None:
         """Find the newest event of the runs whose numbers are in `seq_range`.

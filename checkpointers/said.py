@@ -88,14 +88,14 @@ def read_unindexed_items(
     # of the thread.
     while len(items) % _PAGE == 0:
         earliest = items[0].position if items else None
-        page = (yield from threads.read_history(address, channel, (0, _PAGE), earliest))()
+        page = (yield from threads.read_history_decoder(address, channel, (0, _PAGE), earliest))()
         items = page + items
         if not any(item.position >= position for item in page):
             break
     new_items = {item.position: item for item in items if item.position >= position}
     moments: list[tuple[int, float]] = []
     if new_items:
-        moments = yield from _read_log_lengths(
+        moments = yield from _read_log_lengths_and_times(
             threads, thread_id, progress.thread_key, channel, len(new_items)
         )
     stops = [stop for stop, _ in moments[:-1]]
@@ -105,7 +105,7 @@ def read_unindexed_items(
     ]
 
 
-def _read_log_lengths(
+def _read_log_lengths_and_times(
     threads: ThreadReader, thread_id: str, thread_key: int, channel: str, count: int
 ) -> Flow[list[tuple[int, float]]]:
     """Read how many items the log of a channel had at each of the newest checkpoints.
@@ -137,35 +137,38 @@ def _read_log_lengths(
 
 
 def save_index_progress(
-    sql: NamedSQL, steps: Sequence[tuple[str, IndexProgress, IndexProgress]]
+    sql: NamedSQL, ids_with_old_and_new_progress: Sequence[tuple[str, IndexProgress, IndexProgress]]
 ) -> Flow[list[bool]]:
     """Store the new progress of some threads.
 
     Args:
         sql: The SQL statements.
-        steps: For each thread its id, the progress before, and the new progress.
+        ids_with_old_and_new_progress: For each thread its id, the progress before, and the new
+            progress.
 
     Returns:
         For each thread, whether the progress was stored. The progress is not stored if another
         process has stored its progress first, or if something was removed from the thread since the
         progress was read.
     """
-    rows = yield [sql("transcript_progress_of", thread_id) for thread_id, *_ in steps]
+    rows = yield [
+        sql("transcript_progress_of", thread_id) for thread_id, *_ in ids_with_old_and_new_progress
+    ]
     # The stored version token may differ, because a different version token only means that the
     # thread has continued. The new messages are indexed later. If anything else differs, the
     # progress is not stored.
     is_saved = [
         bool(states)
         and IndexProgress(*states[0])._replace(version_token=before.version_token) == before
-        for states, (_, before, _) in zip(rows, steps, strict=True)
+        for states, (_, before, _) in zip(rows, ids_with_old_and_new_progress, strict=True)
     ]
-    for _, before, after in compress(steps, is_saved):
+    for _, before, after in compress(ids_with_old_and_new_progress, is_saved):
         # The thread now belongs to another user, whose messages are indexed in another namespace.
         if before.path not in (None, after.path):
             yield from drop_thread_index(sql, before.thread_key)
     new_rows = [
         (progress.thread_key, progress.version_token, progress.position, progress.path)
-        for _, _, progress in compress(steps, is_saved)
+        for _, _, progress in compress(ids_with_old_and_new_progress, is_saved)
     ]
     if new_rows:
         yield Statement(sql["set_transcript_progress"], new_rows, execute_many=True)

@@ -44,7 +44,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from perdure.checkpointers.address import (
     REMOVALS_KEY,
     Address,
-    check_text,
+    check_storable_text,
     check_thread_id,
     parse_address,
 )
@@ -198,7 +198,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         if checkpoint is None and not address.checkpoint_ns and self._removals.key is not None:
             number = yield from self._removals.read_newest_number(address.thread_id)
             if number:
-                self._removals.record_load(config, address.thread_id, number)
+                self._removals.remember_removal_number_at_load(config, address.thread_id, number)
         if checkpoint is None or address.checkpoint_id is None:
             return checkpoint
         if not (yield from self._reader.is_head(address)):
@@ -208,7 +208,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     def _remember_loaded_removal(self, config: RunnableConfig, checkpoint: CheckpointTuple) -> None:
         """Record which removal was the newest when a run loaded a checkpoint."""
         configurable: Any = checkpoint.config["configurable"]
-        self._removals.record_load(config, configurable["thread_id"], configurable[REMOVALS_KEY])
+        self._removals.remember_removal_number_at_load(
+            config, configurable["thread_id"], configurable[REMOVALS_KEY]
+        )
 
     def list(
         self,
@@ -235,7 +237,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """
         max_count = None if limit is None else max(limit, 0)
         for address, row_key in islice(
-            self._listing.iter_addresses(config, filter, before), max_count
+            self._listing.iter_addresses_and_keys(config, filter, before), max_count
         ):
             checkpoint = self._read(partial(self._reader.read_tuple, address, row_key))
             # The checkpoint may have been pruned after its address was found.
@@ -310,7 +312,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         """See `put`."""
         put = self._build_put(config, checkpoint, metadata, new_versions)
-        await self._awrite(put, _count_items(checkpoint["channel_values"].values()))
+        await self._awrite(
+            put, _count_elements_of_lists_and_dicts(checkpoint["channel_values"].values())
+        )
         return put.address.build_config(
             checkpoint["id"], config["configurable"].get(REMOVALS_KEY, 0)
         )
@@ -324,7 +328,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> CheckpointPut:
         """Check the arguments of `put`, and build the request to store the checkpoint."""
         address = parse_address(config)
-        check_text("the id of the checkpoint", checkpoint["id"])
+        check_storable_text("the id of the checkpoint", checkpoint["id"])
         full_metadata = dict(get_checkpoint_metadata(config, metadata))
         label_names = self._labels.get(address.thread_id)
         if label_names and not address.checkpoint_ns:
@@ -391,7 +395,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> None:
         """See `put_writes`."""
         request = self._build_task_writes(config, writes, task_id, task_path)
-        await self._awrite(request, _count_items(map(itemgetter(1), writes)))
+        await self._awrite(request, _count_elements_of_lists_and_dicts(map(itemgetter(1), writes)))
 
     def _build_task_writes(
         self,
@@ -402,8 +406,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> TaskWrites:
         """Check the arguments of `put_writes`, and build the request to store the writes."""
         address = parse_address(config)
-        check_text("task_id", task_id)
-        check_text("task_path", task_path)
+        check_storable_text("task_id", task_id)
+        check_storable_text("task_path", task_path)
         if address.checkpoint_id is None:
             raise InvalidConfig(
                 f"the config of writes to thread {address.thread_id!r} has no checkpoint_id; pass "
@@ -506,7 +510,7 @@ def _remember_recent(recent: dict[Any, Any], key: Any, value: Any) -> None:
     recent[key] = value
 
 
-def _count_items(values: Iterable[Any]) -> int:
+def _count_elements_of_lists_and_dicts(values: Iterable[Any]) -> int:
     count = 0
     # A loop is used because a generator is slower, and this function runs at every write.
     for value in values:

@@ -20,7 +20,7 @@ from perdure.checkpointers.cache import Write
 from perdure.checkpointers.put import (
     CheckpointPut,
     TaskWrites,
-    decode_inline_reference,
+    decode_value_of_inline_reference,
     encode_inline_reference,
 )
 from perdure.checkpointers.reader import CheckpointReader
@@ -35,7 +35,7 @@ from perdure.checkpointers.removal import (
     TextSet,
     ValueContext,
     has_no_result,
-    remove_quoting_tasks,
+    split_remaining_and_removed_tasks_by_index,
 )
 from perdure.checkpointers.removal_records import (
     PREFIX_CHARS,
@@ -92,9 +92,9 @@ class KeyedTexts(TextSet):
 
     def has_part_of(self, text: str) -> bool:
         """See `TextSet.has_part_of`."""
-        return super().has_part_of(text) or any(self._iter_candidate_matches(text))
+        return super().has_part_of(text) or any(self._iter_is_member_flags_of_parts(text))
 
-    def _iter_candidate_matches(self, text: str) -> Iterator[bool]:
+    def _iter_is_member_flags_of_parts(self, text: str) -> Iterator[bool]:
         """Yield a bool for each substring of a text that may be in this set.
 
         A substring may be in the set if it starts with the first characters of a text in the set.
@@ -107,7 +107,7 @@ class KeyedTexts(TextSet):
                 part = text[first : first + length]
                 yield part not in self._spared and hash_text(self._kind, part) == whole
 
-    def collect_learned_texts(self) -> Mapping[str, Iterable[str]]:
+    def collect_found_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
         """Return the texts of this set that are known as plain text.
 
         Texts of which only a hash is known are left out. The result is a dict with the kind of the
@@ -135,7 +135,9 @@ class StalePut:
         self._codec, self._removals, self._is_inner = reader.codec, reader.removals, is_inner
         self._known: list[KeyedTexts] = []
         self._records = [*records]
-        self._remover = Remover.from_texts(self._make_keyed_texts, reader.codec.types.texts_of)
+        self._remover = Remover.from_texts(
+            self._make_keyed_texts, reader.codec.types.list_texts_of_registered_value
+        )
 
     def _make_keyed_texts(self, kind: str) -> KeyedTexts:
         hashes = (text_hash for record in self._records for text_hash in record.texts.get(kind, ()))
@@ -143,7 +145,7 @@ class StalePut:
         return self._known[-1]
 
     @classmethod
-    def read_removals(
+    def build_from_newer_removals(
         cls, reader: CheckpointReader, request: CheckpointPut | TaskWrites
     ) -> Flow[StalePut | None]:
         """Read the removal records that are newer than a request's state, and build the filter.
@@ -155,7 +157,7 @@ class StalePut:
             ThreadDeleted: The thread was deleted, with the checkpoint that the request continues.
         """
         thread_id, checkpoint_ns, _ = request.address
-        number, is_run = reader.removals.find_loaded_removal_number(request)
+        number, is_run = reader.removals.find_removal_number_at_load(request)
         records = yield from reader.removals.read_records_since(thread_id, number)
         deletions = [
             index for index, record in enumerate(records) if record.checkpoints is not None
@@ -169,7 +171,7 @@ class StalePut:
             records = records[deletions[-1] + 1 :]
         return cls(reader, records, bool(checkpoint_ns)) if records else None
 
-    def collect_learned_texts(self) -> Mapping[str, Iterable[str]]:
+    def collect_found_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
         """Return the texts of erased messages that the filtered request contained.
 
         The messages were found in the request by their ids.
@@ -177,7 +179,7 @@ class StalePut:
         return {
             kind: texts
             for known in self._known
-            for kind, texts in known.collect_learned_texts().items()
+            for kind, texts in known.collect_found_texts_by_kind().items()
         }
 
     def is_erased(self, message: BaseMessage) -> bool:
@@ -191,8 +193,8 @@ class StalePut:
 
         Quotations of erased messages are removed as well.
         """
-        values, other_fields, metadata = put.decode_values(self._codec)
-        self._find_erased_messages(values.items(), are_inputs=False)
+        values, other_fields, metadata = put.decode_values_other_fields_and_metadata(self._codec)
+        self._collect_texts_of_erased_messages(values.items(), are_inputs=False)
         self._remover.remove_messages_from(other_fields, ValueContext())
         remaining: dict[str, Any] = {}
         is_answer_gone = False
@@ -214,7 +216,9 @@ class StalePut:
         fields = ({} if part is REMOVED else part for part in (other_fields, metadata))
         return put.copy_with_values(self._codec, remaining, *fields)
 
-    def _find_erased_messages(self, values: Iterable[tuple[str, Any]], *, are_inputs: bool) -> None:
+    def _collect_texts_of_erased_messages(
+        self, values: Iterable[tuple[str, Any]], *, are_inputs: bool
+    ) -> None:
         """Search values for messages with erased ids, and remember the texts of the messages."""
         values = [*values]
         for channel, value in values:
@@ -223,9 +227,9 @@ class StalePut:
             )
             if new is not value and not channel.startswith("__"):
                 self._remover.channels.add(channel)
-        self._remover.learn_texts()
+        self._remover.collect_texts_of_removed_messages()
         self._remover.exclude_texts_of_others(
-            part for _, value in values for part in _iter_elements(value)
+            part for _, value in values for part in _list_elements_or_dict_and_values(value)
         )
 
     def _remove_erased_messages(self, channel: str, value: Any, *, are_inputs: bool) -> Any:
@@ -234,7 +238,7 @@ class StalePut:
         The result is `REMOVED` if nothing of the value remains.
         """
         if channel == TASKS and isinstance(value, list) and {*map(type, value)} == {Send}:
-            remaining, is_changed = remove_quoting_tasks(self._remover, value)
+            remaining, is_changed = split_remaining_and_removed_tasks_by_index(self._remover, value)
             return remaining if is_changed else value
         texts = are_inputs and channel in self._remover.channels
         tasks = channel in TASK_CHANNELS or self._is_inner
@@ -250,7 +254,7 @@ class StalePut:
 
     # -- the writes of a task
 
-    def filter_writes(self, request: TaskWrites) -> tuple[list[Write], bool]:
+    def filter_writes_and_check_if_waiting(self, request: TaskWrites) -> tuple[list[Write], bool]:
         """Remove erased messages from the writes of a task.
 
         If the question of an interrupt quotes an erased message, the whole question is removed. If
@@ -260,8 +264,8 @@ class StalePut:
             The remaining writes, and whether the task still waits for an answer.
         """
         writes = request.build_writes_for_state(*_NO_ROWS)
-        values = [decode_inline_reference(self._codec, ref) for _, _, ref in writes]
-        self._find_erased_messages(
+        values = [decode_value_of_inline_reference(self._codec, ref) for _, _, ref in writes]
+        self._collect_texts_of_erased_messages(
             zip((channel for _, channel, _ in writes), values, strict=True), are_inputs=True
         )
         remaining: list[Write] = []
@@ -309,7 +313,7 @@ def find_erased_messages(
     return [bool(records) and stale.is_erased(message) for message in messages]
 
 
-def _iter_elements(value: Any) -> Iterable[Any]:
+def _list_elements_or_dict_and_values(value: Any) -> Iterable[Any]:
     value = value.value if type(value) is DeltaSnapshot else value
     if isinstance(value, dict):
         return [value, *value.values()]

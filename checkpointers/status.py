@@ -86,7 +86,7 @@ def build_thread_status(
         for task, task_writes in by_task.items()
         if _has_task_path(task_writes)
     }
-    due = dict(_iter_due_tasks(values, versions, versions_seen))
+    due = dict(_iter_paths_and_nodes_of_triggered_tasks(values, versions, versions_seen))
     # A task with pending writes is due, even if no channel that was checked above triggers the
     # task.
     for path in tasks:
@@ -149,7 +149,7 @@ def _is_nested_task_path(path: str) -> bool:
     return path.endswith(ASIDE_SUFFIX) or path.startswith(f"{_PUSH}~") or path.endswith(_HANDLER)
 
 
-def _iter_due_tasks(
+def _iter_paths_and_nodes_of_triggered_tasks(
     values: Mapping[str, Any], versions: Versions, versions_seen: Mapping[str, Versions]
 ) -> Iterator[tuple[str, str]]:
     """Yield the task path and the node of each task that is triggered at a checkpoint.
@@ -167,7 +167,9 @@ def _iter_due_tasks(
     for channel, value in values.items():
         is_named = channel.startswith((_BRANCH, _JOIN))
         for node in (
-            _find_triggered_nodes(channel, value) if is_named else nodes_by_channel.get(channel, ())
+            _list_nodes_triggered_by_channel(channel, value)
+            if is_named
+            else nodes_by_channel.get(channel, ())
         ):
             version, seen_version = versions.get(channel), versions_seen.get(node, {}).get(channel)
             is_same_kind = isinstance(version, type(seen_version))
@@ -175,7 +177,7 @@ def _iter_due_tasks(
                 yield _PULL + node, node
 
 
-def _find_triggered_nodes(channel: str, value: Any) -> list[str]:
+def _list_nodes_triggered_by_channel(channel: str, value: Any) -> list[str]:
     """Return a list with the node that a channel of a `StateGraph` triggers.
 
     The list is empty if the node must wait for other nodes.

@@ -17,7 +17,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.checkpointers.known_types import KNOWN, Name
-from perdure.checkpointers.objects import class_name, find_class, plain_class_kind
+from perdure.checkpointers.objects import class_name, find_class, find_data_class_kind
 from perdure.errors import ConfigurationError, SerializationError
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class StoredType(Generic[T]):
                 )
         name = parse_class_name("name", self.name) if self.name else class_name(self.cls)
         object.__setattr__(self, "stored_name", name)
-        _refuse_supported_class(self.cls)
+        _refuse_natively_storable_class(self.cls)
 
     @classmethod
     def by_serializer(
@@ -160,10 +160,10 @@ class StoredTypes:
                     f"{stored_type.cls.__qualname__}; register each class once, under a unique name"
                 )
             self.by_class[stored_type.cls] = self._by_name[stored_type.stored_name] = stored_type
-        self._targets = _resolve_aliases(aliases, self._stored_name)
+        self._targets = _map_aliases_to_final_classes(aliases, self._stored_name)
         self.former: dict[Name, list[Name]] = {}
         for old, target in self._targets.items():
-            if target not in self.by_class and plain_class_kind(target) is None:
+            if target not in self.by_class and find_data_class_kind(target) is None:
                 raise ConfigurationError(
                     f"aliases maps {_format_name(old)} to {target.__qualname__}, which is not a "
                     "pydantic model, dataclass, enum or named tuple; register it with types=[...]"
@@ -236,7 +236,7 @@ class StoredTypes:
             for i in range(depth)
         ]
 
-    def texts_of(self, value: Any) -> Iterable[str] | None:
+    def list_texts_of_registered_value(self, value: Any) -> Iterable[str] | None:
         """Return the texts in a value of a registered type, or None for any other value.
 
         Raises:
@@ -251,14 +251,14 @@ class StoredTypes:
             returned = registered.texts(value)
             texts = list(returned)
         except Exception as exc:
-            raise _build_texts_error(registered, f"raised {_format_error(exc)}") from exc
+            raise _build_texts_function_error(registered, f"raised {_format_error(exc)}") from exc
         # Refuse a single str, because `list()` has split the str into its characters.
         if isinstance(returned, str):
-            raise _build_texts_error(
+            raise _build_texts_function_error(
                 registered, "returned a single text instead of a list of texts"
             )
         if not all(isinstance(text, str) for text in texts):
-            raise _build_texts_error(registered, "returned an element that is not text")
+            raise _build_texts_function_error(registered, "returned an element that is not text")
         return texts
 
 
@@ -290,7 +290,9 @@ def map_class_name(name: Name, table: Mapping[Name, Name]) -> Name:
     return new_name or name
 
 
-def _resolve_aliases(aliases: Aliases, stored_name: Callable[[type], Name]) -> dict[Name, type]:
+def _map_aliases_to_final_classes(
+    aliases: Aliases, stored_name: Callable[[type], Name]
+) -> dict[Name, type]:
     """Follow chains of aliases, and return the class to which each alias finally leads.
 
     Raises:
@@ -360,7 +362,7 @@ def _import_alias_target(old_name: Name, target_name: Name) -> type:
     return cls
 
 
-def _refuse_supported_class(cls: Any) -> None:
+def _refuse_natively_storable_class(cls: Any) -> None:
     """Refuse to register a class whose values perdure can store without registration.
 
     The refusal raises ConfigurationError.
@@ -370,14 +372,14 @@ def _refuse_supported_class(cls: Any) -> None:
         or cls is type(None)
         or class_name(cls) in KNOWN
         or issubclass(cls, BaseMessage)
-        or plain_class_kind(cls) is not None
+        or find_data_class_kind(cls) is not None
     ):
         raise ConfigurationError(
             f"perdure stores values of {cls.__qualname__} by itself; remove the type from types="
         )
 
 
-def _build_texts_error(registered: StoredType[Any], failure: str) -> SerializationError:
+def _build_texts_function_error(registered: StoredType[Any], failure: str) -> SerializationError:
     return SerializationError(
         f"texts of the registered type {_format_name(registered.stored_name)} {failure}, so it is "
         "not known which messages its values quote; nothing was erased. Correct the function and "

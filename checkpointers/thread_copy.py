@@ -34,33 +34,33 @@ from perdure.checkpointers.manifest import (
     LIST_HERE,
     MAP,
     SNAPSHOT,
-    find_value_reference,
     iter_positions,
     join_ranges,
+    unwrap_delta_channel_reference,
 )
 from perdure.checkpointers.reader import CheckpointReader
-from perdure.checkpointers.record_checks import MALFORMED, check_records
+from perdure.checkpointers.record_checks import MALFORMED, check_thread_records_well_formed
 from perdure.checkpointers.records import (
     ClientMetadata,
+    build_row_key,
     compute_content_hash,
+    compute_item_and_alias_ranges,
     compute_metadata_tags,
-    compute_used_log_ranges,
     decrypt_client_metadata,
     encrypt_checkpoint,
-    encrypt_client_metadata,
+    encrypt_client_metadata_and_search_keys,
     encrypt_list_entry,
     encrypt_writes,
     item_associated_data,
     key_range,
     pack_id,
-    row_key,
     select_lineage,
 )
 from perdure.checkpointers.reports import ImportReport
 from perdure.checkpointers.thread_records import (
     NamespaceRecords,
     ThreadRecords,
-    read_items,
+    load_all_items_into_records,
     read_thread_records,
 )
 from perdure.errors import (
@@ -110,27 +110,31 @@ def read_transcript_tree(
         is_head = row[0] == head.snapshot.key
         if is_head or (row[0] not in head_lineage and row[1] not in parents):
             snapshot = reader.decrypt_row(thread_id, "", row)
-            yield from reader.resolve_ranges(thread_id, head.thread, snapshot)
+            yield from reader.unflatten_ranges_in_snapshot(thread_id, head.thread, snapshot)
             key, ranges = snapshot.transcript.get(channel, (0, []))
             log = key or log
-            lineage = yield from reader.read_original_positions(thread_id, head.thread, log, ranges)
+            lineage = yield from reader.read_positions_with_aliases_resolved(
+                thread_id, head.thread, log, ranges
+            )
             lineages.insert(0 if is_head else len(lineages), lineage)
     ranges = join_ranges((position, position + 1) for position in sorted({*chain(*lineages)}))
     ref = head.snapshot.references.get(channel)
-    is_known = ref is None or find_value_reference(ref) is not None
+    is_known = ref is None or unwrap_delta_channel_reference(ref) is not None
     if not ranges:
         return TranscriptTree(
             {}, {}, lineages, is_known, channel in head.snapshot.channel_versions and ref is None
         )
     times = yield from reader.read_item_times(log, ranges)
-    stored = (yield from reader.load_items(thread_id, head.thread, log, ranges)).get_items(ranges)
+    stored = (
+        yield from reader.load_log_items_into_cache(thread_id, head.thread, log, ranges)
+    ).get_items(ranges)
     values = reader.codec.decode_all(stored)
     return TranscriptTree(
         dict(zip(iter_positions(ranges), values, strict=True)), times, lineages, is_known
     )
 
 
-def write_thread(
+def write_thread_and_get_key(
     reader: CheckpointReader,
     records: ThreadRecords,
     target_id: str,
@@ -176,7 +180,7 @@ def write_thread(
     if records.client is not None:
         yield reader.sql(
             "set_client_metadata",
-            *encrypt_client_metadata(reader.seal, target_id, records.client),
+            *encrypt_client_metadata_and_search_keys(reader.seal, target_id, records.client),
             thread_key,
         )
     if records.status != "idle":
@@ -221,7 +225,7 @@ class _ThreadWriter:
         for log, name, *last_keys in self.records.logs:
             key = self.logs[log] = self.keys.pop()
             yield self.sql("new_log", key, self.thread_key, name)
-            for first, stop in compute_used_log_ranges(*last_keys):
+            for first, stop in compute_item_and_alias_ranges(*last_keys):
                 start = first
                 while page := (
                     yield from self.records.read_items_page(self.reader, name, log, start, stop)
@@ -239,7 +243,9 @@ class _ThreadWriter:
                         body = self.seal.seal(
                             stored, item_associated_data(self.target_id, name, position)
                         )
-                        rows.append((row_key(key, position), item_hash, times[position], body))
+                        rows.append(
+                            (build_row_key(key, position), item_hash, times[position], body)
+                        )
                     yield Statement(self.sql["add_item"], rows, execute_many=True)
 
     def write_namespace(self, records: NamespaceRecords) -> Flow[None]:
@@ -249,7 +255,7 @@ class _ThreadWriter:
         yield self.sql("new_namespace", namespace, self.thread_key, ns)
         yield self.sql("set_explicit_head", head, namespace)
         for seq, put_at, snapshot in checkpoints:
-            yield from self._write_checkpoint(ns, row_key(namespace, seq), put_at, snapshot)
+            yield from self._write_checkpoint(ns, build_row_key(namespace, seq), put_at, snapshot)
         for checkpoint_id, task, path, task_writes in writes:
             mapped = [
                 [i, channel, _replace_log_keys(ref, self.logs)] for i, channel, ref in task_writes
@@ -268,7 +274,7 @@ class _ThreadWriter:
 
         In the references to logs, the log keys of the source are replaced with the new log keys.
         """
-        refs, transcripts = _replace_log_keys_of_values(snapshot, self.logs)
+        refs, transcripts = _replace_log_keys_in_references_and_transcripts(snapshot, self.logs)
         # A copied checkpoint has no run start time, because no run of the new thread has stored the
         # checkpoint.
         mapped = replace(snapshot, references=refs, run_started_at=None)
@@ -302,7 +308,7 @@ def _replace_log_keys(ref: Any, new_keys: Mapping[int, Any]) -> Any:
     return [kind, new_keys[log], numbers]
 
 
-def _replace_log_keys_of_values(
+def _replace_log_keys_in_references_and_transcripts(
     snapshot: Snapshot, new_keys: Mapping[int, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Replace the log keys in a checkpoint's references and in its stored transcripts.
@@ -354,7 +360,7 @@ def copy_thread(
         if (yield reader.sql("find_thread", target)):
             raise InvalidConfig(f"thread {target!r} exists already; copy to a new thread_id")
         keys = yield from reader.allocate_keys(records.key_count)
-        thread_key = yield from write_thread(reader, records, target, keys, time.time())
+        thread_key = yield from write_thread_and_get_key(reader, records, target, keys, time.time())
         if checkpoint_id is not None:
             yield from maintenance.delete_unreferenced_items(target, thread_key)
             yield reader.sql("mark_rows_removed", thread_key)
@@ -427,7 +433,7 @@ def build_thread_contents(records: ThreadRecords) -> ThreadContents:
         for seq, _, snapshot in stored:
             ids = ns, snapshot.checkpoint_id, snapshot.parent_id
             versions = snapshot.channel_versions, snapshot.versions_seen
-            values = _replace_log_keys_of_values(snapshot, names)
+            values = _replace_log_keys_in_references_and_transcripts(snapshot, names)
             checkpoints.append((seq, *ids, snapshot.encoded_fields, *versions, values))
             if seq == head:
                 heads[ns] = snapshot.checkpoint_id
@@ -580,8 +586,8 @@ class DatabaseMerge:
         """
         try:
             records = yield from read_thread_records(self.source.reader, thread_id)
-            yield from read_items(self.source.reader, records)
-            check_records(self.source.reader, records)
+            yield from load_all_items_into_records(self.source.reader, records)
+            check_thread_records_well_formed(self.source.reader, records)
         except PerdureError:
             raise
         except MALFORMED as exc:
@@ -605,7 +611,7 @@ class DatabaseMerge:
         if not (yield reader.sql("one_thread", target)):
             return ThreadContents([], {}, {}, {})
         stored = yield from read_thread_records(reader, target)
-        yield from read_items(reader, stored)
+        yield from load_all_items_into_records(reader, stored)
         target_contents = build_thread_contents(stored)
         continues_target = source_contents.continues(target_contents)
         continues_source = target_contents.continues(source_contents)
@@ -647,7 +653,9 @@ class DatabaseMerge:
             old_rows = yield reader.sql("find_thread", target)
             self._is_new = not old_rows
             yield from self.target.delete_thread(target, with_runs=False, add_removal_record=False)
-            thread_key = yield from write_thread(reader, records, target, keys, records.updated_at)
+            thread_key = yield from write_thread_and_get_key(
+                reader, records, target, keys, records.updated_at
+            )
             move_statements = "move_runs", "move_events"
             yield [
                 reader.sql(move, thread_key, thread)

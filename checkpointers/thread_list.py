@@ -24,10 +24,10 @@ from perdure.checkpointers.records import (
     ClientMetadata,
     decrypt_client_metadata,
     decrypt_list_entry,
-    encrypt_client_metadata,
+    encrypt_client_metadata_and_search_keys,
     fold_search_text,
-    iter_nested_tags,
-    select_listed_metadata,
+    iter_tags_of_nested_metadata,
+    select_metadata_for_thread_lists,
 )
 from perdure.checkpointers.reports import Retention, ThreadHead, ThreadStatus
 from perdure.checkpointers.status import IDLE
@@ -295,7 +295,7 @@ class ThreadList:
         """
         for name, value in metadata.items():
             names = (name, "user_id") if name == "owner" else (name,)
-            tags = [iter_nested_tags(self._seal, value, key) for key in names]
+            tags = [iter_tags_of_nested_metadata(self._seal, value, key) for key in names]
             for alternatives in zip(*tags, strict=True):
                 yield [tag.to_bytes(8, "big", signed=True) for tag in alternatives]
 
@@ -328,7 +328,11 @@ class ThreadList:
         minutes, ttl_since, ttl_keeps, removals = row[11:]
         metadata = None if encoded_metadata is None else self._reader.codec.decode(encoded_metadata)
         if head is not None:
-            metadata = None if head.checkpoint_id is None else select_listed_metadata(head.metadata)
+            metadata = (
+                None
+                if head.checkpoint_id is None
+                else select_metadata_for_thread_lists(head.metadata)
+            )
         text = head.title if head is not None else title.text if title is not None else ""
         times = datetime.fromtimestamp(created_at, UTC), datetime.fromtimestamp(updated_at, UTC)
         status = head.status if head is not None and may_wait else IDLE
@@ -379,7 +383,7 @@ class ThreadList:
             # Store no title, and store an empty value for the search keys, because the new thread
             # has no head from which a title or search keys could be read.
             set_title = self._sql("set_list_entry", None, b"", thread.key)
-            sealed = encrypt_client_metadata(self._seal, thread_id, client)
+            sealed = encrypt_client_metadata_and_search_keys(self._seal, thread_id, client)
             try:
                 yield GuardedRequest(
                     [insert, set_title, self._sql("set_client_metadata", *sealed, thread.key)]
@@ -426,7 +430,9 @@ class ThreadList:
                 if stored is not None:
                     client, status = build_update(stored)
                     if client is not None and client != stored.client:
-                        sealed = encrypt_client_metadata(self._seal, thread_id, client)
+                        sealed = encrypt_client_metadata_and_search_keys(
+                            self._seal, thread_id, client
+                        )
                         yield self._sql("set_client_metadata", *sealed, key)
                         yield self._sql("reset_transcript_progress", key)
                     if status != stored.last_run_status:

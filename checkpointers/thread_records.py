@@ -11,12 +11,12 @@ from perdure.checkpointers.cache import Snapshot, Title, Write
 from perdure.checkpointers.reader import ITEMS_PAGE_SIZE, CheckpointReader
 from perdure.checkpointers.records import (
     ClientMetadata,
-    compute_used_log_ranges,
+    build_row_key,
+    compute_item_and_alias_ranges,
     decrypt_client_metadata,
     decrypt_list_entry,
     decrypt_writes,
     key_range,
-    row_key,
     select_lineage,
     unpack_id,
 )
@@ -111,7 +111,9 @@ class ThreadRecords:
 def read_thread_records(
     reader: CheckpointReader, thread_id: str, checkpoint_id: str | None = None
 ) -> Flow[ThreadRecords]:
-    """Read the records of a thread. The items of the thread are read separately; see `read_items`.
+    """Read the records of a thread, but not its items.
+
+    `load_all_items_into_records` reads the items.
 
     Args:
         reader: The reader of the database.
@@ -173,7 +175,9 @@ def _read_namespace(
     yield from reader.check_row_count(len(rows), *key_range(namespace_key))
     if last_seq != _SEQ_MASK:
         rows = [row for row in rows if row[0] & _SEQ_MASK <= last_seq]
-        rows = rows if checkpoint_ns else select_lineage(rows, row_key(namespace_key, last_seq))
+        rows = (
+            rows if checkpoint_ns else select_lineage(rows, build_row_key(namespace_key, last_seq))
+        )
         head_seq = max((row[0] & _SEQ_MASK for row in rows), default=0)
     checkpoints = [
         (row[0] & _SEQ_MASK, row[4], reader.decrypt_row(thread_id, checkpoint_ns, row))
@@ -190,12 +194,12 @@ def _read_namespace(
     return NamespaceRecords(checkpoint_ns, head_seq, checkpoints, writes)
 
 
-def read_items(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
+def load_all_items_into_records(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
     """Read all log items of a thread, and store the items in the thread's `ThreadRecords`."""
     items = {}
     for log, name, *last_keys in records.logs:
         items[log] = log_items = dict[int, bytes]()
-        for first, stop in compute_used_log_ranges(*last_keys):
+        for first, stop in compute_item_and_alias_ranges(*last_keys):
             start = first
             while page := (
                 yield from reader.read_items_page(records.thread_id, name, log, start, stop)
@@ -203,6 +207,6 @@ def read_items(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
                 log_items |= dict(page)
                 start = page[-1][0] + 1
         records.sorted_positions[log] = [*log_items]
-        spans = compute_used_log_ranges(*last_keys)
+        spans = compute_item_and_alias_ranges(*last_keys)
         records.times[log] = yield from reader.read_item_times(log, spans)
     records.items = items

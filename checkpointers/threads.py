@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from perdure.checkpointers.address import (
     Address,
-    check_datetime,
+    check_has_time_zone,
     check_optional_text,
-    check_text,
+    check_storable_text,
     check_thread_id,
 )
 from perdure.checkpointers.cache import NO_TITLE, ChannelLog, Snapshot, Title
@@ -27,10 +27,11 @@ from perdure.checkpointers.manifest import (
     DICT,
     ITEM,
     SNAPSHOT,
+    ValueReference,
     count_positions,
-    find_value_reference,
     iter_positions,
     join_ranges,
+    unwrap_delta_channel_reference,
 )
 from perdure.checkpointers.put import TITLE_CANDIDATES, build_title
 from perdure.checkpointers.reader import (
@@ -39,12 +40,12 @@ from perdure.checkpointers.reader import (
     build_damaged_index_error,
 )
 from perdure.checkpointers.records import (
+    build_row_key,
     decrypt_list_entry,
     encrypt_list_entry,
     key_range,
-    row_key,
     select_lineage,
-    select_listed_metadata,
+    select_metadata_for_thread_lists,
 )
 from perdure.checkpointers.reports import (
     CheckpointInfo,
@@ -69,11 +70,11 @@ class ThreadReader:
 
     # -- transcripts
 
-    def read_history(
+    def read_history_decoder(
         self,
         address: Address,
         channel: str,
-        bounds: tuple[int, int] | None,
+        first_and_last_count: tuple[int, int] | None,
         before: int | None = None,
         *,
         missing_ok: bool = False,
@@ -83,7 +84,8 @@ class ThreadReader:
         Args:
             address: The address of the checkpoint, or of the head.
             channel: The channel.
-            bounds: The number of items to return from the start and from the end, or None for all.
+            first_and_last_count: The number of items to return from the start and from the end, or
+                None for all.
             before: The position before which the items end, or None.
             missing_ok: Whether an unknown thread has an empty history. If False, an error is raised
                 for an unknown thread.
@@ -92,8 +94,10 @@ class ThreadReader:
             A function that decodes the items. Decoding may take long, so call the function outside
             of an event loop.
         """
-        channel = check_text("channel", channel)
-        bounds = None if bounds is None else _parse_bounds(bounds)
+        channel = check_storable_text("channel", channel)
+        first_and_last_count = (
+            None if first_and_last_count is None else _parse_bounds(first_and_last_count)
+        )
         checkpoint = yield from self.reader.find_checkpoint(address)
         if checkpoint is None:
             thread_rows = yield self.sql("find_thread", address.thread_id)
@@ -104,29 +108,36 @@ class ThreadReader:
         key, transcript = snapshot.transcript.get(channel, (0, []))
         branches: list[int] = []
         if address.checkpoint_id is None:
-            branches = yield from self._find_branch_positions(address, checkpoint, channel)
-        entries = _interleave_positions(iter_positions(transcript), branches)
+            branches = yield from self._find_positions_only_on_branches(
+                address, checkpoint, channel
+            )
+        entries = _merge_positions_with_branch_flags(iter_positions(transcript), branches)
         if before is not None:
             ranges = [(position, position + 1) for position, _ in entries]
-            entry_origins = yield from self.reader.read_original_positions(
+            entry_origins = yield from self.reader.read_positions_with_aliases_resolved(
                 address.thread_id, checkpoint.thread, key, ranges
             )
             entries = entries[: entry_origins.index(before)] if before in entry_origins else []
-        if bounds is not None and sum(bounds) < len(entries):
-            entries = entries[: bounds[0]] + entries[len(entries) - bounds[1] :]
+        if first_and_last_count is not None and sum(first_and_last_count) < len(entries):
+            entries = (
+                entries[: first_and_last_count[0]]
+                + entries[len(entries) - first_and_last_count[1] :]
+            )
         if not entries:
             return list
         if not key:
             ((key,),) = yield self.sql("find_log", checkpoint.namespace_key, channel)
         value_ranges = snapshot.ranges.get(channel, (0, []))
-        value_origins = yield from self.reader.read_original_positions(
+        value_origins = yield from self.reader.read_positions_with_aliases_resolved(
             address.thread_id, checkpoint.thread, *value_ranges
         )
         value_positions = {*value_origins}
         ranges = join_ranges((position, position + 1) for position, _ in entries)
-        log = yield from self.reader.load_items(address.thread_id, checkpoint.thread, key, ranges)
+        log = yield from self.reader.load_log_items_into_cache(
+            address.thread_id, checkpoint.thread, key, ranges
+        )
         bodies = log.get_items(ranges)
-        is_dict, is_known = self._classify_value(snapshot.references.get(channel))
+        is_dict, is_known = self._is_dict_and_are_items_known(snapshot.references.get(channel))
         origins = [(log.origin_position(position), is_branch) for position, is_branch in entries]
         value_positions |= yield from self._find_duplicate_positions(
             address, checkpoint, channel, value_positions
@@ -165,7 +176,7 @@ class ThreadReader:
         for position, stored_at in times.items():
             log.stored_times[position] = _to_datetime(thread_id, stored_at)
 
-    def _classify_value(self, ref: Any) -> tuple[bool, bool]:
+    def _is_dict_and_are_items_known(self, ref: ValueReference | None) -> tuple[bool, bool]:
         """Return whether a reference stands for a dict, and whether the value's items are known.
 
         The items of a `DeltaChannel` are unknown if its value is unknown, or if its snapshot is
@@ -173,7 +184,10 @@ class ThreadReader:
         """
         if ref is not None and ref[0] == DELTA and isinstance(ref[1], int):
             return ref[1] == DICT, False
-        is_delta, ref = isinstance(ref, list) and ref[0] == SNAPSHOT, find_value_reference(ref)
+        is_delta, ref = (
+            isinstance(ref, list) and ref[0] == SNAPSHOT,
+            unwrap_delta_channel_reference(ref),
+        )
         if not isinstance(ref, bytes):
             return ref is not None and ref[0] == DICT, not is_delta or ref[0] != ITEM
         # an empty list or dict is stored as encoded bytes without log positions
@@ -198,7 +212,7 @@ class ThreadReader:
         ref = checkpoint.snapshot.references.get(channel)
         if not isinstance(ref, list) or ref[0] not in (SNAPSHOT, DELTA):
             return set()
-        origins = yield from self.reader.read_original_positions(
+        origins = yield from self.reader.read_positions_with_aliases_resolved(
             address.thread_id, checkpoint.thread, key, transcript_ranges
         )
         other_positions = sorted(value_positions.difference(origins))
@@ -210,12 +224,12 @@ class ThreadReader:
         )
         for missing in (removed_positions, other_positions):
             ranges = join_ranges((position, position + 1) for position in missing)
-            log = yield from self.reader.load_items(
+            log = yield from self.reader.load_log_items_into_cache(
                 address.thread_id, checkpoint.thread, key, ranges
             )
             parts.append(self.reader.codec.decode_all(log.get_items(ranges)))
         transcript = Transcript(parts[0])
-        numbers = map(transcript.take_matching_index, parts[1])
+        numbers = map(transcript.pop_matching_index, parts[1])
         return {removed_positions[number] for number in numbers if number is not None}
 
     def read_delta_values(self, address: Address) -> Flow[dict[str, Any]]:
@@ -226,7 +240,7 @@ class ThreadReader:
         values: dict[str, Any] = {}
         for channel, ref in checkpoint.snapshot.references.items():
             if isinstance(ref, list) and ref[0] in (SNAPSHOT, DELTA):
-                inner, values[channel] = find_value_reference(ref), None
+                inner, values[channel] = unwrap_delta_channel_reference(ref), None
                 if inner is not None:
                     value = self.reader.read_value(address.thread_id, checkpoint.thread, inner)
                     values[channel] = yield from value
@@ -236,7 +250,7 @@ class ThreadReader:
                     values[channel] = value.value
         return values
 
-    def _find_branch_positions(
+    def _find_positions_only_on_branches(
         self, address: Address, checkpoint: StoredCheckpoint, channel: str
     ) -> Flow[list[int]]:
         """Return the sorted positions of the items that only transcripts of branches contain."""
@@ -257,7 +271,7 @@ class ThreadReader:
             ranges = snapshot.transcript.get(channel, (0, []))
             branch_positions.update(
                 (
-                    yield from self.reader.read_original_positions(
+                    yield from self.reader.read_positions_with_aliases_resolved(
                         address.thread_id, checkpoint.thread, *ranges
                     )
                 )
@@ -266,7 +280,7 @@ class ThreadReader:
             ranges = checkpoint.snapshot.transcript.get(channel, (0, []))
             branch_positions.difference_update(
                 (
-                    yield from self.reader.read_original_positions(
+                    yield from self.reader.read_positions_with_aliases_resolved(
                         address.thread_id, checkpoint.thread, *ranges
                     )
                 )
@@ -357,7 +371,7 @@ class ThreadReader:
             head = self.reader.decrypt_row(row[1], "", tuple(checkpoint))
             metadata = self.reader.decode_metadata(head)
             title = yield from self._read_title(row[1], head, metadata)
-            listed_metadata = select_listed_metadata(metadata)
+            listed_metadata = select_metadata_for_thread_lists(metadata)
         encoded = (
             listed_metadata,
             self.reader.codec.encode(listed_metadata, lambda: "metadata", exact=True),
@@ -385,7 +399,9 @@ class ThreadReader:
         ]
         messages: list[Any] = []
         if checkpoint is not None and first_ranges:
-            log = yield from self.reader.load_items(thread_id, checkpoint.thread, key, first_ranges)
+            log = yield from self.reader.load_log_items_into_cache(
+                thread_id, checkpoint.thread, key, first_ranges
+            )
             messages = self.reader.codec.decode_all(log.get_items(first_ranges))
         return build_title(metadata, messages)
 
@@ -424,8 +440,8 @@ class ThreadReader:
         since = -_INFINITY
         if active_since is not None:
             # Subtract a microsecond, because a stored time may have been rounded down.
-            since = check_datetime("active_since", active_since).timestamp() - 1e-6
-        prefix, last_key = check_text("prefix", prefix), (_INFINITY, 0)
+            since = check_has_time_zone("active_since", active_since).timestamp() - 1e-6
+        prefix, last_key = check_storable_text("prefix", prefix), (_INFINITY, 0)
         if after is not None:
             thread_key, _, _, updated_at, *_ = yield from self._read_thread_row(after)
             last_key = (updated_at, thread_key)
@@ -457,7 +473,7 @@ class ThreadReader:
         thread_id = check_thread_id(thread_id)
         rows = yield self.sql("one_thread", thread_id)
         if not rows:
-            yield from self.reader.verify_missing(Address(thread_id, "", None))
+            yield from self.reader.verify_checkpoint_missing(Address(thread_id, "", None))
             raise build_not_found_error(Address(thread_id, "", None))
         return rows[0]  # type: ignore[no-any-return]
 
@@ -513,7 +529,7 @@ class ThreadReader:
                 continue
             keys = yield self.sql("checkpoint_keys", *key_range(namespace))
             yield from self.reader.check_row_count(len(keys), *key_range(namespace))
-            head_lineage = {key for key, *_ in select_lineage(keys, row_key(namespace, head))}
+            head_lineage = {key for key, *_ in select_lineage(keys, build_row_key(namespace, head))}
             max_rows = NO_LIMIT if limit is None else limit
             keys_range = key_range(namespace) if before is None else key_range(namespace, 0, before)
             for row in (yield self.sql("checkpoints_page", *keys_range, max_rows)):
@@ -552,19 +568,21 @@ class ThreadReader:
         )
 
 
-def _interleave_positions(transcript: Iterable[int], branches: list[int]) -> list[tuple[int, bool]]:
+def _merge_positions_with_branch_flags(
+    head_positions: Iterable[int], branch_positions: list[int]
+) -> list[tuple[int, bool]]:
     """Merge the positions of the head's transcript with the positions of branches, in order.
 
     Args:
-        transcript: The positions up to the head, in the order of the transcript.
-        branches: The sorted positions of items that are only on branches.
+        head_positions: The positions up to the head, in the order of the transcript.
+        branch_positions: The sorted positions of items that are only on branches.
 
     Returns:
         Pairs of a position and a bool. The bool says whether the position is only on a branch.
     """
     entries: list[tuple[int, bool]] = []
-    remaining = branches[::-1]
-    for position in transcript:
+    remaining = branch_positions[::-1]
+    for position in head_positions:
         while remaining and remaining[-1] < position < ALIASES:
             entries.append((remaining.pop(), True))
         entries.append((position, False))

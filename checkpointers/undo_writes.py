@@ -63,14 +63,14 @@ async def undo_writes(
     """
     reader = saver._reader
     await saver.database.awrite(
-        lambda: _restore_writes(reader, thread_id, run_id, former),
+        lambda: _restore_former_writes(reader, thread_id, run_id, former),
         lambda _: reader.cache.drop_thread(thread_id),
         exclusive_names=(thread_id,),
         deletes_rows=True,
     )
 
 
-def _restore_writes(
+def _restore_former_writes(
     reader: CheckpointReader, thread_id: str, run_id: str, former: FormerCheckpoint
 ) -> Flow[None]:
     """Rewrite or delete rows of pending writes, so that the rows match the record in `former`."""

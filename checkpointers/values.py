@@ -35,8 +35,8 @@ from perdure.checkpointers.objects import (
     class_name,
     explain_missing_class,
     find_class,
-    plain_class_kind,
-    read_attributes,
+    find_data_class_kind,
+    read_instance_attributes,
     read_private_attributes,
     rebuild_object,
 )
@@ -310,27 +310,31 @@ class Converter:
             raise TypeError(
                 "an exception would be read back as text; store str(error) or its attributes"
             )
-        if plain_class_kind(cls) is not None:
-            return self._encode_object(value)
-        return self._encode_other_value(value, name)
+        if find_data_class_kind(cls) is not None:
+            return self._encode_data_class_instance(value)
+        return self._encode_builtin_subclass_or_by_langgraph(value, name)
 
     def _encode_exactly(self, code: int, parts: list[Any]) -> ormsgpack.Ext:
         """Build a msgpack extension in which all nested values keep their exact types."""
-        return ormsgpack.Ext(code, self._pack_value(self._convert_exactly(parts), _EXACT))
+        return ormsgpack.Ext(
+            code, self._pack_value(self._replace_types_that_msgpack_changes(parts), _EXACT)
+        )
 
-    def _convert_exactly(self, value: Any) -> Any:
+    def _replace_types_that_msgpack_changes(self, value: Any) -> Any:
         """Replace values whose type msgpack would change.
 
         The replacements are msgpack extensions, which keep the type.
         """
         if type(value) is list or type(value) is tuple:
-            return type(value)(map(self._convert_exactly, value))
+            return type(value)(map(self._replace_types_that_msgpack_changes, value))
         if type(value) is bytearray:
             return ormsgpack.Ext(_SINGLE, pack(["builtins", "bytearray", bytes(value)]))
         if type(value) is not dict:
             return value
         if all(map(_is_plain_key, value)):
-            return {key: self._convert_exactly(part) for key, part in value.items()}
+            return {
+                key: self._replace_types_that_msgpack_changes(part) for key, part in value.items()
+            }
         return self._encode_exactly(_PAIRS, [[*pair] for pair in value.items()])
 
     def _encode_known_class(self, value: Any, name: Name) -> ormsgpack.Ext:
@@ -344,7 +348,10 @@ class Converter:
         if isinstance(value, set | frozenset):
             # Sort the elements, because equal sets may have different iteration orders.
             parts = sorted(
-                value, key=lambda part: self._pack_value(self._convert_exactly(part), _EXACT)
+                value,
+                key=lambda part: self._pack_value(
+                    self._replace_types_that_msgpack_changes(part), _EXACT
+                ),
             )
             return self._encode_exactly(_SINGLE, [*name, parts])
         if isinstance(value, deque):
@@ -360,8 +367,8 @@ class Converter:
             payload |= {
                 n: v for n, v in value.__dict__.items() if self._contains_extension_value(v)
             }
-        elif plain_class_kind(cls) is not None:
-            payload = read_attributes(value)
+        elif find_data_class_kind(cls) is not None:
+            payload = read_instance_attributes(value)
         elif name[0] == "pydantic.networks":
             code, payload = _SINGLE, str(value)
         elif name == _ITEM:
@@ -377,10 +384,14 @@ class Converter:
             return ormsgpack.Ext(_SINGLE, self._pack_value([*name, items]))
         return ormsgpack.Ext(_POSITIONAL, self._pack_value([*name, [items, value.maxlen]]))
 
-    def _encode_object(self, value: Any) -> ormsgpack.Ext:
+    def _encode_data_class_instance(self, value: Any) -> ormsgpack.Ext:
         """Encode an instance of a plain data class as its class name and its attributes."""
         cls: Any = type(value)
-        name, kind, fields = class_name(cls), plain_class_kind(cls), read_attributes(value)
+        name, kind, fields = (
+            class_name(cls),
+            find_data_class_kind(cls),
+            read_instance_attributes(value),
+        )
         self._allowlist.check_allowed(name)
         name = map_class_name(name, self._former) if self._former else name
         if kind == "enum":
@@ -397,7 +408,7 @@ class Converter:
         name = map_class_name(registered.stored_name, self._former)
         outermost, self._in_registered = not self._in_registered, True
         packed = self._pack_value(
-            self._convert_exactly([*name, registered.dump_value(value)]), _EXACT
+            self._replace_types_that_msgpack_changes([*name, registered.dump_value(value)]), _EXACT
         )
         if outermost:
             self._in_registered = False
@@ -423,7 +434,7 @@ class Converter:
         payload = dict(value) if value.is_payload else value.get("value")
         return self._encode_exactly(code, [*name, payload, *rest])
 
-    def _encode_other_value(self, value: Any, name: Name) -> Any:
+    def _encode_builtin_subclass_or_by_langgraph(self, value: Any, name: Name) -> Any:
         """Encode a value whose type has no dedicated encoding.
 
         A subclass of a builtin type is encoded as that type. Arrays, and objects of classes that
@@ -476,7 +487,7 @@ class Converter:
             return self._load_registered((module, name), payload)
         if (module, name) in KNOWN:
             try:
-                return _construct_object(
+                return _call_class_with_stored_arguments(
                     getattr(importlib.import_module(module), name), code, payload, rest
                 )
             except Exception as exc:
@@ -500,7 +511,7 @@ class Converter:
         else:
             self._allowlist.check_allowed(class_name(cls))
             is_named = self._allowlist.has_name(class_name(cls))
-        kind = plain_class_kind(cls) if cls is not None else None
+        kind = find_data_class_kind(cls) if cls is not None else None
         reason = explain_missing_class(*name)
         try:
             if kind is not None:
@@ -511,13 +522,15 @@ class Converter:
                 dumped = kind == "model" and not is_exact
                 return rebuild_object(cls, payload, private, fields_set, dumped=dumped)
             if cls is not None and is_named:
-                return _construct_object(cls, code, payload, rest)
+                return _call_class_with_stored_arguments(cls, code, payload, rest)
             if cls is not None:
                 reason = "the class is not a pydantic model, dataclass, enum or named tuple"
         except Exception as exc:
             reason = f"the object cannot be rebuilt ({exc})"
         _log_detached_class(name, reason)
-        return _build_detached(origin, payload, is_payload=type(payload) is dict and kind != "enum")
+        return _build_detached_fields(
+            origin, payload, is_payload=type(payload) is dict and kind != "enum"
+        )
 
     def _load_registered(self, name: Name, payload: Any) -> Any:
         """Load a value of a registered type.
@@ -537,14 +550,16 @@ class Converter:
                 reason = f"the value cannot be loaded: {exc}"
         remedy = "open the checkpointer with types=[StoredType(cls, dump, load)] for it"
         _log_detached_class(name, reason, remedy)
-        return _build_detached((_REGISTERED, name, []), payload, is_payload=type(payload) is dict)
+        return _build_detached_fields(
+            (_REGISTERED, name, []), payload, is_payload=type(payload) is dict
+        )
 
 
-def _build_detached(
-    origin: tuple[int, Name, list[Any]], payload: Any, *, is_payload: bool
+def _build_detached_fields(
+    code_name_and_rest: tuple[int, Name, list[Any]], fields_or_value: Any, *, is_payload: bool
 ) -> DetachedFields:
-    detached = DetachedFields(payload if is_payload else {"value": payload})
-    detached.origin, detached.is_payload = origin, is_payload
+    detached = DetachedFields(fields_or_value if is_payload else {"value": fields_or_value})
+    detached.origin, detached.is_payload = code_name_and_rest, is_payload
     return detached
 
 
@@ -571,30 +586,32 @@ def _decode_by_langgraph(code: int, data: bytes) -> Any:
     return _LANGGRAPH.loads_typed(("msgpack", ormsgpack.packb(ormsgpack.Ext(code, data))))
 
 
-def _construct_object(cls: Any, code: int, payload: Any, rest: list[Any]) -> Any:
+def _call_class_with_stored_arguments(
+    cls: Any, code: int, stored_arguments: Any, rest: list[Any]
+) -> Any:
     """Build an object by calling its class with the payload. The class must be trusted."""
     if code == _SINGLE:
-        return cls(payload)
+        return cls(stored_arguments)
     if code == _POSITIONAL:
-        if len(payload) == 3 and class_name(cls) == _SEND:
-            return cls(*payload[:2], timeout=payload[2])
+        if len(stored_arguments) == 3 and class_name(cls) == _SEND:
+            return cls(*stored_arguments[:2], timeout=stored_arguments[2])
         if issubclass(cls, deque):
             # The constructor of a subclass of deque may accept only the items and no maximum
             # length.
             with suppress(TypeError):
-                return cls(*payload)
-            return cls(payload[0])
-        return cls(*payload)
+                return cls(*stored_arguments)
+            return cls(stored_arguments[0])
+        return cls(*stored_arguments)
     if code == _METHOD:
         if rest != ["fromisoformat"]:
             raise ValueError(f"the method {rest!r} is not allowed")
-        return cls.fromisoformat(payload)
+        return cls.fromisoformat(stored_arguments)
     if code != _MODEL:
-        return cls(**payload)
+        return cls(**stored_arguments)
     try:
-        return cls(**payload)
+        return cls(**stored_arguments)
     except Exception:
-        return cls.model_construct(**payload)
+        return cls.model_construct(**stored_arguments)
 
 
 _noted: set[Name] = set()

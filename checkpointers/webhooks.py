@@ -67,7 +67,7 @@ class WebhookTable(ServerTable):
         rows = await self._read_rows("due_webhooks", time.time(), limit)
         return [run_id for (run_id,) in rows]
 
-    async def claim_attempt(
+    async def claim_content_and_attempt_count(
         self, run_id: str, retry_delays_s: Sequence[float]
     ) -> tuple[Any, int] | None:
         """Claim the next attempt to deliver a webhook.

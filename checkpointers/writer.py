@@ -20,12 +20,12 @@ from perdure.checkpointers.additions import Additions, Commit, cache_pending_wri
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Head, Snapshot, Thread, add_recent_entry
 from perdure.checkpointers.delta_writes import find_cached_delta_writes, read_delta_writes
-from perdure.checkpointers.heads import choose_head, find_run_start
-from perdure.checkpointers.labels import LABELS, MERGED, USER_LABELS, inherit_labels
+from perdure.checkpointers.heads import choose_head_and_detect_run_overlap, find_start_seq_of_run
+from perdure.checkpointers.labels import LABELS, MERGED, USER_LABELS, build_labels_of_new_checkpoint
 from perdure.checkpointers.merge_planner import (
     MergePlanner,
-    fold_updates_at_head,
-    store_writes_separately,
+    separate_task_writes_and_get_id_and_path,
+    try_folding_updates_at_head,
 )
 from perdure.checkpointers.put import CheckpointPut, Node, SplitValue, TaskWrites, choose_title
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
@@ -33,17 +33,17 @@ from perdure.checkpointers.records import (
     UNLISTED_NAMES,
     UNLISTED_PREFIXES,
     VIEWS_NAMESPACE,
+    build_row_key,
+    build_stored_transcripts_by_channel,
     compute_content_hash,
+    compute_item_and_alias_ranges,
     compute_metadata_tags,
-    compute_used_log_ranges,
     decrypt_list_entry,
     decrypt_writes,
     encrypt_checkpoint,
     encrypt_list_entry,
     encrypt_writes,
     pack_id,
-    row_key,
-    select_transcript_to_store,
 )
 from perdure.checkpointers.status import NULL_TASK, is_update_path
 from perdure.storage.database import Watch
@@ -139,7 +139,7 @@ class CheckpointWriter:
             return (yield from self._read_and_put(request))
 
         on_failure = partial(
-            self._invalidate_after_failure, None if isinstance(request, TaskWrites) else thread_id
+            self._drop_cached_heads_and_keys, None if isinstance(request, TaskWrites) else thread_id
         )
         # The writes of a task may wait to share the commit of the next put. An answer to an
         # interrupt must not wait, because the nodes that use the answer run at once
@@ -150,7 +150,7 @@ class CheckpointWriter:
             store_request, Commit.update_cache, on_failure, (thread_id,), self.watch, *urgency
         )
 
-    def _invalidate_after_failure(self, thread_id: str | None) -> None:
+    def _drop_cached_heads_and_keys(self, thread_id: str | None) -> None:
         """Drop cached data that may be wrong after a failed transaction.
 
         For a put, the cached heads of the thread are dropped. The row keys that this process has
@@ -249,14 +249,16 @@ class CheckpointWriter:
         """
         (thread_id, checkpoint_ns, _), snapshot = put.address, put.build_snapshot(parent)
         nodes = put.build_channel_nodes(self.codec, thread.logs_by_channel, parent)
-        missing_parts = self._find_missing_parts(thread, head, nodes)
+        missing_parts = self._list_uncached_keys_and_items(thread, head, nodes)
         if keys is None and not missing_parts.hashes:
             keys = self.cache.keys.take_keys(missing_parts.key_count)
         if keys is None:
             return missing_parts
         version_token, now = random.getrandbits(62), time.time()
         if replaced is None:
-            statements = [self._build_guard_statement(put, thread, head, keys, version_token, now)]
+            statements = [
+                self._build_cache_check_statement(put, thread, head, keys, version_token, now)
+            ]
             thread.last_seq += 1
         else:
             statements = self._build_activity_statements(thread)
@@ -278,10 +280,12 @@ class CheckpointWriter:
         )
         additions.set_channel_references(snapshot, nodes, parent, put.merge)
         if replaced is None:
-            snapshot.key = row_key(head.namespace_key, thread.last_seq)
+            snapshot.key = build_row_key(head.namespace_key, thread.last_seq)
             steps = None if parent is None else self.reader.read_superstep(parent), snapshot.step
-            snapshot.run_start = find_run_start(put, head, parent, steps, thread.last_seq)
-            new_head, reveals_overlap = choose_head(put, head, snapshot, thread.last_seq)
+            snapshot.run_start = find_start_seq_of_run(put, head, parent, steps, thread.last_seq)
+            new_head, reveals_overlap = choose_head_and_detect_run_overlap(
+                put, head, snapshot, thread.last_seq
+            )
             row = self._build_checkpoint_row(put.address, snapshot, now)
             statements.append(self.sql("add_checkpoint", row[0], head.namespace_key, *row[1:]))
             if new_head.explicit_head != head.explicit_head:
@@ -311,7 +315,7 @@ class CheckpointWriter:
         commit_parts = self.cache, self.watch, thread_id, thread, statements
         return Commit(*commit_parts, additions, snapshot, new_head, reveals_overlap)
 
-    def _find_missing_parts(
+    def _list_uncached_keys_and_items(
         self, thread: Thread, head: Head, nodes: dict[str, Node | None]
     ) -> _MissingParts:
         """List the keys and stored items that a put needs but that are not cached."""
@@ -327,7 +331,7 @@ class CheckpointWriter:
                 hashes += [compute_content_hash(self.seal, log.key, item) for item in new_items]
         return _MissingParts((not thread.key) + (not head.namespace_key) + len(logs), logs, hashes)
 
-    def _build_guard_statement(
+    def _build_cache_check_statement(
         self,
         put: CheckpointPut,
         thread: Thread,
@@ -403,7 +407,7 @@ class CheckpointWriter:
         for name in inherited:
             needs_encoding = needs_encoding or name not in metadata or name not in USER_LABELS
         if needs_encoding and put.config is not None:
-            labels = inherit_labels(metadata, inherited, put.config)
+            labels = build_labels_of_new_checkpoint(metadata, inherited, put.config)
             metadata = self.codec.decode(put.encoded_fields[1]) | labels
             label_names = sorted(labels.keys() - {*USER_LABELS, MERGED})
             metadata |= {LABELS: label_names} if label_names else {}
@@ -452,7 +456,9 @@ class CheckpointWriter:
                 is_new = is_new or listed is None or new_listed != listed[0]
             except Exception:  # some metadata values, such as arrays, cannot be compared with ==
                 is_new = True
-            listed = self._encode_listed_metadata(new_listed, listed) if is_new else listed
+            listed = (
+                self._list_decoded_and_encoded_metadata(new_listed, listed) if is_new else listed
+            )
         statements = [] if is_head else [self.sql("mark_may_wait", thread.key)]
         if title != thread.title or listed is not thread.listed_metadata:
             thread.title, thread.listed_metadata = title, listed
@@ -460,7 +466,7 @@ class CheckpointWriter:
             statements.append(self.sql("set_list_entry", *encrypted_entry, thread.key))
         return statements
 
-    def _encode_listed_metadata(
+    def _list_decoded_and_encoded_metadata(
         self, metadata: dict[str, Any], former: tuple[Any, bytes] | None
     ) -> tuple[Any, bytes]:
         """Return decoded and encoded metadata, or `former` if the encoded metadata is unchanged."""
@@ -491,7 +497,7 @@ class CheckpointWriter:
             now,
         )
         return *row, encrypt_checkpoint(
-            self.seal, *address[:2], row, snapshot, select_transcript_to_store(snapshot)
+            self.seal, *address[:2], row, snapshot, build_stored_transcripts_by_channel(snapshot)
         )
 
     def _build_reference_statements(
@@ -524,7 +530,12 @@ class CheckpointWriter:
     def _read_and_put(self, put: CheckpointPut) -> Flow[Commit]:
         """Read the current state of a thread and store a checkpoint, in one transaction."""
         thread_id, _, parent_id = put.address
-        thread, head, existing_key, is_cache_valid = yield from self._read_thread_state(
+        (
+            thread,
+            head,
+            existing_key,
+            is_cache_valid,
+        ) = yield from self._read_thread_head_key_and_cache_validity(
             put.address, put.checkpoint["id"]
         )
         if (stale := (yield from self._read_stale_put(put, thread.newest_removal))) is not None:
@@ -532,9 +543,13 @@ class CheckpointWriter:
             if put.address.checkpoint_ns == VIEWS_NAMESPACE:
                 return Commit(self.cache, self.watch, thread_id, thread, [])
             put = stale.filter_checkpoint(put)
-            yield from self.removals.extend_record(thread_id, stale.collect_learned_texts())
+            yield from self.removals.add_texts_to_newest_record(
+                thread_id, stale.collect_found_texts_by_kind()
+            )
         put.detach_from_cache(
-            *self._find_reference_state(put, (thread.key, thread.generation), is_cache_valid)
+            *self._choose_key_and_generation_for_references(
+                put, (thread.key, thread.generation), is_cache_valid
+            )
         )
         put.replayed = None
         parent = replaced = None
@@ -582,28 +597,31 @@ class CheckpointWriter:
             return None
         from perdure.checkpointers.stale_puts import StalePut  # langgraph.types is slow to import
 
-        return (yield from StalePut.read_removals(self.reader, request))
+        return (yield from StalePut.build_from_newer_removals(self.reader, request))
 
     def _find_cached_thread(self, thread_id: str, key: int, generation: int) -> Thread | None:
         """Return the cached thread, or None if its key or generation differs from the arguments."""
         thread = self.cache.get_thread(thread_id)
         return thread if thread and (thread.key, thread.generation) == (key, generation) else None
 
-    def _find_reference_state(
-        self, request: CheckpointPut | TaskWrites, state: tuple[int, int], is_cache_valid: bool
+    def _choose_key_and_generation_for_references(
+        self,
+        request: CheckpointPut | TaskWrites,
+        key_and_generation: tuple[int, int],
+        is_cache_valid: bool,
     ) -> tuple[int, int]:
         """Return the key and generation of the cached thread to whose logs a request may refer.
 
         Returns:
-            The argument `state` if the cached data of the thread is valid. If the cached data is
-            not valid, the pair `(0, -1)`, which matches no thread.
+            The argument `key_and_generation` if the cached data of the thread is valid. If the
+            cached data is not valid, the pair `(0, -1)`, which matches no thread.
         """
         is_valid = is_cache_valid and request.cached_thread is self.cache.get_thread(
             request.address.thread_id
         )
-        return state if is_valid else (0, -1)
+        return key_and_generation if is_valid else (0, -1)
 
-    def _read_thread_state(
+    def _read_thread_head_key_and_cache_validity(
         self, address: Address, checkpoint_id: str
     ) -> Flow[tuple[Thread, Head, int | None, bool]]:
         """Read the current state of a thread before a put.
@@ -616,7 +634,7 @@ class CheckpointWriter:
         """
         thread_id, checkpoint_ns, _ = address
         state = self.sql("read_write_state", pack_id(checkpoint_id), checkpoint_ns, thread_id)
-        rows, is_cache_valid = yield from self.reader.read_with_cache_check(thread_id, state)
+        rows, is_cache_valid = yield from self.reader.read_rows_and_check_cache(thread_id, state)
         if not rows:
             thread = Thread(0, 0, (yield from self.removals.read_newest_number(thread_id)))
             return thread, Head(0, 0, None), None, is_cache_valid
@@ -645,11 +663,11 @@ class CheckpointWriter:
                 cached_thread.pending_writes.copy(),
                 cached_thread.size_bytes,
             )
-            thread.heads = cached_thread.committed_heads(version_token)
+            thread.heads = cached_thread.committed_heads_by_namespace(version_token)
         for log_key, channel, *last_keys in (yield self.sql("thread_logs", key)):
             log = thread.get_or_add_log(log_key, channel, cached_thread)
             log.next_position, log.next_alias = (
-                stop for _, stop in compute_used_log_ranges(*last_keys)
+                stop for _, stop in compute_item_and_alias_ranges(*last_keys)
             )
         if namespace_key is None:
             return thread, Head(0, 0, None), None, is_cache_valid
@@ -668,7 +686,7 @@ class CheckpointWriter:
         if not rows:
             return None
         snapshot = self.reader.decrypt_row(*address[:2], rows[0])
-        yield from self.reader.resolve_ranges(address.thread_id, thread, snapshot)
+        yield from self.reader.unflatten_ranges_in_snapshot(address.thread_id, thread, snapshot)
         return snapshot
 
     def set_explicit_head(self, address: Address) -> Flow[bool]:
@@ -755,7 +773,7 @@ class CheckpointWriter:
         """
         thread_id, checkpoint_ns, checkpoint_id = request.address
         state, keys = self.sql("read_write_state", None, checkpoint_ns, thread_id), list[int]()
-        rows, is_cache_valid = yield from self.reader.read_with_cache_check(thread_id, state)
+        rows, is_cache_valid = yield from self.reader.read_rows_and_check_cache(thread_id, state)
         newest_removal = (
             rows[0][9] if rows else (yield from self.removals.read_newest_number(thread_id))
         )
@@ -788,17 +806,21 @@ class CheckpointWriter:
         # cached thread.
         thread.updated_at = updated_at
         writes = request.build_writes_for_state(
-            *self._find_reference_state(request, (key, generation), is_cache_valid)
+            *self._choose_key_and_generation_for_references(
+                request, (key, generation), is_cache_valid
+            )
         )
         if stale is not None:
-            writes, has_interrupt = stale.filter_writes(request)
-            yield from self.removals.extend_record(thread_id, stale.collect_learned_texts())
+            writes, has_interrupt = stale.filter_writes_and_check_if_waiting(request)
+            yield from self.removals.add_texts_to_newest_record(
+                thread_id, stale.collect_found_texts_by_kind()
+            )
         task_id, task_path = request.task_id, request.task_path
         earlier_rows = yield self.sql(
             "find_writes", namespace_key, pack_id(checkpoint_id), pack_id(task_id)
         )
         if earlier_rows and is_update_path(earlier_rows[0][0]) != is_update_path(task_path):
-            task_id, task_path = yield from store_writes_separately(
+            task_id, task_path = yield from separate_task_writes_and_get_id_and_path(
                 self.reader, request, namespace_key, earlier_rows[0]
             )
             earlier_rows = []
@@ -832,7 +854,7 @@ class CheckpointWriter:
             remaining_keys=keys,
         )
         if request.may_fold and rows and rows[0][7] is not None:
-            commit.replaces_checkpoint = yield from fold_updates_at_head(
+            commit.replaces_checkpoint = yield from try_folding_updates_at_head(
                 self.reader, request, thread, rows[0][5:8]
             )
         return commit

@@ -97,7 +97,7 @@ def iter_archive_lines(
     for thread_id in thread_ids:
         for run in rows.list_runs(thread_id):
             yield {RUN_KEY: build_run_record(run, rows.user)}
-    for cron in rows.list_crons(own_threads)[0]:
+    for cron in rows.list_own_crons_and_crons_on_other_threads(own_threads)[0]:
         yield {CRON_KEY: build_cron_record(cron, rows.user)}
 
 

@@ -292,7 +292,7 @@ class _PersonErasure:
         threads, person_namespaces = self._find_threads_and_namespaces()
         self._record_owned_threads(threads)
         kept_parts = self._list_data_kept_for_others(threads, person_namespaces)
-        for cron in self.rows.list_crons(frozenset(threads))[0]:
+        for cron in self.rows.list_own_crons_and_crons_on_other_threads(frozenset(threads))[0]:
             self._count("crons", cron.cron_id)
         for run_id in self.rows.list_webhook_run_ids():
             self._count("webhooks", run_id)
@@ -347,7 +347,7 @@ class _PersonErasure:
             StorageUnavailable: A run has not ended after `timeout_s` seconds.
         """
         own_threads, deadline = frozenset(threads), time.monotonic() + timeout_s
-        for cron in self.rows.list_crons(own_threads)[0]:
+        for cron in self.rows.list_own_crons_and_crons_on_other_threads(own_threads)[0]:
             self.rows.delete_cron(cron)
             self._count("crons", cron.cron_id)
         for live in self.rows.list_live_runs(own_threads):
@@ -421,7 +421,9 @@ class _PersonErasure:
             item_namespaces = [
                 candidate for candidate in person_namespaces.own if candidate[0] != RESERVED_LABEL
             ]
-            crons, crons_elsewhere = self.rows.list_crons(own_threads)
+            crons, crons_elsewhere = self.rows.list_own_crons_and_crons_on_other_threads(
+                own_threads
+            )
             quoting_threads, cron_threads = self._find_threads_quoting_person_and_crons(
                 threads, item_namespaces, crons
             )
@@ -545,7 +547,7 @@ def _find_threads_and_namespaces(
         threads
         or person_namespaces.own
         or person_namespaces.authored_items
-        or rows.list_crons(frozenset())[0]
+        or rows.list_own_crons_and_crons_on_other_threads(frozenset())[0]
     ):
         raise build_unknown_person_error(rows.user, rows.list_threads_by_owner())
     return threads, person_namespaces

@@ -16,14 +16,14 @@ from perdure.checkpointers.manifest import (
     MAP,
     Range,
     Ranges,
+    compute_max_range_count,
     count_positions,
     drop_repeated_positions,
     flatten_ranges,
-    group_ranges,
+    group_ranges_between_longest,
     iter_log_references,
     iter_positions,
     join_ranges,
-    max_ranges,
     merge_ranges,
     subtract_ranges,
     unflatten_ranges,
@@ -110,7 +110,7 @@ def test_flat_and_back(ranges: Ranges) -> None:
 @given(many | scattered)
 def test_groups_are_all_of_it(ranges: Ranges) -> None:
     """The groups, one after the other, are the ranges; none is empty."""
-    groups = group_ranges(ranges)
+    groups = group_ranges_between_longest(ranges)
 
     assert ranges == [part for group in groups for part in group]
     assert all(groups)
@@ -122,27 +122,30 @@ def test_regrouping_halves_what_is_too_many(ranges: Ranges) -> None:
 
     So it takes as many changes again until the value is grouped anew.
     """
-    groups = group_ranges(ranges)
+    groups = group_ranges_between_longest(ranges)
 
-    assert len(groups) <= max_ranges(count_positions(ranges)) // 2 + 1
+    assert len(groups) <= compute_max_range_count(count_positions(ranges)) // 2 + 1
 
 
 @given(scattered)
 def test_regrouping_leaves_the_longest_alone(ranges: Ranges) -> None:
     """What is written anew is shorter than what stays: long runs are not copied for a few items."""
-    groups = group_ranges(ranges)
+    groups = group_ranges_between_longest(ranges)
     stay = sorted(stop - start for group in groups if len(group) == 1 for start, stop in group)
     anew = [stop - start for group in groups if len(group) > 1 for start, stop in group]
 
-    assert max(anew) <= stay[-(max_ranges(count_positions(ranges)) // 4)]
+    assert max(anew) <= stay[-(compute_max_range_count(count_positions(ranges)) // 4)]
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9))
 def test_the_limit_grows_with_the_logarithm(n: int, more: int) -> None:
     """Never less for a longer value, and two more for one of twice the length."""
-    assert 8 <= max_ranges(n) <= max_ranges(n + more)
+    assert 8 <= compute_max_range_count(n) <= compute_max_range_count(n + more)
     if n:
-        assert max_ranges(2 * n) in (max_ranges(n) + 2, max_ranges(n) + 1)
+        assert compute_max_range_count(2 * n) in (
+            compute_max_range_count(n) + 2,
+            compute_max_range_count(n) + 1,
+        )
 
 
 def test_references_within_maps() -> None:

@@ -10,7 +10,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from ormsgpack import unpackb
 
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.messages import is_plain_message
+from perdure.checkpointers.messages import is_message_unchanged_by_validation
 from perdure.checkpointers.values import pack
 from perdure.errors import CorruptRecord
 
@@ -81,11 +81,15 @@ def test_what_is_stored_once_a_field_is_added(stored: str, monkeypatch: pytest.M
     message = GOLDEN[stored].model_copy(update={"response_metadata": {}})
     today = type(message), frozenset(message.__dict__)
     monkeypatch.setitem(
-        is_plain_message.__globals__["_FIELDS"], today[0], today[1] - {"response_metadata"}
+        is_message_unchanged_by_validation.__globals__["_FIELDS"],
+        today[0],
+        today[1] - {"response_metadata"},
     )
 
-    assert is_plain_message(message)
-    assert not is_plain_message(message.model_copy(update={"response_metadata": {"m": "x"}}))
+    assert is_message_unchanged_by_validation(message)
+    assert not is_message_unchanged_by_validation(
+        message.model_copy(update={"response_metadata": {"m": "x"}})
+    )
 
 
 @golden

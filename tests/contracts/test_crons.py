@@ -130,9 +130,9 @@ def test_a_webhook_is_of_a_run_that_this_process_ends(talked: Saver) -> None:
     table, run = WebhookTable(talked), told(talked, "hi")
     asyncio.run(table.add(run, {"late": True}, {}, keeps_thread=True))
     due = asyncio.run(table.list_due_run_ids(9))
-    first = asyncio.run(table.claim_attempt(run.run_id, [0.0, 3600.0]))
-    second = asyncio.run(table.claim_attempt(run.run_id, [0.0, 3600.0]))
-    third = asyncio.run(table.claim_attempt(run.run_id, [0.0, 3600.0]))
+    first = asyncio.run(table.claim_content_and_attempt_count(run.run_id, [0.0, 3600.0]))
+    second = asyncio.run(table.claim_content_and_attempt_count(run.run_id, [0.0, 3600.0]))
+    third = asyncio.run(table.claim_content_and_attempt_count(run.run_id, [0.0, 3600.0]))
 
     assert due == [run.run_id]
     assert first is not None
@@ -160,7 +160,7 @@ def test_a_webhook_tells_nothing_of_a_thread_that_was_erased_from(talked: Saver)
     table, bare = WebhookTable(talked), {"url": "https://a.b/", "run": {"values": None}}
     content = {**bare, "run": {"values": SECRET}}
     asyncio.run(table.add(run, content, bare, keeps_thread=True))
-    told = asyncio.run(table.claim_attempt(run.run_id, [0.0]))
+    told = asyncio.run(table.claim_content_and_attempt_count(run.run_id, [0.0]))
 
     assert told is not None
     assert told[0] == bare

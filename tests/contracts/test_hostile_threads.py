@@ -15,10 +15,10 @@ import pytest
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.manifest import ITEM, LIST, MAP
 from perdure.checkpointers.records import (
+    build_row_key,
     compute_content_hash,
     encrypt_checkpoint,
     item_associated_data,
-    row_key,
     unpack_id,
 )
 from perdure.errors import CorruptRecord
@@ -141,7 +141,7 @@ def test_a_log_with_gaps_is_read_by_its_rows(other: Path, tmp_path: Path) -> Non
         seal = saver._reader.seal
         ((log,),) = conn.execute("SELECT log_key FROM logs WHERE channel = 'messages'")
         body = seal.seal(b"\x11", item_associated_data("t", "messages", _FAR))
-        row = row_key(log, _FAR), compute_content_hash(seal, log, b"\x11"), 1.0, body
+        row = build_row_key(log, _FAR), compute_content_hash(seal, log, b"\x11"), 1.0, body
         conn.execute(
             "INSERT INTO items (row_key, content_hash, stored_at, body) VALUES (?, ?, ?, ?)", row
         )

@@ -25,7 +25,7 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.manifest import count_positions, max_ranges
+from perdure.checkpointers.manifest import compute_max_range_count, count_positions
 from tests.backends import KEY
 from tests.contracts.puts import at, put, shape
 from tests.rounds import rounds
@@ -212,7 +212,7 @@ def few_ranges(saver: SQLiteCheckpointer, ns: str, uid: str) -> None:
     assert found is not None
     for ranges in (found.snapshot.ranges, found.snapshot.transcript):
         for channel, (_, parts) in ranges.items():
-            assert len(parts) <= max_ranges(count_positions(parts)), channel
+            assert len(parts) <= compute_max_range_count(count_positions(parts)), channel
 
 
 steps = st.lists(

@@ -272,7 +272,7 @@ def test_a_run_does_not_end_before_its_cancellation_is_known(talked: Saver) -> N
     refused = end("success", None)
     before = statuses(talked), told(talked, run), asyncio.run(webhooks.list_due_run_ids(9))
     claimed = end("interrupted", "interrupt")
-    taken = asyncio.run(webhooks.claim_attempt(run.run_id, [0.0]))
+    taken = asyncio.run(webhooks.claim_content_and_attempt_count(run.run_id, [0.0]))
 
     assert refused is None
     assert before == (["running"], [], [])
@@ -534,9 +534,16 @@ def test_events_are_read_in_order_after_any_of_them(talked: Saver) -> None:
     assert told(talked, run) == [batch(0, "one", "two"), batch(2, "three"), batch(3, "four")]
     assert told(talked, run, 1) == told(talked, run)
     assert told(talked, run, 2) == told(talked, run)[1:]
-    newest = asyncio.run(RunTable(talked).find_newest_event(run.thread_key, ALL_RUNS, 0))
+    newest = asyncio.run(
+        RunTable(talked).find_newest_event_numbers_and_run_state(run.thread_key, ALL_RUNS, 0)
+    )
     assert newest == (run.seq, 4, "success")
-    assert asyncio.run(RunTable(talked).find_newest_event(run.thread_key, ALL_RUNS, 4)) is None
+    assert (
+        asyncio.run(
+            RunTable(talked).find_newest_event_numbers_and_run_state(run.thread_key, ALL_RUNS, 4)
+        )
+        is None
+    )
 
 
 def test_the_oldest_events_of_a_run_are_dropped(talked: Saver) -> None:

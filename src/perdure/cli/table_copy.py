@@ -24,7 +24,7 @@ from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
     ClientMetadata,
     build_client_search_keys,
-    build_search_keys,
+    build_thread_search_keys,
     checkpoint_associated_data,
     compute_content_hash,
     compute_metadata_tags,
@@ -373,7 +373,7 @@ class ThreadTables(Tables):
             text, _, metadata = (None,) * 3 if row[-1] is None else unpack(row[-1])
             if text is not None and metadata is not None:
                 metadata = self.reader.codec.decode(metadata)
-                search_keys = build_search_keys(self.reader.seal, row[0], text, metadata)
+                search_keys = build_thread_search_keys(self.reader.seal, row[0], text, metadata)
             client = None if row[-2] is None else ClientMetadata(*json.loads(row[-2]))
             client_search_keys = client and build_client_search_keys(
                 self.reader.seal, row[0], client

@@ -179,9 +179,9 @@ class StoredEvents:
         Readers of an emptied log read the events from the database.
 
         Returns:
-            The newest stored event; see `RunTable.find_newest_event`.
+            The newest stored event; see `RunTable.find_newest_event_numbers_and_run_state`.
         """
-        newest = await self._table.find_newest_event(
+        newest = await self._table.find_newest_event_numbers_and_run_state(
             thread_key, seq_range, _compute_number_to_read_after(log.last, seq_range)
         )
         if newest is not None and newest[1] > log.last:

@@ -101,7 +101,7 @@ class Webhooks:
     async def _deliver_webhook(self, table: WebhookTable, run_id: str) -> None:
         """Send the webhook of a run, and delete it if it was delivered or has failed too often."""
         try:
-            attempt = await table.claim_attempt(run_id, RETRY_DELAYS_S)
+            attempt = await table.claim_content_and_attempt_count(run_id, RETRY_DELAYS_S)
             if attempt is None:
                 return
             content, attempts = attempt
