@@ -382,9 +382,9 @@ class NamespaceIndex:
     def _get_separation(self, parts: Sequence[Vectors]) -> Separation:
         """Return how well the vectors of the index separate related rows from random rows.
 
-        An earlier measurement is reused only if it was made with the same rows. The separation is
-        measured in the oldest rows that have vectors. An earlier measurement is reused only if it
-        was made with the same rows, so the result depends only on the rows that are present.
+        The separation is measured in the oldest rows that have vectors. An earlier measurement is
+        reused only if it was made with the same rows, so the result depends only on the rows that
+        are present.
         """
         embedded = np.zeros(len(self.rows), bool)
         for _, owner in parts:

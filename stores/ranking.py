@@ -343,8 +343,8 @@ def _compute_vector_weight(
 
     The weight of words is the rest.
 
-    If no row contains a word of the query, only vectors can rank the rows. Vectors are then
-    weighted as if they were fully trusted.
+    If no row contains a word of the query, only vectors can rank the rows, so vectors are weighted
+    as if they were fully trusted.
     """
     if cosines is None or not terms:
         return float(cosines is not None)
