@@ -544,7 +544,7 @@ class Profile(Generic[M]):
     async def _write_change(self, name: str, change: Change, config: RunnableConfig | None) -> M:
         """Apply a change to the stored profile, write the result, and return the new profile."""
         handle = self.get_handle(config)
-        # `plan` sets this variable.
+        # The nested function `plan` sets the variable `profile`.
         profile: M
 
         async def plan() -> ChangePlan:

@@ -137,7 +137,7 @@ _CONTAINER_KEYS: Final = (
 
 Values under other keys may be bytes, URLs or encrypted results.
 """
-# Suffix of the types of content blocks that contain a tool's result.
+# The type of a content block that contains a tool result ends with this suffix.
 _RESULT_SUFFIX: Final = "result"
 # Maximum depth to which the nested parts of a content block are read.
 _MAX_DEPTH: Final = 8
@@ -170,7 +170,8 @@ def render_message(message: BaseMessage) -> str:
     if isinstance(message, ToolMessage):
         text = cut_middle(text, _MAX_TOOL_CHARS)
     parts = "\n".join(part for part in (text, *_render_tool_calls(message)) if part)
-    # Further lines are indented, so that they cannot look like the start of another message.
+    # All lines after the first line are indented, so that no line can look like the start of
+    # another message.
     indented = parts.replace("\n", "\n    ")
     return f"{_render_role(message)}: {escape_delimiters(indented)}" if parts else ""
 

@@ -1,4 +1,4 @@
-"""Recall memories: find those that answer a query, best first, within a token budget."""
+"""Recall the memories that answer a query, best first, within a token budget."""
 
 from __future__ import annotations
 
@@ -113,7 +113,10 @@ class RecallResult:
         return "\n".join(lines)
 
     def describe_nearest(self) -> str:
-        """Say how many memories scored below the search's minimum score. Return "" if none did."""
+        """Say how many memories scored below the search's minimum score.
+
+        Return "" if no memory did.
+        """
         number = len(self.below_min_score)
         which = "memory is" if number == 1 else f"{number} memories are"
         if not number:
@@ -246,7 +249,7 @@ class MemorySearch:
             accepts: Returns whether a memory may be in the result.
             max_tokens: The maximum number of tokens, or None for that of this search.
             expected_rejections: About how many memories `accepts` will reject. The first search
-                then reads additional memories to replace the rejected ones.
+                reads additional memories that replace the rejected memories.
             explain: Whether the result also has memories below the minimum score.
         """
         check_instance("query", query, str, "text")
@@ -690,5 +693,5 @@ def _validate_questions(questions: Any) -> list[tuple[str, Sequence[str]]]:
 
 
 def _contains_text(memory: Memory, text: str) -> bool:
-    """Return whether a memory contains a text. Case and spaces are ignored."""
+    """Return whether a memory contains a text. Differences in case and spaces are ignored."""
     return " ".join(text.casefold().split()) in " ".join(memory.text.casefold().split())

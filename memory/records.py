@@ -36,7 +36,7 @@ EPISODE: Final = "episode"
 _FIELDS_SHOWN_ELSEWHERE: Final = ("text", "kind", "formerly", "until")
 """Fields of a value that `render_memory_line` does not repeat among the other fields."""
 EVENT_KINDS: Final = (TURN, EPISODE)
-"""Kinds of memories that record events. Two events with the same text are two memories."""
+"""Kinds of memories that record events. Two events with equal texts are stored as two memories."""
 Role = Literal["user", "assistant", "tool", "system"]
 Action = Literal["keep", "quarantine", "refuse"]
 Change = Literal["added", "updated", "superseded", "deleted", "unchanged", "quarantined", "refused"]
@@ -47,7 +47,10 @@ TOMBSTONES: Final = tombstones.TOMBSTONES
 CHANGE_COUNTERS: Final = tombstones.CHANGED
 WATERMARKS: Final = tombstones.WATERMARKS
 NOTE_KINDS: Final = tombstones.KINDS
-"""The second labels of these namespaces: quarantine, tombstones, change counters, watermarks."""
+"""The second labels of the namespaces in which perdure keeps notes about memories.
+
+The notes are of the kinds quarantine, tombstones, change counters and watermarks.
+"""
 INSTRUCTIONS: Final = tombstones.INSTRUCTIONS
 PREVIOUS: Final = tombstones.PREVIOUS
 AUTHOR: Final = tombstones.AUTHOR
@@ -223,8 +226,8 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
 def format_dates(memories: Sequence[Memory]) -> list[str | None]:
     """Return a date for each memory. Memories with the same date get a time in UTC.
 
-    A time has minutes, seconds or milliseconds, whichever suffices to distinguish the memory from
-    the others. If the time of a memory is unknown, its date is None.
+    The time contains seconds or milliseconds only if memories cannot be distinguished without them.
+    If the time of a memory is unknown, its date is None.
     """
     moments = [
         (memory.provenance and memory.provenance.at) or memory.valid_from for memory in memories
@@ -417,7 +420,7 @@ class StoreAdapter:
     async def list_memories(self, namespace: Namespace, **search_options: Any) -> list[Memory]:
         """Return all memories of a namespace, except memories in namespaces below it.
 
-        `search_options` are those of `search`.
+        `search_options` are options of the method `search`.
         """
         memories: list[Memory] = []
         while True:
@@ -512,7 +515,7 @@ class StoreAdapter:
 
 
 def is_below_min_score(memory: Memory, min_score: float) -> bool:
-    """Return whether a memory has a score below `min_score`. With `min_score=0`, none has."""
+    """Return whether a memory has a score below `min_score`. If it is 0, return False."""
     return bool(min_score) and memory.score is not None and memory.score < min_score
 
 
@@ -547,7 +550,7 @@ class ItemHandle(NamedTuple):
     def read(self, as_of: datetime | None = None) -> Operation[Memory | None]:
         """Return the current item or, with `as_of`, a past version.
 
-        Return None if there is none.
+        Return None if the item does not exist, or did not exist at the time `as_of`.
         """
         return self.adapter.get(self.namespace, self.key, as_of)
 

@@ -129,7 +129,7 @@ class ChatState(TypedDict):
     """The state of a chat.
 
     The channel `llm_input_messages` contains the messages for the model if they differ from those
-    in the state. Checkpoints do not store this channel.
+    in the state. Checkpoints do not store the channel `llm_input_messages`.
     """
 
     messages: Annotated[list[AnyMessage], messages]

@@ -13,13 +13,13 @@ four roles:
 
 `rank_answers_first` moves turns with the role ASKS to the end of the ranking. A turn with the role
 REPEATS is moved behind the last turn with a better role. A turn with the role SAYS is moved behind
-the first turn with the role ANSWERS. In these comparisons, a turn counts as better only if it
-shares enough words with the query.
+the first turn with the role ANSWERS. A turn is moved only behind better turns that share enough
+words with the query.
 
 The ranking is not changed if no turn with the role ANSWERS or SAYS shares enough words with the
-query. In that case, the answer may be a reply that shares no words with the query, and that reply
-still follows its question in the ranking. The ranking is not changed either if neither the query
-nor a turn is a question, as in a search by keywords.
+query. The answer to the query may be a reply that shares no words with it, and an unchanged ranking
+leaves such a reply after its question. The ranking is also left unchanged if neither the query nor
+a turn is a question, as in a search by keywords.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ ANSWERS, SAYS, REPEATS, ASKS = range(4)
 # Maximum length of a turn, in characters, up to which its words are examined. A longer turn gets
 # the role ANSWERS.
 _MAX_CHARS: Final = 400
-# The following constants are amounts of information, in nats. A word with at least this much
-# information is rare.
+# A word counts as rare if its information, in nats, is at least this value.
 _MIN_RARE_NATS: Final = 9.0
 # A capitalized word counts as a name if its information, in nats, is at least this value.
 _MIN_NAME_NATS: Final = 6.0
@@ -77,7 +76,7 @@ _CAPITALIZED: Final = re.compile(r"(?<=[^\s.!?\"'(\u201c] )[^\W\d_]\w*")
 
 
 class _TurnRole(NamedTuple):
-    """The role of a turn for a query."""
+    """The role of a turn in the ranking for a query."""
 
     role: int
     # The total information, in nats, of the words that the turn shares with the query.

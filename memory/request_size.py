@@ -17,8 +17,8 @@ from perdure.memory.usage import is_same_model, read_model_name, read_request_to
 
 # If `RequestParts.agent` has this value, the token usage in the answers of every agent is used.
 _ANY_AGENT: Final = object()
-# Minimum share of a trigger, in tokens, that is available for the messages, even if the tools and
-# the system prompt are larger than the rest of the trigger.
+# At least this share of a trigger in tokens is available for messages, however many tokens the
+# tools and the system prompt have.
 _MIN_SHARE: Final = 0.25
 
 
@@ -45,9 +45,9 @@ class RequestParts:
     def count_tokens(self, system_message_tokens: int, fixed_tokens: float) -> int:
         """Return the number of tokens of the request without messages other than system messages.
 
-        `fixed_tokens` is the number of tokens that a counting function adds to each request. These
-        tokens are assumed to include the tools, so either `fixed_tokens` or `self.tools` is used,
-        whichever is larger.
+        `fixed_tokens` is the number of tokens that a counting function adds to each request. The
+        fixed tokens are assumed to include the tools, so either `fixed_tokens` or `self.tools` is
+        used, whichever is larger.
         """
         tools = max(self.tools, ceil(fixed_tokens))
         return max(tools + self.system + system_message_tokens, self.other)
@@ -87,8 +87,8 @@ class RequestSize:
         """Return whether the request has reached a trigger, and a summary would make it smaller.
 
         If the request has a summary already, the messages must have grown by a quarter of the
-        trigger since that summary. If the tools and the system prompt alone were as large as the
-        trigger, each call would otherwise write a new summary.
+        trigger since that summary. If growth were not required, each call would write a new summary
+        as soon as the tools and the system prompt alone were as large as the trigger.
         """
         grown = not self.has_summary or self.recent >= _MIN_SHARE * trigger_tokens
         return self.total >= trigger_tokens and grown
@@ -96,11 +96,11 @@ class RequestSize:
     def max_message_tokens(self, trigger_tokens: float) -> float:
         """Return the maximum number of message tokens with which the request stays below a trigger.
 
-        The result is in estimated tokens. The model may have reported more tokens than were
-        estimated. The additional tokens may belong to the messages or to the rest of the request.
-        The maximum is computed for either case, and the smaller maximum is returned. The tokens of
-        the present summary are not counted as part of the request, because the next summary will
-        have another length.
+        The returned maximum is a number of estimated tokens. The model may have reported more
+        tokens than were estimated. The additional tokens may belong to the messages or to the rest
+        of the request. The maximum number of message tokens is computed for each of the two cases,
+        and the smaller number is returned. The tokens of the present summary are not counted as
+        part of the request, because the next summary will have another length.
         """
         messages, other = self.scale * self.messages, self.scale * (self.other - self.summary)
         unexplained = max(0.0, self.total - self.scale * (self.messages + self.other))

@@ -17,7 +17,7 @@ from perdure.settings import is_name
 Clock = Callable[[RunnableConfig | None], datetime | None]
 """A function that returns the point in time for a run with this config, or None for now."""
 TEAMS: Final = "teams"
-"""The first label of namespaces that teams share, whose second label is the name of a team."""
+"""The first label of namespaces that teams share. The second label is the name of the team."""
 TEAM: Final = "{team}"
 """The label of a template that stands for each team of a run."""
 CHOSEN_TEAM: Final = "__perdure_team"
@@ -46,7 +46,8 @@ def get_graph_store(component: str) -> Any:
 
     try:
         store: Any = get_store()
-    except (RuntimeError, KeyError):  # no graph is running
+    # `get_store` raises an error if no graph is running.
+    except (RuntimeError, KeyError):
         store = None
     if store is None:
         raise ConfigurationError(
@@ -88,7 +89,7 @@ def read_run_teams(config: RunnableConfig | None) -> tuple[str, ...]:
 
     In the run's context or `configurable`, the value `teams` lists the teams, and the value `team`
     selects one team. On a server, only teams to which the person belongs are allowed. If the run
-    names no team there, all teams of the person are used.
+    names no team, all teams of the person are used.
 
     Raises:
         InvalidConfig: `team` is not one of `teams`, or one of them is not valid.
@@ -157,7 +158,8 @@ def read_run_source(config: RunnableConfig | None) -> tuple[str | None, str | No
 
     try:
         runtime: Any = get_runtime()
-    except (RuntimeError, KeyError):  # no graph is running
+    # `get_runtime` raises an error if no graph is running.
+    except (RuntimeError, KeyError):
         runtime = None
     # `execution_info` is None if a langchain chain runs without a graph.
     info = getattr(runtime, "execution_info", None)
@@ -223,7 +225,7 @@ class Template:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the placeholders. A run provides their values in its context or config."""
+        """The names of the placeholders. The run's context or config provides the values."""
         return tuple(dict.fromkeys(name for _, name, _ in self._parsed if name))
 
     def fill(self, config: RunnableConfig | None = None) -> tuple[str, ...]:

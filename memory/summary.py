@@ -1,4 +1,7 @@
-"""Replace the messages before the newest turns by a summary. `expand` returns the originals."""
+"""Replace the messages before the newest turns with a summary.
+
+`expand` returns the original messages.
+"""
 
 from __future__ import annotations
 
@@ -262,7 +265,7 @@ class Summarize(MessagesNode):
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Replace the summarised messages in `model_input` by the state's summary."""
+        """Replace the summarised messages in `model_input` with the state's summary."""
         model_input = SummarizedMessages.from_state(state).remove_from(model_input)
         return add_summary(model_input, read_summary(read_channel(state, SUMMARY)))
 
@@ -360,7 +363,7 @@ class Summarize(MessagesNode):
         return await store_summary(thread, head, self.messages_key, writes)
 
     def _with_lower_trigger(self) -> Self:
-        """Return a copy of the node whose trigger is three quarters of the node's trigger."""
+        """Return a copy of the node with a trigger that is lowered to three quarters."""
         early = copy(self)
         early.trigger = self.trigger[0] * _BACKGROUND_SHARE, self.trigger[1] * _BACKGROUND_SHARE
         return early
@@ -543,8 +546,8 @@ class Summarize(MessagesNode):
         of the newest turn are selected in addition to all earlier turns.
         """
         if self.trigger[1] == inf and len(messages) < self.trigger[0]:
-            # Most calls return here. The trigger is a number of messages that is not reached, so
-            # the messages need not be examined.
+            # Most calls return at this line, because the trigger is a number of messages that is
+            # not reached. The messages need not be examined.
             return _NOTHING
         messages = merge_duplicate_messages(messages)
         messages = [m for m in messages if REQUEST_ONLY not in m.additional_kwargs]

@@ -104,9 +104,9 @@ class SummaryRequest:
                 texts = rest
             except errors.ModelFailed as exc:
                 # A request may be too long for the model although it has at most `max_input`
-                # tokens. In this case, the provider counts more tokens than `count_tokens`, or the
-                # model's context window is smaller than the model's profile says. The next request
-                # is shorter.
+                # tokens. The reason is that the provider counts more tokens than `count_tokens`, or
+                # that the model's context window is smaller than the model's profile says. After
+                # such a failure, the next request is made shorter.
                 room = (
                     min(
                         room,

@@ -180,7 +180,9 @@ class SummarizedMessages:
         )
 
     def _iter_remaining_turns(self, turns: Iterator[Turn]) -> Iterator[Turn]:
-        """Yield the turns. A unit is left out if all of its messages are summarised.
+        """Yield the turns without their summarised units.
+
+        A unit is left out if all of its messages are summarised.
 
         The first unit of a turn is kept if any other unit of the turn is kept.
         """

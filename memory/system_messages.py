@@ -20,7 +20,7 @@ SUMMARY_MARK: Final = "perdure_summary"
 The key is not sent to providers.
 """
 INSTRUCTIONS: Final = "instructions"
-"""Key in the value of `SUMMARY_MARK`, under which the message's content without the summary is.
+"""Key in the value of `SUMMARY_MARK` for the content of the message without the summary.
 
 The value is None if the summary is the whole content.
 """

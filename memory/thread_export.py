@@ -67,7 +67,7 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
 def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
     """Yield, for each branch, its own messages and the number of exported messages before them.
 
-    The main branch comes first. A branch that is the beginning of a longer branch yields no
+    The main branch is yielded first. A branch that is the beginning of a longer branch yields no
     messages, because the longer branch contains them.
     """
     messages = {
@@ -78,7 +78,7 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
     lineages = [_find_last_versions(lineage, messages) for lineage in transcript.lineages]
     # The lineages, which are the sequences of message positions on the branches, form a tree. The
     # dict `nodes` numbers the nodes of the tree. The key of a node is the number of its parent node
-    # and the position of its message. The root is node 0.
+    # and the position of its message. The root of the tree is node 0.
     nodes: dict[tuple[int, int], int] = {}
     inner_nodes, last_nodes = set[int](), list[int]()
     for lineage in lineages:

@@ -48,15 +48,22 @@ _ROLES: Final[Mapping[str, Role]] = {
 # checkpoints for one message.
 _CHECKPOINTS_PER_MESSAGE: Final = 4
 REMEMBER: Final = "remember"
-"""A key in a message's `response_metadata`. With the value False, the message does not become a
-memory."""
+"""A key in a message's `response_metadata`.
+
+With the value False, the message does not become a memory.
+"""
 REMEMBER_TURN: Final = "remember_turn"
-"""A key in the `response_metadata` of a human message. With the value False, neither the message
-nor the messages after it become memories, up to the next human message. The server sets it for a
-message that was not sent by the person to whom the thread belongs."""
+"""A key in the `response_metadata` of a human message.
+
+With the value False, no message of the turn that the human message begins becomes a memory. The
+server sets this key for a message that was not sent by the person to whom the thread belongs.
+"""
 SEARCHED: Final = "searched"
-"""A key in a message's `response_metadata`. With the value True, the search of threads finds the
-message even if it does not become a memory, such as a document that a model wrote."""
+"""A key in a message's `response_metadata`.
+
+With the value True, the search of threads finds the message even if the message does not become a
+memory, such as a document that a model wrote.
+"""
 TURN_EXTRACTOR: Final = "turns"
 """The name of the extractor whose watermarks use the thread's id as key.
 
@@ -214,8 +221,8 @@ async def is_read_in_full(
     """Return whether a watermark covers all messages of a thread up to its head.
 
     With a perdure checkpointer, it is usually sufficient to read the newest messages of the thread.
-    If these messages do not decide the question, all messages are read. If the thread cannot be
-    read, False is returned.
+    If the newest messages are not sufficient, all messages are read. If the thread cannot be read,
+    False is returned.
 
     Args:
         saver: The checkpointer.
@@ -251,7 +258,7 @@ async def is_read_in_full(
 async def _read_perdure_history(
     saver: Any, thread_id: str, channel: str, timed_ids: Collection[str]
 ) -> ThreadHistory:
-    """Read all messages of a thread. Their times are the times of their first checkpoints."""
+    """Read all messages of a thread, with times from the checkpoints that added the messages."""
     infos = await _list_checkpoints(saver, thread_id, 1)
     # If the newest checkpoint is not the head, all checkpoints are listed to find the head.
     if not any(info.is_head for info in infos):
@@ -285,7 +292,7 @@ async def _read_perdure_history(
 
 
 async def _list_checkpoints(saver: Any, thread_id: str, limit: int | None) -> list[CheckpointInfo]:
-    """List the newest checkpoints of a thread, at most `limit`. If it is None, list all."""
+    """List a thread's newest `limit` checkpoints, or all checkpoints if `limit` is None."""
     infos: list[CheckpointInfo] = await call_method(
         saver, "checkpoints", thread_id, checkpoint_ns="", limit=limit
     )
@@ -558,8 +565,8 @@ async def read_watermarks(
 def build_failure_reset(note: Item) -> PutItem:
     """Build the put that stores a watermark again without the failure that it records.
 
-    The thread does not become due before it has a new head. When it is due, the extraction also
-    reads the messages that the failed extraction could not read.
+    The thread does not become due before it has a new head. When the thread is due again, the
+    extraction also reads the messages that the failed extraction could not read.
     """
     watermark, (_, _, *namespace) = _decode_watermark(note), note.namespace
     reset_mark = watermark.advance((), watermark.failed_head)

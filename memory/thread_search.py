@@ -69,7 +69,8 @@ _THREADS_PER_TRANSACTION: Final = 60
 # Maximum number of characters of a message that are indexed. The characters after the maximum are
 # ignored.
 _MAX_MESSAGE_CHARS: Final = 100_000
-# Number of messages in the first page of search results. Each further page is four times larger.
+# Number of messages in the first page of search results. Each further page is four times larger
+# than the previous page.
 _PAGE_SIZE: Final = 64
 # Name of the attribute of a checkpointer that contains its `TranscriptSearch`.
 _SEARCH_ATTRIBUTE: Final = "_thread_search"
@@ -79,7 +80,7 @@ _TICK_S: Final = 0.1
 _EXCERPT_LEAD_CHARS: Final = 40
 _WORD: Final = re.compile(r"\w(?:[\w'\u2019,]*\w)?")
 Progress = Callable[[int, int], object]
-"""Called with two numbers: threads indexed so far, and all threads to index."""
+"""A function that is called with two numbers: threads indexed so far, and all threads to index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +222,9 @@ class TranscriptSearch:
 
     @staticmethod
     def for_checkpointer(saver: Checkpointer, store: Store) -> TranscriptSearch:
-        """Return the transcript search of a checkpointer. The first call creates the object.
+        """Return the transcript search of a checkpointer.
+
+        The first call for a checkpointer creates the transcript search.
 
         The transcript search is kept as long as the checkpointer exists, because the search has an
         index in memory.
@@ -266,7 +269,10 @@ class TranscriptSearch:
     # -- searching
 
     def _find_hits(self, text: str, visible: VisibleThreads, limit: int) -> list[ThreadHit]:
-        """Find the visible threads whose messages match the text best. The index is not updated."""
+        """Find the visible threads whose messages match the text best.
+
+        The transcript index is not updated before the search.
+        """
         prefix = () if visible.owner is None else (self._hash_owner(visible.owner),)
         hits, seen_threads, start, size = list[ThreadHit](), set[str](), 0, _PAGE_SIZE
         while len(hits) < limit:
@@ -567,7 +573,7 @@ def search_threads(
 
 
 async def asearch_threads(*args: Any, **options: Any) -> ThreadHits:
-    """See `search_threads`."""
+    """Search threads without blocking the event loop; see `search_threads`."""
     return await asyncio.to_thread(search_threads, *args, **options)
 
 

@@ -31,11 +31,11 @@ _PROSE_PER_DIGIT: Final = 47
 _PROSE_PER_PUNCTUATION: Final = 10
 """Minimum number of bytes per digit, and per punctuation mark, of text estimated as prose.
 
-The numbers follow from the weights below. At these limits, the estimate for prose equals the
-estimate that counts characters. Prose takes 0.25 tokens for each byte, while letters and spaces
-take at most 0.2 tokens by their weights. Compared with these 0.2 tokens per byte, a digit with its
-neighbouring letters takes 2.35 additional tokens, and a punctuation mark takes 0.5 additional
-tokens.
+The minimum numbers follow from the numbers of tokens per character below. For a text with exactly
+this many bytes per digit or punctuation mark, the estimate for prose equals the estimate that
+counts characters. Prose takes 0.25 tokens for each byte, while letters and spaces take at most 0.2
+tokens by their weights. Compared with these 0.2 tokens per byte, a digit with its neighbouring
+letters takes 2.35 additional tokens, and a punctuation mark takes 0.5 additional tokens.
 """
 _ASCII: Final = bytes(range(0x80))
 # First bytes of the UTF-8 form of emoji and rare characters, which take four bytes.

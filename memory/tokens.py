@@ -207,7 +207,10 @@ class TokenCounter:
         return TokenCounter(tools=self._tools, scale=scale, model=self.model)
 
     def _compute_usage_ratio(self, message: BaseMessage) -> float:
-        """Return reported tokens of an answer divided by its estimated tokens, but at least 1."""
+        """Return the ratio of an answer's reported tokens to its estimated tokens.
+
+        The ratio is 1 if fewer tokens were reported than estimated.
+        """
         if has_block_of_type(message, REASONING_BLOCKS):
             return 1.0
         estimated = self.count_message(message) - _FRAME
@@ -311,7 +314,7 @@ def context_window(model: str | Runnable[Any, Any]) -> int:
     check_instance("the model", unwrapped, (str, BaseChatModel), expected)
     chat_model = unwrapped
     if isinstance(unwrapped, str) and _find_encoding_name(unwrapped) is not None:
-        # Importing this module takes a second, so it is imported only here.
+        # `langchain_openai` is imported within the function, because the import takes a second.
         from langchain_openai import ChatOpenAI
 
         chat_model = ChatOpenAI(model=_PROVIDER.sub("", unwrapped), api_key=lambda: "none")

@@ -145,9 +145,9 @@ class ClearToolOutputs(MessagesNode):
             yield turn._replace(units=units[::-1])
 
     def _clear_result(self, message: BaseMessage) -> BaseMessage:
-        """Replace a large tool result by a copy with a placeholder.
+        """Return a copy of a large tool result with a placeholder as its content.
 
-        Return other messages unchanged.
+        A message that is not a large tool result is returned unchanged.
         """
         is_cleared = message.additional_kwargs.get(SHORTENED) == "cleared"
         if not isinstance(message, ToolMessage) or is_cleared or message.name in self.exclude:

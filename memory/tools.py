@@ -330,7 +330,7 @@ def build_tool(
     """Build a tool of the class `tool_class`. The model receives the result of `call`.
 
     The tool can be called synchronously and asynchronously. A `ToolException` or an argument
-    validation error is reported to the model in a `ToolMessage`. All other errors are raised.
+    validation error is reported to the model in a `ToolMessage`. Errors of other types are raised.
 
     Args:
         call: The function that does the work. The function receives the model's arguments and the
@@ -563,7 +563,7 @@ class Attribution:
         memory's words are in human messages or in `stated_before`. Words of the memory that are
         only in tool messages are subtracted from the number of the user's words. If the source is
         not the user, the source is a tool if most of the memory's words are in tool messages. If
-        neither is the case, the source is the assistant.
+        most of the words are in neither kind of message, the source is the assistant.
 
         Args:
             texts: The texts of the memory.
@@ -620,7 +620,7 @@ class Attribution:
     def _extract_stems_by_message(self, message_role: str) -> Words:
         """Return the word stems of each message with this role, by message index.
 
-        Summaries are left out.
+        Summaries that langchain wrote are left out.
         """
         return {
             i: _extract_stems(message.text)

@@ -285,7 +285,7 @@ def _build_answer(question: Mapping[str, Any], user_answer: _Answer) -> Any:
 def _answer_locally(
     db: str | None, graphs: str | None, id_or_prefix: str, user_answer: _Answer, graph: str | None
 ) -> tuple[str, Any, Any, _Outcome]:
-    """Answer a question, and run the graph in this process.
+    """Answer a question of an interrupted graph, and resume the run in this process.
 
     Returns:
         The id of the thread, the id of the question, the value to resume with, and the outcome.
@@ -376,7 +376,10 @@ async def _resume_run(
 
 
 class _ThreadLock:
-    """Hold the lock of a thread. If another run holds it for too long, raise a readable error."""
+    """The lock of a thread.
+
+    A readable error is raised if another run holds the lock for too long.
+    """
 
     def __init__(self, saver: Any, thread_id: str) -> None:
         self._thread_id, self._lock = thread_id, saver.lock(thread_id, timeout_s=_LOCK_TIMEOUT_S)

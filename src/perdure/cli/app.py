@@ -126,8 +126,9 @@ def _(
 def main() -> None:
     """Run the command that `sys.argv` names, and exit with its exit code.
 
-    0 means success. 1 means that nothing matched, a check failed or the user declined. 2 means an
-    error, which is printed to stderr on one line. 130 means that Ctrl-C stopped the command.
+    Exit code 0 means success. Exit code 1 means that nothing matched, a check failed or the user
+    declined. Exit code 2 means an error, which is printed to stderr on one line. Exit code 130
+    means that Ctrl-C stopped the command.
     """
     try:
         if sys.stdout is None:
@@ -509,7 +510,8 @@ def resolve_item_key(
         namespaces: The namespaces to look in.
         key_or_prefix: A key or a prefix of a key, as the user typed it.
         list_command: The command that lists the keys, for error messages.
-        include_deleted: Whether a deleted item is found too. A prefix does not find it.
+        include_deleted: Whether a deleted item is found too. A deleted item is found only by its
+            whole key.
 
     Returns:
         The namespace and the key of the item.
@@ -545,7 +547,8 @@ def shorten_thread_id(database: CommandDatabase, thread_id: str, *, is_whole: bo
 
 def find_thread_head(database: CommandDatabase, id_or_prefix: str) -> ThreadHead:
     """Return the head of the thread that is named by its id or by a prefix of its id."""
-    with suppress(PerdureError):  # raised if the text cannot be an id
+    # An error is raised if the text cannot be an id.
+    with suppress(PerdureError):
         head = database.saver.head(id_or_prefix)
         if head is not None:
             return head

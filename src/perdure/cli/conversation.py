@@ -99,7 +99,7 @@ class Conversation:
         nodes: The messages by id. Parents come before their children, and the main branch last.
         leaf: The id of the message at the end of the main branch.
         left_out: The number of skipped messages and parts by kind, such as thinking.
-        problems: The parts that were not as expected.
+        problems: The malformed parts of the conversation that were skipped.
         unnamed: The source of the conversation if its id is provisional, else None.
         former_texts: By message id, the text that an earlier version of perdure imported, if that
             version skipped the message or a part of the message.
@@ -233,7 +233,8 @@ def build_conversation(
     """Build a conversation without messages.
 
     Args:
-        name: The id of the conversation. If it is not a text, an id is derived.
+        name: The id of the conversation. If the name is not a text, an id is derived from
+            `id_sources`.
         export: The JSON object of the conversation.
         field_names: For each field of `IMPORTED_KEYS`, the name of the field in the export.
         id_sources: Values from which an id is derived.
@@ -263,8 +264,8 @@ def build_message(
         text: The text of the message.
         key: The id of the message.
         tool: Whether the text was written by a tool. Such a message does not become a memory.
-        document: Whether the text is a document. It does not become a memory either, but the search
-            of threads finds it.
+        document: Whether the text is a document. A document does not become a memory, but the
+            search of threads finds it.
         about: The metadata of the message. Empty values are left out.
     """
     message_classes: dict[str, type[BaseMessage]] = {"user": HumanMessage, "assistant": AIMessage}

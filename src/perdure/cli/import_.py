@@ -111,7 +111,7 @@ def import_(
     LibreChat, sessions of Claude Code and Codex, the JSON of a shared link, JSONL of messages,
     databases of langgraph's own savers, and databases of perdure, whose threads and items are
     merged. Regenerated answers become branches. Threads that were imported before are not changed,
-    so an import can be repeated. Exit code 1 if no message was read.
+    so an import can be repeated. The exit code is 1 if no message was read.
     """
     from perdure.cli.import_report import ConversationsReport
     from perdure.cli.import_thread import ImportWriter

@@ -40,7 +40,7 @@ _PROGRAM_TEXT: Final = re.compile(
     r"\s*(<(command-|local-command|system-reminder|environment_context|user_instructions|"
     r"user_shell_command|turn_aborted|permissions)|Caveat: The messages below|# AGENTS\.md )"
 )
-"""The beginnings of texts that the programs store as messages of the user."""
+"""The beginnings of texts that the agents store as messages of the user, who did not write them."""
 _SYSTEM_REMINDER: Final = re.compile(r"<system-reminder>.*?</system-reminder>\s*", re.DOTALL)
 _SUBJECT_ARGUMENTS: Final = (
     "command",

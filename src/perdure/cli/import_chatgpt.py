@@ -36,11 +36,8 @@ _HIDDEN_KINDS: Final = (
     *("tether_browsing_display", "tether_browsing_code", "sonic_webpage", "computer_output"),
     *("computer_initialize_state", "app_pairing_content", "super_widget"),
 )
-_INVALID_IN_TOOL_NAME: Final = re.compile(
-    r"[^\w-]",
-    re.ASCII,
-    # Matches characters that no provider accepts in the name of a tool.
-)
+# Matches characters that no provider accepts in the name of a tool.
+_INVALID_IN_TOOL_NAME: Final = re.compile(r"[^\w-]", re.ASCII)
 # Prefix of the names of ChatGPT's tools that write documents.
 _CANVAS_PREFIX: Final = "canmore."
 # The value of `_MessagePart.kind` for a deep-research report.

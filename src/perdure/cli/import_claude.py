@@ -34,7 +34,7 @@ _HIDDEN_BLOCKS: Final = ("thinking", "redacted_thinking", "tool_result", "token_
 _TEXT_BLOCKS: Final = ("text", "voice_note")
 _FILE_BLOCKS: Final = ("image", "document")
 _SUBJECT_ARGUMENTS: Final = (
-    # Earlier versions of perdure knew only the arguments in this line.
+    # Earlier versions of perdure knew only the arguments in the next line.
     *("title", "query", "url", "id", "path"),
     *("filename", "file_path", "file_name", "name", "description"),
 )
