@@ -104,9 +104,9 @@ class CheckpointWriter:
         """Build the arguments of `Database.write` that store a checkpoint or pending writes.
 
         The SQL statements are planned from cached data if possible. If the thread has changed since
-        it was cached, the same transaction reads the thread and plans the statements again. A later
-        request cannot overtake the request that is planned again, because no second transaction is
-        needed. Requests are therefore stored in the order in which they were made.
+        it was cached, the same transaction reads the thread and plans the statements again. Because
+        a request never needs a second transaction, requests are stored in the order in which they
+        were made.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -707,8 +707,8 @@ class CheckpointWriter:
     def _plan_task_writes(self, request: TaskWrites, thread: Thread) -> Commit | None:
         """Plan the writes of a task from cached data.
 
-        Return None if the thread must be read first. The writes may be stored before the checkpoint
-        to which they belong.
+        Return None if the cached data is not sufficient. The pending writes of a task may be stored
+        before the checkpoint to which the writes belong.
         """
         thread_id, checkpoint_ns, checkpoint_id = request.address
         head, last_namespace = thread.heads.get(checkpoint_ns), thread.last_namespace
