@@ -68,9 +68,10 @@ def __getattr__(name: str) -> Any:
 
 
 def open_store(db: Any, **options: Any) -> WholeStore:
-    """Open a file, or a Postgres database for which a DSN, a DSN function or a pool is given.
+    """Open an SQLite file or a Postgres database.
 
-    See `SQLiteStore` and `PostgresStore` for the options.
+    For a Postgres database, `db` is a DSN, a function that returns a DSN, or a connection pool. See
+    `SQLiteStore` and `PostgresStore` for the options.
     """
     if callable(db) or hasattr(db, "getconn") or (isinstance(db, str) and is_dsn(db)):
         from perdure.stores.postgres import PostgresStore

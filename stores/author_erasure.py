@@ -24,7 +24,12 @@ from perdure.stores.values import encode_value
 
 @dataclass(slots=True)
 class _AuthoredRows:
-    """Rows to change: versions by the author, and others with the author's earlier texts."""
+    """The rows that change when the texts of an author are erased.
+
+    Attributes:
+        by_author: Rows of the versions that the author wrote.
+        by_others: Rows of versions by other users that contain earlier texts of the author.
+    """
 
     by_author: list[Row] = field(default_factory=list)
     by_others: list[Row] = field(default_factory=list)
@@ -33,7 +38,7 @@ class _AuthoredRows:
 def forget_author(
     parts: StoreParts, prefix: Namespace, author: str, *, hand_over: bool, dry_run: bool
 ) -> Receipt:
-    """Erase or hand over the versions of an author; see `Store.forget_author`."""
+    """Erase the texts of an author, or only the author's name; see `Store.forget_author`."""
     check_user("author", author, "give the name of the author")
     path = parts.resolve_prefix(prefix)
     if dry_run:
@@ -48,7 +53,7 @@ def forget_author(
 
 
 def _find_rows_of_author(parts: StoreParts, path: bytes, author: str) -> Flow[_AuthoredRows]:
-    """Find versions by an author, and other versions that contain the author's earlier texts."""
+    """Find the versions that an author wrote, and others that contain texts of the author."""
     found_rows = _AuthoredRows()
     for row in (yield parts.sql("all_versions", *prefix_range(path))):
         if parts.records.decode_provenance(row[9], *row[1:4]).get(AUTHOR) == author:
@@ -61,22 +66,22 @@ def _find_rows_of_author(parts: StoreParts, path: bytes, author: str) -> Flow[_A
 
 
 def _earlier_texts(value: Mapping[str, Any]) -> list[Any]:
-    """Return the entries of a value that contain earlier texts of the item."""
+    """Return the entries for earlier texts of an item, which are stored in the item's value."""
     entries = value.get(PREVIOUS)
     return entries if isinstance(entries, list) else []
 
 
 def _is_by(entry: Any, author: str) -> bool:
-    """Return whether the author wrote the earlier text in an entry."""
+    """Return whether an entry names this person as the author of an earlier text."""
     return isinstance(entry, Mapping) and entry.get(AUTHOR) == author
 
 
 def _erase_author(
     parts: StoreParts, path: bytes, author: str, *, hand_over: bool
 ) -> Flow[_AuthoredRows]:
-    """Erase the versions of an author, or hand them over by removing only the author's name.
+    """Erase the versions that an author wrote, or remove only the author's name from them.
 
-    Everything happens in one transaction.
+    All changes are made in one transaction.
     """
     sql = parts.sql
     found_rows = yield from _find_rows_of_author(parts, path, author)
@@ -104,7 +109,7 @@ def _erase_author(
 
 
 def _rewrite_version(parts: StoreParts, row: Row, author: str, *, hand_over: bool) -> Flow[None]:
-    """Store a version without the texts of an author, or without the author's name."""
+    """Store a version again, without the texts of an author or without the author's name."""
     records, row_key = parts.records, tuple(row[1:4])
     provenance = records.decode_provenance(row[9], *row[1:4])
     if provenance.get(AUTHOR) == author:
@@ -137,7 +142,7 @@ def _rewrite_version(parts: StoreParts, row: Row, author: str, *, hand_over: boo
 def _build_receipt(
     parts: StoreParts, found_rows: _AuthoredRows, *, hand_over: bool, clean: bool
 ) -> Receipt:
-    """Build the receipt for the erased or handed-over versions."""
+    """Build the `Receipt` for versions that were erased or that lost the name of their author."""
     rows = [] if hand_over else found_rows.by_author
     closed_count = sum(row[6] is not None for row in rows)
     keys = sorted({(row[1], row[2]) for row in rows})

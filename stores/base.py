@@ -11,10 +11,11 @@ from langgraph.store.base import NOT_PROVIDED, Item, NotProvided, SearchItem
 
 Mode = Literal["hybrid", "text", "semantic"]
 Namespace = tuple[str, ...]
-# period: its start (included) and end (excluded), both with a time zone
+# A period consists of its start (included) and its end (excluded), both with a time zone.
 Period = tuple[datetime, datetime]
-TTL = float | None | NotProvided  # time to live in minutes; None means that the item never expires
-# progress callback, called with the number of finished items and the total (None if unknown)
+# Time to live in minutes. None means that the item never expires.
+TTL = float | None | NotProvided
+# Callback that is called with the number of finished items and the total (None if unknown)
 Progress = Callable[[int, int | None], None]
 
 
@@ -61,7 +62,7 @@ class StoredItem(Item):
         valid_from: The time at which this version was put (UTC).
         version: The number of this version. The first put of a key has 1.
         valid_to: The time at which this version was replaced or deleted or expired (UTC). None
-            means that this is the present version.
+        means that this is the current version.
         expires_at: The time at which the item will expire (UTC), or None if it never does.
         provenance: The origin of the item, or None if it was put without one.
     """
@@ -119,33 +120,37 @@ class FoundItem(SearchItem):
 class VersionRetention:
     """A retention rule, which says which closed versions of items are kept.
 
-    A version is kept if at least one of `last` and `days` keeps it. The present version of a key is
-    always kept.
+    A closed version is a version that was replaced, was deleted or has expired. A closed version is
+    kept if at least one of `last` and `days` keeps it. The current version of a key is always kept.
     """
 
-    last: int | None = None  # number of the newest closed versions that are kept for each key
-    # versions that were still valid this many days ago, or later, are kept
+    # Number of the newest closed versions that are kept for each key
+    last: int | None = None
+    # Closed versions that were still valid at some time in the last `days` days are kept.
     days: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RemovableVersions:
-    """The versions of one key that `sweep_ttl`, followed by `retain`, would remove."""
+    """The versions of one key that would be removed by `sweep_ttl` and a following `retain`."""
 
     namespace: Namespace
     key: str
-    expired: bool  # whether the present version has expired, so that a sweep would close it
-    versions: int  # number of closed versions to remove, including the expired one
-    size_bytes: int  # total bytes of the values and provenance of these versions
+    # Whether the current version has expired, so that `sweep_ttl` would close it
+    expired: bool
+    # Number of closed versions that would be removed, including a current version that has expired
+    versions: int
+    # Total size in bytes of the values and provenance of the versions that would be removed
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """The plan by which the database would execute a search."""
+    """The database's query plan for a search."""
 
-    # paths whose indexes the search uses; if empty, the search reads all items
+    # Paths whose indexes the search uses. If there are none, the search reads all items.
     indexes: tuple[str, ...]
-    steps: tuple[str, ...]  # lines of the database's own query plan
+    steps: tuple[str, ...]  # Lines of the query plan that the database itself returns
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +158,17 @@ class RankExplanation:
     """The rank of one item among the results of a query, and the reason for this rank."""
 
     reason: str
-    rank: int | None = None  # position in the results, from 1; None if the search excludes it
-    parts: Mapping[str, float] = field(default_factory=dict)  # parts whose sum is the score
+    # Position of the item in the results, from 1, or None if the search excludes the item
+    rank: int | None = None
+    # Parts of the score by name. The score is the sum of the parts.
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingEmbedding:
-    """An item that has no vectors, because the embedder failed on its text.
+    """An item without vectors, because the embedder raised an error for the text of the item.
 
-    A search finds it by its words.
+    A search finds an item without vectors by its words.
     """
 
     namespace: Namespace
@@ -176,27 +183,30 @@ class Receipt:
 
     With `dry_run`, the receipt lists the items and messages that `forget` would remove.
 
-    `clean` is true if the file and its WAL contain no byte of the removed items. `clean` is false
-    after a dry run, if another process still reads an older snapshot, or if the disk has no room
-    for a copy of the file.
+    The attribute `clean` is true if the database file and its WAL contain no byte of the removed
+    items. The attribute `clean` is false after a dry run, if another process still reads an older
+    snapshot, or if the disk has no room for a copy of the database file.
 
     The receipt does not cover quotations elsewhere, such as answers in threads. Each hash can prove
     that a certain text was erased, without revealing the text.
     """
 
-    items: int  # number of present items
-    versions: int  # number of closed versions, including those of items that were deleted earlier
-    messages: int  # number of messages in threads, including their copies in checkpoints
-    keys: tuple[tuple[Namespace, str], ...]  # namespace and key of each item
+    items: int  # Number of removed current items
+    # Number of removed closed versions, including versions of items that were deleted earlier
+    versions: int
+    # Number of removed messages in threads, including their copies in checkpoints
+    messages: int
+    keys: tuple[tuple[Namespace, str], ...]  # Namespace and key of each removed item
     hashes: tuple[str, ...]  # BLAKE2b-128 of the JSON of each removed value, in hexadecimal
-    threads: tuple[str, ...]  # ids of the threads from which messages were removed
-    at: datetime  # time of the erasure (UTC)
-    clean: bool  # whether no byte of the removed items is left in the file
-    # tasks that were cancelled because they quoted an erased message, as `thread_id: node:task_id`
+    threads: tuple[str, ...]  # Ids of the threads from which messages were removed
+    at: datetime  # Time of the erasure (UTC)
+    clean: bool  # Whether no byte of the removed items is left in the database file and its WAL
+    # Tasks that were cancelled because they quoted an erased message. Each task has the form
+    # `thread_id: node:task_id`.
     cancelled: tuple[str, ...] = ()
-    size_bytes: int = 0  # total bytes of the values and provenance of the items and versions
-    others: tuple[Namespace, ...] = ()  # namespaces with the person's name that were not erased
-    # number of versions that were handed over: kept without the name of their author
+    size_bytes: int = 0  # Total bytes of the values and provenance of what was removed
+    others: tuple[Namespace, ...] = ()  # Namespaces with the person's name that were not erased
+    # Number of versions that were handed over, which means that only the author's name was removed
     handed_over: int = 0
 
     @property
@@ -207,7 +217,7 @@ class Receipt:
     def __add__(self, other: Receipt) -> Receipt:
         """Return the sum of two receipts.
 
-        The sum of two receipts is clean if both receipts are clean.
+        The attribute `clean` of the sum is true if it is true for both receipts.
         """
         return Receipt(
             self.items + other.items,
@@ -233,35 +243,37 @@ class NamespaceSize:
     """
 
     namespace: Namespace
-    namespaces: int  # number of namespaces that contain items: 1, or the number under the prefix
+    # Number of namespaces that contain items. It is 1 for one namespace. For a prefix, it is the
+    # number of namespaces under the prefix.
+    namespaces: int
     items: int
-    value_bytes: int  # total bytes of the JSON of the items
+    value_bytes: int  # Total bytes of the JSON of the items
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
     """The largest namespaces, and the number of items created in each month."""
 
-    largest: tuple[NamespaceSize, ...]  # the namespaces with the most bytes
-    by_month: Mapping[str, int]  # number of present items by month of creation, like "2026-11"
+    largest: tuple[NamespaceSize, ...]  # The namespaces with the most bytes
+    by_month: Mapping[str, int]  # Number of current items by month of creation, like "2026-11"
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
     """Counts and sizes of a store.
 
-    `pending` counts the items without vectors of the file's model. These are the items of
-    `pending_embeddings()`, and the items with vectors of an earlier model, which `reembed()` has
-    not yet processed.
+    The attribute `pending` counts the items that have no vectors of the store's embedding model. An
+    item is counted if `pending_embeddings()` returns the item, or if the item has vectors of an
+    earlier model and `reembed()` has not yet processed the item.
     """
 
-    namespaces: int  # number of namespaces with items
-    items: int  # number of present items, including expired items that have not been swept yet
-    versions: int  # number of closed versions
+    namespaces: int  # Number of namespaces with items
+    items: int  # Number of current items, including expired items that have not been swept yet
+    versions: int  # Number of closed versions
     pending: int
-    value_bytes: int  # total size of the present items as JSON, in bytes
-    indexes: tuple[str, ...]  # paths with an index, see `create_index`
-    # sizes of the database files, and the version of the database driver
+    value_bytes: int  # Total size of the current items as JSON, in bytes
+    indexes: tuple[str, ...]  # Paths with an index; see `create_index`
+    # Sizes of the database files and version of the database driver, by name
     database: Mapping[str, Any] = field(repr=False)
 
 
@@ -270,7 +282,7 @@ class TransferReport:
     """The counts of an import, and the items that it refused.
 
     Attributes:
-        items: Number of imported present items.
+        items: Number of imported current items.
         versions: Number of imported closed versions.
         skipped: Number of versions that exist already or are older than the existing version.
         unsuitable: Number of items that were skipped because of `on_unsuitable="skip"`.
@@ -285,6 +297,6 @@ class TransferReport:
     refused: tuple[tuple[Namespace, str], ...] = ()
 
     def __add__(self, other: TransferReport) -> TransferReport:
-        """Return a report with the sums of the counts and the refused items of both reports."""
+        """Add the counts of two reports, and join their refused items."""
         names = (each.name for each in fields(self))
         return TransferReport(*(getattr(self, name) + getattr(other, name) for name in names))

@@ -1,7 +1,9 @@
-"""Files and server connections that all databases of a process with the same path share.
+"""Files and server connections that all databases with one path in a process share.
 
-The first database opens the resource, and the last one closes it. Resources are also closed at the
-end of the process. A forked process cannot use the resources of its parent.
+When the first database with a path is opened, it opens the file or the server connections. When the
+last database with this path is closed, it closes the file or the server connections. All files and
+connections are closed at the end of the process. A forked process cannot use the files and
+connections of its parent process.
 """
 
 from __future__ import annotations
@@ -55,11 +57,11 @@ class SharedResource(ABC):
         self.was_idle = True
 
     def pause_for_fork(self) -> None:
-        """Wait for the current transaction to end, and block new ones until `resume_after_fork`."""
+        """Wait for the current transaction, and block later ones until `resume_after_fork`."""
         self.write_lock.acquire()
 
     def resume_after_fork(self) -> None:
-        """Let transactions begin again after `pause_for_fork`, in the parent and in the child."""
+        """Let transactions begin again after a fork, in the parent and in the child process."""
         self.write_lock.release()
 
     def check_usable(self) -> None:
@@ -68,16 +70,16 @@ class SharedResource(ABC):
             raise StorageUnavailable(f"the database {self.name} {self.refusal}")
 
     def run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
-        """See `Database.in_thread`."""
-        # Check this before taking the lock, because a forked process may have inherited a locked
-        # lock.
+        """See `Database.run_in_thread`."""
+        # Call `check_usable` before taking the lock, because a forked process may have inherited a
+        # locked lock.
         self.check_usable()
         with self.submit_lock:
             self.check_usable()
             return self.threads.submit(work, is_async=True)  # type: ignore[no-any-return]
 
     def remove_user(self) -> None:
-        """Decrease the number of users. If none is left, shut the resource down."""
+        """Decrease the number of users. If no user is left, shut the resource down."""
         with self.class_lock:
             self.user_count -= 1
             if self.user_count or self.refusal:
@@ -93,16 +95,16 @@ class SharedResource(ABC):
         """Finish all submitted work, and close all connections. A second call does nothing."""
 
 
-# open resources that further databases with the same key may share
+# Open resources by key. A database with an equal key shares the open resource.
 _resources_by_key: Final[dict[Any, Any]] = {}
 _all_resources: Final[WeakSet[SharedResource]] = WeakSet()
 _class_locks: Final = list[threading.RLock]()  # see `SharedResource.class_lock`
 inherited_resources: Final = list[SharedResource]()
-"""The files and servers that the parent had open when this process was forked."""
+"""The files and servers that the parent process had open when this process was forked."""
 
 
 class LazyDatabase(ABC, Generic[S]):
-    """The base class of databases: opens a shared resource at the first use, and closes it."""
+    """The base class of databases, which opens a shared resource at the first use."""
 
     _resource_class: type[S]
     _resource: S | None = None
@@ -119,7 +121,7 @@ class LazyDatabase(ABC, Generic[S]):
 
     @abstractmethod
     def _open_resource(self) -> S:
-        """Open the resource, or join an open one, and prepare the component's tables."""
+        """Open a resource or share an open resource, and prepare the component's tables."""
 
     def _join_or_create(self, key: Any, create: Callable[[], S]) -> S:
         """Return the open resource with a key, or create a resource.
@@ -148,7 +150,7 @@ class LazyDatabase(ABC, Generic[S]):
             await asyncio.to_thread(self.connect)
 
     def _connect_once(self) -> S:
-        """Return the resource, which is opened at the first call.
+        """Return the shared resource, and open it at the first call.
 
         Raises:
             StorageUnavailable: The database is closed, or the process was forked.
@@ -168,13 +170,13 @@ class LazyDatabase(ABC, Generic[S]):
             raise StorageUnavailable(f"the database {self._error_name} is closed")
 
     def run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
-        """See `Database.in_thread`."""
+        """See `Database.run_in_thread`."""
         if self._resource is None:
             return self._call_after_connecting(lambda shared: shared.run_in_thread(work))
         return self._resource.run_in_thread(work)
 
     def _call_after_connecting(self, call: Callable[[S], Awaitable[T]]) -> Awaitable[T]:
-        """Return an awaitable that opens the database, then calls a function with the resource."""
+        """Return an awaitable that opens the database and calls a function with the resource."""
 
         async def after_connecting() -> T:
             await self.aconnect()
@@ -184,7 +186,7 @@ class LazyDatabase(ABC, Generic[S]):
         return asyncio.ensure_future(after_connecting())
 
     def close(self) -> None:
-        """See `Database.close`. The last user of the resource shuts it down."""
+        """See `Database.close`. The last database that uses a resource shuts the resource down."""
         with self._resource_class.class_lock:
             self._closed = True
             resource, self._resource = self._resource, None
@@ -200,7 +202,7 @@ def _shut_down_all() -> None:
 
 
 def _prepare_fork() -> None:
-    """Wait for transactions and reads to end, and block new ones during a fork."""
+    """Wait for current transactions and reads to end, and block new ones until the fork is over."""
     for lock in _class_locks:
         lock.acquire()
     for resource in _all_resources:
@@ -208,7 +210,7 @@ def _prepare_fork() -> None:
 
 
 def _resume_in_parent() -> None:
-    """Allow work again in the parent after a fork."""
+    """Allow transactions and reads again in the parent process after a fork."""
     for resource in _all_resources:
         resource.resume_after_fork()
     for lock in _class_locks:
@@ -216,7 +218,7 @@ def _resume_in_parent() -> None:
 
 
 def _resume_in_child() -> None:
-    """Refuse further work on the inherited resources, and release the locks."""
+    """Refuse further use of inherited resources in a forked process, and release the locks."""
     inherited_resources.extend(_all_resources)
     for resource in _all_resources:
         resource.resume_after_fork()

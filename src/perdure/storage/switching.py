@@ -1,8 +1,8 @@
 """Shorten Python's thread switch interval, for writes that must start at once.
 
 A thread that is woken waits until the running thread releases the interpreter lock, by default for
-5 ms (`sys.getswitchinterval`). In this time a program can already act on an answer, and can crash,
-before the thread that stores the answer has started.
+5 ms (`sys.getswitchinterval`). While the thread that stores an answer waits for the interpreter
+lock, a program can already act on the answer, and can crash before the answer is stored.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from contextlib import contextmanager
 from typing import Final
 
 _SHORT_INTERVAL_S: Final = 0.0001  # seconds
-# one object for each `with` block that is being executed in any thread
+# One object for each `with` block of `short_switch_interval` that is running in any thread
 _running_blocks = set[object]()
-_former_s: float | None = None  # the interval to restore after the last block, in seconds
+# The switch interval in seconds that is restored when no such `with` block is running any more
+_former_s: float | None = None
 
 
 @contextmanager
 def short_switch_interval() -> Iterator[None]:
-    """Shorten the interpreter's thread switch interval to 0.1 ms while the block is executed.
+    """Shorten the interpreter's thread switch interval to 0.1 ms until the `with` block ends.
 
-    If several threads execute such blocks at the same time, the former interval is restored after
-    the last block.
+    If several threads use `short_switch_interval` at the same time, the earlier interval is
+    restored when the last of their `with` blocks ends.
     """
     global _former_s
     block = object()

@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class Promise(Generic[T]):
-    """The future result of work that another thread does.
+    """The outcome of a task that another thread executes, with a future for the waiting caller.
 
-    The other thread sets `result` or `error`, then calls `deliver_promises`.
+    The thread that executes the task sets `result` or `error`, then calls `deliver_promises`.
 
     Args:
         is_async: Whether a coroutine waits. The promise must then be created within the coroutine.
@@ -43,7 +43,7 @@ class Promise(Generic[T]):
         self.error: BaseException | None = None
 
     def try_start(self) -> bool:
-        """Return whether to start the work, which is False if its future was cancelled."""
+        """Return whether the task should be executed. Return False if its future was cancelled."""
         if self._loop is None:
             return self.future.set_running_or_notify_cancel()  # type: ignore[union-attr]
         return not self.future.cancelled()
@@ -64,11 +64,15 @@ def deliver_promises(promises: Sequence[Promise[Any]]) -> None:
 
 
 def set_outcomes(promises: Sequence[Promise[Any]]) -> None:
-    """Set the results of futures; those of an event loop must be set in the loop's own thread."""
+    """Set the results of futures.
+
+    The future of an event loop must be set in the thread of the event loop.
+    """
     for promise in promises:
         if promise.future.done():
-            continue  # The future was cancelled while the work was done.
-        if isinstance(promise.error, StopIteration):  # futures do not accept it
+            # The future was cancelled while the task was running.
+            continue
+        if isinstance(promise.error, StopIteration):  # A future does not accept StopIteration.
             error = RuntimeError("a call raised StopIteration")
             error.__cause__ = promise.error
             promise.future.set_exception(error)
@@ -78,17 +82,18 @@ def set_outcomes(promises: Sequence[Promise[Any]]) -> None:
             promise.future.set_result(promise.result)
 
 
-_JOIN_S = 0.05  # seconds to wait for the end of a thread before it is signalled again
-_Task = tuple[
-    Promise[Any] | None, Callable[[], Any]
-]  # a task without a promise has no caller that waits for the result
+# Seconds for which `close` waits for the end of a thread before it sends another end signal
+_JOIN_S = 0.05
+# A task without a promise has no caller that waits for the result.
+_Task = tuple[Promise[Any] | None, Callable[[], Any]]
 
 
 class ThreadPool:
     """Daemon threads that run tasks in the order of their submission.
 
-    A thread is started only if all others are busy. A caller with one task after another therefore
-    uses one thread, with its connection and its caches.
+    A new thread is started only if all existing threads of the pool are busy. If a caller submits
+    each task after the end of the previous task, all tasks of the caller run in one thread, with
+    the connection and the caches of this thread.
 
     Args:
         max_threads: The maximum number of threads.
@@ -102,9 +107,8 @@ class ThreadPool:
         self._queued_tasks: deque[_Task] = deque()
         self._unfinished_count = 0
         self._threads: list[threading.Thread] = []
-        self._wake_signals: SimpleQueue[bool] = (
-            SimpleQueue()
-        )  # for permanent threads; False ends one
+        # Signals for permanent threads. True announces a task, and False ends one thread.
+        self._wake_signals: SimpleQueue[bool] = SimpleQueue()
 
     def submit(self, work: Callable[[], object], *, is_async: bool | None) -> Any:
         """Submit a function to be called in one of the threads.
@@ -129,7 +133,8 @@ class ThreadPool:
                 self._unfinished_count -= 1
             if len(self._threads) < min(self._unfinished_count + 1, self._max_threads):
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                # Start the thread first, because a failure must not leave a task in the queue.
+                # Start the thread before the task is queued, because a failed start must not leave
+                # the task in the queue.
                 thread.start()
                 self._threads.append(thread)
             self._queued_tasks.append((promise, work))
@@ -139,7 +144,7 @@ class ThreadPool:
         return None if promise is None else promise.future
 
     def _run(self) -> None:
-        """Run queued tasks until `_take_task` returns None."""
+        """Execute queued tasks until this thread must end."""
         while (task := self._take_task()) is not None:
             promise, work = task
             if promise is None:
@@ -155,13 +160,9 @@ class ThreadPool:
                 self._unfinished_count -= 1
             if promise is not None and is_wanted:
                 deliver_promises([promise])
-            del (
-                task,
-                promise,
-                work,
-                # Delete the references, because the last result would stay in memory until the next
-                # task.
-            )
+            # Delete the references. Otherwise the last result would stay in memory until the next
+            # task.
+            del task, promise, work
 
     def _take_task(self) -> _Task | None:
         """Return the next task. Return None if the thread must end."""
@@ -176,25 +177,27 @@ class ThreadPool:
                     return None
 
     def close(self) -> None:
-        """Finish all submitted tasks, then end permanent threads."""
+        """Finish all submitted tasks, and then end the threads that wait for further tasks."""
         for _ in self._threads:
             self._wake_signals.put(False)
         while alive := [thread for thread in self._threads if thread.is_alive()]:
             alive[0].join(_JOIN_S)
-            # A thread that started in the meantime may have received the signal.
+            # A thread that was started after the signals were sent may have received the signal
+            # that was sent for this thread.
             if alive[0].is_alive():
                 self._wake_signals.put(False)
 
 
 class Ticket:
-    """A place in one or several queues.
+    """A place in one or several queues of `Queues`.
 
-    In a `with` block, a thread waits for its turn, and leaves the queues at the end.
+    A `with` statement with a ticket waits until the ticket is first in all its queues. At the end
+    of the `with` block, the ticket leaves its queues.
 
     Attributes:
         names: The names of the queues.
         loop: The event loop that waits for the turn, or None if a thread waits.
-        turn: A future that is done once the ticket is the first in each queue.
+        turn: A future that is done once the ticket is first in all its queues.
     """
 
     __slots__ = ("_queues", "loop", "names", "turn")
@@ -207,7 +210,10 @@ class Ticket:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the event loop was closed, so that nobody waits or leaves any more."""
+        """Whether the event loop that waited for the ticket was closed.
+
+        Nobody waits for an abandoned ticket any more, and nobody removes it from its queues.
+        """
         return self.loop is not None and self.loop.is_closed()
 
     def __enter__(self) -> None:
@@ -221,26 +227,28 @@ class Ticket:
         self.leave()
 
     def leave(self) -> None:
-        """Leave the queues, even before the turn has come. A second call does nothing."""
+        """Leave all queues of the ticket, even if the ticket was never first in its queues.
+
+        A second call does nothing.
+        """
         self._queues.leave(self)
 
 
 class Queues:
-    """One queue for each name, in which tickets wait in the order of their arrival."""
+    """Queues with names, in which tickets wait in the order of their arrival."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # protects `_queues`
         self._queues: dict[str, deque[Ticket]] = {}
 
     def join(self, *names: str, loop: asyncio.AbstractEventLoop | None = None) -> Ticket:
-        """Return a ticket at the end of the queues with these names."""
+        """Append a new ticket to each of the queues with these names, and return the ticket."""
         ticket = Ticket(self, tuple(dict.fromkeys(names)), loop)
         with self._lock:
             for name in ticket.names:
                 queue = self._queues.setdefault(name, deque())
-                while (
-                    queue and queue[0].is_abandoned
-                ):  # The event loop of this ticket was closed after its turn had come.
+                # Remove a first ticket whose event loop was closed, because nobody else removes it.
+                while queue and queue[0].is_abandoned:
                     self._remove(queue[0])
                     queue = self._queues.setdefault(name, deque())
                 queue.append(ticket)
@@ -259,7 +267,10 @@ class Queues:
             self._remove(ticket)
 
     def _remove(self, ticket: Ticket) -> None:
-        """Remove a ticket from its queues, and notify the tickets that become the first."""
+        """Remove a ticket from its queues, and notify each ticket that takes the first place.
+
+        A ticket is notified only when it is first in all its queues.
+        """
         for name in ticket.names:
             queue = self._queues.get(name)
             if queue is None or ticket not in queue:
@@ -271,7 +282,10 @@ class Queues:
                 del self._queues[name]
 
     def _notify_if_first(self, ticket: Ticket) -> None:
-        """Complete the turn of a ticket that is first in all its queues, unless it is abandoned."""
+        """Set the result of `turn` if a ticket is first in all its queues.
+
+        A ticket that is abandoned is removed from its queues instead.
+        """
         if ticket.turn.done() or any(self._queues[name][0] is not ticket for name in ticket.names):
             return
         if ticket.is_abandoned:
@@ -284,7 +298,10 @@ class Queues:
 
 
 class TimedOut(TimeoutError):
-    """A call took longer than its limit. It may still be running, and its result is ignored."""
+    """Raised if a call took longer than its time limit.
+
+    The call may still be running, and the result of the call is ignored.
+    """
 
 
 def wait_for_outcome(future: Future[T], timeout_s: float | None) -> T:

@@ -1,9 +1,10 @@
-"""Check untrusted SQLite files, such as those that `perdure import` reads, and limit the reads.
+"""Check untrusted SQLite files, such as those that `perdure import` reads, and limit reads.
 
-The author of a file can choose what each name in it means, and how its pages are linked. A read of
-a view with the name of a table may never end. The same is true for a table whose pages form a
-cycle. Therefore the SQL of the tables and the links of their pages are checked before anything else
-is read. Each read has a limit of steps, and each value has a limit of bytes.
+Whoever made an SQLite file can choose what each table name in the file means, and how the pages of
+the file are linked. If a table name belongs to a view, a read under this name may never end. If the
+pages of a table form a cycle, a read of the table may never end. Therefore the SQL of the tables
+and the links between the pages of the tables are checked before anything else in the file is read.
+The number of steps of each read and the number of bytes of each value are limited.
 """
 
 from __future__ import annotations
@@ -20,25 +21,24 @@ from typing import Any, Final, NamedTuple
 from perdure.errors import CorruptRecord, NotADatabase, StorageError
 from perdure.storage.database import earlier_build_error
 
-# maximum size in bytes of a value that an import reads by default
+# Maximum size in bytes of a value that an import reads by default
 IMPORT_VALUE_BYTES: Final = 256 << 20
 _MB: Final = 1 << 20
-# number of steps of SQLite's virtual machine between two checks of the limit
+# Number of steps of SQLite's virtual machine between two checks of the limit
 _STEP_INTERVAL: Final = 100_000
-# maximum number of steps for reading the schema, enough for 20,000 objects
+# Maximum number of steps for reading the schema, which is enough for a schema with 20,000 objects
 _SCHEMA_STEPS: Final = 2 * _STEP_INTERVAL
-# maximum number of steps for a read of a small file, which take about a second
+# Maximum number of steps for a read of a small file. SQLite takes about a second for these steps.
 _BASE_STEPS: Final = 50_000_000
-_STEPS_PER_BYTE: Final = 32  # additional steps that are allowed for each byte of the file
-# name of the table with the schema versions, which is checked first
+# Number of steps by which the limit of a read increases for each byte of the file
+_STEPS_PER_BYTE: Final = 32
+# Name of the table with the schema versions, which is checked before the other tables
 _VERSION_TABLE: Final = "schemas"
-# tables whose values may have any size: they are not copied, and searches rebuild them
+# Tables whose values may have any size, because the values are not copied, and searches rebuild
+# them
 _INDEX_TABLES: Final = {"store_search_indexes", "transcript_search_indexes"}
-_COMPANION_SUFFIXES: Final = (
-    "-wal",
-    "-shm",
-    "-journal",
-)  # suffixes of the additional files that SQLite opens
+# Suffixes of the additional files that SQLite opens
+_COMPANION_SUFFIXES: Final = ("-wal", "-shm", "-journal")
 
 _TOKEN: Final = re.compile(
     r"""
@@ -50,7 +50,7 @@ _TOKEN: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-# keywords that are refused in tables of other applications, because SQLite may evaluate them
+# Keywords that are refused in tables of other applications, because SQLite may evaluate them
 _EVALUATED_KEYWORDS: Final = {"check", "collate", "generated", "as", "references"}
 
 
@@ -112,7 +112,7 @@ def read_tables(script: str) -> dict[str, TableSQL]:
     return dict(table for table in tables if table is not None)
 
 
-# SQL of the table `schemas` in builds from before the first release
+# SQL of the table `schemas` as builds from before the first release of perdure created it
 _TABLE_WITHOUT_HASHES: Final = read_tables(
     """
     CREATE TABLE schemas (
@@ -130,11 +130,11 @@ def find_impostors(conn: sqlite3.Connection, names: Iterable[str]) -> list[str]:
 
 
 def _check_table(path: str, name: str, kind: str, sql: Any, expected: TableSQL | None) -> None:
-    """Check that an object with the name of a table is the expected table.
+    """Check that a table or view in the file is the table that is expected under its name.
 
     Raises:
-        NotADatabase: It is a view, a virtual table, or another table.
-        SchemaMismatch: It is the table `schemas` of a build from before the first release.
+        NotADatabase: The file has a view, a virtual table, or another table under this name.
+        SchemaMismatch: The table `schemas` is from a build from before the first release.
     """
     tokens = split_tokens(sql) if isinstance(sql, str) else []
     created = read_table_sql(tokens)
@@ -164,7 +164,7 @@ def _check_table(path: str, name: str, kind: str, sql: Any, expected: TableSQL |
 
 
 class UntrustedConnection(sqlite3.Connection):
-    """A connection that stops a read after a number of steps.
+    """A connection that aborts a read after too many steps of SQLite's virtual machine.
 
     Attributes:
         steps: The number of steps that the current read has taken.
@@ -177,7 +177,7 @@ class UntrustedConnection(sqlite3.Connection):
     checked_schema_version: int | None = None
 
     def count_steps(self) -> bool:
-        """Count steps of SQLite's virtual machine, and return whether SQLite must stop."""
+        """Count steps of SQLite's virtual machine, and return whether the limit is exceeded."""
         self.steps += _STEP_INTERVAL
         return self.steps > self.limit
 
@@ -237,8 +237,9 @@ class Guard:
         """Set the limits of a new connection, before it reads the schema.
 
         `PRAGMA trusted_schema = OFF` is not set, because it would refuse indexes on paths of
-        values, which call `json_extract`. It is not needed: reading a table that was checked
-        evaluates nothing of the schema, and the connection has no functions of its own.
+        values, which call `json_extract`. The pragma is not needed, because a read of a checked
+        table evaluates no expression of the schema, and because perdure defines no SQL functions
+        for the connection.
         """
         conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self._max_bytes)
         conn.execute("PRAGMA query_only = ON")
@@ -246,7 +247,7 @@ class Guard:
 
     @contextmanager
     def guarded_read(self, conn: UntrustedConnection) -> Iterator[None]:
-        """Check the file, then read it in one transaction, within the limit of steps.
+        """Check the file, and let the `with` block read it in one transaction with limited steps.
 
         Raises:
             NotADatabase: A table is not the expected one; see `Guard`.
@@ -263,8 +264,8 @@ class Guard:
         except sqlite3.OperationalError as exc:
             if getattr(exc, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
                 raise
-            # A signal has stopped the read, and sqlite3 has dropped the exception of the signal
-            # handler.
+            # The limit was not exceeded, so a signal has stopped the read. sqlite3 has lost the
+            # exception that the signal handler raised.
             if conn.steps <= conn.limit:
                 raise KeyboardInterrupt from exc
             raise CorruptRecord(
@@ -285,7 +286,7 @@ class Guard:
         return total
 
     def _check_schema(self, conn: UntrustedConnection) -> None:
-        """Check the tables, unless the connection has checked this version of the schema."""
+        """Check the tables, unless the connection has already checked them in this version."""
         ((version,),) = conn.execute("PRAGMA schema_version").fetchall()
         tables = list[tuple[str, str, Any]]()
         if conn.checked_schema_version != version:
@@ -309,7 +310,10 @@ class Guard:
     def _check_tables(
         self, conn: UntrustedConnection, tables: Sequence[tuple[str, str, Any]]
     ) -> None:
-        """Check tables `(name, type, sql)`, and at the first connection also their pages."""
+        """Check the SQL of tables `(name, type, sql)`.
+
+        For the first connection to the file, the pages of the tables are checked, too.
+        """
         for name, kind, sql in tables:
             _check_table(self._path, name, kind, sql, self._tables[name])
             if not self._are_pages_checked:
@@ -318,7 +322,7 @@ class Guard:
                     self._check_sizes(conn, name)
 
     def _check_pages(self, conn: UntrustedConnection, name: str) -> None:
-        """Check that no page is used in two places, because a tree of such pages may never end."""
+        """Check that no page is linked twice, because a read of pages in a cycle may never end."""
         for (problem,) in conn.execute(f"PRAGMA quick_check({name})"):
             if problem != "ok":
                 lines = str(problem).splitlines()
