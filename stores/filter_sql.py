@@ -62,7 +62,7 @@ class Condition(NamedTuple):
         return re.sub(r"\?", lambda _: f"?{next(numbers)}", self.text)
 
 
-# condition for a part of a filter that SQL cannot decide; the condition selects all rows
+# condition for a part of a filter that cannot be tested in SQL; the condition selects all rows
 _UNKNOWN = Condition("TRUE")
 
 

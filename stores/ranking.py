@@ -456,11 +456,11 @@ def _compute_word_evidence(
 
     The evidence of a word is equal to its information (see `compute_word_information`), with two
     exceptions. If the information of a word was computed from the rows of the scope, the word's
-    evidence is twice its information. If the information were counted once, a word that two rows
-    contain could never have more evidence than chance, because ln n is subtracted from the evidence
-    of a row. Rows that consist only of a question are left out when the information of a word is
-    computed. If nearly all rows contain a word, the word's evidence is 0, unless nearly all rows
-    contain every word of the query.
+    evidence is twice its information, up to a maximum. If the information were counted once, a word
+    that two rows contain could never have more evidence than chance, because ln n is subtracted
+    from the evidence of a row. Rows that consist only of a question are left out when the
+    information of a word is computed. If nearly all rows contain a word, the word's evidence is 0,
+    unless nearly all rows contain every word of the query.
     """
     is_only_question = np.zeros(n, bool) if arrangement is None else arrangement.is_only_question
     evidence, is_shared_list = list[float](), list[bool]()
