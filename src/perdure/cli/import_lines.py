@@ -69,10 +69,8 @@ class JsonLinesReader:
         self._conversations: dict[str, tuple[Conversation, _Path]] = {}
         self._states: list[tuple[float, Mapping[str, Any], object]] = []
         self._unnamed: list[Conversation] = []
-        self._messages_by_user: dict[
-            str, dict[str, Any]
-            # The conversation of single messages without a thread id, by user.
-        ] = {}
+        # The conversation of single messages without a thread id, by user.
+        self._messages_by_user: dict[str, dict[str, Any]] = {}
         # The user of the previous single message without a thread id.
         self._user = ""
 
