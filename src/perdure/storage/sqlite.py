@@ -1,7 +1,8 @@
 """`SQLiteDatabase`: a `Database` in one SQLite file, or in memory.
 
-All databases of a process with the same path share one `SQLiteFile`. It has one writing connection,
-whose thread commits in groups, and several connections that only read.
+All databases of a process with the same path share one `SQLiteFile`. A `SQLiteFile` has one
+connection that writes, and several connections that only read. The thread of the writing connection
+commits several jobs in one transaction.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ from perdure.storage.sqlite_writer import REQUEST_SCRUB_SQL, SQLiteWriter
 from perdure.storage.threads import Promise, ThreadPool, deliver_promises
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
-_READING_THREADS: Final = 4  # threads that read for coroutines
-# maximum number of flows that aiosqlite reads at the same time; each needs a thread
+_READING_THREADS: Final = 4  # Number of threads that read for coroutines
+# Maximum number of flows that aiosqlite reads at the same time. Each of the flows needs a thread.
 _MAX_ASYNC_READS: Final = 4
-_FORK_WAIT_S: Final = 2.0  # seconds that a fork waits for reads to end
-_PAUSE_S: Final = 0.001  # seconds between two checks whether a fork is still waiting
-# number of rows that aiosqlite fetches at a time; has no effect, because all rows are fetched at
-# once
+_FORK_WAIT_S: Final = 2.0  # Maximum number of seconds for which a fork waits until reads have ended
+# Seconds after which a read that is blocked by a fork tries again to begin
+_PAUSE_S: Final = 0.001
+# Number of rows that aiosqlite fetches at a time. The number has no effect, because all rows are
+# fetched at once.
 _CHUNK_ROWS: Final = 64
 _SIZES = (
     "SELECT page_size, page_count, freelist_count "
@@ -81,13 +83,13 @@ class SQLiteFile(SharedResource):
             else:
                 self._writer = SQLiteWriter(connector, schema)
                 self.write_lock = self._writer.lock
-                # The next process that opens the file tries the deletion again.
+                # Ignore an error, because the next process that opens the file calls `scrub` again.
                 with suppress(StorageError):
                     self._writer.scrub()
 
     @property
     def writer(self) -> SQLiteWriter:
-        """The writer, unless the database is closed or was opened read-only."""
+        """The writer of the file. If the file is closed or read-only, an error is raised."""
         if self.refusal:
             self.check_usable()
         if self._writer is None:
@@ -97,11 +99,9 @@ class SQLiteFile(SharedResource):
     def submit(self, job: Job[T]) -> Any:
         """Submit a job to the writer, and return the future of its result."""
         writer = self._writer
-        if (
-            writer is None or self.refusal
-            # Check this before taking the lock, because a forked process may have inherited the
-            # lock in its locked state.
-        ):
+        # Check `refusal` before taking the lock, because a forked process may have inherited the
+        # lock in its locked state.
+        if writer is None or self.refusal:
             writer = self.writer
         with self.submit_lock:
             if self.refusal:
@@ -130,7 +130,10 @@ class SQLiteFile(SharedResource):
             return result
 
     async def aread(self, flow: Flow[T], *, snapshot: bool) -> T:
-        """See `Database.aread`. A database in memory and an untrusted file are read in a thread."""
+        """See `Database.aread`.
+
+        A database in memory, or an untrusted file, is read by `read` in a separate thread.
+        """
         self.check_usable()
         if not self.connector.is_on_disk or self.connector.guard is not None:
             return await self.run_in_thread(lambda: self.read(flow, snapshot=snapshot))
@@ -140,22 +143,25 @@ class SQLiteFile(SharedResource):
         return await reading
 
     def pause_for_fork(self) -> None:
-        """See `Shared.pause_for_fork`. It also waits for reads, up to `_FORK_WAIT_S` seconds."""
+        """See `SharedResource.pause_for_fork`.
+
+        The fork waits for reads that are in progress, too, for up to `_FORK_WAIT_S` seconds.
+        """
         super().pause_for_fork()
         all_idle = [readers.pause() for readers in (self.readers, self.async_readers)]
         self.was_idle = all(all_idle)
 
     def resume_after_fork(self) -> None:
-        """See `Shared.resume_after_fork`."""
+        """See `SharedResource.resume_after_fork`."""
         for readers in (self.readers, self.async_readers):
             readers.resume()
         super().resume_after_fork()
 
     def close_inherited(self) -> None:
-        """Close, in a forked process, the connections to a file that its parent had opened.
+        """Close the connections to a file that a forked process has inherited from its parent.
 
-        Closing them changes no file. It does not affect the parent, whose locks on the file belong
-        to the process of the parent.
+        Closing the inherited connections changes no file. Closing them does not affect the parent
+        process, because the locks on the file belong to the parent process.
         """
         writers = [] if self._writer is None else [self._writer.connection]
         for conn in (*writers, *self.readers.connections, *self.async_readers.connections):
@@ -163,7 +169,7 @@ class SQLiteFile(SharedResource):
                 conn.close()
 
     def shut_down(self) -> None:
-        """See `Shared.end`."""
+        """See `SharedResource.shut_down`."""
         with self.submit_lock:
             if self.refusal:
                 return
@@ -181,11 +187,12 @@ class SQLiteFile(SharedResource):
 
 
 def _close_inherited_connections(path: str) -> None:
-    """Close the connections that a forked process has inherited, before it opens a file itself.
+    """Close the connections that a forked process has inherited from its parent process.
 
-    SQLite assumes that a process holds the locks of all its connections to a file. In a forked
-    process the inherited connections hold no locks. New connections would then take no locks
-    either, and other processes could remove the WAL while it is in use.
+    A forked process calls this function before it opens a file itself. SQLite assumes that a
+    process holds the locks of all its connections to a file. The inherited connections of a forked
+    process hold no locks. If the inherited connections stayed open, new connections would take no
+    locks either, and other processes could remove the WAL while the forked process uses it. See
     https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_file_across_a_fork_
 
     Raises:
@@ -265,7 +272,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
 
     @property
     def path(self) -> str:
-        """The path, which is absolute after the database was connected, or `":memory:"`."""
+        """The path, or `":memory:"`. After the database was connected, the path is absolute."""
         return self._connector.path
 
     @property
@@ -383,7 +390,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         return self._resource.submit(job)  # type: ignore[no-any-return]
 
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
-        """See `Database.post`."""
+        """See `Database.write_later`."""
         with suppress(StorageUnavailable):
             self._connect_once().submit(Job(make_flow, component=self._component, is_async=False))
 
@@ -404,7 +411,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         return file.writer.epoch(self._component, watch)
 
     async def wait_for_epoch(self, watch: Watch) -> object | None:
-        """See `Database.epoch_soon`."""
+        """See `Database.wait_for_epoch`."""
         file = self._resource
         if file is None or self.read_only:
             return None
@@ -413,11 +420,11 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
     # -- maintenance
 
     def request_scrub(self) -> Flow[None]:
-        """See `Database.scrub_wanted`."""
+        """See `Database.request_scrub`."""
         yield Statement(REQUEST_SCRUB_SQL)
 
     def scrub(self) -> bool:
-        """See `Database.scrub`. It rewrites the file, and needs disk space for a copy."""
+        """See `Database.scrub`. The whole file is rewritten, which needs disk space for a copy."""
         return self._connect_once().writer.scrub()
 
     def shrink(self) -> None:
@@ -425,7 +432,10 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         self._connect_once().writer.shrink(lambda: self.write(lambda: fetch_rows("SELECT 1")))
 
     def stats(self) -> dict[str, Any]:
-        """See `Database.stats`. Includes free space, and whether SQLite has the WAL-reset bug."""
+        """See `Database.stats`.
+
+        The result includes the free space in the file, and whether SQLite has the WAL-reset bug.
+        """
         ((page_size, pages, free_pages),) = self.read(lambda: fetch_rows(_SIZES))
         return {
             "path": self.path,
@@ -444,7 +454,9 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
     def _get_locks(self) -> Locks:
         """Open the database, and return its locks."""
         file = self._connect_once()
-        _ = file.writer  # This raises an error if the database is read-only and has no lock file.
+        # `writer` raises an error if the database was opened read-only, because it may have no lock
+        # file.
+        _ = file.writer
         return file.locks
 
 
@@ -474,7 +486,7 @@ class _PausableReads:
 
 
 class Readers(_PausableReads):
-    """The connections that read in the calling thread."""
+    """Manages the connections with which reads are executed in the calling thread."""
 
     def __init__(self, connector: Connector) -> None:
         super().__init__()
@@ -545,12 +557,13 @@ class _AsyncConnection(NamedTuple):
 
 
 class AsyncReaders(_PausableReads):
-    """Connections of aiosqlite that read for coroutines, in an event loop of their own.
+    """Manages the connections of aiosqlite that read for coroutines, in a separate event loop.
 
-    The thread of such a connection delivers results to the event loop that awaits the statement. It
-    dies if that loop was closed, which may happen after a task was cancelled. Therefore all
-    statements are awaited in a separate event loop, nothing is cancelled, and `close` waits. All
-    threads are daemons, so that a process can end without closing its database.
+    Each connection of aiosqlite has a thread, which delivers results to the event loop in which a
+    statement is awaited. The thread ends with an error if this event loop was closed, for example
+    after a task was cancelled. To prevent this error, all statements are awaited in a separate
+    event loop, no statement is cancelled, and `close` waits until all reads have ended. All threads
+    are daemon threads, so that a process can end without closing its database.
     """
 
     def __init__(self, connector: Connector) -> None:
@@ -575,7 +588,7 @@ class AsyncReaders(_PausableReads):
         return promise.future  # type: ignore[return-value]
 
     async def _run_read(self, promise: Promise[T], flow: Flow[T], snapshot: bool) -> None:
-        """Run a flow when a slot is free, and deliver its result."""
+        """Run a flow as soon as one of the slots for reads is free, and deliver the result."""
         async with self._read_slots:
             if not promise.try_start():
                 return
@@ -589,9 +602,10 @@ class AsyncReaders(_PausableReads):
 
     @asynccontextmanager
     async def _count_read(self) -> AsyncIterator[None]:
-        """Wait until no fork is waiting, then count a read as running until the context exits.
+        """Wait while the process is being forked, and then count a read until the block ends.
 
-        The wait does not block the event loop, because other reads have to end on it.
+        Waiting for a fork does not block the event loop, because reads that are in progress must be
+        able to end in the same event loop.
         """
         while not self._try_to_begin_read():  # noqa: ASYNC110 - across threads
             await asyncio.sleep(_PAUSE_S)
@@ -604,13 +618,13 @@ class AsyncReaders(_PausableReads):
                     self._changed.notify_all()
 
     def _try_to_begin_read(self) -> bool:
-        """Register a read unless a fork is waiting; return whether it was registered."""
+        """Count a new read and return True. If a fork is in preparation, return False."""
         with self._changed:
             self._active_reads += not self._is_pausing
             return not self._is_pausing
 
     async def _read(self, flow: Flow[T], snapshot: bool) -> T:
-        """Run a flow on an idle or a new connection."""
+        """Run a flow on an idle connection, or on a new connection if there is no idle one."""
         connection = (
             self._idle_connections.pop()
             if self._idle_connections
@@ -665,7 +679,7 @@ class AsyncReaders(_PausableReads):
 
 
 async def _execute_async(conn: aiosqlite.Connection, request: Request) -> Any:
-    """Execute a request of a flow, and return its rows; see `flow.Request`."""
+    """Execute a request that a flow has yielded, and return its rows; see `flow.Request`."""
     if isinstance(request, list):
         return [await _execute_async(conn, statement) for statement in request]
     return list(await conn.execute_fetchall(request.sql, request.params))

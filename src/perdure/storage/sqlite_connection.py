@@ -35,7 +35,9 @@ from perdure.storage.untrusted_sqlite import (
 Synchronous = Literal["full", "normal"]
 DURABLE: Final[Synchronous] = "full"  # the default; see docs/decisions/0004
 MEMORY: Final = ":memory:"
-_APPLICATION_ID: Final = 0x70657264  # "perd"; https://sqlite.org/pragma.html#pragma_application_id
+# Value of SQLite's pragma `application_id`, the text "perd" in ASCII; see
+# https://sqlite.org/pragma.html#pragma_application_id
+_APPLICATION_ID: Final = 0x70657264
 _COMMON_TABLES: Final = """
 CREATE TABLE IF NOT EXISTS schemas (
     component TEXT PRIMARY KEY, version INTEGER NOT NULL, script_hash TEXT NOT NULL,
@@ -44,21 +46,24 @@ CREATE TABLE IF NOT EXISTS schemas (
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL)
 STRICT, WITHOUT ROWID;
 """
-# Builds before the first release recorded no hashes. The earliest of them used another table.
+# Builds from before the first release did not store hashes of the scripts that created the tables.
+# The earliest builds used another table.
 _HAS_HASHES: Final = "SELECT 1 FROM pragma_table_info('schemas') WHERE name = 'script_hash'"
-# number of WAL pages after which the WAL is checkpointed into the file
+# Size of the WAL in bytes above which the WAL is checkpointed into the file
 WAL_LIMIT_BYTES: Final = 1 << 20
-_PAGE_BYTES: Final = 4096  # size of a page of the database
-RESERVE_BYTES: Final = 4 * WAL_LIMIT_BYTES  # size of the reserve file; see `Reserve`
-_LOW_SPACE_BYTES: Final = (
-    32 * RESERVE_BYTES
-)  # bytes of free disk space below which the disk counts as nearly full
+_PAGE_BYTES: Final = 4096  # Size in bytes of a page of the database
+RESERVE_BYTES: Final = 4 * WAL_LIMIT_BYTES  # Size in bytes of the reserve file; see `Reserve`
+# Number of bytes of free disk space below which the disk counts as nearly full
+_LOW_SPACE_BYTES: Final = 32 * RESERVE_BYTES
 REUSES_WAL = sqlite3.sqlite_version_info >= (3, 51, 3)
 """Whether SQLite may overwrite the WAL in place, which costs a third of emptying the WAL.
 
-In earlier versions this can damage the file: https://sqlite.org/wal.html#walresetbug
+In earlier versions of SQLite, overwriting the WAL in place can damage the file; see
+https://sqlite.org/wal.html#walresetbug
 """
-_INCREMENTAL = 2  # https://sqlite.org/pragma.html#pragma_auto_vacuum
+# Value of SQLite's pragma `auto_vacuum` that allows incremental vacuuming; see
+# https://sqlite.org/pragma.html#pragma_auto_vacuum
+_INCREMENTAL = 2
 _ERRORS_BY_PREFIX: dict[str, tuple[type[StorageError], str]] = {
     "SQLITE_BUSY": (StorageUnavailable, "another process is writing to the database; try again"),
     "SQLITE_LOCKED": (StorageUnavailable, "the database is locked within this process; try again"),
@@ -81,8 +86,9 @@ _ERRORS_BY_PREFIX: dict[str, tuple[type[StorageError], str]] = {
 class Reserve:
     """A file that reserves disk space for deletions while the disk is nearly full.
 
-    A deletion needs space before the database can shrink: it writes changed pages to the WAL, which
-    are then moved into the file. Without a reserve, nothing could be deleted on a full disk.
+    A deletion needs disk space before the database can shrink, because SQLite first writes the
+    changed pages to the WAL, and then moves the pages into the file. Without reserved disk space,
+    nothing could be deleted on a full disk.
 
     Args:
         database: The path of the database. The reserve file is next to it.
@@ -92,10 +98,10 @@ class Reserve:
         self._path = "" if database == MEMORY else database + "-reserve"
 
     def adjust(self) -> None:
-        """Create the reserve if the disk is nearly full, and remove it if there is ample space.
+        """Create the reserve file if the disk is nearly full. Remove it if there is ample space.
 
-        If there is no room for the whole reserve, it becomes as large as possible. Errors are
-        ignored, because the next call tries again.
+        If the disk has no room for the whole reserve file, the file becomes as large as possible.
+        Errors are ignored, because the next call tries again.
         """
         if not self._path:
             return
@@ -121,7 +127,7 @@ class Reserve:
 
     @contextlib.contextmanager
     def release_while(self) -> Iterator[None]:
-        """Release the reserved space while the block runs, and reserve it again afterwards."""
+        """Release the reserved disk space until the `with` block ends, then reserve it again."""
         self._remove()
         try:
             yield
@@ -129,7 +135,7 @@ class Reserve:
             self.adjust()
 
     def run_with_reserve(self, work: Callable[[], T]) -> T:
-        """Call a function, and call it again with the reserved space if the disk is full."""
+        """Call a function. If the disk is full, free the reserved disk space and call it again."""
         try:
             return work()
         except sqlite3.OperationalError as exc:
@@ -141,14 +147,14 @@ class Reserve:
 
 @dataclass(frozen=True)
 class Connector:
-    """Opens connections to one file. `SQLiteDatabase` describes the attributes."""
+    """Opens connections to one SQLite file. The attributes are arguments of `SQLiteDatabase`."""
 
     path: str
     synchronous: Synchronous
     read_only: bool
     timeout_s: float
     factory: type[sqlite3.Connection]
-    guard: Guard | None = None  # checks of an untrusted file, or None
+    guard: Guard | None = None  # The checks of an untrusted file, or None for a trusted file
 
     def with_guard(
         self,
@@ -156,12 +162,12 @@ class Connector:
         max_value_bytes: int,
         check_version: Callable[[sqlite3.Connection], object] | None = None,
     ) -> Connector:
-        """Return a connector for an untrusted file; see `Guard`."""
+        """Return a copy of this connector that opens the file as an untrusted file; see `Guard`."""
         return replace(self, guard=Guard(self.path, tables, max_value_bytes, check_version))
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether the database is a file, which other processes can open, and not in memory."""
+        """Whether the database is a file, which other processes can open."""
         return self.path != MEMORY
 
     def measure_wal(self) -> int:
@@ -183,7 +189,11 @@ class Connector:
         return Reserve(self.path)
 
     def _open_connection(self, uri_mode: str | None = None) -> sqlite3.Connection:
-        """Open a connection, with a query string of SQLite's URI such as `"mode=ro"`, if any."""
+        """Open a connection.
+
+        Args:
+            uri_mode: The query string of the file's URI, for example `"mode=ro"`, or None.
+        """
         target = f"{Path(self.path).absolute().as_uri()}?{uri_mode}" if uri_mode else self.path
         if self.guard is not None:
             self.guard.check_file()
@@ -200,7 +210,7 @@ class Connector:
             if self.guard is not None and isinstance(conn, UntrustedConnection):
                 self.guard.configure(conn)
             conn.execute("PRAGMA mmap_size = 0")
-            # With this pragma SQLite detects damaged pages more often, see
+            # The pragma `cell_size_check` lets SQLite detect damaged pages more often, see
             # https://sqlite.org/pragma.html#pragma_cell_size_check
             conn.execute("PRAGMA cell_size_check = ON")
             if self.is_on_disk:
@@ -213,7 +223,7 @@ class Connector:
     def open_first_writer(self, schema: Schema) -> sqlite3.Connection:
         """Open the connection that writes, and create the tables of a component.
 
-        On a full disk this uses the reserve, because otherwise no rows could be deleted.
+        On a full disk, the reserved disk space is used, because otherwise no rows could be deleted.
         """
         conn = self.reserve.run_with_reserve(partial(self._open_first_writer, schema))
         self.reserve.adjust()
@@ -226,10 +236,13 @@ class Connector:
             try:
                 is_new = not self._is_perdure_database(conn)
                 has_tables = not is_new and self._has_tables(conn, schema)
-                if is_new:  # This can only be set before the first page is written.
+                if is_new:
+                    # `auto_vacuum` can only be set before the first page of the database is
+                    # written.
                     conn.execute("PRAGMA auto_vacuum = INCREMENTAL")
                     if conn.execute("PRAGMA auto_vacuum").fetchone() != (_INCREMENTAL,):
-                        conn.execute("VACUUM")  # Another tool has created an empty database.
+                        # Another program has created the empty database, so rewrite the database.
+                        conn.execute("VACUUM")
                 if self.is_on_disk:
                     conn.execute("PRAGMA journal_mode = WAL")
                 self._configure_writer(conn)
@@ -254,7 +267,7 @@ class Connector:
         return conn
 
     def add_component(self, conn: sqlite3.Connection, schema: Schema) -> None:
-        """Create the tables of another component, unless they exist."""
+        """Create the tables of a further component in an open database, unless the tables exist."""
         with self.lock_processes():
             if not self._has_tables(conn, schema):
                 self.reserve.run_with_reserve(partial(self._create_tables, conn, schema))
@@ -275,7 +288,7 @@ class Connector:
             raise
 
     def check_readable(self, schema: Schema) -> None:
-        """Raise `StorageError` if the component has no tables, or those of another version."""
+        """Raise `StorageError` if the tables of a component are missing or of another version."""
         with contextlib.closing(self.open_reader()) as conn, self.guarded_read(conn):
             if self.has_component(conn, schema):
                 return
@@ -303,7 +316,7 @@ class Connector:
         return schema.has_tables(conn.execute(sql, (schema.component,)).fetchall(), self.path)
 
     def _is_perdure_database(self, conn: sqlite3.Connection) -> bool:
-        """Return whether perdure created the database, or False if it is empty.
+        """Return True if perdure created the database, and False if the database is empty.
 
         Raises:
             NotADatabase: The database belongs to another application.
@@ -350,7 +363,10 @@ class Connector:
 
     @contextlib.contextmanager
     def guarded_read(self, conn: sqlite3.Connection) -> Iterator[None]:
-        """Check an untrusted file, and limit the reads of the block. Do nothing for other files."""
+        """Check an untrusted file, and limit the reads in the `with` block.
+
+        A trusted file is not checked, and its reads are not limited.
+        """
         if not isinstance(conn, UntrustedConnection) or self.guard is None:
             yield
             return
@@ -364,7 +380,7 @@ class Connector:
         except sqlite3.OperationalError:
             if not self.read_only or os.path.exists(self.path + "-wal"):
                 raise
-            # The folder is not writable, and the database has no WAL.
+            # The folder is not writable and the database has no WAL, so open the file as immutable.
             return self._open_reader_with_mode("immutable=1")
 
     def _open_reader_with_mode(self, uri_mode: str) -> sqlite3.Connection:
@@ -386,7 +402,7 @@ def read_own_tables(script: str) -> dict[str, TableSQL]:
 
 
 def execute(conn: sqlite3.Connection, request: Request) -> Any:
-    """Execute a request of a flow on a connection, and return its rows; see `flow.Request`."""
+    """Execute a request that a flow has yielded, and return its rows; see `flow.Request`."""
     if isinstance(request, GuardedRequest):
         return _execute_guarded(conn, request)
     if isinstance(request, list):
@@ -399,10 +415,10 @@ def execute(conn: sqlite3.Connection, request: Request) -> Any:
 
 
 def _execute_guarded(conn: sqlite3.Connection, statements: GuardedRequest) -> list[Any]:
-    """Execute a guarded request, and return the rows of its guard.
+    """Execute a `GuardedRequest`, and return the rows that its first statement has returned.
 
     Raises:
-        GuardFailed: The guard found or changed no row.
+        GuardFailed: The first statement, the guard, found and changed no row.
     """
     guard, *other_statements = statements
     try:

@@ -1,10 +1,11 @@
-"""The writing connection of an SQLite file, and the thread that commits jobs in groups.
+"""The writing connection of an SQLite file, and the thread that commits its jobs.
 
-The writer also limits the size of the WAL, and returns free pages to the file system. SQLite before
-3.51.3 can damage a database if several connections write and checkpoint the WAL at the same time
-(https://sqlite.org/wal.html#walresetbug). With these versions, only the writer
-checkpoints the WAL, and it holds a lock that excludes other processes meanwhile. Later versions of
-SQLite checkpoint the WAL by themselves.
+Jobs that wait at the same time are committed in one transaction. The writer limits the size of the
+WAL, and returns free pages to the file system. SQLite before 3.51.3 can damage a database if
+several connections write and checkpoint the WAL at the same time
+(https://sqlite.org/wal.html#walresetbug). If SQLite is older than 3.51.3, only the writer
+checkpoints the WAL, and the writer holds a lock between processes during the checkpoint. SQLite
+3.51.3 and later versions checkpoint the WAL by themselves.
 """
 
 from __future__ import annotations
@@ -37,24 +38,32 @@ from perdure.storage.threads import Promise, deliver_promises
 
 _log = logging.getLogger("perdure")
 
+# Each request stores a new random value, which shows whether another process has requested a scrub
+# in the meantime.
 REQUEST_SCRUB_SQL: Final = """
 INSERT INTO settings (name, value) VALUES ('scrub', randomblob(8))
 ON CONFLICT (name) DO UPDATE SET value = excluded.value
-"""  # The random value shows whether another process has requested a scrub in the meantime.
-FILE_CHECK_INTERVAL_S: Final = (
-    1.0  # seconds between two checks that the path still leads to the open file
-)
-_EPOCH_LOCK_WAIT_S: Final = 0.001  # seconds to wait for another thread that reads the epoch
-EPOCH_WAIT_S: Final = 0.02  # seconds to wait for a transaction; then the epoch is unknown
-_SCRUB_WAIT_S: Final = 5.0  # seconds to wait for readers that still see the state before an erasure
-# number of pages per vacuum step on a full disk; their WAL must fit into the disk reserve
+"""
+# Seconds between two checks that the path still leads to the open file
+FILE_CHECK_INTERVAL_S: Final = 1.0
+# Maximum number of seconds for which `epoch` waits for another thread that reads the epoch
+_EPOCH_LOCK_WAIT_S: Final = 0.001
+# Maximum number of seconds to wait for the end of a transaction. After that, `wait_for_epoch`
+# returns None.
+EPOCH_WAIT_S: Final = 0.02
+# Maximum number of seconds for which a scrub waits for connections that still read an earlier state
+# of the database
+_SCRUB_WAIT_S: Final = 5.0
+# Number of pages that one step of an incremental vacuum frees on a full disk. The pages that a step
+# writes to the WAL must fit into the disk reserve.
 _FULL_DISK_VACUUM_PAGES: Final = 64
-# number of pages per vacuum step; a small number keeps the waiting time of writers short
+# Number of pages that one step of an incremental vacuum frees. A small number keeps the waiting
+# time of writers short.
 _VACUUM_PAGES: Final = 512
 
 
 class _EpochRequest(Promise[object | None]):
-    """A coroutine that waits for the epoch of a component."""
+    """A request of a coroutine that waits for the epoch of a component."""
 
     __slots__ = ("component", "watch")
 
@@ -78,7 +87,7 @@ class SQLiteWriter:
 
     def __init__(self, connector: Connector, schema: Schema) -> None:
         self.lock = threading.Lock()
-        # whether the connection is in use for other work than reading the epoch
+        # Whether the connection is in use for anything else than reading the epoch
         self._is_committing = False
         self._connector = connector
         self._conn = connector.open_first_writer(schema)
@@ -86,15 +95,18 @@ class SQLiteWriter:
             connector.read_file_identity(),
             time.monotonic(),
         )
-        self._is_broken = False  # whether the connection was closed after an error
+        self._is_broken = False  # Whether the connection was closed after an error
         self._closed = False
-        self._data_version = -1  # the last `PRAGMA data_version`
-        self._foreign_changes = 0  # number of changes of the data version that were seen
-        self._commit_counts: Counter[str] = Counter()  # number of commits of each component
+        self._data_version = -1  # The last value of `PRAGMA data_version`
+        # Number of times that the data version was found changed by another connection
+        self._foreign_changes = 0
+        self._commit_counts: Counter[str] = Counter()  # Number of commits of each component
         self._epoch_requests: deque[_EpochRequest] = deque()
         self._is_vacuuming = False
-        self._last_wal_bytes = 0  # size of the WAL in bytes after the last checkpoint
-        self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()  # None ends the thread
+        # Size of the WAL in bytes after the last attempt to checkpoint the WAL
+        self._last_wal_bytes = 0
+        # Queue of the submitted jobs. The value None ends the writing thread.
+        self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self.put = self._queue.put
         self._thread = threading.Thread(
             target=self._commit_until_end, name="perdure-write", daemon=True
@@ -118,11 +130,11 @@ class SQLiteWriter:
                 while self._epoch_requests:
                     with self._use_connection():
                         deliver_promises(self._answer_epoch_requests())
-            # Delete the references, because the results would stay in memory until the next job.
+            # Delete the references. Otherwise the results would stay in memory until the next job.
             del jobs
 
     def commit_in_calling_thread(self, job: Job[Any]) -> bool:
-        """Commit a job in the calling thread, unless the connection is in use or jobs are queued.
+        """Commit a job in the calling thread if the connection is free and no job is queued.
 
         Returns:
             Whether the job was committed. If not, the caller must hand it to the writing thread.
@@ -142,11 +154,13 @@ class SQLiteWriter:
             self.lock.release()
 
     def _commit_single_statement(self, job: Job[Any]) -> bool:
-        """Run a job that consists of one guarded statement, and let SQLite commit the statement.
+        """Execute a job that consists of one guarded statement, without BEGIN and COMMIT.
 
-        Each call of SQLite releases the interpreter lock. Another thread may then hold the lock for
-        up to 5 ms (`sys.getswitchinterval`). A transaction with BEGIN and COMMIT makes four calls.
-        This method makes one call, and the statement is durable before the lock is needed again.
+        Python releases the interpreter lock during each call of SQLite. After each call, another
+        thread may hold the interpreter lock for up to 5 ms (`sys.getswitchinterval`). A transaction
+        with BEGIN and COMMIT needs four calls of SQLite. A statement that SQLite commits by itself
+        needs only one call, and is durable before the calling thread needs the interpreter lock
+        again.
 
         Returns:
             True if the job was committed. False if nothing was written, because the job needs more
@@ -175,7 +189,7 @@ class SQLiteWriter:
         return True
 
     def _collect_jobs(self) -> tuple[list[Job[Any]], bool]:
-        """Wait for jobs. Return all queued jobs, and whether more jobs may follow."""
+        """Wait for jobs. Return all queued jobs, and whether the writing thread must continue."""
         jobs, queue, deadline = list[Job[Any]](), self._queue, 0.0
         job = queue.get()
         while job is not None:
@@ -195,9 +209,10 @@ class SQLiteWriter:
         return jobs, False
 
     def _commit_jobs(self, jobs: list[Job[Any]], *, uses_reserve: bool = False) -> None:
-        """Run jobs in one transaction. If it fails, run each job in a transaction of its own.
+        """Run jobs in one transaction.
 
-        If the disk is full, a job that deletes rows runs again with the reserved disk space.
+        If the transaction fails, run each job in a transaction of its own. If the disk is full, a
+        job that deletes rows runs again with the reserved disk space.
         """
         running: Job[Any] | None = None
         try:
@@ -238,7 +253,7 @@ class SQLiteWriter:
         deliver_promises([*jobs, *self._answer_epoch_requests()])
 
     def _count_commits(self, jobs: list[Job[Any]]) -> None:
-        """Increase the commit counters, and copy them to the `watch` of each job."""
+        """Count the commits of jobs for their components, and update the `watch` of each job."""
         for job in jobs:
             commits = self._commit_counts[job.component] = self._commit_counts[job.component] + 1
             if job.watch is not None:
@@ -248,8 +263,9 @@ class SQLiteWriter:
     def _answer_epoch_requests(self) -> list[_EpochRequest]:
         """Set the results of all waiting epoch requests, and return the requests.
 
-        The requests are removed from the queue first, because a coroutine may stop waiting at any
-        moment. Errors are ignored; the result of a request is None then.
+        The requests are removed from the queue before their results are set, because a coroutine
+        may stop waiting at any moment. Errors are ignored, and after an error the result of a
+        request is None.
         """
         requests: list[_EpochRequest] = []
         with suppress(IndexError):
@@ -278,9 +294,9 @@ class SQLiteWriter:
         self._connector.reserve.adjust()
 
     def _read_data_version(self) -> None:
-        """Count a change if another connection has committed since the last call.
+        """Increase `_foreign_changes` if another connection has committed since the last call.
 
-        Source: https://www.sqlite.org/pragma.html#pragma_data_version
+        SQLite documents the pragma: https://www.sqlite.org/pragma.html#pragma_data_version
         """
         (version,) = self._conn.execute("PRAGMA data_version").fetchone()
         if version != self._data_version:
@@ -288,11 +304,15 @@ class SQLiteWriter:
             self._foreign_changes += 1
 
     def _build_epoch(self, component: str, watch: Watch) -> object:
-        """Return the changes of other connections, and the commits that `watch` did not make."""
+        """Return two counts: changes by other connections, and commits of others in this process.
+
+        The second count is the number of commits for the component that the owner of `watch` has
+        not made.
+        """
         return self._foreign_changes, self._commit_counts[component] - watch.own_commits
 
     def epoch(self, component: str, watch: Watch) -> object | None:
-        """See `Database.epoch`. Return None while the connection is in use."""
+        """See `Database.epoch`. The result is None while the writing connection is in use."""
         if not self.lock.acquire(blocking=False) and (
             self._is_committing or not self.lock.acquire(timeout=_EPOCH_LOCK_WAIT_S)
         ):
@@ -306,7 +326,10 @@ class SQLiteWriter:
             self.lock.release()
 
     async def wait_for_epoch(self, component: str, watch: Watch) -> object | None:
-        """See `Database.wait_for_epoch`. The thread that uses the connection sets the result."""
+        """See `Database.wait_for_epoch`.
+
+        The thread that uses the writing connection sets the result of the request.
+        """
         request = _EpochRequest(component, watch)
         self._epoch_requests.append(request)
         try:
@@ -326,9 +349,9 @@ class SQLiteWriter:
                 self._epoch_requests.remove(request)
 
     def _roll_back(self) -> None:
-        """Roll the transaction back, or close the connection if that fails.
+        """Roll the current transaction back, or close the connection if the rollback fails.
 
-        Otherwise a later commit could include a part of a failed job.
+        If the transaction stayed open, a later commit could include a part of a failed job.
         """
         try:
             if self._conn.in_transaction:
@@ -338,7 +361,7 @@ class SQLiteWriter:
             self._is_broken = True
 
     def _get_connection(self) -> sqlite3.Connection:
-        """Return the connection, which is opened again if it was closed after an error."""
+        """Return the writing connection, and open it again if it was closed after an error."""
         if self._is_broken:
             self._conn = self._connector.reopen_writer()
             self._is_broken, self._data_version = False, -1
@@ -346,7 +369,7 @@ class SQLiteWriter:
 
     @contextmanager
     def _use_connection(self) -> Iterator[None]:
-        """Hold the lock of the connection for work other than reading the epoch."""
+        """Hold the lock of the writing connection, and mark the connection as in use."""
         with self.lock:
             self._is_committing = True
             try:
@@ -356,7 +379,7 @@ class SQLiteWriter:
 
     @contextmanager
     def lend_connection(self) -> Iterator[sqlite3.Connection]:
-        """Lend the connection to work that is not a job."""
+        """Provide the writing connection for work other than jobs until the `with` block ends."""
         with self._use_connection(), map_errors(self._connector.path):
             try:
                 yield self._get_connection()
@@ -365,20 +388,21 @@ class SQLiteWriter:
                 raise
 
     def add_component(self, schema: Schema) -> None:
-        """Create the tables of another component, unless they exist."""
+        """Create the tables of a further component in the open file, unless the tables exist."""
         with self.lend_connection() as conn:
             self._connector.add_component(conn, schema)
 
     # -- the WAL and the size of the file
 
     def _after_commit(self) -> None:
-        """Free some pages if a `shrink` is in progress, and empty the WAL if it has grown.
+        """Make one step of a vacuum that is in progress, and empty the WAL if it has grown.
 
         Errors are ignored, because the next commit tries again.
         """
         with suppress(sqlite3.Error, StorageError, OSError):
             if self._is_vacuuming:
-                # This ends a vacuum that fails, instead of repeating the vacuum forever.
+                # `more` stays False if the step fails, so that a vacuum that fails ends and is not
+                # repeated forever.
                 more = False
                 try:
                     more = self._vacuum_step()
@@ -392,7 +416,7 @@ class SQLiteWriter:
     def _vacuum_step(self) -> bool:
         """Return some free pages to the file system, and return whether more steps are needed.
 
-        On a full disk, all steps are made at once with the reserved disk space.
+        If the disk is full, all remaining steps are made in one go, with the reserved disk space.
         """
         try:
             return _vacuum_step(self._conn, _VACUUM_PAGES)
@@ -404,10 +428,11 @@ class SQLiteWriter:
 
     @contextmanager
     def _use_disk_reserve(self) -> Iterator[None]:
-        """Release the reserved disk space for a deletion, and shrink the file afterwards.
+        """Release the reserved disk space until the `with` block ends, and then shrink the file.
 
-        Deleted rows are not overwritten in the block, because that would write each of their pages.
-        The caller must request a scrub. https://sqlite.org/pragma.html#pragma_secure_delete
+        Within the block, SQLite does not overwrite deleted rows, because overwriting them would
+        write each page that contained a deleted row. The caller must request a scrub. See
+        https://sqlite.org/pragma.html#pragma_secure_delete
         """
         with self._connector.reserve.release_while():
             with suppress(sqlite3.Error, StorageError, OSError):
@@ -427,10 +452,10 @@ class SQLiteWriter:
                         )
 
     def _checkpoint_wal(self, conn: sqlite3.Connection, wait_s: float = 0.05) -> bool:
-        """Move the WAL into the file, and return whether the WAL is empty.
+        """Move the WAL into the database file, and return whether the WAL is empty.
 
-        If the file cannot grow, the reserved disk space is used. The emptied WAL then leaves enough
-        space for a new reserve.
+        If the database file cannot grow because the disk is full, the reserved disk space is
+        released. The disk space of the emptied WAL is enough to reserve disk space again.
         """
         if not self._connector.is_on_disk:
             return True
@@ -439,7 +464,7 @@ class SQLiteWriter:
         )
 
     def _move_wal_into_file(self, conn: sqlite3.Connection, wait_s: float) -> bool:
-        """Checkpoint the WAL under the lock between processes, and return whether it is empty."""
+        """Checkpoint the WAL while other processes are locked out. Return whether it is empty."""
         is_moved = False
         try:
             with self._connector.lock_processes(wait_s):
@@ -447,18 +472,20 @@ class SQLiteWriter:
                 ((busy, _, _),) = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
                 is_moved = not busy
         except StorageUnavailable:
-            pass  # Another process holds the lock. The next commit tries again.
+            # Another process holds the lock, so the next commit tries again to checkpoint the WAL.
+            pass
         finally:
             conn.execute(f"PRAGMA busy_timeout = {int(self._connector.timeout_s * 1000)}")
         self._last_wal_bytes = self._connector.measure_wal()
         return is_moved
 
     def scrub(self) -> bool:
-        """Remove all traces of deleted rows, if `request_scrub` asked for it.
+        """Remove all traces of deleted rows, if `request_scrub` was run before.
 
         `secure_delete` overwrites deleted rows, but not the copies that SQLite left behind when it
         moved rows between pages. VACUUM rewrites every page (https://sqlite.org/lang_vacuum.html),
-        while others read. Only the checkpoint after it needs the lock between processes.
+        while other connections can read. Only the checkpoint that follows the VACUUM needs the lock
+        between processes.
 
         Returns:
             Whether no trace is left. The result is False while another process reads the earlier
@@ -475,18 +502,21 @@ class SQLiteWriter:
             except sqlite3.OperationalError as exc:
                 if not is_disk_full(exc):
                     raise
-                with self._use_disk_reserve():  # frees the deleted pages only
+                # The disk has no room for a copy of the file, so free only the pages of deleted
+                # rows.
+                with self._use_disk_reserve():
                     return False
             is_moved = self._checkpoint_wal(conn, min(_SCRUB_WAIT_S, self._connector.timeout_s))
-            if is_moved:  # except a request that was made since
+            if is_moved:
+                # Keep a request for a scrub that was made since this scrub began.
                 conn.execute("DELETE FROM settings WHERE name = ? AND value = ?", scrub_request)
             return is_moved
 
     def shrink(self, commit_nothing: Callable[[], object]) -> None:
         """See `Database.shrink`.
 
-        A step is made after each commit, so that shrinking takes turns with writers. A separate
-        thread took six times as long.
+        After each commit, one step of an incremental vacuum is made, so that writers wait for one
+        step at most. A vacuum in a separate thread took six times as long as these steps.
 
         Args:
             commit_nothing: A function that commits an empty job, so that the next step is made.
@@ -498,7 +528,7 @@ class SQLiteWriter:
             self._checkpoint_wal(conn, wait_s=1.0)
 
     def shut_down(self) -> None:
-        """Commit all submitted jobs, and end the thread."""
+        """Commit all submitted jobs, and end the writing thread."""
         self._queue.put(None)
         self._thread.join()
 
@@ -510,9 +540,12 @@ class SQLiteWriter:
 
 
 def _vacuum_step(conn: sqlite3.Connection, pages: int) -> bool:
-    """Return free pages to the file system. Return whether some were freed and more are left."""
+    """Return free pages to the file system with one step of an incremental vacuum.
+
+    Return True if the step has freed pages and more free pages are left.
+    """
     (free_before,) = conn.execute("PRAGMA freelist_count").fetchone()
-    # `execute` would run only one step, which frees one page. `executescript` runs all steps.
+    # `Connection.execute` would free only one page. `executescript` frees all pages of this step.
     conn.executescript(f"PRAGMA incremental_vacuum({pages})")
     (free_after,) = conn.execute("PRAGMA freelist_count").fetchone()
     return bool(0 < free_after < free_before)
