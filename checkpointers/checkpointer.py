@@ -434,7 +434,7 @@ class Checkpointer(CheckpointSaver):
         report = self._maintenance.execute_deletion(
             thread_id, lambda: erase_from_thread(*arguments)
         )
-        return replace(report, scrubbed=self.database.scrub())
+        return replace(report, scrubbed=self.database.scrub_deleted_rows())
 
     aerase = make_async_twin(erase)
 

@@ -133,7 +133,7 @@ def _erase_messages(
     if not eraser.remover.has_match:
         yield from eraser.remove_quotations_from_list_entry()
         if events:
-            yield from maintenance.database.request_scrub()
+            yield from maintenance.database.request_scrub_of_deleted_rows()
         return ErasureReport(events=events)
     views = yield from _delete_recorded_model_inputs(reader, maintenance, thread_id, rows[0][0])
     eraser.collect_erased_texts()
@@ -149,7 +149,7 @@ def _erase_messages(
     yield reader.sql("mark_rows_removed", rows[0][0])
     yield from drop_thread_index(reader.sql, rows[0][0])
     yield from eraser.remove_quotations_from_list_entry()
-    yield from maintenance.database.request_scrub()
+    yield from maintenance.database.request_scrub_of_deleted_rows()
     hashes = sorted(
         {
             hash_message(reader.seal.hash_key, message)
@@ -195,7 +195,7 @@ def _erase_thread(
                 if isinstance(value, BaseMessage):
                     hashes.add(hash_message(reader.seal.hash_key, value))
     report = yield from maintenance.delete_thread(thread_id)
-    yield from maintenance.database.request_scrub()
+    yield from maintenance.database.request_scrub_of_deleted_rows()
     counts = report.checkpoints, report.items
     erased = ErasureReport(*counts, tuple(sorted(hashes)))
     return replace(erased, runs=report.runs, events=report.events, crons=report.crons)

@@ -274,7 +274,7 @@ class PersonRows:
 
         def flow() -> Flow[None]:
             yield self._sql(statement_name, *params)
-            yield from self._database.request_scrub()
+            yield from self._database.request_scrub_of_deleted_rows()
 
         self._database.write(flow, exclusive_names=(lock_id,), deletes_rows=True)
 

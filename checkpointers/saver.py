@@ -65,7 +65,13 @@ from perdure.checkpointers.values import Allowlist, Continuation
 from perdure.checkpointers.writer import CheckpointWriter
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.storage.database import Database, DatabaseOwner, Watch, make_async_twin
-from perdure.storage.encryption import ChecksumSeal, LangGraphSeal, Seal, bind_seal, build_seal
+from perdure.storage.encryption import (
+    ChecksumSeal,
+    LangGraphSeal,
+    Seal,
+    build_encryption_or_checksum_seal,
+    check_key_and_bind_seal,
+)
 from perdure.storage.flow import Flow, NamedSQL
 from perdure.storage.switching import short_switch_interval
 
@@ -124,7 +130,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     def _load_keys(self) -> Flow[None]:
         """Check the encryption key of the database, and read the key of its removal records."""
         database, read_only = self.database, self.database.read_only
-        yield from bind_seal(self._seal, database.path, database.tenant, read_only=read_only)
+        yield from check_key_and_bind_seal(
+            self._seal, database.path, database.tenant, read_only=read_only
+        )
         yield from self._removals.load_hash_key(read_only=read_only)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
@@ -152,7 +160,11 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             CorruptRecord: A stored row is damaged or was tampered with.
         """
         address, started_at = parse_address(config), time.time()
-        epoch = self.database.epoch(self._watch) if self._reader.is_head_cached(address) else None
+        epoch = (
+            self.database.get_write_epoch(self._watch)
+            if self._reader.is_head_cached(address)
+            else None
+        )
         checkpoint = self._find_cached_tuple(address, epoch) or self._read(
             lambda: self._read_tuple(address, config)
         )
@@ -165,9 +177,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """See `get_tuple`."""
         address, started_at = parse_address(config), time.time()
         if self._reader.is_head_cached(address, OFF_LOOP_ITEMS):
-            epoch = self.database.epoch(self._watch)
+            epoch = self.database.get_write_epoch(self._watch)
             if epoch is None:
-                epoch = await self.database.wait_for_epoch(self._watch)
+                epoch = await self.database.wait_for_write_epoch(self._watch)
             checkpoint = self._find_cached_tuple(address, epoch)
         else:
             checkpoint = None
@@ -480,7 +492,7 @@ def choose_serializer(
     aliases: Aliases = (),
 ) -> tuple[SerializerProtocol, Seal, StoredTypes]:
     """Choose the serializer, the encryption and the stored types from the options of `open`."""
-    seal, stored_types = build_seal(key), StoredTypes(types, aliases)
+    seal, stored_types = build_encryption_or_checksum_seal(key), StoredTypes(types, aliases)
     if serde is None:
         names = [class_name(t) if isinstance(t, type) else t for t in allow]
         names += [*map(class_name, stored_types.classes), *([] if strict else [Allowlist.LOADED])]

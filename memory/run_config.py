@@ -12,7 +12,7 @@ from langchain_core.runnables import RunnableConfig, ensure_config
 from perdure.checkpointers.address import TEAMS_KEY, WITHOUT_MEMORY_KEY, find_run_context_values
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory.options import check_instance, check_whole_number
-from perdure.settings import is_name
+from perdure.settings import is_valid_user_or_team_name
 
 Clock = Callable[[RunnableConfig | None], datetime | None]
 """A function that returns the point in time for a run with this config, or None for now."""
@@ -81,7 +81,7 @@ def read_run_user(config: RunnableConfig | None) -> str | None:
     user_id = {**config["configurable"], **find_run_context_values(config, ("user_id",))}.get(
         "user_id"
     )
-    return user_id if is_name(user_id) else None
+    return user_id if is_valid_user_or_team_name(user_id) else None
 
 
 def read_run_teams(config: RunnableConfig | None) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ def parse_run_teams(team: Any, teams: Any) -> tuple[str, ...] | None:
         raise InvalidConfig(f"'teams' of the run is {teams!r:.80}; expected a list of names")
     chosen = [*(teams or ())] if team is None else [team]
     for name in chosen:
-        if not is_name(name) or "\0" in name:
+        if not is_valid_user_or_team_name(name) or "\0" in name:
             raise InvalidConfig(
                 f"the run names the team {name!a:.80}; expected a name, which is not blank and has "
                 "no NUL"
@@ -318,7 +318,7 @@ class Template:
             )
         value = run_values[placeholder]
         is_valid = isinstance(value, str) and value.strip() and "\0" not in value
-        if not is_valid or (placeholder == "user_id" and not is_name(value)):
+        if not is_valid or (placeholder == "user_id" and not is_valid_user_or_team_name(value)):
             raise InvalidConfig(
                 f"{placeholder!r} of the run is {value!a:.80}, which cannot be a label in "
                 f"{self.labels!r}; expected text with a visible character and without NUL, "

@@ -48,7 +48,7 @@ def forget_author(
         lambda: _erase_author(parts, path, author, hand_over=hand_over), deletes_rows=True
     )
     parts.database.read(parts.indexes.purge_erased)
-    clean = parts.database.scrub()
+    clean = parts.database.scrub_deleted_rows()
     return _build_receipt(parts, found_rows, hand_over=hand_over, clean=clean)
 
 
@@ -104,7 +104,7 @@ def _erase_author(
     yield sql("drop_orphaned_search_indexes")
     yield from parts.writer.clear_errors()
     yield sql("increment_setting", "erasures")
-    yield from parts.database.request_scrub()
+    yield from parts.database.request_scrub_of_deleted_rows()
     return found_rows
 
 

@@ -126,7 +126,7 @@ def forget(
         # This process drops the cached words and vectors now. Other processes drop their cached
         # words and vectors at their next search.
         parts.database.read(parts.indexes.purge_erased)
-        clean = parts.database.scrub()
+        clean = parts.database.scrub_deleted_rows()
     return _build_receipt(
         parts,
         found_rows,
@@ -222,7 +222,7 @@ def _erase_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
         yield sql("drop_orphaned_search_indexes")
         yield from parts.writer.clear_errors()
         yield sql("increment_setting", "erasures")
-        yield from parts.database.request_scrub()
+        yield from parts.database.request_scrub_of_deleted_rows()
     return found_rows
 
 

@@ -35,9 +35,14 @@ from typing_extensions import TypedDict
 from perdure.effects import Effect, Operation, arun, run
 from perdure.errors import ConfigurationError, CorruptRecord, PerdureError
 from perdure.storage.database import Database
-from perdure.storage.encryption import ChecksumSeal, Seal, bind_seal, build_seal
+from perdure.storage.encryption import (
+    ChecksumSeal,
+    Seal,
+    build_encryption_or_checksum_seal,
+    check_key_and_bind_seal,
+)
 from perdure.storage.flow import Flow, NamedSQL
-from perdure.storage.threads import Promise, set_outcomes
+from perdure.storage.threads import Promise, set_future_results
 from perdure.stores.base import PROVENANCE, TTL, FoundItem, PutItem, StoredItem
 from perdure.stores.embedders import StoreEmbedder, embedder_from
 from perdure.stores.filter_sql import JSONLocation
@@ -269,7 +274,7 @@ class StoreParts:
                 opened.
             values: The column of the values, for conditions on their JSON.
         """
-        seal = build_seal(options.key)
+        seal = build_encryption_or_checksum_seal(options.key)
         word_storage = "clear" if isinstance(seal, ChecksumSeal) else options.text_index
         mask = _build_word_hasher(seal.hash_key) if word_storage == "keyed" else None
         embeddings = _build_embeddings(options.index, options.vectors)
@@ -280,7 +285,9 @@ class StoreParts:
         def prepare_database() -> Flow[None]:
             """Compare the options with the file's settings when the database is opened."""
             read_only = options.read_only
-            yield from bind_seal(seal, database.path, database.tenant, read_only=read_only)
+            yield from check_key_and_bind_seal(
+                seal, database.path, database.tenant, read_only=read_only
+            )
             preparer.fields[:] = yield from resolve_searched_fields(
                 sql, fields, word_storage, read_only=read_only
             )
@@ -663,7 +670,7 @@ class CallBatcher:
         """Run a batch at the end of the event loop iteration. Cancelled requests are left out."""
         if self._open_batches.get(loop) is batch:
             del self._open_batches[loop]
-        batch = [request for request in batch if request[1].try_start()]
+        batch = [request for request in batch if request[1].start_unless_cancelled()]
         if not batch:
             return
         future: asyncio.Future[None]
@@ -680,7 +687,7 @@ def _resolve_batch(batch: list[_Request], future: asyncio.Future[None]) -> None:
     error = asyncio.CancelledError() if future.cancelled() else future.exception()
     for _, promise in batch:
         promise.error = error or promise.error
-    set_outcomes([promise for _, promise in batch])
+    set_future_results([promise for _, promise in batch])
 
 
 def _run_calls(batch: list[_Request]) -> None:
@@ -690,6 +697,6 @@ def _run_calls(batch: list[_Request]) -> None:
     """
     for make, promise in batch:
         try:
-            promise.result = make() if promise.try_start() else None
+            promise.result = make() if promise.start_unless_cancelled() else None
         except BaseException as exc:
             promise.error = exc

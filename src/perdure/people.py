@@ -406,7 +406,9 @@ class _PersonErasure:
 
     def _scrub_databases(self) -> bool:
         """Overwrite the erased bytes, and return whether none of them is left."""
-        return all([self.saver.database.scrub(), self.store.database.scrub()])
+        return all(
+            [self.saver.database.scrub_deleted_rows(), self.store.database.scrub_deleted_rows()]
+        )
 
     def _list_data_kept_for_others(
         self, threads: list[str], person_namespaces: PersonNamespaces

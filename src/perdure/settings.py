@@ -57,7 +57,7 @@ _VALUE_KINDS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
 }
 
 
-def _list_field_kinds(dataclass_type: type) -> dict[str, str]:
+def _map_fields_to_type_names(dataclass_type: type) -> dict[str, str]:
     """Return the name of the type of each field of a dataclass, by field name."""
     return {
         dataclass_field.name: str(dataclass_field.type).removesuffix(" | None")
@@ -65,24 +65,27 @@ def _list_field_kinds(dataclass_type: type) -> dict[str, str]:
     }
 
 
-def _check_value(name: str, value: Any, kind: str) -> Any:
+def _check_setting_value(setting_name: str, value: Any, type_name: str) -> Any:
     """Return a value unchanged if its type is the one that the setting expects.
 
     Raises:
         ConfigurationError: The value has another kind. The message does not show text, which may be
             a secret.
     """
-    if kind in ("int", "float") and not isinstance(value, bool):
+    if type_name in ("int", "float") and not isinstance(value, bool):
         is_valid = (
-            isinstance(value, int if kind == "int" else int | float) and 0 <= value <= _MAX_NUMBER
+            isinstance(value, int if type_name == "int" else int | float)
+            and 0 <= value <= _MAX_NUMBER
         )
     else:
-        is_valid = type(value).__name__ == kind
+        is_valid = type(value).__name__ == type_name
     if not is_valid:
         displayed_value = (
-            type(value).__name__ if kind == "str" else f"{value!r:.80}"
+            type(value).__name__ if type_name == "str" else f"{value!r:.80}"
         )  # text may be a secret
-        raise ConfigurationError(f"{name} is {displayed_value}; expected {_VALUE_KINDS[kind][0]}")
+        raise ConfigurationError(
+            f"{setting_name} is {displayed_value}; expected {_VALUE_KINDS[type_name][0]}"
+        )
     return value
 
 
@@ -108,9 +111,9 @@ def check_user(name: str, user: Any, remedy: str = "leave it out for the default
         remedy: What the user should do instead, for the error.
 
     Raises:
-        ConfigurationError: The value is not a valid name; see `is_name`.
+        ConfigurationError: The value is not a valid name; see `is_valid_user_or_team_name`.
     """
-    if not is_name(user):
+    if not is_valid_user_or_team_name(user):
         rule = "'.' or '..'" if user in (".", "..") else "blank"
         raise ConfigurationError(
             f"{name} is {user!a:.80}; expected the name of a user, which is not {rule}; {remedy}"
@@ -118,18 +121,18 @@ def check_user(name: str, user: Any, remedy: str = "leave it out for the default
     return user
 
 
-def is_name(name: Any) -> TypeGuard[str]:
+def is_valid_user_or_team_name(value: Any) -> TypeGuard[str]:
     """Return whether a value may be the name of a user or a team.
 
     A name is a string with at least one visible character. Spaces, control characters and format
     characters, such as the zero-width space, are invisible. `"."` and `".."` are not valid names,
     because no URL can have them as a part of its path.
     """
-    if not isinstance(name, str) or name in (".", ".."):
+    if not isinstance(value, str) or value in (".", ".."):
         return False
     return not all(
         char.isspace() or char in _FILLERS or unicodedata.category(char) in _INVISIBLE
-        for char in name
+        for char in value
     )
 
 
@@ -163,9 +166,9 @@ class Rules:
     jobs_days: float | None = None
 
     def __post_init__(self) -> None:
-        for name, kind in _list_field_kinds(type(self)).items():
+        for name, kind in _map_fields_to_type_names(type(self)).items():
             if getattr(self, name) is not None or kind == "bool":
-                _check_value(f"retention.{name}", getattr(self, name), kind)
+                _check_setting_value(f"retention.{name}", getattr(self, name), kind)
         if not self.history and not self.checkpoints:
             raise ConfigurationError(
                 "retention.history is false, but there is no rule for checkpoints; set "
@@ -242,11 +245,15 @@ class Settings:
 
 _SETTING_TABLES: Final = {"retention": Rules, "worker": Worker}
 NAMES: Final = {
-    **{name: kind for name, kind in _list_field_kinds(Settings).items() if kind in _VALUE_KINDS},
+    **{
+        name: kind
+        for name, kind in _map_fields_to_type_names(Settings).items()
+        if kind in _VALUE_KINDS
+    },
     **{
         f"{table}.{name}": kind
         for table, table_class in _SETTING_TABLES.items()
-        for name, kind in _list_field_kinds(table_class).items()
+        for name, kind in _map_fields_to_type_names(table_class).items()
     },
 }
 
@@ -317,7 +324,7 @@ def load(**arguments: str | None) -> Settings:
     ):  # this key belongs to OpenAI
         settings["api_key"] = os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY"
     settings = {name: setting for name, setting in settings.items() if setting[0] not in ("", None)}
-    _check_sources(settings)
+    _refuse_risky_settings_of_untrusted_files(settings)
     values: dict[str, Any] = {"db": "", **{table: {} for table in _SETTING_TABLES}}
     for name, (value, _) in settings.items():
         table, _, field_name = name.rpartition(".")
@@ -326,13 +333,13 @@ def load(**arguments: str | None) -> Settings:
         table: settings_class(**values[table]) for table, settings_class in _SETTING_TABLES.items()
     }
     sources = {name: source for name, (_, source) in settings.items()}
-    db = os.path.expanduser(values.pop("db")) or _build_default_path()
+    db = os.path.expanduser(values.pop("db")) or _build_default_database_path()
     if db != ":memory:" and not is_dsn(db) and sources.get("db") != "argument":
         db = os.path.abspath(db)
     return Settings(db, **values, sources=sources)
 
 
-def _check_sources(settings: Mapping[str, Setting]) -> None:
+def _refuse_risky_settings_of_untrusted_files(settings: Mapping[str, Setting]) -> None:
     """Refuse settings in a `perdure.toml` that could send the user's data to the file's author.
 
     A `perdure.toml` that the user has not chosen explicitly may belong to a repository that the
@@ -381,7 +388,10 @@ def _read_environment() -> dict[str, Setting]:
         if name == "user" and variable in os.environ:
             check_user(variable, os.environ[variable])
         if text := os.environ.get(variable):
-            settings[name] = _check_value(variable, _parse_variable(text, kind), kind), variable
+            settings[name] = (
+                _check_setting_value(variable, _parse_environment_variable(text, kind), kind),
+                variable,
+            )
     return settings
 
 
@@ -401,7 +411,7 @@ def _read_settings_file() -> dict[str, Setting]:
         description = f"{name} in the settings file {str(path)!r}"
         if name not in NAMES:
             raise ConfigurationError(f"unknown setting {description}; expected {', '.join(NAMES)}")
-        _check_value(description, value, NAMES[name])
+        _check_setting_value(description, value, NAMES[name])
         if name == "user":
             check_user(description, value)
     if values.get("db") not in (None, "", ":memory:") and not is_dsn(
@@ -445,18 +455,18 @@ def _read_folder_identity(folder: str | Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _parse_variable(text: str, kind: str) -> Any:
+def _parse_environment_variable(text: str, type_name: str) -> Any:
     """Convert the text of an environment variable to the kind of value that a setting expects.
 
     If the text cannot be converted, it is returned unchanged.
     """
     try:
-        return _VALUE_KINDS[kind][1](text)
+        return _VALUE_KINDS[type_name][1](text)
     except (KeyError, ValueError):
         return text
 
 
-def _build_default_path() -> str:
+def _build_default_database_path() -> str:
     """Return the default path of the database, and create its folder."""
     folder = platformdirs.user_data_path("perdure")
     if not folder.is_dir():  # langgraph's server forbids os.mkdir() in its event loop.

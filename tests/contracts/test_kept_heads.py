@@ -490,7 +490,9 @@ def test_writes_of_a_task_while_its_thread_is_dropped(
         put(saver, {"n": 2}, at(uid="r1"), uid="r2")
         put(saver, {"n": 2}, at(ns="b", uid="b1"), ns="b", uid="b2")
         asyncio.run(course())
-        while saver.database.epoch(saver._watch) is None:  # while the connection is in use
+        while (
+            saver.database.get_write_epoch(saver._watch) is None
+        ):  # while the connection is in use
             time.sleep(0.01)
         found = saver.get_tuple(at(ns="b"))
 

@@ -227,9 +227,9 @@ def test_a_look_at_the_connection_leaves_nothing_behind(files: Savers) -> None:
     writer = saver.database._connect_once().writer  # type: ignore[attr-defined]
 
     def epoch() -> object:
-        return asyncio.run(writer.wait_for_epoch("checkpointer", saver._watch))
+        return asyncio.run(writer.wait_for_write_epoch("checkpointer", saver._watch))
 
-    with writer._use_connection():
+    with writer._hold_connection_lock():
         assert epoch() is None
     assert not writer._epoch_requests
     assert epoch() is not None

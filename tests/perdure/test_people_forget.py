@@ -327,7 +327,7 @@ with opened(sys.argv[1]) as both:
                 os.kill(os.getpid(), signal.SIGKILL)
             return method(*args, **options)
         return call
-    kind.write, kind.scrub = counted(kind.write), counted(kind.scrub)
+    kind.write, kind.scrub_deleted_rows = counted(kind.write), counted(kind.scrub_deleted_rows)
     people.forget("ann", both.saver, both.store)
 print(left[0])
 """

@@ -27,7 +27,7 @@ INVISIBLE = [
 @pytest.mark.parametrize("name", [*INVISIBLE, ".", "..", None, 5, b"ann", ["ann"]], ids=ascii)
 def test_a_name_that_nobody_can_have(name: Any) -> None:
     """Names without a visible character, parts of a path that mean a folder, and other values."""
-    assert not settings.is_name(name)
+    assert not settings.is_valid_user_or_team_name(name)
     with pytest.raises(ConfigurationError, match=r"user is .*; expected the name of a user"):
         settings.check_user("user", name)
 

@@ -914,7 +914,7 @@ def test_runs_that_are_forgotten_are_waited_for(settings: Settings) -> None:
         with pytest.raises(TooManyRequests):  # the requests of both were checked before
             await known.start_run(call, request, "ask", "t", temporary=False)
         await began.wait()
-        known.forget_thread(None, "t")
+        known.drop_runs_and_events_of_thread(None, "t")
         await known.aclose()
 
         assert (run.has_ended, told) == (True, ["tidied up"])

@@ -14,7 +14,7 @@ from langchain_core.messages import HumanMessage
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import CorruptRecord, WrongKey
 from perdure.storage.database import Schema
-from perdure.storage.encryption import AESGCMSeal, ChecksumSeal, Seal, bind_seal
+from perdure.storage.encryption import AESGCMSeal, ChecksumSeal, Seal, check_key_and_bind_seal
 from perdure.storage.sqlite import SQLiteDatabase
 from tests.backends import KEY
 from tests.checkpointers.test_bad_input import SECRET, checkpoint, config, put
@@ -78,7 +78,7 @@ def opened_notes(path: Path, seal: Seal, *, read_only: bool = False) -> None:
     database = SQLiteDatabase(
         path,
         NOTES,
-        begin=lambda: bind_seal(seal, str(path), read_only=read_only),
+        begin=lambda: check_key_and_bind_seal(seal, str(path), read_only=read_only),
         read_only=read_only,
     )
     database.connect()

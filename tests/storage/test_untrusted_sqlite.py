@@ -13,8 +13,8 @@ import pytest
 from perdure.errors import CorruptRecord
 from perdure.storage.untrusted_sqlite import (
     IMPORT_VALUE_BYTES,
-    Guard,
     UntrustedConnection,
+    UntrustedFileGuard,
     read_tables,
 )
 from tests.hostile_files import ENDLESS, change
@@ -54,31 +54,34 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "x.db"
 
 
-def connect(path: Path, guard: Guard) -> UntrustedConnection:
+def connect(path: Path, guard: UntrustedFileGuard) -> UntrustedConnection:
     conn = sqlite3.connect(path, isolation_level=None, factory=UntrustedConnection)
-    guard.configure(conn)
+    guard.set_connection_limits(conn)
     return conn
 
 
 def test_a_statement_without_an_end_is_stopped(path: Path) -> None:
     """It may take as many steps as the size of the file allows, and the next read begins anew."""
-    guard = Guard(str(path), {"t": None}, IMPORT_VALUE_BYTES)
+    guard = UntrustedFileGuard(str(path), {"t": None}, IMPORT_VALUE_BYTES)
     with closing(connect(path, guard)) as conn:
-        with pytest.raises(CorruptRecord, match="took more steps"), guard.guarded_read(conn):
+        with (
+            pytest.raises(CorruptRecord, match="took more steps"),
+            guard.check_and_limit_untrusted_read(conn),
+        ):
             conn.execute(f"SELECT count(*) FROM ({ENDLESS.format('i')})").fetchall()
         conn.rollback()
-        with guard.guarded_read(conn):
+        with guard.check_and_limit_untrusted_read(conn):
             assert conn.execute("SELECT a FROM t").fetchall() == []
 
 
 def test_ctrl_c_ends_a_statement(path: Path) -> None:
     """Python would notice the signal only when the statement has ended."""
-    guard = Guard(str(path), {"t": None}, IMPORT_VALUE_BYTES)
+    guard = UntrustedFileGuard(str(path), {"t": None}, IMPORT_VALUE_BYTES)
     with closing(connect(path, guard)) as conn:
         timer = threading.Timer(0.2, _thread.interrupt_main)
 
         def read() -> None:
-            with guard.guarded_read(conn):
+            with guard.check_and_limit_untrusted_read(conn):
                 conn.limit = 1 << 62
                 timer.start()
                 conn.execute(f"SELECT count(*) FROM ({ENDLESS.format('i')})").fetchall()

@@ -15,7 +15,7 @@ from starlette.requests import HTTPConnection
 
 from perdure.server.access import ACT_PERMISSION, Access, Forbidden, Identity
 from perdure.server.teams import find_teams
-from perdure.settings import is_name
+from perdure.settings import is_valid_user_or_team_name
 
 PERSON_HEADER: Final = "X-Perdure-User"
 """The header that names the person for whom a request is sent, in UTF-8."""
@@ -63,7 +63,12 @@ def build_identity_acting_for(access: Access, caller: Identity, person: Any) -> 
         Forbidden: The name is blank or not valid, the caller may not act for others, the caller
             already acts for another person, or the person has keys in other tenants only.
     """
-    if not is_name(person) or len(person) > _MAX_NAME_CHARS or person == "*" or "\0" in person:
+    if (
+        not is_valid_user_or_team_name(person)
+        or len(person) > _MAX_NAME_CHARS
+        or person == "*"
+        or "\0" in person
+    ):
         raise Forbidden(
             f"the person is {person!a:.80}; expected the name of a user, which is not '*'"
         )

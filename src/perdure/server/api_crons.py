@@ -38,7 +38,7 @@ from perdure.server.assistants import find_default_assistant, get_run_assistant
 from perdure.server.call import Call, CurrentCall, PathId, SortedPage
 from perdure.server.reply import JSONReply
 from perdure.server.run_request import WithoutNulls
-from perdure.server.runs import Runs, ServerRuns, extract_login_fields
+from perdure.server.runs import Runs, ServerRuns, convert_login_to_mapping
 from perdure.server.schedule import CronOptions, CronRequest
 from perdure.server.threads import validate_metadata
 
@@ -208,7 +208,7 @@ async def _validate_cron(
         "user": identity.user,
         "acting_for": identity.acting_for,
         "permissions": sorted(identity.permissions),
-        "login": extract_login_fields(identity.raw_user),
+        "login": convert_login_to_mapping(identity.raw_user),
     }
     return cron._replace(next_at=next_at, content=content)
 

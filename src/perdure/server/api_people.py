@@ -136,7 +136,7 @@ async def erase_person(call: Call, runs: Runs, person: PermittedPerson) -> peopl
         await runs.stop_thread(call.identity.tenant, thread_id)
     report = await people.aforget(person.user, call.saver, call.store, **person.options)
     for thread_id in person.threads:
-        runs.forget_thread(call.identity.tenant, thread_id)
+        runs.drop_runs_and_events_of_thread(call.identity.tenant, thread_id)
     call.record_for_audit(hashes=report.hashes)
     return _remove_hidden_namespaces(report, person)
 

@@ -56,7 +56,12 @@ from perdure.server.run_log import (
     build_frame,
     iter_sse_chunks,
 )
-from perdure.server.run_request import RunRequest, StreamMode, WithoutNulls, expand_arrays
+from perdure.server.run_request import (
+    RunRequest,
+    StreamMode,
+    WithoutNulls,
+    parse_repeated_or_json_array_parameter,
+)
 from perdure.server.runs import Runs, ServerRuns
 from perdure.server.teams import check_requested_teams
 from perdure.settings import SEARCH_LIMIT
@@ -219,7 +224,9 @@ async def list_runs(
     limit: Annotated[int, Query(ge=0, le=1000)] = SEARCH_LIMIT,
     offset: Annotated[int, Query(ge=0)] = 0,
     status: RunStatus | None = None,
-    select: Annotated[list[RunField] | None, Query(), BeforeValidator(expand_arrays)] = None,
+    select: Annotated[
+        list[RunField] | None, Query(), BeforeValidator(parse_repeated_or_json_array_parameter)
+    ] = None,
 ) -> Response:
     """List the runs of a thread, newest first."""
     await call.permit_thread(thread_id)
@@ -249,7 +256,9 @@ async def join_run_stream(
     runs: ServerRuns,
     request: Request,
     stream_mode: Annotated[
-        list[StreamMode | Literal[""]], Query(), BeforeValidator(expand_arrays)
+        list[StreamMode | Literal[""]],
+        Query(),
+        BeforeValidator(parse_repeated_or_json_array_parameter),
     ] = [],  # noqa: B006 - FastAPI copies it
     cancel_on_disconnect: bool = False,
 ) -> Response:
@@ -389,9 +398,9 @@ async def prepare_run(
     if call.identity.acting_for is not None and not temporary:
         permitted_thread = await _find_thread_of_person(call, arguments)
         may_create = may_create and permitted_thread is None
-    if permitted_thread is None and (body.checkpoint_ids or not may_create):
+    if permitted_thread is None and (body.checkpoint_ids_by_namespace or not may_create):
         permitted_thread = await threads.get_permitted_row(thread_id)
-    for namespace, checkpoint_id in body.checkpoint_ids.items():
+    for namespace, checkpoint_id in body.checkpoint_ids_by_namespace.items():
         checkpoint = {"checkpoint_ns": namespace, "checkpoint_id": checkpoint_id}
         await get_checkpoint(call, build_checkpoint_config(thread_id, checkpoint))
 

@@ -24,9 +24,13 @@ from perdure.server.call import Call, CurrentCall, PathId
 from perdure.server.graphs import default_assistant_id
 from perdure.server.person import Person, Sender, choose_person
 from perdure.server.reply import JSONObject, build_json_reply
-from perdure.server.run_request import CheckpointRef, CommandFields, expand_arrays
+from perdure.server.run_request import (
+    CheckpointRef,
+    CommandFields,
+    parse_repeated_or_json_array_parameter,
+)
 from perdure.server.runs import Runs, ServerRuns
-from perdure.server.threads import build_interrupt
+from perdure.server.threads import format_interrupt_for_api
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 
 routes = APIRouter(tags=["threads"])
@@ -88,7 +92,9 @@ async def get_state(
     thread_id: PathId,
     checkpoint_id: PathId = "",
     subgraphs: bool = False,
-    select: Annotated[list[str] | None, Query(), BeforeValidator(expand_arrays)] = None,
+    select: Annotated[
+        list[str] | None, Query(), BeforeValidator(parse_repeated_or_json_array_parameter)
+    ] = None,
 ) -> Response:
     """Return the newest state of a thread, or the state at a checkpoint."""
     checkpoint = {"checkpoint_id": checkpoint_id}
@@ -365,7 +371,7 @@ def build_state_json(state: StateSnapshot) -> dict[str, Any]:
         "created_at": state.created_at,
         "checkpoint": build_checkpoint_ref(state.config) if checkpoint_id else None,
         "parent_checkpoint": build_checkpoint_ref(state.parent_config),
-        "interrupts": [build_interrupt(task) for task in state.interrupts],
+        "interrupts": [format_interrupt_for_api(task) for task in state.interrupts],
         "checkpoint_id": checkpoint_id,
     }
 
@@ -451,7 +457,7 @@ def _build_task_json(task: Any) -> dict[str, Any]:
         "name": task.name,
         "path": task.path,
         "error": None if task.error is None else str(task.error),
-        "interrupts": [build_interrupt(interrupt) for interrupt in task.interrupts],
+        "interrupts": [format_interrupt_for_api(interrupt) for interrupt in task.interrupts],
         "checkpoint": None if isinstance(nested, StateSnapshot) else build_checkpoint_ref(nested),
         "state": build_state_json(nested) if isinstance(nested, StateSnapshot) else None,
         "result": task.result,

@@ -30,14 +30,14 @@ from perdure.server.api_states import (
 from perdure.server.call import Call, CurrentCall, PathId
 from perdure.server.reply import JSONObject, JSONReply, build_json_reply, encode_json
 from perdure.server.runs import ServerRuns
-from perdure.server.threads import Thread, validate_metadata, validate_owners
+from perdure.server.threads import Thread, validate_metadata, validate_user_names_in_metadata
 from perdure.settings import SEARCH_LIMIT
 from perdure.stores.base import Namespace
 
 routes = APIRouter(tags=["threads"])
 _LONGEST_TTL: Final = 100 * 366 * 24 * 60  # Maximum time to live of a thread, in minutes
 Metadata = Annotated[JSONObject, AfterValidator(validate_metadata)]
-NewMetadata = Annotated[Metadata, AfterValidator(validate_owners)]
+NewMetadata = Annotated[Metadata, AfterValidator(validate_user_names_in_metadata)]
 """Metadata that is stored. If it names an owner, the name must not be blank."""
 ThreadIds = Annotated[list[Annotated[str, AfterValidator(check_thread_id)]], Field(max_length=1000)]
 MAX_THREADS_READ: Final = 1_000

@@ -190,7 +190,9 @@ def create_app(
             # Open the databases of all tenants that the `Access` object lists. If the `Access`
             # object does not list tenants, the database of a tenant is opened when the tenant sends
             # a request for the first time.
-            await app.state.runs.open_tenants(getattr(app.state.access, "tenants", (None,)))
+            await app.state.runs.open_tenant_databases(
+                getattr(app.state.access, "tenants", (None,))
+            )
             custom_lifespan = nullcontext() if custom is None else custom.run_lifespan()
             async with custom_lifespan as state:
                 if custom is not None:

@@ -36,7 +36,11 @@ from perdure.server.graphs import Graph, Graphs, UnknownGraph, default_assistant
 from perdure.server.reply import build_json_reply, encode_json
 from perdure.server.run_request import CheckpointRef, ClientConfig, WithoutNulls, is_reserved_name
 from perdure.server.runs import Runs, ServerRuns
-from perdure.server.threads import already_exists_error, validate_metadata, validate_owners
+from perdure.server.threads import (
+    already_exists_error,
+    validate_metadata,
+    validate_user_names_in_metadata,
+)
 
 Assistant = dict[str, Any]
 """An assistant in the form of langgraph's API."""
@@ -219,7 +223,7 @@ class Assistants:
                 f"{', '.join(self._graphs)}",
                 422,
             )
-        validate_owners(validate_metadata(content["metadata"]))
+        validate_user_names_in_metadata(validate_metadata(content["metadata"]))
         if (size := len(encode_json(content))) > MAX_ASSISTANT_BYTES:
             raise ConfigurationError(
                 f"the assistant has {size} bytes; expected at most {MAX_ASSISTANT_BYTES}; keep "

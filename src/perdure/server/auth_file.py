@@ -24,7 +24,7 @@ from perdure.errors import ConfigurationError
 from perdure.graphs.langgraph_json import import_object
 from perdure.server.access import Action, Filter, Forbidden, Identity, Refused, Unauthenticated
 from perdure.server.teams import read_teams
-from perdure.settings import is_name
+from perdure.settings import is_valid_user_or_team_name
 
 _LOG: Final = logging.getLogger("perdure.server")
 _HANDLER_PARAMETERS: Final = (
@@ -166,7 +166,7 @@ class AuthFileAccess:
             default = {"is_authenticated": True, "permissions": [], "display_name": ""}
             user = HandlerUser(default | dict(user))
         identity = getattr(user, "identity", None)
-        if not is_name(identity):
+        if not is_valid_user_or_team_name(identity):
             raise Unauthenticated(
                 "the authentication handler returned a user without a valid identity"
             )

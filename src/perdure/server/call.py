@@ -62,7 +62,7 @@ class LiveRuns(Protocol):
     def is_thread_busy(self, tenant: str | None, thread_id: str) -> bool:
         """Return whether a run of a thread has not ended, even if the thread was deleted."""
 
-    def forget_thread(self, tenant: str | None, thread_id: str) -> None:
+    def drop_runs_and_events_of_thread(self, tenant: str | None, thread_id: str) -> None:
         """Forget the runs and the events of a deleted thread."""
 
 
@@ -216,7 +216,10 @@ class Call:
         options: Any = {"default_ttl": self._databases.thread_ttl, "owners_are_people": people}
         if runs is None:
             return Threads(database.saver, self._filter, **options)
-        run_callbacks = partial(runs.is_thread_busy, tenant), partial(runs.forget_thread, tenant)
+        run_callbacks = (
+            partial(runs.is_thread_busy, tenant),
+            partial(runs.drop_runs_and_events_of_thread, tenant),
+        )
         return Threads(database.saver, self._filter, *run_callbacks, **options)
 
     async def search_transcripts(

@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from perdure.errors import ConfigurationError
-from perdure.settings import is_name
+from perdure.settings import is_valid_user_or_team_name
 
 # Matches the TOML line `[[keys]]`
 _TABLE_HEADER: Final = re.compile(r"\s*\[\[\s*keys\s*\]\]\s*(#.*)?")
@@ -29,7 +29,7 @@ def check_key_user(name: str) -> str:
     Raises:
         ConfigurationError: The name is blank, `*`, or has characters that are not allowed.
     """
-    if not is_name(name) or name == "*" or "\0" in name:
+    if not is_valid_user_or_team_name(name) or name == "*" or "\0" in name:
         raise ConfigurationError(f"no user can be called {name!a}; choose another name")
     return name
 
@@ -40,7 +40,7 @@ def check_team_name(name: str) -> str:
     Raises:
         ConfigurationError: The name is blank, `*`, or has characters that are not allowed.
     """
-    if not is_name(name) or name == "*" or "\0" in name:
+    if not is_valid_user_or_team_name(name) or name == "*" or "\0" in name:
         raise ConfigurationError(f"no team can be called {name!a}; choose another name")
     return name
 

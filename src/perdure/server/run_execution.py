@@ -329,7 +329,9 @@ class RunExecution:
             await self._prepare_or_store_webhook(run.request.webhook)
         if run.temporary:
             with contextlib.suppress(UnknownThread):
-                await self._threads.delete_locked(run.thread_id, recorded=False)
+                await self._threads.delete_while_holding_lock(
+                    run.thread_id, adds_removal_record=False
+                )
         elif run.outcome == "error":
             run.has_unstored_input = not await is_input_stored(self._saver, run)
 

@@ -83,7 +83,7 @@ class RunServer(GraphServer, Protocol):
     def keep_database_open(self, tenant: str | None) -> AbstractContextManager[None]:
         """Keep the database of a tenant open until the block ends."""
 
-    async def start_due_work(self, runs: DatabaseRuns) -> None:
+    async def start_due_crons_and_webhooks(self, runs: DatabaseRuns) -> None:
         """Start the crons that are due, and send the webhooks that are due."""
 
     def register_run(self, run: Run) -> None:
@@ -95,7 +95,7 @@ class RunServer(GraphServer, Protocol):
     def feeds_with_readers(self, tenant: str | None) -> Mapping[str, EventLog]:
         """Return the event logs of threads that have readers, by the ids of the threads."""
 
-    def forget_thread(self, tenant: str | None, thread_id: str) -> None:
+    def drop_runs_and_events_of_thread(self, tenant: str | None, thread_id: str) -> None:
         """Forget the runs and the events of a thread that was deleted."""
 
 
@@ -145,7 +145,7 @@ class DatabaseRuns:
                             async with asyncio.timeout(self._pause_s):
                                 await self._wake.wait()
                         self._wake.clear()
-                        self._lock.check()
+                        self._lock.check_still_held()
             except ConfigurationError:
                 self.ready.set()
                 raise
@@ -170,7 +170,7 @@ class DatabaseRuns:
     def stop_runs_if_lock_is_lost(self) -> bool:
         """Return whether this process still holds its lock. Without it, stop all runs."""
         try:
-            self._lock.check()
+            self._lock.check_still_held()
         except StorageUnavailable:
             self._stop_runs_after_lost_lock()
             self._wake.set()
@@ -229,7 +229,7 @@ class DatabaseRuns:
         if self.due_work.done():
             if exc := self.due_work.exception():
                 _LOGGER.warning("crons and webhooks could not be started (%s)", type(exc).__name__)
-            self.due_work = asyncio.create_task(self.server.start_due_work(self))
+            self.due_work = asyncio.create_task(self.server.start_due_crons_and_webhooks(self))
 
     def wake(self) -> None:
         """Start the next sweep at once."""
@@ -390,7 +390,9 @@ class DatabaseRuns:
         return Threads(
             self.saver,
             {},
-            forget_thread=lambda thread_id: self.server.forget_thread(self.tenant, thread_id),
+            drop_runs_and_events_of_thread=lambda thread_id: (
+                self.server.drop_runs_and_events_of_thread(self.tenant, thread_id)
+            ),
         )
 
     async def read_output(self, run: Run) -> Any:

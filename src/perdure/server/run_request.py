@@ -59,7 +59,7 @@ def _deduplicate_stream_modes(modes: list[StreamMode]) -> list[StreamMode]:
     return [mode for mode in chosen if mode != "messages" or "messages-tuple" not in chosen]
 
 
-def expand_arrays(values: Any) -> Any:
+def parse_repeated_or_json_array_parameter(values: Any) -> Any:
     """Return the values of a query parameter that is repeated or is one JSON array.
 
     The JavaScript SDK sends `stream_mode=values&stream_mode=updates`; earlier versions of it send
@@ -225,11 +225,11 @@ class RunRequest(WithoutNulls):
                 "after_seconds cannot be combined with multitask_strategy 'reject', because no "
                 "client is left to receive the rejection; choose another strategy"
             )
-        self._choose_input()
+        self._drop_empty_command_or_superfluous_input()
         self.check_metadata()
         return self
 
-    def _choose_input(self) -> None:
+    def _drop_empty_command_or_superfluous_input(self) -> None:
         """Drop an empty command. If the command is not empty, drop the input of the request.
 
         Clients also send an input together with an answer to an interrupt. This input is the
@@ -332,7 +332,7 @@ class RunRequest(WithoutNulls):
         return names
 
     @property
-    def checkpoint_ids(self) -> dict[str, str]:
+    def checkpoint_ids_by_namespace(self) -> dict[str, str]:
         """Return a dict that maps checkpoint namespaces to the checkpoint ids in the request."""
         configurable = self._merged_configurable
         named_ids = {configurable.get("checkpoint_ns", ""): configurable.get("checkpoint_id")}

@@ -103,7 +103,7 @@ class Runs:
         self.schedule: Scheduler | None = None
         self.webhooks = webhooks or Webhooks()
 
-    async def open_tenants(self, tenants: Collection[str | None]) -> None:
+    async def open_tenant_databases(self, tenants: Collection[str | None]) -> None:
         """Open the databases of tenants, and take over the runs that dead servers have left.
 
         Raises:
@@ -143,7 +143,7 @@ class Runs:
         """Return whether the tenant's open database is the database that `runs` manages."""
         return self._databases.is_open(tenant, runs.database)
 
-    async def start_due_work(self, runs: DatabaseRuns) -> None:
+    async def start_due_crons_and_webhooks(self, runs: DatabaseRuns) -> None:
         """Start the crons that are due, and send the webhooks that are due."""
         if self.schedule is not None and not self._is_draining:
             await self.schedule.start_due_runs(runs)
@@ -250,19 +250,21 @@ class Runs:
             if is_new and not log.is_empty:
                 checked_at = log.removals_read_at
             elif log.last_dropped or not log.is_empty:
-                await self._drop_events_after_erasure(runs, log, thread_key, checked_at)
+                await self._drop_erased_events_and_return_check_time(
+                    runs, log, thread_key, checked_at
+                )
             async for events in runs.events.read_after(
                 log, number, check_access, thread_key, seq_range, account
             ):
                 earliest = time.monotonic() - ERASURE_CHECK_S
                 if checked_at <= earliest:
-                    checked_at = await self._drop_events_after_erasure(
+                    checked_at = await self._drop_erased_events_and_return_check_time(
                         runs, log, thread_key, earliest
                     )
                 yield events
 
-    async def _drop_events_after_erasure(
-        self, runs: DatabaseRuns, log: EventLog, thread_key: int, not_before: float
+    async def _drop_erased_events_and_return_check_time(
+        self, runs: DatabaseRuns, log: EventLog, thread_key: int, not_read_before: float
     ) -> float:
         """Drop the events of a thread from memory if its messages were erased in the meantime.
 
@@ -270,7 +272,7 @@ class Runs:
             runs: The runs of the database.
             log: The events.
             thread_key: The key of the thread.
-            not_before: The earliest time at which the number of erasures may have been read.
+            not_read_before: The earliest time at which the number of erasures may have been read.
 
         Returns:
             When the number was read, by `time.monotonic`.
@@ -280,7 +282,7 @@ class Runs:
                 the messages before is still in progress.
         """
         number, read_at = (
-            await runs.erasures.read_count(thread_key, not_before),
+            await runs.erasures.read_count(thread_key, not_read_before),
             runs.erasures.read_at,
         )
         if number is None or log.removals is None:
@@ -381,7 +383,7 @@ class Runs:
             why = "the server is shutting down; retry, or use another server"
             raise Refused(why, 503, {"Retry-After": "1"})
 
-    def forget_thread(self, tenant: str | None, thread_id: str) -> None:
+    def drop_runs_and_events_of_thread(self, tenant: str | None, thread_id: str) -> None:
         """Forget the runs and the events of a deleted thread.
 
         A new thread may get the id of the deleted thread.
@@ -440,7 +442,7 @@ class Runs:
             raise StorageUnavailable(
                 "the connection to the database was lost, and is being restored; try again"
             )
-        strategy, login = request.multitask_strategy, extract_login_fields(identity.raw_user)
+        strategy, login = request.multitask_strategy, convert_login_to_mapping(identity.raw_user)
         sender = sender or Sender(identity.user)
         details = {
             "assistant_id": request.assistant_id,
@@ -472,7 +474,7 @@ class Runs:
                 due_cron=due,
             )
             if accepted is None:
-                await self._raise_not_accepted(runs, run, live_ids)
+                await self._raise_if_run_was_not_stored(runs, run, live_ids)
         except BaseException:
             runs.runs_by_id.pop(run.run_id, None)
             raise
@@ -489,7 +491,7 @@ class Runs:
                 await runs.refresh_run(other)
         return run
 
-    async def _raise_not_accepted(
+    async def _raise_if_run_was_not_stored(
         self, runs: DatabaseRuns, run: Run, live_ids: Collection[str]
     ) -> None:
         """Raise the error for a run that was not accepted.
@@ -591,7 +593,7 @@ class Runs:
             await asyncio.wait([runs.task, runs.due_work])
 
 
-def extract_login_fields(login: Any) -> Any:
+def convert_login_to_mapping(login: Any) -> Any:
     """Return a user, as an authentication handler returned it, in a form that can be stored.
 
     Return None if the user has no fields. Another process needs the stored user to continue the

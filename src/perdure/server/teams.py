@@ -13,7 +13,7 @@ from typing import Any, Final
 from perdure.memory.run_config import TEAMS
 from perdure.server.access import Access, Forbidden, Identity
 from perdure.server.person import Person, Sender
-from perdure.settings import is_name
+from perdure.settings import is_valid_user_or_team_name
 
 _LOG: Final = logging.getLogger("perdure.server")
 
@@ -37,7 +37,7 @@ def read_teams(user: Any) -> frozenset[str]:
 
 def _is_team_name(name: Any) -> bool:
     """Return whether a value can be the name of a team."""
-    return is_name(name) and name != "*" and "\0" not in name
+    return is_valid_user_or_team_name(name) and name != "*" and "\0" not in name
 
 
 def find_teams(access: Access, user: str, tenant: str | None) -> frozenset[str] | None:

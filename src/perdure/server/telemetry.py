@@ -207,11 +207,11 @@ class Telemetry:
 
         is_stale = time.monotonic() - self._counted_at > _RECOUNT_INTERVAL_S
         if self._count_task is None or (self._count_task.done() and is_stale):
-            self._count_task = asyncio.create_task(self._update_counts(database))
+            self._count_task = asyncio.create_task(self._update_size_and_job_gauges(database))
         await asyncio.wait([self._count_task], timeout=_MAX_COUNT_WAIT_S)
         return await asyncio.to_thread(generate_latest, self._registry)
 
-    async def _update_counts(self, database: OpenDatabase) -> None:
+    async def _update_size_and_job_gauges(self, database: OpenDatabase) -> None:
         """Count the database's sizes and extraction jobs, and set the gauges."""
         try:
             saver, store = await database.saver.astats(), await database.store.astats()

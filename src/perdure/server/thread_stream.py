@@ -21,7 +21,7 @@ from perdure.server.call import Call, CurrentCall, PathId
 from perdure.server.run_events import METADATA_EVENT
 from perdure.server.run_log import ACCESS_CHECK_S, build_event_stream, build_frame, iter_sse_chunks
 from perdure.server.run_queue import SWEEP_S
-from perdure.server.run_request import expand_arrays
+from perdure.server.run_request import parse_repeated_or_json_array_parameter
 from perdure.server.runs import Runs, ServerRuns
 
 routes = APIRouter(tags=["runs"])
@@ -37,7 +37,9 @@ async def join_thread(
     runs: ServerRuns,
     request: Request,
     thread_id: PathId,
-    stream_mode: Annotated[list[ThreadMode] | None, Query(), BeforeValidator(expand_arrays)] = None,
+    stream_mode: Annotated[
+        list[ThreadMode] | None, Query(), BeforeValidator(parse_repeated_or_json_array_parameter)
+    ] = None,
 ) -> Response:
     """Stream the events of a thread's runs, from the event after Last-Event-ID if it is set."""
     await call.permit_thread(thread_id)
@@ -71,7 +73,7 @@ class ThreadFrames:
                 the reader begins with the runs that are under way.
         """
         try:
-            seq, number = await self._find_resume_point(last_event_id)
+            seq, number = await self._find_seq_and_event_number_to_resume_after(last_event_id)
             head = await self._read_newest_checkpoint_ref() if "state_update" in modes else None
             while True:
                 for run_seq, run_id, _ in await self._list_runs_after(seq):
@@ -91,7 +93,9 @@ class ThreadFrames:
             name = "StreamLost" if isinstance(exc, LookupError) else type(exc).__name__
             yield build_frame("error", {"error": name, "message": str(exc)})
 
-    async def _find_resume_point(self, last_event_id: str) -> tuple[int, int | None]:
+    async def _find_seq_and_event_number_to_resume_after(
+        self, last_event_id: str
+    ) -> tuple[int, int | None]:
         """Find out where a reader continues.
 
         Returns:

@@ -105,7 +105,7 @@ def validate_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-def validate_owners(metadata: dict[str, Any]) -> dict[str, Any]:
+def validate_user_names_in_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     """Check the users that a client's metadata names, if any, and return the metadata.
 
     Raises:
@@ -125,7 +125,8 @@ class Threads:
         filter: A filter that the metadata of a thread must meet.
         is_busy: Returns whether a run of this process is under way on a thread, even on a deleted
             one.
-        forget_thread: Called with the id of a deleted thread, before a new thread gets this id.
+        drop_runs_and_events_of_thread: Called with the id of a deleted thread, before a new thread
+            gets this id.
         default_ttl: The time to live of new threads that are given none.
         owners_are_people: Whether the `owner` of threads is the user of an API key.
     """
@@ -135,13 +136,17 @@ class Threads:
         saver: Checkpointer,
         filter: Filter,
         is_busy: Callable[[str], bool] = lambda _: False,
-        forget_thread: Callable[[str], None] = lambda _: None,
+        drop_runs_and_events_of_thread: Callable[[str], None] = lambda _: None,
         default_ttl: TimeToLive | None = None,
         *,
         owners_are_people: bool = True,
     ) -> None:
         self._saver, self._list, self._default_ttl = saver, ThreadList(saver), default_ttl
-        self._filter, self._is_busy, self._forget_thread = filter, is_busy, forget_thread
+        self._filter, self._is_busy, self._forget_thread = (
+            filter,
+            is_busy,
+            drop_runs_and_events_of_thread,
+        )
         self._owners_are_people = owners_are_people
 
     # -- one thread
@@ -185,8 +190,8 @@ class Threads:
         client = ClientMetadata(
             _copy_storable_metadata(metadata or {}), source_user, is_reserved=True
         )
-        is_new = await self._find_or_check_new(thread_id, client.metadata) is None
-        if is_new and await self._insert_thread_row(thread_id, client, ttl):
+        is_new = await self._find_thread_or_check_creation(thread_id, client.metadata) is None
+        if is_new and await self._insert_thread_row_if_absent(thread_id, client, ttl):
             return await self.get(thread_id)
         raise already_exists_error(f"a thread {thread_id!r}")
 
@@ -199,9 +204,9 @@ class Threads:
             Forbidden: The caller could not reach a new thread with this metadata.
         """
         client = ClientMetadata(_copy_storable_metadata(metadata), None, is_reserved=True)
-        existing = await self._find_or_check_new(thread_id, client.metadata)
+        existing = await self._find_thread_or_check_creation(thread_id, client.metadata)
         if existing is None:
-            if await self._insert_thread_row(thread_id, client):
+            if await self._insert_thread_row_if_absent(thread_id, client):
                 return await self.get_permitted_row(thread_id)
             existing = await self._list.aget(thread_id)
         if existing is None:
@@ -212,7 +217,7 @@ class Threads:
             raise _unknown_thread_error(thread_id)
         return existing
 
-    async def _insert_thread_row(
+    async def _insert_thread_row_if_absent(
         self, thread_id: str, client: ClientMetadata, ttl: TimeToLive | None = None
     ) -> bool:
         """Insert the row of a new thread.
@@ -244,7 +249,7 @@ class Threads:
         require_filter_match("a thread", {**thread["metadata"], **metadata}, self._filter)
 
         def merge_metadata(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
-            client, last_status = _choose_stored_fields(thread)
+            client, last_status = _choose_client_metadata_and_run_status(thread)
             merged = validate_metadata({**client.metadata, **metadata})
             return client._replace(metadata=_copy_storable_metadata(merged)), last_status
 
@@ -283,7 +288,7 @@ class Threads:
             return
         await self._list.aupdate(
             thread_id,
-            lambda thread: (_choose_stored_fields(thread)[0], status),
+            lambda thread: (_choose_client_metadata_and_run_status(thread)[0], status),
             may_wait=is_waiting,
         )
 
@@ -295,20 +300,20 @@ class Threads:
             AlreadyLocked: A turn of another program does not end.
         """
         async with self.lock_for_change(thread_id, timeout_s=_DELETE_WAIT_S):
-            await self.delete_locked(thread_id, recorded=True)
+            await self.delete_while_holding_lock(thread_id, adds_removal_record=True)
 
-    async def delete_locked(self, thread_id: str, *, recorded: bool) -> None:
+    async def delete_while_holding_lock(self, thread_id: str, *, adds_removal_record: bool) -> None:
         """Delete a thread and its runs. The caller holds the lock of the thread.
 
         Args:
             thread_id: The thread.
-            recorded: Whether to write a removal record; see `Maintenance.delete_thread`.
+            adds_removal_record: Whether to write a removal record; see `Maintenance.delete_thread`.
 
         Raises:
             UnknownThread: See `get`.
         """
         await self.get(thread_id)
-        await self._list.adelete(thread_id, add_removal_record=recorded)
+        await self._list.adelete(thread_id, add_removal_record=adds_removal_record)
         self._forget_thread(thread_id)
 
     async def delete_expired(self, limit: int) -> int:
@@ -364,7 +369,7 @@ class Threads:
         target = str(uuid4()) if target is None else target
         user = source["metadata"].get("user_id")
         client = ClientMetadata(_copy_storable_metadata({**source["metadata"], **metadata}), user)
-        if await self._find_or_check_new(target, client.metadata) is not None:
+        if await self._find_thread_or_check_creation(target, client.metadata) is not None:
             raise already_exists_error(f"a thread {target!r}")
         is_continued = source["status"] == "busy" or checkpoint_id is not None
         status: RunStatus = "idle" if is_continued else source["status"]
@@ -432,7 +437,7 @@ class Threads:
         owner = self.find_person(thread) or thread.metadata.get("owner")
         return owner is None or owner == person
 
-    async def _find_or_check_new(
+    async def _find_thread_or_check_creation(
         self, thread_id: str, metadata: Mapping[str, Any]
     ) -> ListedThread | None:
         """Return the row of a thread, or None if the caller may create a thread with this id.
@@ -477,7 +482,10 @@ class Threads:
         if query.sort_by == "status":
             return await self._search_by_status(query, limit, offset)
         return await self._list.asearch(
-            self._narrow_query(query), self._build_thread_matcher(query), limit, offset
+            self._build_sql_query_for_permitted_threads(query),
+            self._build_thread_matcher(query),
+            limit,
+            offset,
         )
 
     async def find_ids_of_person(self, query: ThreadQuery) -> set[str]:
@@ -488,7 +496,11 @@ class Threads:
             is_own = match(row) and self.find_person(row) == query.person
             return row.thread_id if is_own else None
 
-        return {*await self._list.asearch(self._narrow_query(query), match_person, _NO_LIMIT, 0)}
+        return {
+            *await self._list.asearch(
+                self._build_sql_query_for_permitted_threads(query), match_person, _NO_LIMIT, 0
+            )
+        }
 
     async def search_runs(
         self, query: ThreadQuery, status: str | None, limit: int, offset: int
@@ -500,7 +512,7 @@ class Threads:
         Returns:
             For each run its row, whether it is the last run of its thread, and the thread.
         """
-        table, sql_query = RunTable(self._saver), self._narrow_query(query)
+        table, sql_query = RunTable(self._saver), self._build_sql_query_for_permitted_threads(query)
         matching: list[tuple[RunRow, bool, Thread]] = []
         for start in count(0, _RUNS_PER_READ):
             page = await table.search_runs(sql_query, status, _RUNS_PER_READ, start)
@@ -531,7 +543,9 @@ class Threads:
             wait_s: How long to wait, in seconds, while changed threads are indexed; see
                 `memory.search_threads`.
         """
-        visible = VisibleThreads(self._narrow_query(query), self._build_thread_matcher(query))
+        visible = VisibleThreads(
+            self._build_sql_query_for_permitted_threads(query), self._build_thread_matcher(query)
+        )
 
         def search() -> ThreadHits:
             return TranscriptSearch.for_checkpointer(self._saver, store).search(
@@ -575,16 +589,16 @@ class Threads:
 
     async def count(self, query: ThreadQuery) -> int:
         """Count the threads that match a query."""
-        sql_query = self._narrow_query(query)
+        sql_query = self._build_sql_query_for_permitted_threads(query)
         if sql_query.is_exact:
             return await self._list.acount(sql_query)
         return len(await self.search(query, _NO_LIMIT))
 
-    def _narrow_query(self, query: ThreadQuery) -> ThreadQuery:
+    def _build_sql_query_for_permitted_threads(self, query: ThreadQuery) -> ThreadQuery:
         """Return an SQL query that finds all matching and permitted threads and perhaps others."""
         metadata = {
             **(query.metadata or {}),
-            **dict(map(_convert_condition_to_metadata, self._filter.items())),
+            **dict(map(_convert_filter_condition_to_metadata, self._filter.items())),
         }
         is_exact = not (metadata or query.text or query.status or query.person)
         return replace(query, metadata=metadata, is_exact=is_exact)
@@ -611,7 +625,7 @@ def already_exists_error(subject: str) -> VersionConflict:
     return VersionConflict(message)
 
 
-def _convert_condition_to_metadata(condition: tuple[str, Any]) -> tuple[str, Any]:
+def _convert_filter_condition_to_metadata(condition: tuple[str, Any]) -> tuple[str, Any]:
     """Convert a condition of a filter to metadata that every matching thread contains."""
     match condition:
         case name, {"$eq": value, **others} if not others:
@@ -621,7 +635,9 @@ def _convert_condition_to_metadata(condition: tuple[str, Any]) -> tuple[str, Any
     return condition
 
 
-def _choose_stored_fields(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
+def _choose_client_metadata_and_run_status(
+    thread: ListedThread,
+) -> tuple[ClientMetadata, RunStatus]:
     """Return the clients' metadata and the run status that the row of a thread should contain.
 
     If another program has stored the first checkpoint of the thread, the metadata is empty and the
@@ -637,7 +653,10 @@ def _choose_stored_fields(thread: ListedThread) -> tuple[ClientMetadata, RunStat
 
 def _is_unchanged(thread: ListedThread, status: RunStatus) -> bool:
     """Return whether the stored fields of a thread need no change after a run has ended."""
-    return (_choose_stored_fields(thread)[0], status) == (thread.client, thread.last_run_status)
+    return (_choose_client_metadata_and_run_status(thread)[0], status) == (
+        thread.client,
+        thread.last_run_status,
+    )
 
 
 def _build_thread(thread: ListedThread) -> Thread:
@@ -658,7 +677,7 @@ def _build_thread(thread: ListedThread) -> Thread:
         "title": thread.display_title,  # The field `title` is an addition of perdure.
         "status": "busy" if thread.is_busy else status,
         "interrupts": {
-            task.id: [build_interrupt(interrupt) for interrupt in task.interrupts]
+            task.id: [format_interrupt_for_api(interrupt) for interrupt in task.interrupts]
             for task in thread.status.tasks
             if task.interrupts and not task.done
         },
@@ -678,7 +697,7 @@ def _choose_status(status: ThreadStatus, last_run_status: RunStatus) -> RunStatu
     )
 
 
-def build_interrupt(interrupt: Any) -> Any:
+def format_interrupt_for_api(interrupt: Any) -> Any:
     """Return an interrupt of a task in the form of langgraph's API."""
     if isinstance(interrupt, dict):
         return interrupt

@@ -56,7 +56,8 @@ class Webhooks:
 
     def __init__(self, hosts: Collection[str] = (), secret: str | None = None) -> None:
         self._hosts = {
-            _parse_origin(host if "://" in host else f"https://{host}") for host in hosts
+            _parse_scheme_and_host_port(host if "://" in host else f"https://{host}")
+            for host in hosts
         }
         if hosts and not secret:
             raise ConfigurationError(
@@ -72,7 +73,7 @@ class Webhooks:
         Raises:
             ConfigurationError: The host is not allowed, or the URL is invalid.
         """
-        if _parse_origin(url) not in self._hosts:
+        if _parse_scheme_and_host_port(url) not in self._hosts:
             raise ConfigurationError(
                 f"webhook is {url!r:.200}, but this server calls "
                 f"{', '.join('://'.join(each[:2]) for each in sorted(self._hosts)) or 'no host'}; "
@@ -133,7 +134,7 @@ class Webhooks:
             self._secret, timestamp.encode() + b"." + body, hashlib.sha256
         ).hexdigest()
         target = httpx.URL(url)
-        address = await asyncio.wait_for(_resolve_address(target), TIMEOUT_S)
+        address = await asyncio.wait_for(_resolve_public_ip_address(target), TIMEOUT_S)
         headers = {
             "Host": target.netloc.decode(),
             "Content-Type": "application/json",
@@ -156,7 +157,7 @@ class Webhooks:
                 raise httpx.HTTPError(f"the host answered with the status {reply.status_code}")
 
 
-def _parse_origin(url: str) -> tuple[str, str]:
+def _parse_scheme_and_host_port(url: str) -> tuple[str, str]:
     """Return the scheme of a URL, and its host with the port.
 
     Raises:
@@ -185,7 +186,7 @@ def _encode_host_as_ascii(url: httpx.URL) -> str:
     return url.raw_host.decode("ascii")
 
 
-async def _resolve_address(url: httpx.URL) -> str:
+async def _resolve_public_ip_address(url: httpx.URL) -> str:
     """Return the IP address of a URL's host. The address of a name must be public.
 
     Raises:

@@ -52,37 +52,38 @@ class Schema(NamedTuple):
         """
         return hashlib.sha256(" ".join(self.script.split()).encode()).hexdigest()
 
-    def has_tables(self, rows: Sequence[Row], path: str) -> bool:
+    def has_tables_of_this_version(self, schema_rows: Sequence[Row], database_name: str) -> bool:
         """Return whether a database has the tables of the component.
 
         Args:
-            rows: The rows `(version, script_hash)` of the component in the table `schemas`.
-            path: The name of the database, for error messages.
+            schema_rows: The rows `(version, script_hash)` of the component in the table `schemas`.
+            database_name: The name of the database, for error messages.
 
         Raises:
             SchemaMismatch: The tables have another version, or were created by another script.
         """
-        if not rows:
+        if not schema_rows:
             return False
-        version, script_hash = rows[0]
+        version, script_hash = schema_rows[0]
         if version < SCHEMA_VERSION or (
             version == SCHEMA_VERSION and script_hash != self.script_hash
         ):
-            raise earlier_build_error(path)
+            raise build_earlier_build_error(database_name)
         if version > SCHEMA_VERSION:
             raise SchemaMismatch(
-                f"{path!r} has version {version} of the {self.component} schema, but "
+                f"{database_name!r} has version {version} of the {self.component} schema, but "
                 f"this version of perdure supports only {SCHEMA_VERSION}: upgrade perdure"
             )
         return True
 
 
-def earlier_build_error(path: str) -> SchemaMismatch:
+def build_earlier_build_error(database_name: str) -> SchemaMismatch:
     """Build the error for a database that was written before the first release of perdure."""
     return SchemaMismatch(
-        f"{path!r} was written by a build of perdure from before the first release; to move its "
-        "threads, run with that build: perdure export --all --db FILE > threads.jsonl, and "
-        "with this one: perdure import threads.jsonl (items: store.export(), store.import_lines())"
+        f"{database_name!r} was written by a build of perdure from before the first release; to "
+        "move its threads, run with that build: perdure export --all --db FILE > threads.jsonl, "
+        "and with this one: perdure import threads.jsonl (items: store.export(), "
+        "store.import_lines())"
     )
 
 
@@ -92,7 +93,7 @@ class Watch:
 
     Attributes:
         own_commits: The number of transactions that the owner of the cache has committed.
-        epoch: The epoch after the last transaction of the owner; see `Database.epoch`.
+        epoch: The epoch after the last transaction of the owner; see `Database.get_write_epoch`.
     """
 
     own_commits: int = 0
@@ -286,7 +287,7 @@ class Database(Protocol):
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
         """Queue a write and return at once. If the write fails, no error is reported."""
 
-    def epoch(self, watch: Watch) -> object | None:
+    def get_write_epoch(self, watch: Watch) -> object | None:
         """Return a value that changes when somebody else has written rows of the component.
 
         Writes by the cache to which `watch` belongs do not change the value. The method does no I/O
@@ -294,24 +295,24 @@ class Database(Protocol):
         without waiting.
         """
 
-    async def wait_for_epoch(self, watch: Watch) -> object | None:
-        """Return the `epoch`, after waiting a short time for a transaction in progress.
+    async def wait_for_write_epoch(self, watch: Watch) -> object | None:
+        """Return the epoch after waiting a short time for a transaction in progress.
 
         The result is None if the transaction in progress takes longer than this short time.
         """
 
-    def request_scrub(self) -> Flow[None]:
+    def request_scrub_of_deleted_rows(self) -> Flow[None]:
         """Record that the bytes of deleted rows must be overwritten.
 
-        Run this flow in the transaction that deletes the rows, and call `scrub` after the
-        transaction. If the process is killed before it calls `scrub`, the next process that
-        connects to the database calls `scrub`.
+        Run this flow in the transaction that deletes the rows, and call `scrub_deleted_rows` after
+        the transaction. If the process is killed before it calls `scrub_deleted_rows`, the next
+        process that connects to the database calls `scrub_deleted_rows`.
         """
 
-    def scrub(self) -> bool:
-        """Overwrite the bytes of deleted rows, if `request_scrub` was run before.
+    def scrub_deleted_rows(self) -> bool:
+        """Overwrite the bytes of deleted rows, if `request_scrub_of_deleted_rows` was run before.
 
-        Writers wait until `scrub` has finished.
+        Writers wait until `scrub_deleted_rows` has finished.
 
         Returns:
             Whether no deleted byte is left. The result is False while another process still reads

@@ -120,12 +120,14 @@ def _checksum_associated_data(associated_data: AssociatedData) -> int:
     return zlib.crc32(repr(associated_data).encode())
 
 
-def _compute_checksum(data: bytes, prefix_checksum: int, last_part: str | int | None) -> bytes:
+def _compute_checksum(
+    data: bytes, prefix_checksum: int, last_associated_part: str | int | None
+) -> bytes:
     """Return the checksum of the bytes and of the associated data of a row.
 
-    `prefix_checksum` is the checksum of the associated data without `last_part`.
+    `prefix_checksum` is the checksum of the associated data without `last_associated_part`.
     """
-    return zlib.crc32(data, zlib.crc32(b"%a" % (last_part,), prefix_checksum)).to_bytes(
+    return zlib.crc32(data, zlib.crc32(b"%a" % (last_associated_part,), prefix_checksum)).to_bytes(
         _CRC_BYTES, "little"
     )
 
@@ -135,8 +137,8 @@ class AESGCMSeal(Seal):
 
     A row that was changed or moved cannot be decrypted.
 
-    `bind_to_database` must be called before the seal is used for rows. `bind_seal` calls
-    `bind_to_database`.
+    `bind_to_database` must be called before the seal is used for rows. `check_key_and_bind_seal`
+    calls `bind_to_database`.
 
     Args:
         key: The key, of 16, 24 or 32 bytes.
@@ -249,7 +251,7 @@ class LangGraphSeal(Seal):
             ) from exc
 
 
-def build_seal(key: bytes | str | None) -> Seal:
+def build_encryption_or_checksum_seal(key: bytes | str | None) -> Seal:
     """Build the seal of a database.
 
     Args:
@@ -274,7 +276,7 @@ def build_seal(key: bytes | str | None) -> Seal:
     return ChecksumSeal() if key_bytes is None else AESGCMSeal(key_bytes)
 
 
-def bind_seal(
+def check_key_and_bind_seal(
     seal: Seal, path: str, tenant: str | None = None, *, read_only: bool = False
 ) -> Flow[None]:
     """Check the key of a database, and bind the seal to the database and its tenant.

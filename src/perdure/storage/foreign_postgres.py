@@ -14,7 +14,7 @@ try:
 
     from perdure.storage.postgres_connection import open_connection
     from perdure.storage.postgres_dsn import FixedDsn
-    from perdure.storage.postgres_errors import map_errors
+    from perdure.storage.postgres_errors import convert_psycopg_errors
 except ImportError as exc:
     raise MissingDependency(
         "Postgres needs psycopg and psycopg_pool; in a checkout: pip install '.[postgres]'"
@@ -44,7 +44,7 @@ class ForeignPostgres:
 
     def fetch_rows(self, sql: str, *params: object) -> list[Row]:
         """Execute a statement with the placeholders `%s`, and return its rows."""
-        with map_errors(self.path), self._conn.cursor(row_factory=tuple_row) as cursor:
+        with convert_psycopg_errors(self.path), self._conn.cursor(row_factory=tuple_row) as cursor:
             return cursor.execute(sql.encode(), params or None).fetchall()
 
     def lacks_any_table(self, *tables: str) -> bool:
@@ -80,7 +80,7 @@ class ForeignPostgres:
 
     def read_with(self, read: Callable[[], T]) -> T:
         """Call a function that reads from this database, and convert psycopg's errors."""
-        with map_errors(self.path):
+        with convert_psycopg_errors(self.path):
             return read()
 
     def close(self) -> None:

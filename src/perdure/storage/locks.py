@@ -125,13 +125,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_locked_files_in_child)
 
 
-def compute_offset(name: str) -> int:
+def compute_lock_byte_offset(lock_name: str) -> int:
     """Return the offset of the byte in the lock file that is locked for a name.
 
     If two names have the same offset, two processes cannot hold the locks on the two names at the
     same time.
     """
-    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    digest = hashlib.blake2b(lock_name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") % _OFFSET_COUNT
 
 
@@ -181,7 +181,7 @@ class ProcessLocks(Protocol):
     def release(self, name: str) -> None:
         """Release a lock."""
 
-    def check(self) -> None:
+    def check_still_held(self) -> None:
         """Change the number `session` if the locks were lost together with their connection."""
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class FileLocks(ProcessLocks):
     session = 0
     is_prompt = True
 
-    def __init__(self, path: str, offset: Callable[[str], int] = compute_offset) -> None:
+    def __init__(self, path: str, offset: Callable[[str], int] = compute_lock_byte_offset) -> None:
         self._path, self._offset = path, offset
         self._lock = threading.Lock()
         self._name_counts: Counter[int] = Counter()  # number of names for each locked byte
@@ -249,7 +249,7 @@ class FileLocks(ProcessLocks):
                 with contextlib.suppress(OSError):  # the file system may have gone
                     _unlock_byte(self._fd, offset)
 
-    def check(self) -> None:
+    def check_still_held(self) -> None:
         """Do nothing, because file locks last as long as the process."""
 
     def close(self) -> None:
@@ -385,7 +385,7 @@ class Locks:
         if hold.ticket is not None:
             hold.ticket.leave()
 
-    def check(self, *holds: LockHold) -> None:
+    def check_still_held(self, *holds: LockHold) -> None:
         """Check that locks are still held.
 
         Args:
@@ -397,7 +397,7 @@ class Locks:
         checked_holds = holds or _holds_of_run.get()
         if not checked_holds or self._process_locks is None:
             return
-        self._process_locks.check()
+        self._process_locks.check_still_held()
         for hold in checked_holds:
             if hold.is_taken and hold.owner is self and hold.session != self._process_locks.session:
                 raise StorageUnavailable(
@@ -459,7 +459,7 @@ class NamedLock:
         self._hold = await self._locks().aacquire(*self._arguments)
         return self
 
-    def check(self) -> None:
+    def check_still_held(self) -> None:
         """Check that the lock is still held.
 
         Code that does not belong to the run that holds the lock may call this method, too.
@@ -468,7 +468,7 @@ class NamedLock:
             StorageUnavailable: The lock was lost with its connection.
         """
         if self._hold is not None:
-            self._hold.owner.check(self._hold)
+            self._hold.owner.check_still_held(self._hold)
 
     def __exit__(self, *exc: object) -> None:
         if self._hold is not None:

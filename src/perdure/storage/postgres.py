@@ -49,7 +49,7 @@ from perdure.storage.flow import (
 )
 from perdure.storage.locks import Locks, NamedLock
 from perdure.storage.shared import LazyDatabase
-from perdure.storage.threads import Queues, Ticket, deliver_promises
+from perdure.storage.threads import Queues, Ticket, deliver_promise_results
 
 try:
     import psycopg
@@ -62,7 +62,7 @@ try:
         OwnPool,
         Server,
         UserPool,
-        build_pooled_locks_message,
+        build_no_lock_through_pooler_message,
         compute_lock_key,
         describe_pool,
     )
@@ -73,7 +73,7 @@ try:
         build_pool_dsn_source,
         format_uri,
     )
-    from perdure.storage.postgres_errors import is_lost, map_errors, translate_error
+    from perdure.storage.postgres_errors import convert_psycopg_errors, is_lost, translate_error
     from perdure.storage.postgres_requests import Requests
     from perdure.storage.postgres_schema import check_tenant_name, create_tables, list_table_names
     from perdure.storage.postgres_transaction import BEGIN, Transaction
@@ -193,13 +193,13 @@ class PostgresDatabase(LazyDatabase[Server]):
         # For each exclusive name, the group of writes that further writes may still join
         self._open_groups: dict[str, _WriteGroup] = {}
 
-    def _build_advisory_locks(self, direct: object) -> AdvisoryLocks | None:
+    def _build_advisory_locks(self, direct_dsn: object) -> AdvisoryLocks | None:
         """Return the advisory locks, or None if the only DSN leads to a pooler."""
-        self._can_lock = direct is not None or not self._is_pooled
+        self._can_lock = direct_dsn is not None or not self._is_pooled
         if not self._can_lock:
             return None
-        source = self._source if direct is None else build_dsn_source(direct, "direct")
-        is_direct = direct is not None
+        source = self._source if direct_dsn is None else build_dsn_source(direct_dsn, "direct")
+        is_direct = direct_dsn is not None
         return AdvisoryLocks(
             source, *self._lock_namespace, is_direct=is_direct, timeout_s=self._timeout_s
         )
@@ -239,13 +239,13 @@ class PostgresDatabase(LazyDatabase[Server]):
 
     # -- connecting and closing
 
-    def _open_resource(self) -> Server:
-        """See `LazyDatabase._open_resource`."""
+    def _open_file_or_server(self) -> Server:
+        """See `LazyDatabase._open_file_or_server`."""
         # Databases with the same pool or with equal DSN functions share their connections.
         key = self._pool or self._source.key, self._schema, self._is_pooled
         server = self._join_or_create(key, self._start_server)
         try:
-            with map_errors(server.name), server.connection() as conn:
+            with convert_psycopg_errors(server.name), server.connection() as conn:
                 create_tables(
                     conn,
                     server.name,
@@ -306,7 +306,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         )
         with self._submit_lock:
             group = self._add_group(job, exclusive_names)
-        self._run_group(server, group, exclusive_names)
+        self._commit_write_group(server, group, exclusive_names)
         return job.future.result()
 
     def awrite(
@@ -324,7 +324,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         if self._resource is None:
             # Check the locks in the calling thread, because a thread of the pool does not belong to
             # the run that holds the locks.
-            self._locks.check()
+            self._locks.check_still_held()
             work = partial(self.write, make_flow, on_commit, on_rollback, exclusive_names)
             return self._call_after_connecting(lambda server: server.run_in_thread(work))
         server, job = (
@@ -341,15 +341,15 @@ class PostgresDatabase(LazyDatabase[Server]):
             if group is not None:
                 group.jobs.append(job)
                 if not may_wait:
-                    self._close_group(name)
+                    self._close_write_group(name)
                 return job.future  # type: ignore[return-value]
             group = self._add_group(job, exclusive_names, may_wait=may_wait and bool(name))
             try:
                 server.threads.submit(
-                    partial(self._run_group, server, group, exclusive_names), is_async=None
+                    partial(self._commit_write_group, server, group, exclusive_names), is_async=None
                 )
             except BaseException:
-                self._close_group(name)
+                self._close_write_group(name)
                 group.ticket.leave()
                 raise
         return job.future  # type: ignore[return-value]
@@ -363,7 +363,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         earlier group, the later write would be committed before this job.
         """
         for name in exclusive_names or ():
-            self._close_group(name)
+            self._close_write_group(name)
         group = _WriteGroup(
             [job], self._queues.join(*exclusive_names or ()), Event() if may_wait else None
         )
@@ -371,13 +371,13 @@ class PostgresDatabase(LazyDatabase[Server]):
             self._open_groups[exclusive_names[0]] = group
         return group
 
-    def _close_group(self, name: str) -> None:
+    def _close_write_group(self, exclusive_name: str) -> None:
         """Close the open group of a name, if any, so that no more writes join the group."""
-        group = self._open_groups.pop(name, None)
+        group = self._open_groups.pop(exclusive_name, None)
         if group is not None and group.closed is not None:
             group.closed.set()
 
-    def _run_group(
+    def _commit_write_group(
         self, server: Server, group: _WriteGroup, exclusive_names: Sequence[str] | None
     ) -> None:
         """Commit the jobs of a group after all groups that precede the group in its queues."""
@@ -385,7 +385,7 @@ class PostgresDatabase(LazyDatabase[Server]):
             with self._submit_lock:
                 if self._open_groups.get(exclusive_names[0]) is group:
                     del self._open_groups[exclusive_names[0]]
-        jobs = [job for job in group.jobs if job.try_start()]
+        jobs = [job for job in group.jobs if job.start_unless_cancelled()]
         if not jobs:
             group.ticket.leave()
             return
@@ -395,7 +395,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         except BaseException as exc:
             for job in jobs:
                 job.finish_with_error(exc)
-        deliver_promises(jobs)
+        deliver_promise_results(jobs)
 
     def _commit_jobs(
         self, server: Server, jobs: list[Job[Any]], exclusive_names: Sequence[str] | None
@@ -419,12 +419,12 @@ class PostgresDatabase(LazyDatabase[Server]):
             for job, job.result in zip(jobs, result if len(jobs) > 1 else [result], strict=True):
                 job.finish_with_commit()
 
-    def epoch(self, watch: Watch) -> object | None:
+    def get_write_epoch(self, watch: Watch) -> object | None:
         """Return None, because Postgres has no epoch that can be read without I/O."""
         return None
 
-    async def wait_for_epoch(self, watch: Watch) -> object | None:
-        """Return None; see `epoch`."""
+    async def wait_for_write_epoch(self, watch: Watch) -> object | None:
+        """Return None; see `get_write_epoch`."""
         return None
 
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
@@ -436,7 +436,9 @@ class PostgresDatabase(LazyDatabase[Server]):
         with suppress(StorageError):
             server = self._get_writable_server()
             group = self._add_group(Job(make_flow, is_async=False), None)
-            server.threads.submit(partial(self._run_group, server, group, None), is_async=None)
+            server.threads.submit(
+                partial(self._commit_write_group, server, group, None), is_async=None
+            )
 
     def _get_writable_server(self) -> Server:
         """Open the database for a write, and return its `Server`.
@@ -446,7 +448,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         """
         if self._read_only:
             raise StorageError(f"{self.path} was opened read-only; open it without read_only")
-        self._locks.check()
+        self._locks.check_still_held()
         return self._connect_once()
 
     def _run_transaction(
@@ -472,7 +474,7 @@ class PostgresDatabase(LazyDatabase[Server]):
                 with (
                     server.connection() as conn,
                     Transaction(
-                        server, conn, begin, self._build_call_statements(conn, *calls)
+                        server, conn, begin, self._build_function_call_statements(conn, *calls)
                     ) as transaction,
                 ):
                     return run_flow(make_flow(), transaction.execute)
@@ -507,7 +509,9 @@ class PostgresDatabase(LazyDatabase[Server]):
         lock_many = "(SELECT count(pg_advisory_xact_lock(key)) FROM unnest(?::bigint[]) AS key)"
         return [*calls, (lock_many, keys)]
 
-    def _build_call_statements(self, conn: Requests, *calls: _FunctionCall) -> list[Statement]:
+    def _build_function_call_statements(
+        self, conn: Requests, *calls: _FunctionCall
+    ) -> list[Statement]:
         """Build a SELECT that calls functions and first sets the schema and the tenant."""
         if not conn.keeps_session:
             calls += (("set_config('search_path', ?, true)", self._schema),)
@@ -539,18 +543,21 @@ class PostgresDatabase(LazyDatabase[Server]):
             ConfigurationError: The only DSN leads to a pooler.
         """
         if not self._can_lock:
-            raise ConfigurationError(build_pooled_locks_message(self.path))
+            raise ConfigurationError(build_no_lock_through_pooler_message(self.path))
         return NamedLock(lambda: self._locks, self.aconnect, name, timeout_s)
 
     # -- maintenance
 
-    def request_scrub(self) -> Flow[None]:
-        """See `Database.request_scrub`."""
+    def request_scrub_of_deleted_rows(self) -> Flow[None]:
+        """See `Database.request_scrub_of_deleted_rows`."""
         tenant_column = "" if self._tenant is None else "tenant, "
         yield Statement(_REQUEST_SCRUB_SQL.format(tenant_column), (secrets.token_bytes(8),))
 
-    def scrub(self) -> bool:
-        """See `Database.scrub`. Tables are vacuumed. Postgres overwrites no deleted bytes."""
+    def scrub_deleted_rows(self) -> bool:
+        """See `Database.scrub_deleted_rows`.
+
+        Tables are vacuumed. Postgres overwrites no deleted bytes.
+        """
         scrub_request = self.read(
             lambda: fetch_rows("SELECT value FROM settings WHERE name = 'scrub'")
         )
@@ -570,7 +577,7 @@ class PostgresDatabase(LazyDatabase[Server]):
             fetch_rows, _TABLES_TO_VACUUM_SQL, self._schema, self._tables, min_dead_rows
         )
         server, tables_to_vacuum = self._get_writable_server(), self.read(tables)
-        with map_errors(server.name), server.connection() as conn:
+        with convert_psycopg_errors(server.name), server.connection() as conn:
             for (table,) in tables_to_vacuum:
                 vacuum = f"VACUUM (SKIP_LOCKED) {self._schema}.{table}"
                 conn.send_request([Statement(vacuum)], prepare=False)

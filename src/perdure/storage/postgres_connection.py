@@ -20,7 +20,7 @@ from perdure.errors import ConfigurationError, StorageUnavailable
 from perdure.storage.flow import Row, Statement
 from perdure.storage.locks import ProcessLocks
 from perdure.storage.postgres_dsn import DsnSource, redact_dsn
-from perdure.storage.postgres_errors import map_errors, translate_error
+from perdure.storage.postgres_errors import convert_psycopg_errors, translate_error
 from perdure.storage.postgres_requests import Borrowed, Pipelined, Requests, build_transformer
 from perdure.storage.shared import SharedResource
 from perdure.storage.threads import ThreadPool
@@ -104,7 +104,7 @@ def open_connection(
     except psycopg.ProgrammingError as exc:
         raise ConfigurationError(f"{name}: {exc}; correct this option of the DSN") from exc
     try:
-        with map_errors(name):
+        with convert_psycopg_errors(name):
             configure(conn)
     except BaseException:
         conn.close()
@@ -121,7 +121,7 @@ def is_pooled(conn: psycopg.Connection[Any]) -> bool:
     return bool(pid != conn.info.backend_pid)
 
 
-def _check_server(pgconn: pq.abc.PGconn, name: str) -> None:
+def _check_server_version_and_encoding(pgconn: pq.abc.PGconn, name: str) -> None:
     """Raise ConfigurationError if the server is too old or its database is not in UTF-8."""
     version = pgconn.server_version // 10_000
     encoding = (pgconn.parameter_status(b"server_encoding") or b"").decode()
@@ -248,7 +248,7 @@ class OwnPool(Connections):
             return self._pool.getconn(deadline - time.monotonic())
         except PoolTimeout as exc:
             if reason is None and len(self._lent) < self._size:
-                self._source.check_last_call(self._timeout_s / 2)
+                self._source.check_last_dsn_call(self._timeout_s / 2)
                 self._try_connecting(_EXPECTED_WAIT_S)
             raise reason or StorageUnavailable(
                 f"{self.name}: no connection was free within {self._timeout_s} s, because all "
@@ -270,7 +270,7 @@ class OwnPool(Connections):
     def _try_connecting(self, within_s: float) -> None:
         """Open a connection outside the pool, because the pool hides the error of an attempt."""
         with self._open_connection(within_s) as conn:
-            _check_server(conn.pgconn, self.name)
+            _check_server_version_and_encoding(conn.pgconn, self.name)
 
     def close(self) -> None:
         """See `Connections.close`."""
@@ -306,7 +306,7 @@ class UserPool(Connections):
         self._pool, self._timeout_s = pool, timeout_s
         self._guard = threading.Lock()  # protects `_sessions`
         self._sessions: WeakKeyDictionary[psycopg.Connection[Any], _Session] = WeakKeyDictionary()
-        with map_errors(self.name), self.connection():
+        with convert_psycopg_errors(self.name), self.connection():
             pass
 
     @property
@@ -343,7 +343,7 @@ class UserPool(Connections):
         try:
             lent.end_transaction()  # The `check` function of the pool may have begun a transaction.
             if session is None:
-                _check_server(conn.pgconn, self.name)
+                _check_server_version_and_encoding(conn.pgconn, self.name)
                 *_, ((server_run,),) = lent.send_request(
                     [*lent.settings, Statement(SERVER_RUN_SQL)]
                 )
@@ -470,7 +470,7 @@ class AdvisoryLocks(ProcessLocks):
             ConfigurationError: The DSN leads to a pooler.
             StorageUnavailable: The server cannot be reached.
         """
-        with self._guard, map_errors(self._source.name):
+        with self._guard, convert_psycopg_errors(self._source.name):
             try:
                 return self._call_lock_function("pg_try_advisory_lock", name)
             # The server has closed this connection while it was idle.
@@ -491,13 +491,13 @@ class AdvisoryLocks(ProcessLocks):
             self._conn.execute(_DISABLE_IDLE_TIMEOUT_SQL)
             if not self._is_direct and is_pooled(self._conn):
                 self._drop_connection()
-                raise ConfigurationError(build_pooled_locks_message(self._source.name))
+                raise ConfigurationError(build_no_lock_through_pooler_message(self._source.name))
         key = compute_lock_key(*self._namespace, "lock", name)
         ((is_done,),) = self._conn.execute(f"SELECT {function}(%s::bigint)", (key,)).fetchall()
         return bool(is_done)
 
-    def check(self) -> None:
-        """See `ProcessLocks.check`.
+    def check_still_held(self) -> None:
+        """See `ProcessLocks.check_still_held`.
 
         If the server has closed the connection, its socket is readable, but no data can be read.
         """
@@ -522,7 +522,7 @@ class AdvisoryLocks(ProcessLocks):
             self._drop_connection()
 
 
-def build_pooled_locks_message(name: str) -> str:
+def build_no_lock_through_pooler_message(name: str) -> str:
     """Return the message of the error for a lock that is requested through a pooler."""
     return (
         f"{name} is pooled, and a lock needs a connection of its own; pass direct=, the DSN of the "

@@ -73,7 +73,10 @@ def normalize_dsn(dsn: object) -> str:
         parts = conninfo_to_dict(dsn)
         is_odd = any("@" in str(parts.get(name, "")) for name in ("host", "dbname"))
         if not is_odd and "\0" not in dsn:  # libpq would ignore the text after a NUL
-            overrides = {"client_encoding": "UTF8", **_encode_hosts(parts.get("host"))}
+            overrides = {
+                "client_encoding": "UTF8",
+                **_build_ascii_host_parameter(parts.get("host")),
+            }
             return make_conninfo(dsn, **{**_DEFAULTS, **parts, **overrides})
     # The message does not show the DSN, because the DSN may contain a password.
     raise ConfigurationError(
@@ -82,7 +85,7 @@ def normalize_dsn(dsn: object) -> str:
     )
 
 
-def _encode_hosts(hosts: Any) -> dict[str, str]:
+def _build_ascii_host_parameter(hosts: Any) -> dict[str, str]:
     """Return the parameter `host` of a DSN with all host names in ASCII.
 
     If the host names of the DSN are in ASCII already, return an empty dict. psycopg encodes
@@ -154,10 +157,10 @@ class DsnSource(Protocol):
                 seconds.
         """
 
-    def check_last_call(self, within_s: float) -> None:
+    def check_last_dsn_call(self, timeout_s: float) -> None:
         """Raise `StorageUnavailable` if the last attempt to get a DSN failed or still hangs.
 
-        An attempt counts as hanging if it has taken longer than `within_s` seconds.
+        An attempt counts as hanging if it has taken longer than `timeout_s` seconds.
         """
 
     def close(self) -> None:
@@ -181,7 +184,7 @@ class FixedDsn(DsnSource):
         """See `DsnSource.locate_database`."""
         return self._address
 
-    def check_last_call(self, within_s: float) -> None:
+    def check_last_dsn_call(self, timeout_s: float) -> None:
         """Do nothing, because getting a fixed DSN can neither fail nor hang."""
 
     def close(self) -> None:
@@ -225,7 +228,7 @@ class DsnFunction(DsnSource):
         with self._guard:
             self._pending[call] = began
         try:
-            dsn, problem = self._call_function(began + within_s)
+            dsn, problem = self._fetch_dsn_or_problem(began + within_s)
         finally:
             with self._guard:
                 del self._pending[call]
@@ -239,7 +242,7 @@ class DsnFunction(DsnSource):
         """See `DsnSource.locate_database`."""
         return self._address or parse_address(self.resolve_dsn(within_s))
 
-    def _call_function(self, deadline: float) -> tuple[str, str]:
+    def _fetch_dsn_or_problem(self, deadline: float) -> tuple[str, str]:
         """Call the function, and return the normalized DSN and an empty string.
 
         If there is no DSN, return an empty string and the reason.
@@ -262,7 +265,7 @@ class DsnFunction(DsnSource):
         try:
             return normalize_dsn(result), ""
         except ConfigurationError:
-            return "", f"returned {_describe_result(result)}"
+            return "", f"returned {_describe_non_dsn_result(result)}"
 
     def _call_and_describe_error(self) -> tuple[object, str]:
         """Call the function, and return its result and an empty string.
@@ -275,11 +278,11 @@ class DsnFunction(DsnSource):
         except BaseException as exc:
             return None, f"raised {type(exc).__name__}, whose text may contain a password"
 
-    def check_last_call(self, within_s: float) -> None:
-        """See `DsnSource.check_last_call`."""
+    def check_last_dsn_call(self, timeout_s: float) -> None:
+        """See `DsnSource.check_last_dsn_call`."""
         now = time.monotonic()
         with self._guard:
-            hangs = any(now - began > within_s for began in self._pending.values())
+            hangs = any(now - began > timeout_s for began in self._pending.values())
         if hangs or self._problem:
             raise self._build_error(self._problem or "has not returned yet")
 
@@ -312,7 +315,7 @@ def _check_callable(function: Callable[[], object], label: str) -> None:
         ) from None
 
 
-def _describe_result(result: object) -> str:
+def _describe_non_dsn_result(result: object) -> str:
     """Describe a result that is not a DSN, without showing the text of the result.
 
     A result that is a coroutine is closed.
@@ -332,7 +335,7 @@ def _build_label(function: object, argument: str) -> str:
     return f"the function {name}() that is passed as {argument}="
 
 
-def _build_source_key(function: object) -> Hashable:
+def _build_dsn_function_key(function: object) -> Hashable:
     """Return a key that is equal for equal functions, for example for a bound method read twice."""
     try:
         hash(function)
@@ -378,7 +381,7 @@ def build_dsn_source(dsn: object, argument: str = "dsn") -> DsnSource:
         )
     if callable(dsn):
         advice = "the function must return a DSN like postgresql://user:password@host/database"
-        return DsnFunction(dsn, _build_label(dsn, argument), _build_source_key(dsn), advice)
+        return DsnFunction(dsn, _build_label(dsn, argument), _build_dsn_function_key(dsn), advice)
     return FixedDsn(dsn)
 
 

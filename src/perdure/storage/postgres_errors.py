@@ -50,12 +50,12 @@ def is_lost(exc: psycopg.Error) -> bool:
 
 
 @contextmanager
-def map_errors(name: str) -> Iterator[None]:
+def convert_psycopg_errors(database_name: str) -> Iterator[None]:
     """Convert errors of psycopg to `StorageError`, with the name of the database in the message."""
     try:
         yield
     except psycopg.Error as exc:
-        raise translate_error(exc, name) from exc
+        raise translate_error(exc, database_name) from exc
 
 
 def translate_error(exc: psycopg.Error, name: str) -> StorageError:

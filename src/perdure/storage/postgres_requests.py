@@ -62,7 +62,7 @@ class _AnyTextDumper(BytesBinaryDumper):
         return super().dump(obj.to_column_bytes())
 
 
-def _register_adapters(adapters: AdaptersMap) -> AdaptersMap:
+def _add_perdure_adapters(adapters: AdaptersMap) -> AdaptersMap:
     """Register the adapters that perdure's statements need, and return the map."""
     # All integers are sent with one Postgres type, so that a statement is prepared only once, and
     # not once for each integer width.
@@ -139,7 +139,9 @@ class Requests(ABC):
         try:
             self.pgconn.enter_pipeline_mode()
             result_keys = [
-                key for index, run in runs for key in self._send_statement(limit, index, *run)
+                key
+                for index, run in runs
+                for key in self._send_statement_and_yield_expected_results(limit, index, *run)
             ]
             self.pgconn.pipeline_sync()
             results = self._read_results()
@@ -171,10 +173,10 @@ class Requests(ABC):
         params = transformer.dump_sequence(row, [PyFormat.AUTO] * len(row))
         return (sql, transformer.types or ()), params, transformer.formats or ()
 
-    def _send_statement(
+    def _send_statement_and_yield_expected_results(
         self,
         max_prepared: int,
-        index: int,
+        statement_number: int,
         key: _StatementKey,
         params: Sequence[Any],
         formats: Sequence[pq.Format],
@@ -194,7 +196,7 @@ class Requests(ABC):
             pgconn.send_query_params(key[0], params, key[1], formats, _BINARY)
         else:
             pgconn.send_query_prepared(name, params, formats, _BINARY)
-        yield index
+        yield statement_number
 
     def _read_results(self) -> list[pq.abc.PGresult]:
         """Read the results of a request until the server has answered all of it."""
@@ -233,7 +235,7 @@ class Pipelined(Requests, psycopg.Connection[Row]):
 
     def __init__(self, pgconn: pq.abc.PGconn, *args: Any) -> None:
         psycopg.Connection.__init__(self, pgconn, *args)
-        _register_adapters(self.adapters)
+        _add_perdure_adapters(self.adapters)
         self._set_transformer(Transformer.from_context(self))
 
     def discard_connection(self) -> None:
@@ -241,7 +243,7 @@ class Pipelined(Requests, psycopg.Connection[Row]):
         self.close()
 
 
-_ADAPTERS: Final = _register_adapters(AdaptersMap(psycopg.adapters))
+_ADAPTERS: Final = _add_perdure_adapters(AdaptersMap(psycopg.adapters))
 _ROLLBACK: Final = Statement("ROLLBACK")
 # The settings apply only to the current transaction, because a connection of the user's pool must
 # keep its own session settings.

@@ -17,7 +17,7 @@ from typing import Any, Final
 import psycopg
 
 from perdure.errors import ConfigurationError, StorageError
-from perdure.storage.database import SCHEMA_VERSION, Schema, earlier_build_error, split_script
+from perdure.storage.database import SCHEMA_VERSION, Schema, build_earlier_build_error, split_script
 from perdure.storage.flow import Row, Statement
 from perdure.storage.postgres_connection import compute_lock_key
 from perdure.storage.postgres_requests import Requests
@@ -104,8 +104,8 @@ def create_tables(
             tenants, or the role can see the rows of all tenants.
     """
     # Check the tenant first, because the script that creates the tables depends on the tenant.
-    _check_tenant(conn, schema, tenant)
-    if _has_tables(conn, name, component, schema):
+    _check_schema_and_role_fit_tenant(conn, schema, tenant)
+    if _schema_has_tables_of_component(conn, name, component, schema):
         return
     if read_only:
         raise StorageError(
@@ -121,8 +121,8 @@ def create_tables(
             _run_statements(conn, Statement(f"CREATE SCHEMA {schema}"))
         common = [*split_script(_SCHEMAS_TABLE), *build_statements(_SETTINGS_TABLE, tenant)]
         _run_statements(conn, Statement(f"SET LOCAL search_path TO {schema}"), *common)
-        _check_tenant(conn, schema, tenant)
-        if not _has_tables(conn, name, component, schema):
+        _check_schema_and_role_fit_tenant(conn, schema, tenant)
+        if not _schema_has_tables_of_component(conn, name, component, schema):
             insert = "INSERT INTO schemas (component, version, script_hash) VALUES (?, ?, ?)"
             row = component.component, SCHEMA_VERSION, component.script_hash
             _run_statements(
@@ -149,22 +149,24 @@ def _transaction_block(conn: Requests) -> Iterator[None]:
         raise
 
 
-def _has_tables(conn: Requests, name: str, component: Schema, schema: str) -> bool:
+def _schema_has_tables_of_component(
+    conn: Requests, database_name: str, component: Schema, schema_name: str
+) -> bool:
     """Return whether the schema has the tables of a component.
 
     Raises:
         SchemaMismatch: The tables were created by another version or build of perdure.
     """
-    table = f"{schema}.schemas"
-    state = Statement(_SCHEMAS_STATE, (f"{schema}.migrations", table))
+    table = f"{schema_name}.schemas"
+    state = Statement(_SCHEMAS_STATE, (f"{schema_name}.migrations", table))
     ((has_migrations, has_versions, has_hashes),) = _run_statements(conn, state)
     if has_migrations or (has_versions and not has_hashes):
-        raise earlier_build_error(name)
+        raise build_earlier_build_error(database_name)
     if not has_versions:
         return False
     sql = f"SELECT version, script_hash FROM {table} WHERE component = ?"
     rows = _run_statements(conn, Statement(sql, (component.component,)))
-    return component.has_tables(rows, name)
+    return component.has_tables_of_this_version(rows, database_name)
 
 
 # -- tenants
@@ -181,7 +183,7 @@ def check_tenant_name(tenant: Any) -> str | None:
     raise ConfigurationError(f"tenant is {tenant!r:.80}; expected a name, or None")
 
 
-def _check_tenant(conn: Requests, schema: str, tenant: str | None) -> None:
+def _check_schema_and_role_fit_tenant(conn: Requests, schema: str, tenant: str | None) -> None:
     """Check that the tables of a schema, and the current role, can be used with a tenant.
 
     If the schema has no tables, nothing is checked.

@@ -135,7 +135,7 @@ class Transaction:
                 suppress(StorageUnavailable, psycopg.OperationalError),
                 self._server.lend_replacement(self._conn, _SETTLED_S) as conn,
             ):
-                status = self._read_status(conn)
+                status = self._read_transaction_status(conn)
                 if status == "committed" and conn.server_run != self._conn.server_run:
                     reason = (
                         "the server crashed, or a standby took its place, so the result is unknown"
@@ -149,7 +149,7 @@ class Transaction:
             "data before you write it again"
         )
 
-    def _read_status(self, conn: Requests) -> str:
+    def _read_transaction_status(self, conn: Requests) -> str:
         """Return the status of the transaction that the server reports, such as `"committed"`."""
         try:
             return str(

@@ -120,7 +120,7 @@ class LazyDatabase(ABC, Generic[S]):
         return self.path
 
     @abstractmethod
-    def _open_resource(self) -> S:
+    def _open_file_or_server(self) -> S:
         """Open a resource or share an open resource, and prepare the component's tables."""
 
     def _join_or_create(self, key: Any, create: Callable[[], S]) -> S:
@@ -161,7 +161,7 @@ class LazyDatabase(ABC, Generic[S]):
                 resource = self._resource
                 if resource is None:
                     self._check_not_closed()
-                    resource = self._resource = self._open_resource()
+                    resource = self._resource = self._open_file_or_server()
         resource.check_usable()
         return resource
 
@@ -201,7 +201,7 @@ def _shut_down_all() -> None:
         resource.shut_down()
 
 
-def _prepare_fork() -> None:
+def _pause_work_before_process_fork() -> None:
     """Wait for current transactions and reads to end, and block new ones until the fork is over."""
     for lock in _class_locks:
         lock.acquire()
@@ -209,7 +209,7 @@ def _prepare_fork() -> None:
         resource.pause_for_fork()
 
 
-def _resume_in_parent() -> None:
+def _resume_work_in_parent_process() -> None:
     """Allow transactions and reads again in the parent process after a fork."""
     for resource in _all_resources:
         resource.resume_after_fork()
@@ -217,7 +217,7 @@ def _resume_in_parent() -> None:
         lock.release()
 
 
-def _resume_in_child() -> None:
+def _refuse_inherited_resources_in_child_process() -> None:
     """Refuse further use of inherited resources in a forked process, and release the locks."""
     inherited_resources.extend(_all_resources)
     for resource in _all_resources:
@@ -231,5 +231,7 @@ def _resume_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(
-        before=_prepare_fork, after_in_parent=_resume_in_parent, after_in_child=_resume_in_child
+        before=_pause_work_before_process_fork,
+        after_in_parent=_resume_work_in_parent_process,
+        after_in_child=_refuse_inherited_resources_in_child_process,
     )

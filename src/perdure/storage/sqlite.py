@@ -30,14 +30,14 @@ from perdure.storage.sqlite_connection import (
     REUSES_WAL,
     Connector,
     Synchronous,
-    check_path,
-    check_path_text,
+    check_and_decode_path,
+    check_path_can_be_database,
+    convert_sqlite_errors,
     execute,
-    map_errors,
     read_own_tables,
 )
 from perdure.storage.sqlite_writer import REQUEST_SCRUB_SQL, SQLiteWriter
-from perdure.storage.threads import Promise, ThreadPool, deliver_promises
+from perdure.storage.threads import Promise, ThreadPool, deliver_promise_results
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
 _READING_THREADS: Final = 4  # Number of threads that read for coroutines
@@ -74,18 +74,18 @@ class SQLiteFile(SharedResource):
         self.locks = Locks(FileLocks(path + ".locks") if connector.is_on_disk else None)
         self.async_readers = AsyncReaders(connector)
         self._writer: SQLiteWriter | None = None
-        check_path(path, connector.read_only)
-        with map_errors(path):
+        check_path_can_be_database(path, connector.read_only)
+        with convert_sqlite_errors(path):
             if schema is None:
                 connector.open_reader().close()
             elif connector.read_only:
-                connector.check_readable(schema)
+                connector.check_has_tables_of_component(schema)
             else:
                 self._writer = SQLiteWriter(connector, schema)
                 self.write_lock = self._writer.lock
                 # Ignore an error, because the next process that opens the file calls `scrub` again.
                 with suppress(StorageError):
-                    self._writer.scrub()
+                    self._writer.scrub_deleted_rows()
 
     @property
     def writer(self) -> SQLiteWriter:
@@ -118,9 +118,9 @@ class SQLiteFile(SharedResource):
             if self.connector.is_on_disk
             else self.writer.lend_connection
         )
-        with map_errors(self.path), borrow_connection() as conn:
+        with convert_sqlite_errors(self.path), borrow_connection() as conn:
             if self.connector.guard is not None:
-                with self.connector.guarded_read(conn):
+                with self.connector.check_and_limit_untrusted_read(conn):
                     return run_flow(flow, partial(execute, conn))
             if not snapshot:
                 return run_flow(flow, partial(execute, conn))
@@ -257,7 +257,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         read_only = True if untrusted else read_only
         if synchronous not in get_args(Synchronous):
             raise ConfigurationError(f"synchronous is {synchronous!r}; expected 'full' or 'normal'")
-        text = check_path_text(path, read_only)
+        text = check_and_decode_path(path, read_only)
         connector = Connector(text, synchronous, read_only, timeout_s, factory)
         if schema is None:
             connector = connector.with_guard(dict.fromkeys(tables), max_value_bytes)
@@ -298,8 +298,8 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         """Whether writes are refused."""
         return self._connector.read_only
 
-    def _open_resource(self) -> SQLiteFile:
-        """See `LazyDatabase._open_resource`."""
+    def _open_file_or_server(self) -> SQLiteFile:
+        """See `LazyDatabase._open_file_or_server`."""
         key = None
         if self._connector.is_on_disk:  # the working directory may change
             self._connector = replace(self._connector, path=os.path.abspath(self.path))
@@ -307,7 +307,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         file = self._join_or_create(key, lambda: SQLiteFile(self._connector, self._schema))
         try:
             if file.user_count > 1:
-                self._prepare_shared_file(file)
+                self._create_tables_in_open_file(file)
             if self._begin is not None and self.read_only:
                 file.read(self._begin(), snapshot=True)
             elif self._begin is not None:
@@ -319,7 +319,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
             raise
         return file
 
-    def _prepare_shared_file(self, file: SQLiteFile) -> None:
+    def _create_tables_in_open_file(self, file: SQLiteFile) -> None:
         """Create the component's tables in a file that this process already has open.
 
         Raises:
@@ -403,29 +403,32 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         await self.aconnect()
         return await self._connect_once().aread(make_flow(), snapshot=snapshot)
 
-    def epoch(self, watch: Watch) -> object | None:
-        """See `Database.epoch`."""
+    def get_write_epoch(self, watch: Watch) -> object | None:
+        """See `Database.get_write_epoch`."""
         file = self._resource
         if file is None or self.read_only:
             return None
-        return file.writer.epoch(self._component, watch)
+        return file.writer.get_write_epoch(self._component, watch)
 
-    async def wait_for_epoch(self, watch: Watch) -> object | None:
-        """See `Database.wait_for_epoch`."""
+    async def wait_for_write_epoch(self, watch: Watch) -> object | None:
+        """See `Database.wait_for_write_epoch`."""
         file = self._resource
         if file is None or self.read_only:
             return None
-        return await file.writer.wait_for_epoch(self._component, watch)
+        return await file.writer.wait_for_write_epoch(self._component, watch)
 
     # -- maintenance
 
-    def request_scrub(self) -> Flow[None]:
-        """See `Database.request_scrub`."""
+    def request_scrub_of_deleted_rows(self) -> Flow[None]:
+        """See `Database.request_scrub_of_deleted_rows`."""
         yield Statement(REQUEST_SCRUB_SQL)
 
-    def scrub(self) -> bool:
-        """See `Database.scrub`. The whole file is rewritten, which needs disk space for a copy."""
-        return self._connect_once().writer.scrub()
+    def scrub_deleted_rows(self) -> bool:
+        """See `Database.scrub_deleted_rows`.
+
+        The whole file is rewritten, which needs disk space for a copy.
+        """
+        return self._connect_once().writer.scrub_deleted_rows()
 
     def shrink(self) -> None:
         """See `Database.shrink`."""
@@ -590,15 +593,15 @@ class AsyncReaders(_PausableReads):
     async def _run_read(self, promise: Promise[T], flow: Flow[T], snapshot: bool) -> None:
         """Run a flow as soon as one of the slots for reads is free, and deliver the result."""
         async with self._read_slots:
-            if not promise.try_start():
+            if not promise.start_unless_cancelled():
                 return
             try:
                 async with self._count_read():
-                    with map_errors(self._connector.path):
+                    with convert_sqlite_errors(self._connector.path):
                         promise.result = await self._read(flow, snapshot)
             except BaseException as exc:
                 promise.error = exc
-        deliver_promises([promise])
+        deliver_promise_results([promise])
 
     @asynccontextmanager
     async def _count_read(self) -> AsyncIterator[None]:
@@ -661,10 +664,10 @@ class AsyncReaders(_PausableReads):
     def _run_event_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run the event loop until `close`, in its own thread."""
         loop.run_forever()
-        loop.run_until_complete(self._finish_reads())
+        loop.run_until_complete(self._wait_for_reads_and_close_connections())
         loop.close()
 
-    async def _finish_reads(self) -> None:
+    async def _wait_for_reads_and_close_connections(self) -> None:
         """Wait for all reads, and close the connections."""
         await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
         async with self._count_read():

@@ -21,13 +21,13 @@ from perdure.errors import (
     StorageUnavailable,
 )
 from perdure.settings import is_dsn
-from perdure.storage.database import SCHEMA_VERSION, Schema, earlier_build_error, split_script
+from perdure.storage.database import SCHEMA_VERSION, Schema, build_earlier_build_error, split_script
 from perdure.storage.flow import GuardedRequest, GuardFailed, Request, T
 from perdure.storage.locks import file_lock
 from perdure.storage.untrusted_sqlite import (
-    Guard,
     TableSQL,
     UntrustedConnection,
+    UntrustedFileGuard,
     find_impostors,
     read_tables,
 )
@@ -83,7 +83,7 @@ _ERRORS_BY_PREFIX: dict[str, tuple[type[StorageError], str]] = {
 }
 
 
-class Reserve:
+class DiskReserve:
     """A file that reserves disk space for deletions while the disk is nearly full.
 
     A deletion needs disk space before the database can shrink, because SQLite first writes the
@@ -97,7 +97,7 @@ class Reserve:
     def __init__(self, database: str) -> None:
         self._path = "" if database == MEMORY else database + "-reserve"
 
-    def adjust(self) -> None:
+    def create_or_remove_as_needed(self) -> None:
         """Create the reserve file if the disk is nearly full. Remove it if there is ample space.
 
         If the disk has no room for the whole reserve file, the file becomes as large as possible.
@@ -108,11 +108,11 @@ class Reserve:
         with contextlib.suppress(OSError):
             free_bytes = shutil.disk_usage(os.path.dirname(self._path)).free
             if free_bytes < _LOW_SPACE_BYTES:
-                self._create()
+                self._fill_reserve_file()
             elif free_bytes > 2 * _LOW_SPACE_BYTES:
                 self._remove()
 
-    def _create(self) -> None:
+    def _fill_reserve_file(self) -> None:
         """Extend the reserve file to its full size."""
         with open(self._path, "ab", buffering=0) as file:
             while (missing_bytes := RESERVE_BYTES - os.path.getsize(self._path)) > 0:
@@ -126,22 +126,22 @@ class Reserve:
             os.unlink(self._path)
 
     @contextlib.contextmanager
-    def release_while(self) -> Iterator[None]:
+    def release_during_block(self) -> Iterator[None]:
         """Release the reserved disk space until the `with` block ends, then reserve it again."""
         self._remove()
         try:
             yield
         finally:
-            self.adjust()
+            self.create_or_remove_as_needed()
 
-    def run_with_reserve(self, work: Callable[[], T]) -> T:
+    def retry_with_reserve_if_disk_is_full(self, work: Callable[[], T]) -> T:
         """Call a function. If the disk is full, free the reserved disk space and call it again."""
         try:
             return work()
         except sqlite3.OperationalError as exc:
             if not is_disk_full(exc):
                 raise
-        with self.release_while():
+        with self.release_during_block():
             return work()
 
 
@@ -154,7 +154,9 @@ class Connector:
     read_only: bool
     timeout_s: float
     factory: type[sqlite3.Connection]
-    guard: Guard | None = None  # The checks of an untrusted file, or None for a trusted file
+    guard: UntrustedFileGuard | None = (
+        None  # The checks of an untrusted file, or None for a trusted file
+    )
 
     def with_guard(
         self,
@@ -162,8 +164,13 @@ class Connector:
         max_value_bytes: int,
         check_version: Callable[[sqlite3.Connection], object] | None = None,
     ) -> Connector:
-        """Return a copy of this connector that opens the file as an untrusted file; see `Guard`."""
-        return replace(self, guard=Guard(self.path, tables, max_value_bytes, check_version))
+        """Return a copy of this connector that opens the file as an untrusted file.
+
+        See `UntrustedFileGuard`.
+        """
+        return replace(
+            self, guard=UntrustedFileGuard(self.path, tables, max_value_bytes, check_version)
+        )
 
     @property
     def is_on_disk(self) -> bool:
@@ -184,9 +191,9 @@ class Connector:
         return None
 
     @property
-    def reserve(self) -> Reserve:
+    def reserve(self) -> DiskReserve:
         """The disk space that is reserved for deletions."""
-        return Reserve(self.path)
+        return DiskReserve(self.path)
 
     def _open_connection(self, uri_mode: str | None = None) -> sqlite3.Connection:
         """Open a connection.
@@ -196,7 +203,7 @@ class Connector:
         """
         target = f"{Path(self.path).absolute().as_uri()}?{uri_mode}" if uri_mode else self.path
         if self.guard is not None:
-            self.guard.check_file()
+            self.guard.check_regular_and_unchanged_file()
         conn = sqlite3.connect(
             target,
             timeout=self.timeout_s,
@@ -208,7 +215,7 @@ class Connector:
         )
         try:
             if self.guard is not None and isinstance(conn, UntrustedConnection):
-                self.guard.configure(conn)
+                self.guard.set_connection_limits(conn)
             conn.execute("PRAGMA mmap_size = 0")
             # The pragma `cell_size_check` lets SQLite detect damaged pages more often, see
             # https://sqlite.org/pragma.html#pragma_cell_size_check
@@ -225,8 +232,10 @@ class Connector:
 
         On a full disk, the reserved disk space is used, because otherwise no rows could be deleted.
         """
-        conn = self.reserve.run_with_reserve(partial(self._open_first_writer, schema))
-        self.reserve.adjust()
+        conn = self.reserve.retry_with_reserve_if_disk_is_full(
+            partial(self._open_first_writer, schema)
+        )
+        self.reserve.create_or_remove_as_needed()
         return conn
 
     def _open_first_writer(self, schema: Schema) -> sqlite3.Connection:
@@ -235,7 +244,7 @@ class Connector:
             conn = self._open_connection()
             try:
                 is_new = not self._is_perdure_database(conn)
-                has_tables = not is_new and self._has_tables(conn, schema)
+                has_tables_of_this_version = not is_new and self._has_tables(conn, schema)
                 if is_new:
                     # `auto_vacuum` can only be set before the first page of the database is
                     # written.
@@ -246,7 +255,7 @@ class Connector:
                 if self.is_on_disk:
                     conn.execute("PRAGMA journal_mode = WAL")
                 self._configure_writer(conn)
-                if not has_tables:
+                if not has_tables_of_this_version:
                     self._create_tables(conn, schema)
             except BaseException:
                 conn.close()
@@ -270,7 +279,9 @@ class Connector:
         """Create the tables of a further component in an open database, unless the tables exist."""
         with self.lock_processes():
             if not self._has_tables(conn, schema):
-                self.reserve.run_with_reserve(partial(self._create_tables, conn, schema))
+                self.reserve.retry_with_reserve_if_disk_is_full(
+                    partial(self._create_tables, conn, schema)
+                )
 
     def _create_tables(self, conn: sqlite3.Connection, schema: Schema) -> None:
         """Create the tables of a component in one transaction."""
@@ -287,9 +298,12 @@ class Connector:
                 conn.execute("ROLLBACK")
             raise
 
-    def check_readable(self, schema: Schema) -> None:
+    def check_has_tables_of_component(self, schema: Schema) -> None:
         """Raise `StorageError` if the tables of a component are missing or of another version."""
-        with contextlib.closing(self.open_reader()) as conn, self.guarded_read(conn):
+        with (
+            contextlib.closing(self.open_reader()) as conn,
+            self.check_and_limit_untrusted_read(conn),
+        ):
             if self.has_component(conn, schema):
                 return
         raise StorageError(
@@ -313,7 +327,9 @@ class Connector:
                 "expected a file that perdure created"
             )
         sql = "SELECT version, script_hash FROM schemas WHERE component = ?"
-        return schema.has_tables(conn.execute(sql, (schema.component,)).fetchall(), self.path)
+        return schema.has_tables_of_this_version(
+            conn.execute(sql, (schema.component,)).fetchall(), self.path
+        )
 
     def _is_perdure_database(self, conn: sqlite3.Connection) -> bool:
         """Return True if perdure created the database, and False if the database is empty.
@@ -325,7 +341,7 @@ class Connector:
         (application_id,) = conn.execute("PRAGMA application_id").fetchone()
         if application_id == _APPLICATION_ID:
             if not conn.execute(_HAS_HASHES).fetchall():
-                raise earlier_build_error(self.path)
+                raise build_earlier_build_error(self.path)
             return True
         tables = {name for (name,) in conn.execute("SELECT name FROM sqlite_master")}
         if not tables and application_id == 0:
@@ -362,7 +378,7 @@ class Connector:
             raise _build_path_error(exc, path) from exc
 
     @contextlib.contextmanager
-    def guarded_read(self, conn: sqlite3.Connection) -> Iterator[None]:
+    def check_and_limit_untrusted_read(self, conn: sqlite3.Connection) -> Iterator[None]:
         """Check an untrusted file, and limit the reads in the `with` block.
 
         A trusted file is not checked, and its reads are not limited.
@@ -370,7 +386,7 @@ class Connector:
         if not isinstance(conn, UntrustedConnection) or self.guard is None:
             yield
             return
-        with self.guard.guarded_read(conn):
+        with self.guard.check_and_limit_untrusted_read(conn):
             yield
 
     def open_reader(self) -> sqlite3.Connection:
@@ -387,7 +403,7 @@ class Connector:
         """Open a connection that only reads, and check that it can read the schema."""
         conn = self._open_connection(uri_mode)
         try:
-            with self.guarded_read(conn):
+            with self.check_and_limit_untrusted_read(conn):
                 conn.execute("SELECT 1 FROM sqlite_master").fetchone()
         except BaseException:
             conn.close()
@@ -434,7 +450,7 @@ def _execute_guarded(conn: sqlite3.Connection, statements: GuardedRequest) -> li
     return rows
 
 
-def check_path_text(path: Any, read_only: bool) -> str:
+def check_and_decode_path(path: Any, read_only: bool) -> str:
     """Return a path as text, without access to the disk.
 
     Raises:
@@ -459,7 +475,7 @@ def check_path_text(path: Any, read_only: bool) -> str:
     return text
 
 
-def check_path(path: str, read_only: bool) -> None:
+def check_path_can_be_database(path: str, read_only: bool) -> None:
     """Refuse a path that cannot be a database, before SQLite touches it.
 
     Raises:
@@ -480,7 +496,7 @@ def check_path(path: str, read_only: bool) -> None:
                 f"{path!r} does not exist; open it without read_only to create it"
             )
         return
-    _check_header(path)
+    _check_sqlite_header(path)
     try:
         open(path + ".lock", "ab").close()
     except OSError as exc:
@@ -490,7 +506,7 @@ def check_path(path: str, read_only: bool) -> None:
         ) from exc
 
 
-def _check_header(path: str) -> None:
+def _check_sqlite_header(path: str) -> None:
     """Raise `NotADatabase` if a file does not begin with the header of SQLite.
 
     https://sqlite.org/fileformat.html#magic_header_string
@@ -516,12 +532,12 @@ def _build_path_error(exc: OSError, path: str) -> StorageError:
 
 
 @contextlib.contextmanager
-def map_errors(path: str) -> Iterator[None]:
+def convert_sqlite_errors(database_path: str) -> Iterator[None]:
     """Convert errors of sqlite3 to `StorageError`, with the path in the message."""
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as exc:
-        error = translate_error(exc, path)
+        error = translate_error(exc, database_path)
         if error is exc:
             raise
         raise error from exc

@@ -29,12 +29,12 @@ from perdure.storage.flow import GuardedRequest, GuardFailed, run_flow
 from perdure.storage.sqlite_connection import (
     WAL_LIMIT_BYTES,
     Connector,
+    convert_sqlite_errors,
     execute,
     is_disk_full,
-    map_errors,
     translate_error,
 )
-from perdure.storage.threads import Promise, deliver_promises
+from perdure.storage.threads import Promise, deliver_promise_results
 
 _log = logging.getLogger("perdure")
 
@@ -122,14 +122,14 @@ class SQLiteWriter:
         """Commit jobs until None is taken from the queue."""
         more = True
         while more:
-            jobs, more = self._collect_jobs()
+            jobs, more = self._collect_jobs_and_whether_more_may_follow()
             if jobs:
-                with self._use_connection():
+                with self._hold_connection_lock():
                     self._commit_jobs(jobs)
-                    self._after_commit()
+                    self._free_pages_and_empty_wal()
                 while self._epoch_requests:
-                    with self._use_connection():
-                        deliver_promises(self._answer_epoch_requests())
+                    with self._hold_connection_lock():
+                        deliver_promise_results(self._pop_and_answer_epoch_requests())
             # Delete the references. Otherwise the results would stay in memory until the next job.
             del jobs
 
@@ -143,11 +143,11 @@ class SQLiteWriter:
             return False
         self._is_committing = True
         try:
-            if self._closed or not job.try_start():
+            if self._closed or not job.start_unless_cancelled():
                 return False
             if not self._commit_single_statement(job):
                 self._commit_jobs([job])
-            self._after_commit()
+            self._free_pages_and_empty_wal()
             return True
         finally:
             self._is_committing = False
@@ -171,7 +171,7 @@ class SQLiteWriter:
         flow = job.make_flow()
         try:
             if time.monotonic() - self._file_checked_at >= FILE_CHECK_INTERVAL_S:
-                self._check_file()
+                self._check_file_was_not_replaced()
             request = flow.send(None)
             if not isinstance(request, GuardedRequest) or len(request) > 1:
                 flow.close()
@@ -185,15 +185,15 @@ class SQLiteWriter:
             job.result = stop.value
         self._count_commits([job])
         job.finish_with_commit()
-        deliver_promises([job, *self._answer_epoch_requests()])
+        deliver_promise_results([job, *self._pop_and_answer_epoch_requests()])
         return True
 
-    def _collect_jobs(self) -> tuple[list[Job[Any]], bool]:
+    def _collect_jobs_and_whether_more_may_follow(self) -> tuple[list[Job[Any]], bool]:
         """Wait for jobs. Return all queued jobs, and whether the writing thread must continue."""
         jobs, queue, deadline = list[Job[Any]](), self._queue, 0.0
         job = queue.get()
         while job is not None:
-            if job.try_start():
+            if job.start_unless_cancelled():
                 jobs.append(job)
             if not queue.empty():
                 job = queue.get()
@@ -218,7 +218,7 @@ class SQLiteWriter:
         try:
             conn = self._conn if not self._is_broken else self._get_connection()
             if time.monotonic() - self._file_checked_at >= FILE_CHECK_INTERVAL_S:
-                self._check_file()
+                self._check_file_was_not_replaced()
             conn.execute("BEGIN IMMEDIATE")
             self._read_data_version()
             run_request = partial(execute, conn)
@@ -244,13 +244,13 @@ class SQLiteWriter:
             self._count_commits(jobs)
             for job in jobs:
                 job.finish_with_commit()
-            deliver_promises([*jobs, *self._answer_epoch_requests()])
+            deliver_promise_results([*jobs, *self._pop_and_answer_epoch_requests()])
 
     def _fail_jobs(self, jobs: list[Job[Any]], error: BaseException) -> None:
         """Deliver an error to jobs."""
         for job in jobs:
             job.finish_with_error(error)
-        deliver_promises([*jobs, *self._answer_epoch_requests()])
+        deliver_promise_results([*jobs, *self._pop_and_answer_epoch_requests()])
 
     def _count_commits(self, jobs: list[Job[Any]]) -> None:
         """Count the commits of jobs for their components, and update the `watch` of each job."""
@@ -260,7 +260,7 @@ class SQLiteWriter:
                 job.watch.own_commits += 1
                 job.watch.epoch = self._foreign_changes, commits - job.watch.own_commits
 
-    def _answer_epoch_requests(self) -> list[_EpochRequest]:
+    def _pop_and_answer_epoch_requests(self) -> list[_EpochRequest]:
         """Set the results of all waiting epoch requests, and return the requests.
 
         The requests are removed from the queue before their results are set, because a coroutine
@@ -278,7 +278,7 @@ class SQLiteWriter:
                 request.result = self._build_epoch(request.component, request.watch)
         return requests
 
-    def _check_file(self) -> None:
+    def _check_file_was_not_replaced(self) -> None:
         """Check that the path still leads to the file that was opened.
 
         Raises:
@@ -291,7 +291,7 @@ class SQLiteWriter:
                 "while no process has it open"
             )
         self._file_checked_at = time.monotonic()
-        self._connector.reserve.adjust()
+        self._connector.reserve.create_or_remove_as_needed()
 
     def _read_data_version(self) -> None:
         """Increase `_foreign_changes` if another connection has committed since the last call.
@@ -311,8 +311,11 @@ class SQLiteWriter:
         """
         return self._foreign_changes, self._commit_counts[component] - watch.own_commits
 
-    def epoch(self, component: str, watch: Watch) -> object | None:
-        """See `Database.epoch`. The result is None while the writing connection is in use."""
+    def get_write_epoch(self, component: str, watch: Watch) -> object | None:
+        """See `Database.get_write_epoch`.
+
+        The result is None while the writing connection is in use.
+        """
         if not self.lock.acquire(blocking=False) and (
             self._is_committing or not self.lock.acquire(timeout=_EPOCH_LOCK_WAIT_S)
         ):
@@ -325,8 +328,8 @@ class SQLiteWriter:
         finally:
             self.lock.release()
 
-    async def wait_for_epoch(self, component: str, watch: Watch) -> object | None:
-        """See `Database.wait_for_epoch`.
+    async def wait_for_write_epoch(self, component: str, watch: Watch) -> object | None:
+        """See `Database.wait_for_write_epoch`.
 
         The thread that uses the writing connection sets the result of the request.
         """
@@ -334,11 +337,11 @@ class SQLiteWriter:
         self._epoch_requests.append(request)
         try:
             # The connection may have become free in the meantime.
-            epoch = self.epoch(component, watch)
+            epoch = self.get_write_epoch(component, watch)
             if epoch is not None:
                 return epoch
             timeout = asyncio.get_running_loop().call_later(
-                EPOCH_WAIT_S, deliver_promises, [request]
+                EPOCH_WAIT_S, deliver_promise_results, [request]
             )
             try:
                 return await request.future  # type: ignore[misc,no-any-return]
@@ -368,7 +371,7 @@ class SQLiteWriter:
         return self._conn
 
     @contextmanager
-    def _use_connection(self) -> Iterator[None]:
+    def _hold_connection_lock(self) -> Iterator[None]:
         """Hold the lock of the writing connection, and mark the connection as in use."""
         with self.lock:
             self._is_committing = True
@@ -380,7 +383,7 @@ class SQLiteWriter:
     @contextmanager
     def lend_connection(self) -> Iterator[sqlite3.Connection]:
         """Provide the writing connection for work other than jobs until the `with` block ends."""
-        with self._use_connection(), map_errors(self._connector.path):
+        with self._hold_connection_lock(), convert_sqlite_errors(self._connector.path):
             try:
                 yield self._get_connection()
             except BaseException:
@@ -394,7 +397,7 @@ class SQLiteWriter:
 
     # -- the WAL and the size of the file
 
-    def _after_commit(self) -> None:
+    def _free_pages_and_empty_wal(self) -> None:
         """Make one step of a vacuum that is in progress, and empty the WAL if it has grown.
 
         Errors are ignored, because the next commit tries again.
@@ -434,7 +437,7 @@ class SQLiteWriter:
         write each page that contained a deleted row. The caller must request a scrub. See
         https://sqlite.org/pragma.html#pragma_secure_delete
         """
-        with self._connector.reserve.release_while():
+        with self._connector.reserve.release_during_block():
             with suppress(sqlite3.Error, StorageError, OSError):
                 self._checkpoint_wal(self._get_connection())
             with suppress(sqlite3.Error):
@@ -459,7 +462,7 @@ class SQLiteWriter:
         """
         if not self._connector.is_on_disk:
             return True
-        return self._connector.reserve.run_with_reserve(
+        return self._connector.reserve.retry_with_reserve_if_disk_is_full(
             partial(self._move_wal_into_file, conn, wait_s)
         )
 
@@ -479,8 +482,8 @@ class SQLiteWriter:
         self._last_wal_bytes = self._connector.measure_wal()
         return is_moved
 
-    def scrub(self) -> bool:
-        """Remove all traces of deleted rows, if `request_scrub` was run before.
+    def scrub_deleted_rows(self) -> bool:
+        """Remove all traces of deleted rows, if `request_scrub_of_deleted_rows` was run before.
 
         `secure_delete` overwrites deleted rows, but not the copies that SQLite left behind when it
         moved rows between pages. VACUUM rewrites every page (https://sqlite.org/lang_vacuum.html),

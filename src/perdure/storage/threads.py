@@ -21,7 +21,8 @@ T = TypeVar("T")
 class Promise(Generic[T]):
     """The outcome of a task that another thread executes, with a future for the waiting caller.
 
-    The thread that executes the task sets `result` or `error`, then calls `deliver_promises`.
+    The thread that executes the task sets `result` or `error`, then calls
+    `deliver_promise_results`.
 
     Args:
         is_async: Whether a coroutine waits. The promise must then be created within the coroutine.
@@ -42,28 +43,28 @@ class Promise(Generic[T]):
         self.result: T
         self.error: BaseException | None = None
 
-    def try_start(self) -> bool:
+    def start_unless_cancelled(self) -> bool:
         """Return whether the task should be executed. Return False if its future was cancelled."""
         if self._loop is None:
             return self.future.set_running_or_notify_cancel()  # type: ignore[union-attr]
         return not self.future.cancelled()
 
 
-def deliver_promises(promises: Sequence[Promise[Any]]) -> None:
+def deliver_promise_results(promises: Sequence[Promise[Any]]) -> None:
     """Deliver the results of several promises. Each event loop is woken only once."""
     by_loop: dict[asyncio.AbstractEventLoop | None, list[Promise[Any]]] = {}
     for promise in promises:
         by_loop.setdefault(promise._loop, []).append(promise)
     for loop, loop_promises in by_loop.items():
         if loop is None:
-            set_outcomes(loop_promises)
+            set_future_results(loop_promises)
         else:
             # The event loop was closed, so nobody waits for the result.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(set_outcomes, loop_promises)
+                loop.call_soon_threadsafe(set_future_results, loop_promises)
 
 
-def set_outcomes(promises: Sequence[Promise[Any]]) -> None:
+def set_future_results(promises: Sequence[Promise[Any]]) -> None:
     """Set the results of futures.
 
     The future of an event loop must be set in the thread of the event loop.
@@ -149,7 +150,7 @@ class ThreadPool:
             promise, work = task
             if promise is None:
                 work()
-            elif is_wanted := promise.try_start():
+            elif is_wanted := promise.start_unless_cancelled():
                 try:
                     promise.result = work()
                 except BaseException as exc:
@@ -159,7 +160,7 @@ class ThreadPool:
             with self._lock:
                 self._unfinished_count -= 1
             if promise is not None and is_wanted:
-                deliver_promises([promise])
+                deliver_promise_results([promise])
             # Delete the references. Otherwise the last result would stay in memory until the next
             # task.
             del task, promise, work

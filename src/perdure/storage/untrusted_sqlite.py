@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 from perdure.errors import CorruptRecord, NotADatabase, StorageError
-from perdure.storage.database import earlier_build_error
+from perdure.storage.database import build_earlier_build_error
 
 # Maximum size in bytes of a value that an import reads by default
 IMPORT_VALUE_BYTES: Final = 256 << 20
@@ -152,7 +152,7 @@ def _check_table(path: str, name: str, kind: str, sql: Any, expected: TableSQL |
                 "so it is not read; expected a table that langgraph created"
             )
     elif name == _VERSION_TABLE and created[1] == _TABLE_WITHOUT_HASHES:
-        raise earlier_build_error(path)
+        raise build_earlier_build_error(path)
     elif created[1] != expected:
         difference = (
             created[1].definitions ^ expected.definitions or created[1].options ^ expected.options
@@ -182,7 +182,7 @@ class UntrustedConnection(sqlite3.Connection):
         return self.steps > self.limit
 
 
-class Guard:
+class UntrustedFileGuard:
     """Checks one untrusted file, and limits how it is read.
 
     Args:
@@ -207,7 +207,7 @@ class Guard:
         self._identity: tuple[int, int] | None = None
         self._are_pages_checked = False  # whether the pages of the tables have been checked
 
-    def check_file(self) -> None:
+    def check_regular_and_unchanged_file(self) -> None:
         """Check that the path leads to a regular file, and to the same file as at the first call.
 
         Raises:
@@ -233,7 +233,7 @@ class Guard:
                     "start the read again"
                 )
 
-    def configure(self, conn: UntrustedConnection) -> None:
+    def set_connection_limits(self, conn: UntrustedConnection) -> None:
         """Set the limits of a new connection, before it reads the schema.
 
         `PRAGMA trusted_schema = OFF` is not set, because it would refuse indexes on paths of
@@ -246,7 +246,7 @@ class Guard:
         conn.set_progress_handler(conn.count_steps, _STEP_INTERVAL)
 
     @contextmanager
-    def guarded_read(self, conn: UntrustedConnection) -> Iterator[None]:
+    def check_and_limit_untrusted_read(self, conn: UntrustedConnection) -> Iterator[None]:
         """Check the file, and let the `with` block read it in one transaction with limited steps.
 
         Raises:
@@ -258,7 +258,7 @@ class Guard:
         conn.steps, conn.limit = 0, _SCHEMA_STEPS
         try:
             conn.execute("BEGIN")
-            self._check_schema(conn)
+            self._check_tables_if_schema_changed(conn)
             yield
             conn.execute("COMMIT")
         except sqlite3.OperationalError as exc:
@@ -277,7 +277,7 @@ class Guard:
                 raise
             raise self._build_size_error(repr(self._path)) from exc
 
-    def _measure_files(self) -> int:
+    def _measure_file_and_wal_bytes(self) -> int:
         """Return the size of the file and of its WAL in bytes."""
         total = 0
         for path in (self._path, self._path + "-wal"):
@@ -285,7 +285,7 @@ class Guard:
                 total += os.path.getsize(path)
         return total
 
-    def _check_schema(self, conn: UntrustedConnection) -> None:
+    def _check_tables_if_schema_changed(self, conn: UntrustedConnection) -> None:
         """Check the tables, unless the connection has already checked them in this version."""
         ((version,),) = conn.execute("PRAGMA schema_version").fetchall()
         tables = list[tuple[str, str, Any]]()
@@ -297,17 +297,21 @@ class Guard:
                 )
                 if kind in ("table", "view") and name in self._tables
             ]
-        conn.limit = _BASE_STEPS + _STEPS_PER_BYTE * self._measure_files()
+        conn.limit = _BASE_STEPS + _STEPS_PER_BYTE * self._measure_file_and_wal_bytes()
         if conn.checked_schema_version != version:
             with self._lock:
-                self._check_tables(conn, [table for table in tables if table[0] == _VERSION_TABLE])
+                self._check_table_definitions_and_pages(
+                    conn, [table for table in tables if table[0] == _VERSION_TABLE]
+                )
                 if self._check_version is not None:
                     self._check_version(conn)
-                self._check_tables(conn, [table for table in tables if table[0] != _VERSION_TABLE])
+                self._check_table_definitions_and_pages(
+                    conn, [table for table in tables if table[0] != _VERSION_TABLE]
+                )
                 self._are_pages_checked = True
             conn.checked_schema_version = version
 
-    def _check_tables(
+    def _check_table_definitions_and_pages(
         self, conn: UntrustedConnection, tables: Sequence[tuple[str, str, Any]]
     ) -> None:
         """Check the SQL of tables `(name, type, sql)`.
@@ -317,28 +321,30 @@ class Guard:
         for name, kind, sql in tables:
             _check_table(self._path, name, kind, sql, self._tables[name])
             if not self._are_pages_checked:
-                self._check_pages(conn, name)
+                self._check_pages_of_table_are_used_once(conn, name)
                 if name not in _INDEX_TABLES:
-                    self._check_sizes(conn, name)
+                    self._check_value_sizes_in_table(conn, name)
 
-    def _check_pages(self, conn: UntrustedConnection, name: str) -> None:
+    def _check_pages_of_table_are_used_once(
+        self, conn: UntrustedConnection, table_name: str
+    ) -> None:
         """Check that no page is linked twice, because a read of pages in a cycle may never end."""
-        for (problem,) in conn.execute(f"PRAGMA quick_check({name})"):
+        for (problem,) in conn.execute(f"PRAGMA quick_check({table_name})"):
             if problem != "ok":
                 lines = str(problem).splitlines()
                 raise CorruptRecord(
-                    f"the table {name!r} of {self._path!r} is damaged, so nothing of the file is "
-                    f"read: {(lines[1:] or lines)[0]:.200}; restore it from a backup"
+                    f"the table {table_name!r} of {self._path!r} is damaged, so nothing of the "
+                    f"file is read: {(lines[1:] or lines)[0]:.200}; restore it from a backup"
                 )
 
-    def _check_sizes(self, conn: UntrustedConnection, name: str) -> None:
+    def _check_value_sizes_in_table(self, conn: UntrustedConnection, table_name: str) -> None:
         """Check that no value is too large, before any value is read."""
-        columns = [row[1] for row in conn.execute(f"PRAGMA table_info({name})")]
+        columns = [row[1] for row in conn.execute(f"PRAGMA table_info({table_name})")]
         larger = " OR ".join(f'length("{column}") > ?1' for column in columns if '"' not in column)
         if conn.execute(
-            f"SELECT 1 FROM {name} WHERE {larger} LIMIT 1", (self._max_bytes,)
+            f"SELECT 1 FROM {table_name} WHERE {larger} LIMIT 1", (self._max_bytes,)
         ).fetchall():
-            raise self._build_size_error(f"the table {name!r} of {self._path!r}")
+            raise self._build_size_error(f"the table {table_name!r} of {self._path!r}")
 
     def _build_size_error(self, location: str) -> StorageError:
         """Build the error for a value that is too large."""
