@@ -24,23 +24,24 @@ class Provenance:
     """The origin of an item. All fields are optional, and filters may use them."""
 
     thread_id: str | None = None
-    checkpoint_id: str | None = None  # a checkpoint of the thread `thread_id`
-    message_ids: tuple[str, ...] = ()  # ids of the messages that the item was made from
-    actor: str | None = None  # the speaker
-    # the trust class of the source, which you define, such as "user", "tool" or "web"
+    checkpoint_id: str | None = None  # Id of a checkpoint of the thread `thread_id`
+    message_ids: tuple[str, ...] = ()  # Ids of the messages from which the item was made
+    actor: str | None = None  # Name of the speaker
+    # Trust class of the source, which you define, such as "user", "tool" or "web"
     trust: str | None = None
-    position: int | None = None  # position of the message in its thread
-    at: datetime | None = None  # time at which the message was sent, with a time zone
-    author: str | None = None  # the user who wrote the item, if several users share the memories
+    position: int | None = None  # Position of the message in its thread
+    at: datetime | None = None  # Time at which the message was sent, with a time zone
+    # Name of the user who wrote the item, if several users share the memories
+    author: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PutItem:
-    """One write of a batch: langgraph's `PutOp` with all options of `put`."""
+    """A write operation of a batch. It is langgraph's `PutOp` with all options of `put`."""
 
     namespace: Namespace
     key: str
-    value: Mapping[str, Any] | None  # None deletes the item
+    value: Mapping[str, Any] | None  # The JSON object, or None to delete the item
     index: Literal[False] | list[str] | None = None
     ttl: TTL = NOT_PROVIDED
     if_version: int | None = None
@@ -243,8 +244,8 @@ class NamespaceSize:
     """
 
     namespace: Namespace
-    # Number of namespaces that contain items. It is 1 for one namespace. For a prefix, it is the
-    # number of namespaces under the prefix.
+    # Number of namespaces that contain items. The number is 1 for a single namespace. For a prefix,
+    # all namespaces under the prefix are counted.
     namespaces: int
     items: int
     value_bytes: int  # Total bytes of the JSON of the items

@@ -80,9 +80,8 @@ def _check_setting_value(setting_name: str, value: Any, type_name: str) -> Any:
     else:
         is_valid = type(value).__name__ == type_name
     if not is_valid:
-        displayed_value = (
-            type(value).__name__ if type_name == "str" else f"{value!r:.80}"
-        )  # text may be a secret
+        # The message does not show text, because text may be a secret.
+        displayed_value = type(value).__name__ if type_name == "str" else f"{value!r:.80}"
         raise ConfigurationError(
             f"{setting_name} is {displayed_value}; expected {_VALUE_KINDS[type_name][0]}"
         )
@@ -319,9 +318,8 @@ def load(**arguments: str | None) -> Settings:
                 f"--{name} is empty; pass a value, or omit the option to use the configured value"
             )
     settings |= {name: (value, "argument") for name, value in arguments.items() if value}
-    if (
-        "model" in settings and not {"api_key", "base_url"} & settings.keys()
-    ):  # this key belongs to OpenAI
+    # The key in OPENAI_API_KEY belongs to OpenAI, so it is used only without a base_url.
+    if "model" in settings and not {"api_key", "base_url"} & settings.keys():
         settings["api_key"] = os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY"
     settings = {name: setting for name, setting in settings.items() if setting[0] not in ("", None)}
     _refuse_risky_settings_of_untrusted_files(settings)
@@ -414,9 +412,8 @@ def _read_settings_file() -> dict[str, Setting]:
         _check_setting_value(description, value, NAMES[name])
         if name == "user":
             check_user(description, value)
-    if values.get("db") not in (None, "", ":memory:") and not is_dsn(
-        values["db"]
-    ):  # relative to the folder of the file
+    # A path in the settings file is relative to the folder of the file.
+    if values.get("db") not in (None, "", ":memory:") and not is_dsn(values["db"]):
         values["db"] = str(path.parent / os.path.expanduser(values["db"]))
     if values.get("graphs"):
         values["graphs"] = str(path.parent / os.path.expanduser(values["graphs"]))

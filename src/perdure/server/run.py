@@ -234,7 +234,7 @@ class Run:
         self._cancel_task()
 
     def lose_ownership(self) -> None:
-        """Stop executing the run here. The run is continued by the process that owns it now."""
+        """Stop executing the run here, because another process owns and continues the run now."""
         self.ownership_lost = True
         self._cancel_task()
 

@@ -119,7 +119,7 @@ class ServedDatabase(Protocol):
         """Return the threads of the database."""
 
     def stop_runs_if_lock_is_lost(self) -> bool:
-        """Return whether this process still holds its lock. Without it, stop all runs."""
+        """Return whether this process still holds its lock. If the lock is lost, stop all runs."""
 
     def wake(self) -> None:
         """Read the rows of runs now instead of after the regular interval."""
@@ -302,14 +302,18 @@ class RunExecution:
                     run.thread_is_clean = True
                 if (end := await self._try_store_end()) is not None:
                     return end
-                run.thread_is_clean = False  # The run was cancelled in the meantime.
+                # A new cancellation of the run has arrived, so clean up the thread again.
+                run.thread_is_clean = False
             except Exception as exc:
                 self._runs.stop_runs_if_lock_is_lost()
-                # The message of the error may contain users' content, so log only its type.
+                # Log only the type of the error, because the error message may contain users'
+                # content.
                 error_type = type(exc).__name__
                 _LOGGER.warning("the end of run %s is not stored yet (%s)", run.run_id, error_type)
                 if not isinstance(exc, StorageUnavailable | StorageFull | AlreadyLocked):
-                    run.set_failure(exc)  # for example, the thread is damaged
+                    # An error that cannot be repaired by waiting ends the run. An example is a
+                    # damaged thread.
+                    run.set_failure(exc)
                     run.thread_is_clean = True
                 await asyncio.sleep(RETRY_S)
         return None
@@ -370,8 +374,9 @@ class RunExecution:
         )
         output = run.output
         if output is None and run.outcome != "error":
+            # The output cannot be read if the code of the graph was changed during the run.
             with contextlib.suppress(PerdureError, LookupError, TypeError, ValueError):
-                output = await self._runs.read_output(run)  # the graph may have changed since
+                output = await self._runs.read_output(run)
         run_json = {
             **build_run_json(ended_row),
             "values": output,
@@ -425,7 +430,8 @@ class RunExecution:
         if run.rolled_back:
             runs_by_id.pop(run.run_id, None)
         if end.claimed is None and not run.temporary:
-            if run.status == "interrupted" and run.error is None:  # the thread was deleted
+            # A run without a row ends as interrupted, because its thread was deleted.
+            if run.status == "interrupted" and run.error is None:
                 run.row = run.row._replace(error=end.error)
             return
         ended_run = live._replace(status=run.outcome)

@@ -36,8 +36,9 @@ NUMBERS_PER_RUN: Final = 1 << 32
 """The size of the range of event numbers of one run in the log of a thread. The range begins at
 this number times the `seq` of the run."""
 OWN_PAGES_BYTES: Final = 262_144
-"""The size in bytes from which an event has memory pages of its own. These pages are returned to
-the system when the event is dropped. Memory in the heap might not be."""
+"""The size in bytes from which an event has memory pages of its own. The memory pages of an event
+are returned to the operating system when the event is dropped. Memory in the heap might not be
+returned."""
 ACCESS_CHECK_S: Final = 15
 """Seconds between two checks whether a reader may still read."""
 PING_S: Final = 15
@@ -253,7 +254,7 @@ def iter_sse_chunks(
 
 
 class EventLog:
-    """A log of events, sorted by their numbers. It must be used in only one event loop.
+    """A log of events, sorted by their numbers. A log must be used in only one event loop.
 
     Args:
         thread: The key of the thread, or 0 if the events are those of one run.

@@ -53,7 +53,8 @@ SWEEP_S: Final = 0.5
 """Seconds between two reads of the rows of runs. A read finds runs to take over, cancellations, and
 runs that have ended in other processes."""
 FAST_SWEEP_S: Final = 0.1
-"""The same, in seconds, while a request here waits for a run of another process."""
+"""Seconds between two reads of the rows of runs while a request to this process waits for a run of
+another process."""
 CLEANUP_INTERVAL_S: Final = 60
 """Seconds between two removals of old events and of expired threads."""
 EXPIRED_PER_SWEEP: Final = 20
@@ -152,7 +153,8 @@ class DatabaseRuns:
             except Exception as exc:
                 if not self.server.is_open(self.tenant, self):
                     return  # The database was closed because it was not used.
-                # The message of the error may contain users' content, so log only its type.
+                # Log only the type of the error, because the error message may contain users'
+                # content.
                 error_type = type(exc).__name__
                 _LOGGER.warning(
                     "the runs of this process are stopped and loaded again (%s)", error_type
@@ -168,7 +170,7 @@ class DatabaseRuns:
             run.lose_ownership()
 
     def stop_runs_if_lock_is_lost(self) -> bool:
-        """Return whether this process still holds its lock. Without it, stop all runs."""
+        """Return whether this process still holds its lock. If the lock is lost, stop all runs."""
         try:
             self._lock.check_still_held()
         except StorageUnavailable:
@@ -251,7 +253,7 @@ class DatabaseRuns:
         try:
             await self.get_run(live.thread_id, live.run_id)
         except (CorruptRecord, ValidationError) as exc:
-            # The error concerns only this run. The other runs continue.
+            # An error of one run must not stop the other runs of the database.
             _LOGGER.warning("run %s cannot be read (%s)", live.run_id, type(exc).__name__)
             error = describe_error(exc)
             await self.table.end_run(live, "error", error, known_cancel="rollback")
@@ -302,7 +304,8 @@ class DatabaseRuns:
                 del self.runs_by_id[run.run_id]
         if run.log.has_readers and run.is_elsewhere:
             await self.events.fetch_events(run.log, run.thread_key, run.seq_range)
-        if run.row.live.status not in LIVE_STATES:  # The run has ended in the meantime.
+        # The run has ended while its row was read.
+        if run.row.live.status not in LIVE_STATES:
             return
         if run.row_read_at >= read_at:  # The stored row may be newer than the row that was read.
             await self.refresh_run(run)

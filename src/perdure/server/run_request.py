@@ -232,8 +232,8 @@ class RunRequest(WithoutNulls):
     def _drop_empty_command_or_superfluous_input(self) -> None:
         """Drop an empty command. If the command is not empty, drop the input of the request.
 
-        Clients also send an input together with an answer to an interrupt. This input is the
-        transcript or an empty object.
+        Clients also send an input together with an answer to an interrupt. The input of these
+        clients is the transcript or an empty object.
         """
         if self.command is not None and self.command.is_empty:
             self.command = None

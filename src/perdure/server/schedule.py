@@ -100,7 +100,7 @@ class CronOptions(WithoutNulls):
 
 
 class CronRequest(RunRequest, CronOptions):
-    """The body of a request for a cron. It defines the run to start and its schedule."""
+    """The body of a request for a cron, which defines the run to start and its schedule."""
 
 
 def _next_in_zone(times: croniter, zone: ZoneInfo) -> datetime:
@@ -140,7 +140,8 @@ class Schedule:
             except Exception as exc:  # The next sweep on any server tries to start the cron again.
                 if isinstance(exc, StorageUnavailable) and isinstance(exc.__cause__, TimeoutError):
                     continue  # Another server holds the lock of the cron and starts the run.
-                # The message of the error may contain users' content, so log only its type.
+                # Log only the type of the error, because the error message may contain users'
+                # content.
                 error_type = type(exc).__name__
                 _LOGGER.info(
                     "cron %s is due, but could not be started yet (%s)", cron_id, error_type
@@ -152,8 +153,9 @@ class Schedule:
         A due time is recomputed if it is later than the next time that results from the current
         clock. A missing due time is recomputed, too, because it may be missing only because the
         fast clock was past the end time of the cron. A due time that is too late by at most
-        `CLOCK_SKEW_S` seconds is kept. Otherwise, if a server with a fast clock had started a cron
-        early, a server with a correct clock would start the same cron again.
+        `CLOCK_SKEW_S` seconds is kept. If small differences were not tolerated, a cron that a
+        server with a fast clock has started early would be started again by a server with a correct
+        clock.
         """
         for cron in await table.list_not_due_before(time.time() + CLOCK_SKEW_S):
             try:

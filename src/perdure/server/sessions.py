@@ -50,7 +50,8 @@ class Sessions:
         now = monotonic()
         sessions = [*self._logins.items()]
         live_ids = [name for name, (_, expires_at) in sessions if expires_at > now]
-        retained_ids = {*live_ids[1 - _MAX_SESSIONS :]}  # One place is left for the new session.
+        # Keep one session less than the maximum, because a new session is added.
+        retained_ids = {*live_ids[1 - _MAX_SESSIONS :]}
         for ended_id in {name for name, _ in sessions} - retained_ids:
             self._logins.pop(ended_id, None)
         session_id = secrets.token_urlsafe(32)
@@ -93,7 +94,7 @@ async def show_login_page(request: Request, next: str = _FIRST_PAGE) -> Response
 async def log_in(
     request: Request, key: Annotated[str, Form()] = "", next: Annotated[str, Form()] = _FIRST_PAGE
 ) -> Response:
-    """Start a session if the key or token belongs to a user. Otherwise show the login page."""
+    """Start a session if the key or token belongs to a user. If not, show the login page again."""
     sessions, key = request.app.state.sessions, key.strip()
     sessions.login_limiter.count_request(request.client and request.client.host)
     credential_headers = (b"authorization", b"x-api-key", b"cookie")

@@ -71,7 +71,9 @@ def build_team_argument(team: str | None) -> dict[str, Any]:
 
 
 def may_see_namespace(identity: Identity, namespace: Sequence[str]) -> bool:
-    """Return whether a user may see a namespace of a team. Other namespaces are not checked.
+    """Return whether a user may see a namespace of a team.
+
+    A namespace that does not belong to a team is not checked.
 
     A user who is in a team may see the common prefix of all teams.
     """
@@ -124,7 +126,7 @@ def check_requested_teams(identity: Identity, names: Iterable[str]) -> None:
 
 
 class RunTeams:
-    """Chooses the teams whose memory is used by a run. One object belongs to each server.
+    """Chooses the teams whose memory is used by a run. Each server has one such object.
 
     Attributes:
         identities_list_teams: Whether identities list the teams of users. If not, as on a server

@@ -54,7 +54,8 @@ _MEASURED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     "threads": ("put", "put_writes", "get_tuple", "history", "erase", "delete_thread"),
     "store": ("put", "get", "delete", "search", "batch", "list_namespaces", "forget"),
 }
-"""The measured methods of checkpointers and stores. Their async twins are measured, too."""
+"""The measured methods of checkpointers and stores. Their async versions with the prefix `a` are
+measured, too."""
 
 
 class Telemetry:

@@ -101,7 +101,7 @@ class Watch:
 
 
 class Job(Promise[T]):
-    """A write that waits for its transaction. Its arguments are those of `Database.write`."""
+    """A write that waits for its transaction, with the arguments of `Database.write`."""
 
     __slots__ = (
         "component",
@@ -363,9 +363,8 @@ def make_async_twin(
 
     @wraps(method)
     async def twin(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
-        blocking_method: Callable[P, T] = getattr(
-            self, method.__name__
-        )  # a subclass may override it
+        # A subclass may override the blocking method.
+        blocking_method: Callable[P, T] = getattr(self, method.__name__)
         return await asyncio.to_thread(blocking_method, *args, **kwargs)
 
     twin.__name__, twin.__doc__ = f"a{method.__name__}", f"See `{method.__name__}`."

@@ -73,8 +73,9 @@ else:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
-_PAUSE_S: Final = 0.01  # seconds between two attempts to take a lock
-_locked_file_descriptors: Final = set[int]()  # files that `file_lock` has open
+_PAUSE_S: Final = 0.01  # Seconds between two attempts to take a lock
+# Descriptors of the files that `file_lock` has open
+_locked_file_descriptors: Final = set[int]()
 
 
 @contextlib.contextmanager
@@ -103,7 +104,8 @@ def file_lock(path: str, timeout_s: float) -> Iterator[None]:
             yield
         finally:
             if fd in _locked_file_descriptors:
-                with contextlib.suppress(OSError):  # the file system may have gone
+                # The file system may have been unmounted in the meantime.
+                with contextlib.suppress(OSError):
                     _unlock_file(fd)
     finally:
         if fd in _locked_file_descriptors:
@@ -203,7 +205,8 @@ class FileLocks(ProcessLocks):
     def __init__(self, path: str, offset: Callable[[str], int] = compute_lock_byte_offset) -> None:
         self._path, self._offset = path, offset
         self._lock = threading.Lock()
-        self._name_counts: Counter[int] = Counter()  # number of names for each locked byte
+        # For each locked byte, the number of names that use the byte
+        self._name_counts: Counter[int] = Counter()
         self._fd: int | None = None
 
     def try_take(self, name: str) -> bool:
@@ -246,7 +249,8 @@ class FileLocks(ProcessLocks):
         with self._lock:
             self._name_counts[offset] -= 1
             if self._fd is not None and not self._name_counts[offset]:
-                with contextlib.suppress(OSError):  # the file system may have gone
+                # The file system may have been unmounted in the meantime.
+                with contextlib.suppress(OSError):
                     _unlock_byte(self._fd, offset)
 
     def check_still_held(self) -> None:
@@ -413,9 +417,8 @@ class Locks:
         """
         with self._lock:
             self._closed = True
-        if (
-            self._process_locks is not None and self._pid == os.getpid()
-        ):  # a forked process must not close them
+        # A forked process must not close the locks of its parent process.
+        if self._process_locks is not None and self._pid == os.getpid():
             self._process_locks.close()
 
 

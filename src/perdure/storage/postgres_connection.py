@@ -26,8 +26,8 @@ from perdure.storage.shared import SharedResource
 from perdure.storage.threads import ThreadPool
 
 C = TypeVar("C", bound=psycopg.Connection[Any])
-_THREAD_COUNT: Final = 8  # maximum number of threads that run the blocking work of coroutines
-_MIN_SERVER_VERSION: Final = 13  # oldest supported version of PostgreSQL
+_THREAD_COUNT: Final = 8  # Maximum number of threads that run blocking work for coroutines
+_MIN_SERVER_VERSION: Final = 13  # Oldest supported version of PostgreSQL
 _ENCODING: Final = "UTF8"
 # A role may have other defaults for the settings `DateStyle`, `TimeZone` and
 # `standard_conforming_strings`. PgBouncer restores the values of these settings on each server
@@ -242,7 +242,8 @@ class OwnPool(Connections):
                     self._try_connecting(
                         _EXPECTED_WAIT_S if self._source.is_fixed else min(_EXPECTED_WAIT_S, left_s)
                     )
-            except StorageUnavailable as exc:  # the server may be starting
+            except StorageUnavailable as exc:
+                # The server may be starting, so wait for a connection until the deadline.
                 reason = exc
         try:
             return self._pool.getconn(deadline - time.monotonic())
@@ -304,7 +305,7 @@ class UserPool(Connections):
 
     def __init__(self, pool: ConnectionPool[Any], timeout_s: float) -> None:
         self._pool, self._timeout_s = pool, timeout_s
-        self._guard = threading.Lock()  # protects `_sessions`
+        self._guard = threading.Lock()  # This lock protects `_sessions`.
         self._sessions: WeakKeyDictionary[psycopg.Connection[Any], _Session] = WeakKeyDictionary()
         with convert_psycopg_errors(self.name), self.connection():
             pass

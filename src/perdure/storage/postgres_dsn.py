@@ -28,10 +28,13 @@ from perdure.storage.threads import ThreadPool
 Dsn = str | Callable[[], str] | ConnectionPool[Any]
 """The type of the argument `dsn`: a DSN, a function that returns a DSN, or a pool of the user."""
 
-DatabaseAddress = tuple[str, str, str]  # host, port and database
+# Host, port and name of a database
+DatabaseAddress = tuple[str, str, str]
 
-_PORT: Final = "5432"  # the default port
-_DEFAULTS: Final[dict[str, Any]] = {  # a lost host is noticed within a minute
+_PORT: Final = "5432"  # The default port of Postgres
+# Parameters that are added to a DSN. With these values, perdure notices within a minute that a host
+# was lost.
+_DEFAULTS: Final[dict[str, Any]] = {
     "application_name": "perdure",
     "connect_timeout": 10,
     "keepalives_idle": 30,
@@ -72,7 +75,8 @@ def normalize_dsn(dsn: object) -> str:
     with suppress(psycopg.ProgrammingError, ValueError):
         parts = conninfo_to_dict(dsn)
         is_odd = any("@" in str(parts.get(name, "")) for name in ("host", "dbname"))
-        if not is_odd and "\0" not in dsn:  # libpq would ignore the text after a NUL
+        # libpq would ignore the text after a NUL character.
+        if not is_odd and "\0" not in dsn:
             overrides = {
                 "client_encoding": "UTF8",
                 **_build_ascii_host_parameter(parts.get("host")),
@@ -216,10 +220,13 @@ class DsnFunction(DsnSource):
         self._function, self._label, self.key, self._advice = function, label, key, advice
         self.name = f"the database of {label}"
         self._threads = ThreadPool(_MAX_CALLS, "perdure-dsn", is_permanent=False)
-        self._guard = threading.Lock()  # protects `_pending`
-        self._pending: dict[object, float] = {}  # start time of each call that is still running
-        self._problem = ""  # reason why the last call failed; empty after a success
-        self._address: DatabaseAddress | None = None  # host, port and database of the last DSN
+        self._guard = threading.Lock()  # This lock protects `_pending`.
+        # Start time of each call of the function that is still running
+        self._pending: dict[object, float] = {}
+        # Reason why the last call of the function failed, or an empty string after a success
+        self._problem = ""
+        # Host, port and database of the DSN that the function returned last
+        self._address: DatabaseAddress | None = None
         self._closed = False
 
     def resolve_dsn(self, within_s: float) -> str:

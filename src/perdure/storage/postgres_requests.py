@@ -29,8 +29,10 @@ from perdure.storage.flow import Row, Statement, TextOrBytes
 _MAX_PREPARED: Final = 256
 _BINARY: Final = pq.Format.BINARY
 
-_StatementKey = tuple[bytes, tuple[int, ...]]  # SQL, and the types of its parameters
-_BoundStatement = tuple[_StatementKey, Sequence[Any], Sequence[pq.Format]]  # with its parameters
+# The SQL of a statement, and the types of its parameters
+_StatementKey = tuple[bytes, tuple[int, ...]]
+# A statement, its encoded parameters, and the formats of the parameters
+_BoundStatement = tuple[_StatementKey, Sequence[Any], Sequence[pq.Format]]
 
 
 @lru_cache(4096)
@@ -100,7 +102,7 @@ class Requests(ABC):
     def _set_transformer(self, transformer: abc.Transformer) -> None:
         """Set the psycopg transformer, and forget the prepared statements of the connection."""
         self.transformer = transformer
-        self._names: dict[_StatementKey, bytes] = {}  # names of the prepared statements
+        self._names: dict[_StatementKey, bytes] = {}  # Names of the prepared statements
         self._numbers = count()
 
     @property

@@ -30,7 +30,8 @@ _ROLLBACK: Final = Statement("ROLLBACK")
 _STATUS: Final = """
 SELECT CASE WHEN pg_is_in_recovery() THEN 'in progress' ELSE pg_xact_status(?::xid8) END
 """
-_SETTLED_S: Final = 30.0  # seconds to wait for the end of a transaction that lost its connection
+# Seconds to wait for the end of a transaction that lost its connection during the commit
+_SETTLED_S: Final = 30.0
 
 
 class Transaction:
@@ -155,5 +156,6 @@ class Transaction:
             return str(
                 conn.send_request([Statement(_STATUS, (self._transaction_number,))])[0][0][0]
             )
-        except errors.InvalidParameterValue:  # the server has not assigned this number
+        except errors.InvalidParameterValue:
+            # The server has not assigned the number of the transaction yet.
             return "aborted"

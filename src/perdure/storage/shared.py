@@ -229,7 +229,7 @@ def _refuse_inherited_resources_in_child_process() -> None:
         lock.release()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows
+if hasattr(os, "register_at_fork"):  # Windows has no fork.
     os.register_at_fork(
         before=_pause_work_before_process_fork,
         after_in_parent=_resume_work_in_parent_process,

@@ -182,7 +182,8 @@ class SQLiteFile(SharedResource):
         self.async_readers.close()
         self.locks.close()
         if writer is not None:
-            with suppress(StorageError):  # the folder may have been deleted
+            # The folder of the file may have been deleted.
+            with suppress(StorageError):
                 writer.close()
 
 
@@ -301,7 +302,8 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
     def _open_file_or_server(self) -> SQLiteFile:
         """See `LazyDatabase._open_file_or_server`."""
         key = None
-        if self._connector.is_on_disk:  # the working directory may change
+        if self._connector.is_on_disk:
+            # Make the path absolute, because the working directory may change.
             self._connector = replace(self._connector, path=os.path.abspath(self.path))
             key = None if self.read_only else os.path.realpath(self.path)
         file = self._join_or_create(key, lambda: SQLiteFile(self._connector, self._schema))
@@ -470,7 +472,7 @@ class _PausableReads:
     """A counter of the reads in progress, which a fork uses to wait until all reads have ended."""
 
     def __init__(self) -> None:
-        self._active_reads = 0  # number of reads in progress
+        self._active_reads = 0  # Number of reads in progress
         self._is_pausing = False
         self._changed = threading.Condition()
 

@@ -33,7 +33,8 @@ from perdure.storage.untrusted_sqlite import (
 )
 
 Synchronous = Literal["full", "normal"]
-DURABLE: Final[Synchronous] = "full"  # the default; see docs/decisions/0004
+# The default of the argument `synchronous`; see docs/decisions/0004
+DURABLE: Final[Synchronous] = "full"
 MEMORY: Final = ":memory:"
 # Value of SQLite's pragma `application_id`, the text "perd" in ASCII; see
 # https://sqlite.org/pragma.html#pragma_application_id
@@ -122,7 +123,8 @@ class DiskReserve:
 
     def _remove(self) -> None:
         """Remove the reserve file, if it exists."""
-        with contextlib.suppress(OSError):  # the file does not exist
+        # The reserve file may not exist.
+        with contextlib.suppress(OSError):
             os.unlink(self._path)
 
     @contextlib.contextmanager
@@ -440,7 +442,7 @@ def _execute_guarded(conn: sqlite3.Connection, statements: GuardedRequest) -> li
     try:
         cursor = conn.execute(guard.sql, guard.params)
         rows = cursor.fetchall()
-    except sqlite3.IntegrityError as exc:  # the key exists
+    except sqlite3.IntegrityError as exc:  # The guard has tried to insert a key that exists.
         raise GuardFailed from exc
     # A statement without RETURNING has no rows, only the number of changed rows.
     if not rows and cursor.rowcount < 1:

@@ -271,7 +271,8 @@ class SQLiteWriter:
         with suppress(IndexError):
             while True:
                 requests.append(self._epoch_requests.popleft())
-        with suppress(Exception):  # the results stay None
+        # After an error, the remaining results stay None.
+        with suppress(Exception):
             if requests:
                 self._read_data_version()
             for request in requests:
@@ -336,7 +337,7 @@ class SQLiteWriter:
         request = _EpochRequest(component, watch)
         self._epoch_requests.append(request)
         try:
-            # The connection may have become free in the meantime.
+            # The connection may have become free before the request was queued.
             epoch = self.get_write_epoch(component, watch)
             if epoch is not None:
                 return epoch
@@ -348,7 +349,8 @@ class SQLiteWriter:
             finally:
                 timeout.cancel()
         finally:
-            with suppress(ValueError, IndexError):  # it was answered, or is being answered
+            # The request may have been removed from the queue to be answered.
+            with suppress(ValueError, IndexError):
                 self._epoch_requests.remove(request)
 
     def _roll_back(self) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-_SHORT_INTERVAL_S: Final = 0.0001  # seconds
+# Switch interval in seconds while a `with` block of `short_switch_interval` is running
+_SHORT_INTERVAL_S: Final = 0.0001
 # One object for each `with` block of `short_switch_interval` that is running in any thread
 _running_blocks = set[object]()
 # The switch interval in seconds that is restored when no such `with` block is running any more

@@ -104,7 +104,7 @@ class ThreadPool:
 
     def __init__(self, max_threads: int, name: str, *, is_permanent: bool) -> None:
         self._max_threads, self._name, self._is_permanent = max_threads, name, is_permanent
-        self._lock = threading.Lock()  # protects the attributes below
+        self._lock = threading.Lock()  # This lock protects the other attributes of the pool.
         self._queued_tasks: deque[_Task] = deque()
         self._unfinished_count = 0
         self._threads: list[threading.Thread] = []
@@ -239,7 +239,7 @@ class Queues:
     """Queues with names, in which tickets wait in the order of their arrival."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # protects `_queues`
+        self._lock = threading.Lock()  # This lock protects `_queues`.
         self._queues: dict[str, deque[Ticket]] = {}
 
     def join(self, *names: str, loop: asyncio.AbstractEventLoop | None = None) -> Ticket:

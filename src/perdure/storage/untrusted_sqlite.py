@@ -205,7 +205,7 @@ class UntrustedFileGuard:
         self._check_version = check_version
         self._lock = threading.Lock()
         self._identity: tuple[int, int] | None = None
-        self._are_pages_checked = False  # whether the pages of the tables have been checked
+        self._are_pages_checked = False  # Whether the pages of the tables were checked
 
     def check_regular_and_unchanged_file(self) -> None:
         """Check that the path leads to a regular file, and to the same file as at the first call.
