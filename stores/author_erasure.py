@@ -79,7 +79,7 @@ def _is_by(entry: Any, author: str) -> bool:
 def _erase_author(
     parts: StoreParts, path: bytes, author: str, *, hand_over: bool
 ) -> Flow[_AuthoredRows]:
-    """Erase the versions that an author wrote, or remove only the author's name from them.
+    """Erase the versions that an author wrote, or remove only the name of the author.
 
     All changes are made in one transaction.
     """

@@ -21,7 +21,7 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The origin of an item. All fields are optional, and filters may use them."""
+    """The origin of an item. All fields are optional, and filters may use all fields."""
 
     thread_id: str | None = None
     checkpoint_id: str | None = None  # Id of a checkpoint of the thread `thread_id`
@@ -218,7 +218,7 @@ class Receipt:
     def __add__(self, other: Receipt) -> Receipt:
         """Return the sum of two receipts.
 
-        The attribute `clean` of the sum is true if it is true for both receipts.
+        The attribute `clean` of the sum is true if `clean` is true for both receipts.
         """
         return Receipt(
             self.items + other.items,

@@ -1,7 +1,7 @@
 """Load the settings from `perdure.toml`, the environment and arguments.
 
-Variables `PERDURE_*` override the file, and arguments override both. The settings are the same for
-the library, the command line, the worker and the graphs of `langgraph.json`.
+Variables `PERDURE_*` override the file. Arguments override the variables and the file. The settings
+are the same for the library, the command line, the worker and the graphs of `langgraph.json`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECRETS: Final = ("key", "api_key", "direct", "webhook_secret")
 SEARCH_LIMIT: Final = 10
 """The default number of results of a search, in the library, command line, server and MCP."""
 SHOWN_LIMIT: Final = 20
-"""The default number of memories that are shown to a model or a person at once."""
+"""The default number of memories that are shown together to a model or a person."""
 TOOL_LIMIT: Final = 5
 """The default number of memories or examples in one tool result or prompt."""
 LIST_LIMIT: Final = 100

@@ -286,7 +286,7 @@ class Run:
     def allow_cancelling_and_record_outcome(self) -> Iterator[None]:
         """Allow other code to cancel the run's task within the `with` block.
 
-        If the block is cancelled or raises an error, the outcome of the run is recorded.
+        If the `with` block is cancelled or raises an error, the outcome of the run is recorded.
         """
         self._is_playing = True
         try:
@@ -347,7 +347,7 @@ class Run:
 
     @contextlib.contextmanager
     def retain_output_during_block(self) -> Iterator[None]:
-        """Keep the output for a request until the block ends, even if the run ends earlier."""
+        """Keep the output for a request until the `with` block ends, even after the run's end."""
         self._output_requests += 1
         try:
             yield

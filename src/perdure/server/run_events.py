@@ -48,7 +48,7 @@ class StoredEvents:
         log, number_before = run.events, run.number_before_events
         log.is_recorded = True
         # Other processes may have emitted events of earlier runs of the thread. The log in this
-        # process may lack these events.
+        # process may lack the events of earlier runs.
         is_behind = log.last // NUMBERS_PER_RUN < number_before // NUMBERS_PER_RUN - 1
         if run.may_have_started or is_behind:
             synchronize = (
@@ -212,8 +212,8 @@ class StoredEvents:
 
         If `number` is None, all events are yielded.
 
-        Events that the log does not have are read from the database. The memory of these events is
-        counted by `account`. See `EventLog.read_after`.
+        Events that the log does not have are read from the database. The memory of events from the
+        database is counted by `account`. See `EventLog.read_after`.
 
         Args:
             log: The log of the run or of the thread.

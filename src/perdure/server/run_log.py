@@ -31,7 +31,7 @@ BACKLOG_BYTES: Final = 32_000_000
 older events receives the error `StreamLost`. `EventMemory` may drop events earlier."""
 CHUNK_BYTES: Final = 65_536
 """The maximum size in bytes of the events that are passed to a connection at once. uvicorn keeps
-them until the client reads, without a limit of its own."""
+the passed events in memory until the client reads, and sets no limit itself."""
 NUMBERS_PER_RUN: Final = 1 << 32
 """The size of the range of event numbers of one run in the log of a thread. The range begins at
 this number times the `seq` of the run."""
@@ -92,7 +92,7 @@ class StreamCut(Exception):
 
 
 class EventStream(StreamingResponse):
-    """A response that streams events, with comments between them that keep the connection open."""
+    """A response that streams events, and sends comments to keep the connection open."""
 
     media_type = "text/event-stream"
 

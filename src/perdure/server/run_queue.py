@@ -82,7 +82,7 @@ class RunServer(GraphServer, Protocol):
         """Return whether the tenant's open database is the database that `runs` manages."""
 
     def keep_database_open(self, tenant: str | None) -> AbstractContextManager[None]:
-        """Keep the database of a tenant open until the block ends."""
+        """Keep the database of a tenant open until the `with` block ends."""
 
     async def start_due_crons_and_webhooks(self, runs: DatabaseRuns) -> None:
         """Start the crons that are due, and send the webhooks that are due."""
@@ -101,7 +101,7 @@ class RunServer(GraphServer, Protocol):
 
 
 class DatabaseRuns:
-    """Manages those runs of a database, or of one tenant, that this process executes or reads.
+    """Manages the runs of a database or of one tenant that this process executes or reads.
 
     Attributes:
         owner: The name of this process in the rows. It is `""` while the process has no lock and
@@ -163,7 +163,7 @@ class DatabaseRuns:
             await asyncio.sleep(RETRY_PAUSE_S)
 
     def _stop_runs_after_lost_lock(self) -> None:
-        """Stop all runs of this process, because other processes may have taken them over."""
+        """Stop all runs of this process, because other processes may continue the runs."""
         self._former_owners |= {self.owner} - {""}
         self.owner = ""
         for run in self.runs_by_id.values():
@@ -221,7 +221,8 @@ class DatabaseRuns:
         if time.monotonic() - self._cleaned_up_at > CLEANUP_INTERVAL_S:
             has_more = False
             with contextlib.suppress(PerdureError):
-                # Ignore an error of these deletions, because the error must not delay any runs.
+                # Ignore an error of the deletion of old data, because the error must not delay any
+                # runs.
                 has_more = await self.threads.delete_expired(EXPIRED_PER_SWEEP) == EXPIRED_PER_SWEEP
                 await self.table.delete_old_events()
             self._cleaned_up_at = self._cleaned_up_at if has_more else time.monotonic()
@@ -234,7 +235,7 @@ class DatabaseRuns:
             self.due_work = asyncio.create_task(self.server.start_due_crons_and_webhooks(self))
 
     def wake(self) -> None:
-        """Start the next sweep at once."""
+        """Start the next sweep immediately."""
         self._wake.set()
 
     async def _start_delayed_run(self, live: LiveRun) -> bool:

@@ -94,8 +94,8 @@ def _drop_reserved_names(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 Metadata = Annotated[dict[str, Any], AfterValidator(_drop_reserved_names)]
-"""The metadata of a client, without reserved names. A graph that calls this server as a remote
-graph sends them, so they are dropped instead of refused."""
+"""The metadata of a client, without reserved names. Reserved names are dropped and not refused,
+because a graph that calls this server as a remote graph sends reserved names."""
 
 
 class WithoutNulls(BaseModel):
@@ -232,8 +232,8 @@ class RunRequest(WithoutNulls):
     def _drop_empty_command_or_superfluous_input(self) -> None:
         """Drop an empty command. If the command is not empty, drop the input of the request.
 
-        Clients also send an input together with an answer to an interrupt. The input of these
-        clients is the transcript or an empty object.
+        Clients also send an input together with an answer to an interrupt. Some clients send the
+        transcript as this input, and some send an empty object.
         """
         if self.command is not None and self.command.is_empty:
             self.command = None

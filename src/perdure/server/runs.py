@@ -266,7 +266,7 @@ class Runs:
     async def _drop_erased_events_and_return_check_time(
         self, runs: DatabaseRuns, log: EventLog, thread_key: int, not_read_before: float
     ) -> float:
-        """Drop the events of a thread from memory if its messages were erased in the meantime.
+        """Drop the events of a thread from memory if messages were erased from the thread.
 
         Args:
             runs: The runs of the database.
@@ -521,7 +521,7 @@ class Runs:
     ) -> bool:
         """Cancel a run, which may be executed by any process.
 
-        Return False if it has ended meanwhile.
+        Return False if the run has already ended.
         """
         runs = await self.get_database_runs(tenant)
         stopped = await runs.table.cancel_runs(live.thread_id, live.run_id, action)
@@ -549,7 +549,7 @@ class Runs:
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def drain(self, grace_s: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Refuse new runs, wait for the current runs, and stop those that do not end in time.
+        """Refuse new runs. Wait for current runs, and stop current runs that do not end in time.
 
         Args:
             grace_s: How long to wait, in seconds.
@@ -566,7 +566,7 @@ class Runs:
         await self._stop_all_runs()
 
     async def _stop_all_runs(self) -> None:
-        """Stop all runs, so that other servers can continue them, and close the feeds."""
+        """Stop all runs, so that other servers can continue the runs, and close all event logs."""
         if self.is_closed:
             return
         self._is_draining = self.is_closed = True
@@ -579,7 +579,7 @@ class Runs:
             feed.close()
 
     async def aclose(self) -> None:
-        """Stop all runs, so that the next process can continue them."""
+        """Stop all runs, so that another server process can continue the runs."""
         await self._stop_all_runs()
         await self.webhooks.aclose()
         for runs in self._by_tenant.values():

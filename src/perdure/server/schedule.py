@@ -215,7 +215,7 @@ class Schedule:
         permissions, person = frozenset(content["permissions"]), content.get("acting_for")
         teams = read_teams(login)
         creator = Identity(content["user"], tenant, permissions, login, person, teams=teams)
-        # The keys of the cron's creator may have been revoked in the meantime.
+        # The API keys of the cron's creator may have been revoked since the cron was created.
         refresh_identity = getattr(self._access, "refresh_identity", None)
         identity = await refresh_identity(creator) if refresh_identity else creator
         call = Call(identity, "threads:create_run", self._access, self._databases, self._runs)

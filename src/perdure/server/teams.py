@@ -85,7 +85,7 @@ def may_see_namespace(identity: Identity, namespace: Sequence[str]) -> bool:
 def check_team_access(identity: Identity, action: str, namespace: Sequence[str]) -> None:
     """Refuse an action on the memory of a team if the user is not a member of the team.
 
-    Listing the namespaces under `("teams",)` is allowed; the list shows only those for which
+    Listing the namespaces under `("teams",)` is allowed. The list shows only namespaces for which
     `may_see_namespace` returns True.
 
     Args:
@@ -143,8 +143,8 @@ class RunTeams:
     def choose_teams(self, tenant: str | None, sender: Sender, person: Person) -> list[str] | None:
         """Return the teams whose memory a run uses, sorted by name.
 
-        A run uses the teams of which both the person and the caller are members. If the caller may
-        act for the person, the run uses all teams of which the person is a member.
+        A run uses the teams of which the person and the caller are members. If the caller may act
+        for the person, the run uses all teams of which the person is a member.
 
         Args:
             tenant: The tenant of the run, or None.

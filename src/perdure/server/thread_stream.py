@@ -125,7 +125,7 @@ class ThreadFrames:
         )
 
     async def _check_access(self) -> None:
-        """Check at intervals that the reader is still the same user and may still reach the thread.
+        """Check at intervals that the reader is still logged in and may still read the thread.
 
         Raises:
             Refused: The reader may no longer read the thread.

@@ -118,7 +118,9 @@ def validate_user_names_in_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 class Threads:
-    """The threads that a caller may reach. All other threads count as unknown.
+    """The threads that a caller may reach.
+
+    A thread that the caller may not reach is treated like a thread that does not exist.
 
     Args:
         saver: The checkpointer that has the threads.
@@ -233,7 +235,7 @@ class Threads:
     async def update(
         self, thread_id: str, metadata: Mapping[str, Any], ttl: TimeToLive | None = None
     ) -> Thread:
-        """Add metadata to a thread. New metadata replaces existing entries with the same names.
+        """Add metadata to a thread. A new entry replaces an existing entry with the same name.
 
         Args:
             thread_id: The thread.
@@ -389,7 +391,7 @@ class Threads:
     async def lock_for_change(
         self, thread_id: str, timeout_s: float | None = None
     ) -> AsyncIterator[None]:
-        """Hold the lock of a thread until the block ends, so that the block can change the thread.
+        """Hold the lock of a thread until the `with` block ends, so that the block can change it.
 
         Args:
             thread_id: The thread.

@@ -181,8 +181,8 @@ class Database(Protocol):
 
     Each component has its own `Database`. Databases with the same path share connections and
     threads. All methods may be called from any thread and event loop. Asynchronous methods do no
-    I/O in the thread of the event loop; the other methods block. After `close`, or in a forked
-    process, all methods raise `StorageUnavailable`.
+    I/O in the thread of the event loop. Methods that are not asynchronous block. After `close`, or
+    in a forked process, all methods raise `StorageUnavailable`.
     """
 
     @property
@@ -203,7 +203,7 @@ class Database(Protocol):
 
     @property
     def location(self) -> Hashable:
-        """A key that is equal for components in the same database, or None for one in memory.
+        """A key that is equal for components in one database. A database in memory has no key.
 
         The key can be read only after the database was connected.
         """
@@ -285,7 +285,7 @@ class Database(Protocol):
         """See `write`. The write is queued by the call itself, not by the first `await`."""
 
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
-        """Queue a write and return at once. If the write fails, no error is reported."""
+        """Queue a write and return immediately. If the write fails, no error is reported."""
 
     def get_write_epoch(self, watch: Watch) -> object | None:
         """Return a value that changes when somebody else has written rows of the component.

@@ -1,4 +1,4 @@
-"""Encrypt the bytes of rows with AES-GCM, or protect them with a checksum.
+"""Protect the bytes of rows by encryption with AES-GCM, or by a checksum.
 
 Each stored row is bound to its associated data: its database, its tenant, and the names and numbers
 that identify the row. A row cannot be read if it was moved to another database, to another tenant,

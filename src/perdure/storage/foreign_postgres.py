@@ -48,7 +48,7 @@ class ForeignPostgres:
             return cursor.execute(sql.encode(), params or None).fetchall()
 
     def lacks_any_table(self, *tables: str) -> bool:
-        """Return whether at least one of these tables does not exist."""
+        """Return whether at least one of the named tables does not exist."""
         return any(
             self.fetch_rows("SELECT to_regclass(%s)", table) == [(None,)] for table in tables
         )

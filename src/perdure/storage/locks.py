@@ -116,8 +116,8 @@ def file_lock(path: str, timeout_s: float) -> Iterator[None]:
 def _close_locked_files_in_child() -> None:
     """Close the inherited descriptors of locked files in a forked process.
 
-    If the child process kept these descriptors open, the child could hold a lock that its parent
-    process has released.
+    If the child process kept inherited descriptors open, the child could hold a lock that its
+    parent process has released.
     """
     while _locked_file_descriptors:
         os.close(_locked_file_descriptors.pop())

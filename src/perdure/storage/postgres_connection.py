@@ -1,4 +1,4 @@
-"""Open connections to a Postgres server, lend them from a pool, and hold advisory locks."""
+"""Open and pool connections to a Postgres server, and hold advisory locks."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def open_connection(
 
 
 def is_pooled(conn: psycopg.Connection[Any]) -> bool:
-    """Return whether the connection leads to a pooler instead of directly to the server.
+    """Return whether the connection is to a pooler and not directly to the server.
 
     The backend process id that a pooler reports differs from the one that the server returns.
     """

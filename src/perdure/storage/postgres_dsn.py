@@ -32,8 +32,8 @@ Dsn = str | Callable[[], str] | ConnectionPool[Any]
 DatabaseAddress = tuple[str, str, str]
 
 _PORT: Final = "5432"  # The default port of Postgres
-# Parameters that are added to a DSN. With these values, perdure notices within a minute that a host
-# was lost.
+# Parameters that are added to a DSN. With the keepalive parameters, perdure notices within a minute
+# that a host was lost.
 _DEFAULTS: Final[dict[str, Any]] = {
     "application_name": "perdure",
     "connect_timeout": 10,
@@ -352,7 +352,7 @@ def _build_dsn_function_key(function: object) -> Hashable:
 
 
 class _Identity:
-    """A hashable key for an object that cannot be hashed; equal only for the same object."""
+    """A hashable key for an object that cannot be hashed. Keys of different objects differ."""
 
     def __init__(self, instance: object) -> None:
         # Keep a reference to the function, so that no other object can get the same id.

@@ -1,4 +1,4 @@
-"""Create the tables of a component in Postgres, with row-level security if tenants share them.
+"""Create the tables of a component in Postgres, with row-level security if there are tenants.
 
 With tenants, each table has the column `tenant`, which is the first column of all keys and indexes.
 A row-level security policy allows a transaction to read and write only the rows of the tenant that
@@ -137,7 +137,7 @@ def _run_statements(conn: Requests, *statements: Statement) -> list[Row]:
 
 @contextmanager
 def _transaction_block(conn: Requests) -> Iterator[None]:
-    """Commit the statements of a block, or roll them back after an error."""
+    """Commit the statements of a `with` block, or roll the statements back after an error."""
     conn.send_request([Statement("BEGIN ISOLATION LEVEL READ COMMITTED")], prepare=False)
     try:
         yield

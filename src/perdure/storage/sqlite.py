@@ -160,8 +160,8 @@ class SQLiteFile(SharedResource):
     def close_inherited(self) -> None:
         """Close the connections to a file that a forked process has inherited from its parent.
 
-        Closing the inherited connections changes no file. Closing them does not affect the parent
-        process, because the locks on the file belong to the parent process.
+        Closing the inherited connections changes no file. The parent process is not affected,
+        because the locks on the file belong to the parent process.
         """
         writers = [] if self._writer is None else [self._writer.connection]
         for conn in (*writers, *self.readers.connections, *self.async_readers.connections):
@@ -192,9 +192,9 @@ def _close_inherited_connections(path: str) -> None:
 
     A forked process calls this function before it opens a file itself. SQLite assumes that a
     process holds the locks of all its connections to a file. The inherited connections of a forked
-    process hold no locks. If the inherited connections stayed open, new connections would take no
-    locks either, and other processes could remove the WAL while the forked process uses it. See
-    https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_file_across_a_fork_
+    process hold no locks. If the inherited connections stayed open, SQLite would take no locks for
+    new connections, and other processes could remove the WAL while the forked process uses the WAL.
+    See https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_file_across_a_fork_
 
     Raises:
         StorageUnavailable: A thread of the parent was using a connection to this file when the
@@ -607,7 +607,7 @@ class AsyncReaders(_PausableReads):
 
     @asynccontextmanager
     async def _count_read(self) -> AsyncIterator[None]:
-        """Wait while the process is being forked, and then count a read until the block ends.
+        """Wait while the process is being forked, then count a read until the `with` block ends.
 
         Waiting for a fork does not block the event loop, because reads that are in progress must be
         able to end in the same event loop.

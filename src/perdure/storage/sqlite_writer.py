@@ -435,9 +435,9 @@ class SQLiteWriter:
     def _use_disk_reserve(self) -> Iterator[None]:
         """Release the reserved disk space until the `with` block ends, and then shrink the file.
 
-        Within the block, SQLite does not overwrite deleted rows, because overwriting them would
-        write each page that contained a deleted row. The caller must request a scrub. See
-        https://sqlite.org/pragma.html#pragma_secure_delete
+        Within the `with` block, SQLite does not overwrite deleted rows, because overwriting the
+        rows would write each page that contained a deleted row. The caller must request a scrub.
+        See https://sqlite.org/pragma.html#pragma_secure_delete
         """
         with self._connector.reserve.release_during_block():
             with suppress(sqlite3.Error, StorageError, OSError):

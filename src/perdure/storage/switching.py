@@ -1,4 +1,4 @@
-"""Shorten Python's thread switch interval, for writes that must start at once.
+"""Shorten Python's thread switch interval, for writes that must start without delay.
 
 A thread that is woken waits until the running thread releases the interpreter lock, by default for
 5 ms (`sys.getswitchinterval`). While the thread that stores an answer waits for the interpreter

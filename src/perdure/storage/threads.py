@@ -124,7 +124,7 @@ class ThreadPool:
         """
         promise: Promise[Any] | None = None if is_async is None else Promise(is_async=is_async)
         with self._lock:
-            # Remove cancelled tasks, because they would pile up behind threads that hang.
+            # Remove cancelled tasks, because cancelled tasks would pile up while threads hang.
             while (
                 self._queued_tasks
                 and (first_promise := self._queued_tasks[0][0])
@@ -155,8 +155,8 @@ class ThreadPool:
                     promise.result = work()
                 except BaseException as exc:
                     promise.error = exc
-            # Mark the thread as idle before the delivery, because the caller may submit more work
-            # at once.
+            # Mark the thread as idle before the result is delivered, because the caller may then
+            # submit more work immediately.
             with self._lock:
                 self._unfinished_count -= 1
             if promise is not None and is_wanted:

@@ -1,4 +1,4 @@
-"""Check untrusted SQLite files, such as those that `perdure import` reads, and limit reads.
+"""Check untrusted SQLite files, for example files that are imported, and limit their reads.
 
 Whoever made an SQLite file can choose what each table name in the file means, and how the pages of
 the file are linked. If a table name belongs to a view, a read under this name may never end. If the
@@ -84,7 +84,7 @@ def split_tokens(sql: str) -> list[str]:
 
 
 def read_table_sql(tokens: list[str]) -> tuple[str, TableSQL] | None:
-    """Return the name of a table and its SQL, or None if these tokens do not create a table."""
+    """Return the name of a table and its SQL, or None if the tokens do not create a table."""
     if tokens[:2] != ["create", "table"]:
         return None
     remaining_tokens = tokens[5:] if tokens[2:5] == ["if", "not", "exists"] else tokens[2:]
@@ -286,7 +286,7 @@ class UntrustedFileGuard:
         return total
 
     def _check_tables_if_schema_changed(self, conn: UntrustedConnection) -> None:
-        """Check the tables, unless the connection has already checked them in this version."""
+        """Check the tables, unless this connection has already checked this schema version."""
         ((version,),) = conn.execute("PRAGMA schema_version").fetchall()
         tables = list[tuple[str, str, Any]]()
         if conn.checked_schema_version != version:
