@@ -1,7 +1,7 @@
 """Write the blocking and the asynchronous version of an operation as one coroutine.
 
 An operation is a coroutine that awaits only effects. An effect is a step that blocks or awaits,
-such as a call of a database or a model, and an effect has a blocking and an asynchronous
+such as a call of a database or a model. Each effect has a blocking and an asynchronous
 implementation. The function `run` runs an operation without an event loop, and uses the blocking
 implementation of each effect. The function `arun` runs an operation in an event loop, and uses the
 asynchronous implementation of each effect. The decorators `blocking` and `awaiting` build the

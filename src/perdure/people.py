@@ -86,7 +86,7 @@ class Report:
         erased: The data that was erased, by kind.
         kept: Data that mentions the person but belongs to others. The kept data was not erased.
         hashes: Hashes of the messages and values that were erased, which can prove that a text was
-            among them. A plan has none.
+            among them. The report of a plan has no hashes.
         scrubbed: Whether the erased bytes were also overwritten in the file and its WAL. Postgres
             overwrites no bytes.
         dry_run: Whether nothing was written.
@@ -117,7 +117,7 @@ def export(
     owners_are_people: bool | None = None,
     conversations_by_id: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the archive of a person, one object for each line of JSON.
+    """Yield the archive of a person as objects, one object for each line of a JSON Lines file.
 
     The archive contains the threads with all branches, the items with all versions (memories,
     profile, instructions, examples, chat memory and notes), and records of the runs and crons; see
@@ -132,8 +132,8 @@ def export(
         namespaces: Further templates with the label `"{user_id}"`, as in `("notes", "{user_id}")`.
         thread_ids: Only these of the person's threads. None means all.
         owners_are_people: Whether the `owner` of a thread without a user is a person. False means
-            that it is an organisation, which a handler of an Auth file sets. None means False if
-            the database has ever been served with an Auth file, and True otherwise.
+            that the `owner` is an organisation, which a handler of an Auth file has set. None means
+            False if the database has ever been served with an Auth file, and True otherwise.
         conversations_by_id: Whether a conversation in `("chat_memory", ID)` belongs to the person
             if ID is the id of one of the person's threads. On a server, users choose the ids of
             their threads, so only the conversation with the person's name is certain.
@@ -211,7 +211,7 @@ def forget(
     conversations_by_id: bool = True,
     timeout_s: float = 30.0,
 ) -> Report:
-    """Erase everything that belongs to a person, also from the bytes of the file.
+    """Erase everything that belongs to a person, also the deleted bytes in the database file.
 
     An erasure has two steps. In the first step, the person's crons are deleted, and the person's
     runs are cancelled. When all cancelled runs have ended, the person's store items and threads are
@@ -224,7 +224,8 @@ def forget(
         namespaces: Further templates with the label `"{user_id}"`, as in `("notes", "{user_id}")`.
         thread_ids: Only these of the person's threads. None means all.
         looks_elsewhere: Whether to search the data of other people for quotations and other traces
-            of the person, which are listed and not erased. All messages of others are read.
+            of the person, which are listed and not erased. The search reads all messages of other
+            people.
         owners_are_people: See `export`.
         hand_over: Whether items that the person wrote into the memories of teams are kept without
             the name of the person. If False, these items are erased.
@@ -264,7 +265,7 @@ async def aforget(*args: Any, **options: Any) -> Report:
 
 @dataclass(slots=True)
 class _PersonErasure:
-    """The erasure of one person, or its plan.
+    """The erasure of one person's data, or the plan of an erasure.
 
     Attributes:
         counts: The number of erased objects, by kind.
@@ -367,7 +368,7 @@ class _PersonErasure:
             self._count("webhooks", run_id)
 
     def _erase_items_of_person(self, threads: list[str], *, dry_run: bool) -> None:
-        """Erase the items of the person. With `dry_run`, only count them."""
+        """Erase the items of the person. With `dry_run`, only count the items."""
         receipt: Receipt = run(
             forget_person(
                 StoreAdapter(self.store),
@@ -405,7 +406,7 @@ class _PersonErasure:
             self.ids[kind].append(id)
 
     def _scrub_databases(self) -> bool:
-        """Overwrite the erased bytes, and return whether none of them is left."""
+        """Overwrite the erased bytes, and return whether no erased byte is left."""
         return all(
             [self.saver.database.scrub_deleted_rows(), self.store.database.scrub_deleted_rows()]
         )

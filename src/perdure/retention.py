@@ -29,8 +29,8 @@ from perdure.stores.whole_store import WholeStore
 __all__ = ["Removal", "Report", "Rules", "aapply", "aplan", "apply", "plan"]
 
 T = TypeVar("T")
-# Name of the lock that is held while retention is applied. The locks of threads are named by thread
-# ids, and no thread can have this id.
+# Name of the lock that is held while retention is applied. Locks of threads are named by thread
+# ids, and no thread can have this name as its id.
 _LOCK_NAME: Final = "\0retention"
 _THREADS_PER_BATCH: Final = 200  # Maximum number of threads that are locked at once.
 _ENTRIES_PER_BATCH: Final = 1_000
@@ -113,7 +113,7 @@ def apply(
     Quarantined candidates and memories are erased with all their versions.
 
     Args:
-        rules: The rules. `perdure.settings.load().retention` returns those of the settings.
+        rules: The rules. `perdure.settings.load().retention` returns the rules of the settings.
         saver: The threads.
         store: The items.
         thread_ids: Only these threads, and no items. None means all threads and items.
@@ -146,7 +146,7 @@ async def aapply(*args: Any, **options: Any) -> Report:
 
 @dataclass(slots=True)
 class _RetentionPass:
-    """Applies the rules once, or only counts what they would remove.
+    """Applies the rules once, or only counts the data that the rules would remove.
 
     Attributes:
         idle_thread_ids: The threads that are deleted.

@@ -56,7 +56,8 @@ class _StoredThread(NamedTuple):
 
         Args:
             conversation_signatures: The signatures of the conversation's messages.
-            shared_count: The number of first messages that both surely have.
+            shared_count: The number of messages at the beginning that the conversation and the
+                thread certainly share.
         """
         if not shared_count or shared_count == len(conversation_signatures):
             return True
@@ -95,11 +96,11 @@ class ThreadNames:
         self._stored: dict[str, _StoredThread | None] = {}
         self._former: dict[str, dict[str, list[str]]] = {}
         self._assigned: set[tuple[object, str, str]] = set()
-        # The number of equal conversations that a file contains, by the file and the full hash.
+        # The number of equal conversations in a file, by the file and the hash of all messages.
         self._equal_counts = Counter[tuple[object, str]]()
 
     def assign_thread_id(self, draft: Conversation) -> Conversation:
-        """Return the conversation with an id, which is its thread id without the prefix."""
+        """Return the conversation with an id. The id is the id of its thread without the prefix."""
         if draft.unnamed is None or not draft.nodes:
             return draft
         prefixes = self._derive_id_of_each_message_prefix(draft)
@@ -221,7 +222,7 @@ class ThreadNames:
 
 
 def _belongs_to_thread(conversation: Conversation, stored: _StoredThread) -> bool:
-    """Return whether a conversation equals a stored thread, continues it, or is its beginning."""
+    """Return whether a conversation equals, continues or is contained in a stored thread."""
     branch = conversation.list_branch(conversation.leaf)
     stored_count = next((n for n, key in enumerate(branch) if key not in stored.ids), len(branch))
     return stored_count == len(branch) or (

@@ -22,7 +22,9 @@ _AddConversation = Callable[[str, Mapping[str, Any]], None]
 def convert_training_example_to_conversation(
     json_line: Mapping[str, Any],
 ) -> Mapping[str, Any] | None:
-    """Convert an example of a training file to an object with messages. Return None for others.
+    """Convert an example of a training file to an object with messages.
+
+    Return None if the line is not a training example.
 
     A preference example has two answers. The preferred answer becomes the main branch of the
     conversation, and the other answer becomes a second branch. An example for a completion model
@@ -59,7 +61,7 @@ def convert_training_example_to_conversation(
 
 
 def is_batch_line(line: Mapping[str, Any]) -> bool:
-    """Return whether a line is a request of a batch, or an answer."""
+    """Return whether a line of a file is a request or an answer of a batch."""
     return "custom_id" in line and ("body" in line or "response" in line)
 
 
@@ -75,7 +77,10 @@ class OpenAIBatches:
     def add_line(
         self, file: str, number: str, line: Mapping[str, Any], add: _AddConversation
     ) -> None:
-        """Add a line of a batch. `add` is called later with the conversation of a request.
+        """Add a request or an answer of a batch.
+
+        If the line is a request, the function `add` is called later with the conversation of the
+        request.
 
         Raises:
             MalformedPart: The line is a request whose answer is not a message.
@@ -179,7 +184,10 @@ def _iter_messages_of_each_answer(response_body: Mapping[str, Any]) -> Iterator[
 
 
 def _convert_responses_api_item_to_message(item: Any) -> dict[str, Any]:
-    """Return an item of the Responses API as a message. Other items get their type as role."""
+    """Convert an item of the Responses API to a message.
+
+    An item of an unknown type becomes a message whose role is the type of the item.
+    """
     kind = get_by_path(item, str, "type")
     if kind == "function_call":
         function = {

@@ -90,7 +90,7 @@ class ConversationsReport:
         self.unchanged += threads.unchanged
 
     def add_store_item_counts(self, report: TransferReport) -> None:
-        """Add the counts of items that were imported from a store, and list the refused ones."""
+        """Add the counts of items that were imported from a store, and list the refused items."""
         self.items += report.items
         self.refused += report.refused
         self.known_items += report.skipped + len(report.refused)

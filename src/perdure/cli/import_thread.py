@@ -63,7 +63,7 @@ _CHECKPOINTS_PER_LENGTH: Final = 32
 
 
 class ImportWriter:
-    """Stores conversations as threads, extracts memories from them, and counts both in a report.
+    """Stores conversations as threads, extracts memories, and counts the threads and memories.
 
     Args:
         file: The database.
@@ -286,7 +286,9 @@ class ImportWriter:
 
 
 class _NewCheckpoint(NamedTuple):
-    """A checkpoint that this import has put, cached so that it need not be read.
+    """A checkpoint that this import has stored.
+
+    The checkpoint is cached, so that it need not be read from the database again.
 
     Attributes:
         end: The id of the last message of the checkpoint.
@@ -304,9 +306,8 @@ class ThreadImport:
 
     `_checkpoint_of_message` maps the id of each stored message to the id of the checkpoint that
     ends with the message. If no checkpoint ends with a message, the message is mapped to the oldest
-    checkpoint that contains the message. If the parent
-    of an oldest checkpoint was removed, all messages before its last message are mapped to None.
-    No branch can start at a message that is mapped to None.
+    checkpoint that contains the message, or to None if the parent of this oldest checkpoint was
+    removed. No branch can start at a message that is mapped to None.
 
     Attributes:
         updated: The number of messages that this import completed.
@@ -417,11 +418,12 @@ class ThreadImport:
         self._saver.put(head.config, new, metadata, {"messages": version})
 
     def _load_stored_texts_with_searched_flags(self, message_id: str) -> set[tuple[str, bool]]:
-        """Return all contents that a message had in the thread before this import.
+        """Return all texts that a message had in the thread before this import.
 
-        The set is empty if the thread did not have the message. The contents are read from the
-        history of the thread and not from checkpoints, because an earlier export may have ended at
-        a message after which there is no checkpoint.
+        Each text is paired with a flag which says whether the message is a document; see
+        `_get_contents`. The set is empty if the thread did not contain the message. The texts are
+        read from the history of the thread and not from checkpoints, because an earlier export may
+        have ended at a message after which there is no checkpoint.
         """
         if self._stored_contents is None:
             self._stored_contents = defaultdict(set)
@@ -440,7 +442,8 @@ class ThreadImport:
 
         Returns:
             The ids of the unstored messages, oldest first, and the id of the stored message that
-            the oldest of them follows. The second id is None if no message on the path is stored.
+            the oldest unstored message follows. If no message on the path is stored, the id of the
+            stored message is None.
         """
         keys: list[str] = []
         ancestor: str | None = last_message_id
@@ -465,8 +468,9 @@ class ThreadImport:
     def _put_checkpoint(self, parent_message_id: str | None, message_ids: list[str]) -> None:
         """Store a checkpoint that contains the messages up to a parent message, and new messages.
 
-        If there are no new messages, a checkpoint is stored only if the parent's checkpoint also
-        contains messages after the parent. The stored checkpoint then ends with the parent.
+        If there are no new messages, the stored checkpoint ends with the parent. A checkpoint
+        without new messages is stored only if the parent's checkpoint also contains messages after
+        the parent.
 
         Args:
             parent_message_id: The id of the stored message that the new messages follow, or None.

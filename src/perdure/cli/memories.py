@@ -82,7 +82,7 @@ def list_(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List memories, the last changed first."""
+    """List memories, the most recently changed first."""
     from perdure.memory.records import convert_item_to_memory
 
     with open_database(db, user, allow_read_only=True) as database:
@@ -232,10 +232,10 @@ def forget(
 ) -> None:
     """Erase memories permanently, with their old versions.
 
-    The messages from which the memories were extracted are kept, and later extractions do not
-    store the erased memories again. With --all, however, a later extraction reads the messages
-    again and stores new memories. To prevent new memories, delete the threads before you run this
-    command with --all. The exit code is 1 if there was nothing to erase.
+    The messages from which the memories were extracted are kept, and later extractions do not store
+    the erased memories again. If you pass --all, a later extraction reads the messages of the
+    threads again and stores new memories. To prevent new memories, delete the threads before you
+    run this command with --all. The exit code is 1 if there was nothing to erase.
     """
     check_query_option(query)
     if [bool(key), query is not None, thread is not None, every].count(True) != 1:
@@ -289,7 +289,7 @@ def _find_memory_key(
 def _resolve_thread_id_of_memories(database: CommandDatabase, id_or_prefix: str) -> str:
     """Return the id of the thread that memories come from.
 
-    If no thread has an id with this prefix, the text is returned unchanged, because memories of
+    If no thread id begins with the given text, the text is returned unchanged, because memories of
     a deleted thread may still exist.
     """
     if not id_or_prefix:
@@ -416,7 +416,10 @@ def _print_memories(
 
 
 def _format_memory_day(memory: Memory) -> str:
-    """Return the day of the messages that a memory comes from, or the day of its storage."""
+    """Return the day of the messages from which a memory was extracted.
+
+    If the day of the messages is not known, the day on which the memory was stored is returned.
+    """
     provenance = memory.provenance
     return format_date(provenance.at if provenance else None) or format_date(memory.valid_from)
 

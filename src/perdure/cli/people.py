@@ -180,7 +180,7 @@ def _build_parts_json(parts: Any) -> list[dict[str, Any]]:
 
 
 def _read_api_key_entries(keys_file: Path | None) -> list[dict[str, Any]]:
-    """Return the entries of a keys file, or none if `keys_file` is None."""
+    """Return the entries of a keys file, or an empty list if `keys_file` is None."""
     if keys_file is None:
         return []
     try:

@@ -197,7 +197,7 @@ async def _find_person(database: CommandDatabase, thread_id: str) -> str:
 
 
 def _build_run_json(row: RunRow) -> dict[str, Any]:
-    """Return what `--json` prints of a run. The input of the run is left out."""
+    """Build the JSON object that `--json` prints for a run. The input of the run is left out."""
     live, details = row.live, row.details
     is_delayed = live.status == "delayed"
     return {
@@ -236,8 +236,8 @@ async def _find_crons_with_persons(
     """Return crons and the person of each cron, ordered by the time of their next run.
 
     The person of a cron is the person of the thread on which the cron runs. If the cron creates a
-    new thread for each run, the person is the user who created the cron. If that user acted for
-    another user, the person is the other user.
+    new thread for each run, the person is the user who created the cron. If the creator of the cron
+    acted for another user, the person is the other user.
 
     Args:
         database: The database of the command.
@@ -257,7 +257,7 @@ async def _find_crons_with_persons(
 
 
 def _build_cron_json(cron: CronRow, person: str) -> dict[str, Any]:
-    """Return what `--json` prints of a cron. The input of its runs is left out."""
+    """Build the JSON object that `--json` prints for a cron. The input of the runs is left out."""
     content, payload = cron.content, cron.content["payload"]
     return {
         "cron_id": cron.cron_id,

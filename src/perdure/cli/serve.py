@@ -304,8 +304,9 @@ class _Server(NamedTuple):
 def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> None:
     """Serve with several processes on one socket until SIGTERM or SIGINT arrives.
 
-    A worker that exits is replaced, except one that could not start. Another process holds the
-    sessions of browsers, which the workers share; if it dies, the server stops.
+    A worker process that exits is replaced, except a worker process that could not start. The
+    worker processes share the sessions of browsers, which are kept in a further process. If the
+    process that keeps the sessions dies, the server stops.
     """
     # Allow the parent process to send the listening socket to the worker processes.
     multiprocessing.allow_connection_pickling()
@@ -403,7 +404,7 @@ def _check_tenants_have_postgres(access: Access | None, db: str) -> None:
 
 
 def _check_worker_options(workers: int, db: str, metrics: bool) -> None:
-    """Raise ConfigurationError if several workers cannot serve metrics or the database."""
+    """Raise ConfigurationError if the options do not allow several worker processes."""
     if workers > 1 and metrics:
         raise ConfigurationError(
             f"--metrics counts in one process, but --workers is {workers}; remove one of the two, "
@@ -520,8 +521,8 @@ def _open_listener(host: str, port: int) -> socket.socket:
         # protocol. Without TCP_NODELAY, a response body may wait 40 ms for an ACK.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # Abort the connection, because a closed connection keeps its unsent data until the
-            # client reads them.
+            # Abort the connection of a client that does not read. If the connection were only
+            # closed, the unsent data would be kept until the client reads the data.
             listener.setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_TIMEOUT_S * 1000
             )
@@ -562,10 +563,11 @@ def _quote_toml(text: str) -> str:
 def mcp(audit: AuditOption = None, user: UserOption = None, db: DbOption = None) -> None:
     """Serve memories and threads as MCP tools over stdin and stdout.
 
-    MCP clients, such as desktop assistants and editors, start `perdure mcp` as a child process. The
-    client has access to the memories and threads of one user.
+    MCP clients, such as desktop assistants and editors, start `perdure mcp` as a child process. An
+    MCP client that starts this command has access to the memories and threads of one user.
     """
-    # Only look for the packages `mcp` and `fastapi`. Importing them would take about a second.
+    # Only look for the packages `mcp` and `fastapi`. Importing the packages would take about a
+    # second.
     if find_spec("mcp") is None or find_spec("fastapi") is None:
         raise MissingDependency(
             'MCP needs more packages; run pip install ".[server]" in a checkout'

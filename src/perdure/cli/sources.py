@@ -74,9 +74,11 @@ def open_database_to_import(path: str, max_value_bytes: int) -> Iterator[Source]
 
 @contextmanager
 def open_database_to_copy(db: str, key: str | None) -> Iterator[Source]:
-    """Open a database for a copy. `key` replaces the configured key.
+    """Open a database for a copy.
 
-    Values of any size are read, because users copy databases of their own.
+    The argument `key` replaces the configured encryption key.
+
+    Values of any size are read, because users copy only databases of their own.
     """
     if is_dsn(db):
         with open_database(db, allow_read_only=True, key=key) as file:

@@ -64,7 +64,7 @@ FilterOption = Annotated[
 
 
 def parse_namespace(text: str) -> tuple[str, ...]:
-    r"""Parse a namespace that a user typed: labels that are separated by slashes.
+    r"""Parse a namespace that a user typed as labels separated by slashes.
 
     A slash or backslash within a label is typed with a preceding backslash.
 
@@ -229,7 +229,7 @@ def search(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List items under a prefix, or search them."""
+    """List the items under a namespace prefix, or search these items."""
     namespace, conditions = parse_namespace(prefix), _parse_filter(filter)
     options: dict[str, Any] = {"query": query, "filter": conditions, "mode": mode, "as_of": as_of}
     options |= {"limit": limit, "explain": json, "refresh_ttl": False}

@@ -90,7 +90,10 @@ class Table(NamedTuple):
     max_key_part: Any = _MAX_ID
 
     def read_page(self, after: Sequence[Any]) -> Flow[list[Row]]:
-        """Read one page of the rows after a key. A row has its owner, then its columns."""
+        """Read one page of the rows after a key.
+
+        A returned row contains the owner of the row, followed by the values of the copied columns.
+        """
         marks = ", ".join("?" for _ in after)
         rest = f"FROM {self.name} WHERE ({self.key}) > ({marks}) ORDER BY {self.key} LIMIT ?"
         columns = _split_columns(self.name_columns, self.indexed_columns, self.large_columns)
@@ -125,12 +128,12 @@ class Table(NamedTuple):
         return statements
 
     def key_before(self, number: int) -> list[Any]:
-        """Return a key that sorts before all keys that begin with a number."""
+        """Return a key that sorts directly before all keys whose first part is `number`."""
         return [number - 1, *(self.max_key_part for _ in self.key.split(", ")[1:])]
 
 
 def _split_columns(*columns: str) -> list[str]:
-    """Return the names in lists of columns."""
+    """Split lists of column names that are separated by ", "."""
     return [name for names in columns for name in names.split(", ") if name]
 
 
@@ -211,7 +214,9 @@ class Tables:
         yield [self.sql("raise_keys_after_copy"), self.sql("analyze_tables")]
 
     def find_owners_of_names_postgres_rejects(self) -> Flow[list[str]]:
-        """Return the owners of names that Postgres cannot store, because of NUL or their length.
+        """Return the owners of rows that contain names which Postgres cannot store.
+
+        Postgres cannot store names that contain NUL or that are too long.
 
         Raises:
             StorageError: The database does not have the tables.
@@ -246,7 +251,11 @@ _TAGS: Final = Table("tags", "tag, checkpoint_key", "")
 
 @dataclass
 class ThreadTables(Tables):
-    """The tables of a checkpointer. Search keys depend on the encryption key and are rebuilt."""
+    """The tables of a checkpointer.
+
+    The search keys of threads depend on the encryption key, so they are computed again for the
+    target.
+    """
 
     reader: CheckpointReader
     noun = "thread"
@@ -358,14 +367,14 @@ class ThreadTables(Tables):
         return cls(saver.database, reader.sql, reader.seal.unseal, reader.seal.seal, reader)
 
     def decrypt_row(self, table: Table, row: Row) -> Row:
-        """See `Tables.opened`."""
+        """Decrypt a row, and remove search keys, which depend on the encryption key."""
         columns = super().decrypt_row(table, row)
         if table.name == "threads":  # The search keys depend on the encryption key.
             return (*columns[:-4], None, None, *columns[-2:])
         return columns
 
     def encrypt_row(self, table: Table, row: Row) -> Row:
-        """See `Tables.sealed`."""
+        """Encrypt a row, and compute its search keys or its hash with the encryption key."""
         if table.name == "threads":
             search_keys = (
                 None if row[3] else b""
@@ -409,7 +418,7 @@ class ThreadTables(Tables):
         return {*self.database.read(lambda: fetch_rows(sql), snapshot=False)}
 
     def build_inserts(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
-        """See `Tables.writes`."""
+        """Return the statements that insert decrypted rows and the tags of checkpoints."""
         statements = super().build_inserts(table, rows)
         if table.name == "checkpoints":
             statements += _TAGS.build_inserts(
@@ -436,7 +445,11 @@ def _item_associated_data(path: bytes, key: str, version: int) -> list[Associate
 
 @dataclass
 class StoreTables(Tables):
-    """The tables of a store. Searches rebuild the compact indexes."""
+    """The tables of a store.
+
+    The compact search indexes are not copied, because the first search in the target builds new
+    indexes.
+    """
 
     noun = "namespace"
     tables = (
@@ -500,7 +513,7 @@ class StoreTables(Tables):
         return cls(store.database, store._parts.sql, decrypt, encrypt)
 
     def format_owner(self, owner: Any) -> str:
-        """See `Tables.shown`."""
+        """Return the namespace of a row as text for error messages."""
         return repr(decode_path(owner))
 
     def read_settings(self) -> Flow[list[Row]]:
@@ -508,9 +521,10 @@ class StoreTables(Tables):
         return (yield self.sql("settings"))  # type: ignore[no-any-return]
 
     def store_settings_after_copy(self, settings: list[Row]) -> Flow[None]:
-        """See `Tables.store_settings_after_copy`.
+        """Store the settings of the source, after all rows are copied.
 
-        The target keeps its own form of the word index.
+        The target keeps its own settings of the word index, except the list of searched fields,
+        which is copied.
         """
         for name, value in settings:
             if name == "words":
@@ -705,7 +719,10 @@ class DatabaseCopy:
     def _find_differing_owners(
         self, source: Tables, target: Tables, table: Table
     ) -> Flow[set[str]]:
-        """Return the owners of rows that are not in both databases. Pages may differ in order."""
+        """Return the owners of rows that are not in both databases.
+
+        The order of the rows may differ between the two databases.
+        """
         source_pages = _TablePages(source, table, table.key_before(0))
         target_pages = _TablePages(target, table, table.key_before(0))
         unmatched: dict[bytes, Any] = {}

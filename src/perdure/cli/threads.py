@@ -78,7 +78,7 @@ def threads(
     """List threads, the last changed first, or search their messages.
 
     If a thread has no title, the first words of its first human message are shown. The last
-    activity of an imported thread is the time of its last message. Exit code 1 if no thread
+    activity of an imported thread is the time of its last message. The exit code is 1 if no thread
     matches TEXT, --user, --waiting or --status.
     """
     if user is not None:

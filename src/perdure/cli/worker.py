@@ -25,7 +25,7 @@ _DEFAULT_DELAY_S: Final = 30.0
 # Maximum number of seconds that `--once` waits for extractions. The value means no limit, because
 # `--once` exits when no thread is due any more.
 _FLUSH_TIMEOUT_S: Final = 1e9
-_OFF: Final = "off"  # This value of --cron disables the schedule that perdure.toml configures.
+_OFF: Final = "off"  # Value of the option --cron that disables the schedule in perdure.toml.
 # Number of seconds after which the retention rules are applied again.
 _RETENTION_INTERVAL_S: Final = 3600.0
 # Maximum number of seconds that the exit of the worker waits until the retention has stopped.
@@ -142,8 +142,8 @@ def _run_hourly(work: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         stopped.set()
-        # If the time is over before retention has finished, the retention is interrupted. The next
-        # start of the worker continues the removal.
+        # If retention takes longer than `_STOP_TIMEOUT_S` seconds, the exit of the process
+        # interrupts the removal. The next start of the worker continues the removal.
         thread.join(_STOP_TIMEOUT_S)
 
 

@@ -1,4 +1,6 @@
-"""Identify the user who sends a request, and decide which actions and rows the user may reach.
+"""Identify the user who sends a request, and decide which actions the user may perform.
+
+The access rules also decide which rows of the database the user may see.
 
 Each route, page and tool names its action in langgraph's notation, such as `threads:read` or
 `store:put`. The action `admin` stands for operations on the whole database. An action that is not
@@ -90,8 +92,8 @@ class Identity:
         user: The id of the user, who owns threads and memories.
         tenant: The tenant of the user, or None on a server without tenants.
         permissions: The permissions that the keys file or the authentication handler lists.
-        raw: The user object that the authentication handler returned. The user object is passed to
-            the authorization handlers.
+        raw_user: The user object that the authentication handler returned. The user object is
+            passed to the authorization handlers.
         acting_for: The person for whom the user acts, or None. If a person is set, the request has
             access only to the data of this person, even if the user is an admin.
         teams: The teams that the user, or the person in `acting_for`, belongs to.
@@ -149,12 +151,12 @@ class Access(Protocol):
         Args:
             identity: The user.
             action: The action that the user requests.
-            value: The arguments of the action, as langgraph passes them to handlers: for example
-                a thread_id, metadata or a namespace. A handler may change them in place.
+            value: The arguments of the action, as langgraph passes them to handlers: for example a
+                thread_id, metadata or a namespace. A handler may change the arguments in place.
 
         Returns:
-            The conditions for the metadata of threads, crons and assistants. An empty filter
-            allows all of them.
+            The conditions for the metadata of threads, crons and assistants. An empty filter allows
+            all threads, crons and assistants.
 
         Raises:
             Forbidden: The action is not allowed.
@@ -195,7 +197,8 @@ def permit_own_data(user: str, action: Action, value: dict[str, Any]) -> Filter:
     Args:
         user: The owner of the data.
         action: The action that is requested.
-        value: The arguments of the action. The owner or the namespace is added to them in place.
+        value: The arguments of the action. The owner or the namespace is added to the arguments in
+            place.
 
     Raises:
         Forbidden: The action is about a namespace of another user.
@@ -327,7 +330,7 @@ def matches_filter(metadata: Mapping[str, Any], filter: Filter) -> bool:
 
 
 def require_filter_match(noun: str, metadata: Mapping[str, Any], filter: Filter) -> None:
-    """Refuse to create or change an object that its user could not reach afterwards.
+    """Refuse to create or change an object if the user would lose access to the object.
 
     Args:
         noun: The kind of the object for the error message, such as `a thread`.

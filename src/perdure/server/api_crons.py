@@ -44,7 +44,7 @@ from perdure.server.threads import validate_metadata
 
 routes = APIRouter(tags=["crons"])
 _SCHEDULE_FIELDS: Final = {"schedule", "timezone", "end_time", "enabled"}
-_THREADS_PER_QUERY: Final = 500  # Maximum number of thread ids in one query
+_THREADS_PER_QUERY: Final = 500  # Maximum number of thread ids in one query.
 _PRIVATE_FIELDS: Final = {"config", "context", "webhook"}
 """Fields of a cron's payload that the person of its thread does not see if the cron is somebody
 else's."""
@@ -86,7 +86,8 @@ async def create_cron(
 ) -> Response:
     """Create a cron that runs a graph on a schedule.
 
-    The runs use the thread in the path. Without a thread in the path, each run uses a new thread.
+    If the URL names a thread, all runs use this thread. If the URL names no thread, each run gets a
+    new thread.
     """
     now, cron_id = time.time(), str(uuid4())
     ids = {"cron_id": cron_id, "thread_id": thread_id, "user_id": call.identity.person}
@@ -144,7 +145,7 @@ async def update_cron(
 @routes.delete("/runs/crons/{cron_id}", status_code=204)
 @action("crons:delete")
 async def delete_cron(call: CurrentCall, cron_id: PathId) -> None:
-    """Delete a cron. A run that it has started continues."""
+    """Delete a cron. A run that the cron has already started continues."""
     await call.permit({"cron_id": cron_id})
     cron = await CronTable(call.saver).get(cron_id)
     if cron is None or not (
@@ -158,7 +159,7 @@ async def delete_cron(call: CurrentCall, cron_id: PathId) -> None:
 @routes.post("/runs/crons/search")
 @action("crons:search")
 async def search_crons(call: CurrentCall, runs: ServerRuns, body: CronSearch) -> Response:
-    """List crons that match, newest first unless another order is given."""
+    """List the crons that match the filters, newest first unless the request sets another order."""
     cron_list = [_build_cron_json(*found) for found in await _find_crons(call, runs, body)]
     rows = [row for row in cron_list if body.enabled in (None, row["enabled"])]
     return JSONReply(body.build_page_rows(rows, now=datetime.now(UTC)))
@@ -167,7 +168,7 @@ async def search_crons(call: CurrentCall, runs: ServerRuns, body: CronSearch) ->
 @routes.post("/runs/crons/count")
 @action("crons:search")
 async def count_crons(call: CurrentCall, runs: ServerRuns, body: CronFilters) -> int:
-    """Count the crons that match."""
+    """Count the crons that match the filters."""
     return len(await _find_crons(call, runs, body))
 
 

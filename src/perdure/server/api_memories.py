@@ -103,7 +103,8 @@ async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName 
 async def add_memory(call: CurrentCall, body: NewMemory, team: TeamName = None) -> Response:
     """Add a memory if the gate admits it.
 
-    The reply says whether the memory was added, and gives the reason if it was not.
+    The reply says whether the memory was added. If the memory was not added, the reply gives the
+    reason.
     """
     arguments = {
         "key": body.key,

@@ -1,8 +1,8 @@
 """REST endpoints to list, export and erase everything that belongs to a person.
 
-A user may list, export and erase only the data under the user's own name. An admin may do so for
-any name. Threads to which the user has no access are left out. A request is refused if the user has
-no access to one of the person's namespaces.
+A user may list, export and erase only the data under the user's own name. An admin may list, export
+and erase the data under any name. Threads to which the user has no access are left out. A request
+is refused if the user has no access to one of the person's namespaces.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class PermittedPerson(NamedTuple):
     Attributes:
         user: The name of the person.
         threads: The ids of the person's threads to which the caller has access.
-        others: The namespaces that contain the person's name, are kept by an erasure, and are
-            visible to the caller.
+        other_namespaces: The namespaces that contain the person's name, are kept by an erasure, and
+            are visible to the caller.
         options: The keyword arguments for functions of `perdure.people`.
     """
 
@@ -142,9 +142,9 @@ async def erase_person(call: Call, runs: Runs, person: PermittedPerson) -> peopl
 
 
 def _remove_hidden_namespaces(report: people.Report, person: PermittedPerson) -> people.Report:
-    """Remove the namespaces that are hidden from the caller from the kept data of a report.
+    """Return a copy of a report in which the kept data lists only namespaces visible to the caller.
 
-    The report itself is not changed. A copy is returned.
+    The given report is not changed.
     """
     visible = {"/".join(namespace) for namespace in person.other_namespaces}
     return people.limit_to_namespaces(report, visible)

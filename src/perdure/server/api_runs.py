@@ -1,4 +1,4 @@
-"""Runs over HTTP, at the paths of langgraph's server, for its `RunsClient`.
+"""Serve the HTTP endpoints for runs, which langgraph's `RunsClient` calls.
 
 If a request for a run names no thread, the run gets a new thread of its own.
 """
@@ -180,7 +180,7 @@ async def create_run(
 @routes.post("/runs/batch")
 @action("threads:create_run")
 async def create_runs(call: CurrentCall, runs: ServerRuns, body: list[BatchedRun]) -> Response:
-    """Run graphs in the background. If one of the runs is refused, none is started."""
+    """Run graphs in the background. If one of the runs is refused, no run is started."""
     runs.check_capacity(call.identity, len(body))
     starts = [await prepare_run(call, runs, request, request.thread_id) for request in body]
     return JSONReply([(await start()).build_json() for start in starts])
@@ -262,7 +262,10 @@ async def join_run_stream(
     ] = [],  # noqa: B006 - FastAPI copies it
     cancel_on_disconnect: bool = False,
 ) -> Response:
-    """Stream the retained events of a run, or those after the event that Last-Event-ID names."""
+    """Stream the retained events of a run.
+
+    If the request has the header Last-Event-ID, only later events are streamed.
+    """
     header = request.headers.get("last-event-id", "")
     last = int(header) if _EVENT_NUMBER.fullmatch(header) else None
     # Another process may have emitted more events than this log has, unless the run has ended or
@@ -325,9 +328,10 @@ async def start_run(
     recorded: bool = True,
     author: str | None = None,
 ) -> Run:
-    """Start a run for a client. Without a thread, the run gets a thread of its own.
+    """Start a run for a client.
 
-    The arguments and errors are those of `prepare_run`.
+    If no thread is named, the run gets a new thread. `prepare_run` describes the arguments and the
+    errors.
     """
     options: Any = {"recorded": recorded, "author": author}
     return await (await prepare_run(call, runs, body, thread_id, protocol, **options))()
@@ -355,8 +359,8 @@ async def prepare_run(
         thread_id: The thread, or None for a new thread that only this run uses.
         protocol: Whether the events go to readers of the run or of the thread; see `Run.protocol`.
         recorded: Whether the events are stored, so that clients can join the run on any server.
-        due: The cron that starts the run, or None. The new thread of such a run has the same id at
-            each attempt.
+        due: The cron that starts the run, or None. If a cron starts the run, the new thread of the
+            run has the same id at each attempt.
         author: The user whose message is sent again, or None.
 
     Raises:
@@ -430,7 +434,7 @@ async def _refuse_malformed_input_messages(
     The graph of the run is loaded only if the input may contain malformed messages.
 
     Raises:
-        InvalidUpdate: See `check_messages`.
+        InvalidUpdate: See `refuse_malformed_messages`.
     """
     if not (suspects := find_possibly_malformed_channel_values(body)):
         return
@@ -467,7 +471,7 @@ async def _find_thread_of_person(call: Call, arguments: dict[str, Any]) -> Liste
     person has no access to the thread and the thread cannot be assigned to the person.
 
     Raises:
-        Forbidden: The thread is another person's.
+        Forbidden: The thread belongs to another person.
     """
     thread_id, person = arguments["thread_id"], call.identity.acting_for
     try:
@@ -510,7 +514,7 @@ def _build_sender(
 async def get_permitted_run(
     call: Call, runs: Runs, thread_id: str, run_id: str, **arguments: Any
 ) -> Run:
-    """Return a run after checking that the caller may reach its thread."""
+    """Return a run after checking that the caller has access to the thread of the run."""
     await call.permit_thread(thread_id, run_id=run_id, **arguments)
     return await runs.get(call.identity.tenant, thread_id, run_id)
 
@@ -691,7 +695,7 @@ class RunEvents:
         return []
 
     def _log_stream_part(self, run: Run, part: Mapping[str, Any]) -> None:
-        """Log the events of one part of the graph's stream, and keep its output and interrupts."""
+        """Log the events of one chunk of the graph's stream, and keep its output and interrupts."""
         kind, namespace, data, new_interrupts = (
             part["type"],
             part["ns"],

@@ -54,14 +54,14 @@ class StateChange(BaseModel):
 
 
 class NodeUpdate(BaseModel):
-    """Values, or a command, that update a state as if a node had returned them."""
+    """Values or a command that update a state as if a node had returned the values or command."""
 
     values: JSONObject | list[JSONObject] | None = None
     command: CommandFields | None = None
     as_node: str | None = None
 
     def to_state_update(self) -> StateUpdate:
-        """Return the update for langgraph."""
+        """Convert this update to langgraph's `StateUpdate`."""
         is_command = self.command is not None and not self.command.is_empty
         values: Any = self.command.to_command() if self.command and is_command else self.values
         return StateUpdate(values, self.as_node)
@@ -402,7 +402,7 @@ def _select_state_fields(state: dict[str, Any], select: list[str] | None) -> dic
 
 
 def exclude_internal_channels(channels: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the channels that are not langgraph's own."""
+    """Return the values of all channels except the internal channels of langgraph."""
     return {
         name: value
         for name, value in channels.items()

@@ -1,4 +1,4 @@
-"""Threads over HTTP, with the paths and the JSON of langgraph's server, for its `ThreadsClient`."""
+"""Serve the HTTP endpoints for threads, which langgraph's `ThreadsClient` calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from perdure.settings import SEARCH_LIMIT
 from perdure.stores.base import Namespace
 
 routes = APIRouter(tags=["threads"])
-_LONGEST_TTL: Final = 100 * 366 * 24 * 60  # Maximum time to live of a thread, in minutes
+_LONGEST_TTL: Final = 100 * 366 * 24 * 60  # Maximum time to live of a thread, in minutes.
 Metadata = Annotated[JSONObject, AfterValidator(validate_metadata)]
 NewMetadata = Annotated[Metadata, AfterValidator(validate_user_names_in_metadata)]
 """Metadata that is stored. If it names an owner, the name must not be blank."""
@@ -61,7 +61,7 @@ class Lifetime(BaseModel):
 
 
 def _as_lifetime(value: Any) -> Any:
-    """Return a lifetime as an object. A number means minutes."""
+    """Return a time to live as an object. A plain number means minutes."""
     return value if isinstance(value, dict) else {"ttl": value}
 
 
@@ -148,7 +148,7 @@ async def create_thread(call: CurrentCall, runs: ServerRuns, body: NewThread) ->
 @routes.post("/threads/search")
 @action("threads:search")
 async def search_threads(call: CurrentCall, body: ThreadSearch) -> Response:
-    """List threads that match.
+    """List the threads that match the filters.
 
     Threads are sorted by their latest activity, newest first, unless the request specifies another
     order.
@@ -178,7 +178,7 @@ async def search_threads(call: CurrentCall, body: ThreadSearch) -> Response:
 @routes.post("/threads/count")
 @action("threads:search")
 async def count_threads(call: CurrentCall, body: ThreadFilters) -> int:
-    """Count the threads that match."""
+    """Count the threads that match the filters."""
     query = ThreadQuery(**await _apply_auth_handlers_to_filters(call, body))
     if body.values:
         return len(await _search_by_values(call, query, body.values, MAX_THREADS_READ, 0))
@@ -235,7 +235,7 @@ async def delete_thread(
     thread_id: PathId,
     memories: Literal["keep", "erase"] = "keep",
 ) -> None:
-    """Delete a thread with its checkpoints, and keep or erase the memories derived from it.
+    """Delete a thread with its checkpoints, and keep or erase the memories from the thread.
 
     The memories of the caller are erased, or those of all users if the caller is an admin.
     """
@@ -243,8 +243,8 @@ async def delete_thread(
     places = await find_memory_places(call) if memories == "erase" else []
     await runs.stop_thread(call.identity.tenant, thread_id)
     if places:
-        # Erase the memories before the thread. If the server crashed after deleting the thread,
-        # nothing could find its memories.
+        # Erase the memories before the thread. If the server crashed after deleting the thread, the
+        # memories of the thread could not be found any more.
         receipt = await aforget_thread_memories(call.store, [thread_id], places=places)
         call.record_for_audit(hashes=receipt.hashes)
     await call.threads.delete(thread_id)

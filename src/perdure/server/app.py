@@ -76,7 +76,7 @@ async def redirect_to_first_page() -> RedirectResponse:
 @routes.get("/ok")
 @public
 async def report_health() -> dict[str, bool]:
-    """Return `{"ok": true}`. Health checks use this path."""
+    """Return `{"ok": true}` as the reply to a health check."""
     return {"ok": True}
 
 
@@ -227,7 +227,8 @@ def create_app(
     add_error_replies(app)
     app.add_middleware(EncodedSlashes)
     for router in (
-        # Routes are matched in this order, so the most frequently requested routes come first.
+        # Routes are matched in the order of this tuple, so the most frequently requested routes
+        # come first.
         api_runs.routes,
         event_streams.routes,
         routes,
@@ -257,7 +258,7 @@ def create_app(
     if custom is not None:
         app.state.first_segments = _collect_first_segments(app)
         app.router.default = custom
-    app.add_middleware(Guard)  # Starlette calls the middleware that was added last first.
+    app.add_middleware(Guard)  # Starlette calls the last added middleware first.
     if origins:
         # Add the CORS middleware around `Guard`, so that the scripts of allowed origins can also
         # read the replies with which `Guard` refuses requests.

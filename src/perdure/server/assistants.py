@@ -68,10 +68,13 @@ class UnknownAssistant(Refused):
 
 
 class Assistants:
-    """The assistants that a caller may reach. All other assistants count as unknown.
+    """The assistants that a caller may reach.
+
+    An assistant that the caller may not reach counts as unknown.
 
     Args:
-        call: The permitted call. Default assistants of graphs count as owned by its user.
+        call: The permitted call. Default assistants of graphs count as owned by the user of the
+            call.
         graphs: The graphs that the server serves.
     """
 
@@ -170,7 +173,7 @@ class Assistants:
         await self._table.delete(key)
 
     async def search(self, filters: AssistantFilters) -> list[Assistant]:
-        """Return all assistants that match, newest first."""
+        """Return all assistants that match the filters, newest first."""
         rows = [
             *map(_build_assistant, await self._table.list_assistants()),
             *map(_build_default_assistant, self._graphs),
@@ -216,7 +219,7 @@ class Assistants:
         return _canonicalize_id(assistant_id)
 
     def _validate_content(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Check the fields of an assistant, and return a copy of them."""
+        """Check the fields of an assistant, and return a copy of the fields."""
         if content["graph_id"] not in self._graphs:
             raise UnknownGraph(
                 f"graph_id is {content['graph_id']!r}, which is not served; the graphs are "
@@ -298,7 +301,7 @@ async def choose_thread_assistant(call: Call, graphs: Graphs, thread: Mapping[st
 
 
 def _canonicalize_id(assistant_id: str) -> str:
-    """Return an id as it is stored.
+    """Return an assistant's id in the form in which the id is stored.
 
     If the id is invalid, return `""`, which is not the id of any assistant.
     """
@@ -389,7 +392,7 @@ class NewAssistant(AssistantChange):
 class AssistantFilters(WithoutNulls):
     """The body of `POST /assistants/count`.
 
-    `name` matches any part of an assistant's name, and ignores case.
+    The filter `name` matches any part of an assistant's name, and ignores case.
     """
 
     graph_id: str | None = None
@@ -417,7 +420,7 @@ class Version(BaseModel):
 
 
 async def permit_assistant(call: CurrentCall, runs: ServerRuns, assistant_id: PathId) -> Assistants:
-    """Check the action on an assistant, and return all assistants that the caller may reach."""
+    """Check that an action on an assistant is permitted, and return an `Assistants` object."""
     await call.permit({"assistant_id": assistant_id})
     return Assistants(call, runs.graphs)
 
@@ -458,7 +461,7 @@ async def create_assistant(call: CurrentCall, runs: ServerRuns, body: NewAssista
 @routes.post("/search")
 @action("assistants:search")
 async def search_assistants(call: CurrentCall, runs: ServerRuns, body: AssistantSearch) -> Response:
-    """List assistants that match.
+    """List the assistants that match the filters.
 
     The header `X-Pagination-Next` of the reply contains the offset of the next page.
     """
@@ -472,7 +475,7 @@ async def search_assistants(call: CurrentCall, runs: ServerRuns, body: Assistant
 @routes.post("/count")
 @action("assistants:search")
 async def count_assistants(call: CurrentCall, runs: ServerRuns, body: AssistantFilters) -> int:
-    """Count the assistants that match."""
+    """Count the assistants that match the filters."""
     return len(await _search_permitted(call, runs, body))
 
 
@@ -485,7 +488,10 @@ async def _search_permitted(call: Call, runs: Runs, filters: AssistantFilters) -
 @routes.get("/{assistant_id}")
 @action("assistants:read")
 async def get_assistant(assistants: PermittedAssistants, assistant_id: PathId) -> Response:
-    """Return an assistant by its id, or by the name of its graph."""
+    """Return an assistant by its id.
+
+    The name of a graph selects the default assistant of the graph.
+    """
     return await build_json_reply(await assistants.get(assistant_id))
 
 
@@ -510,7 +516,10 @@ async def delete_assistant(
     assistant_id: PathId,
     delete_threads: bool = False,
 ) -> None:
-    """Delete an assistant with all its versions, and its threads if that is requested."""
+    """Delete an assistant with all its versions.
+
+    The threads of the assistant are deleted too if the request asks for this.
+    """
     assistant = await assistants.get(assistant_id)
     if delete_threads:
         search_call = call.with_action("threads:search")
@@ -559,7 +568,7 @@ async def get_assistant_graph(opened: OpenedGraph, xray: bool | int = False) -> 
 async def get_assistant_schemas(opened: OpenedGraph) -> dict[str, Any]:
     """Return the JSON schemas of the input, the output and the context of an assistant's graph.
 
-    The schema of the input, for example, is null if a type in the input has no JSON schema.
+    A schema in the reply is null if it cannot be written as a JSON schema.
     """
     return _build_schemas(*opened)
 
@@ -592,7 +601,7 @@ def _build_schemas(graph_id: str, graph: Any) -> dict[str, Any]:
 def _build_schema_or_none_if_unsupported(
     build_schema: Callable[[], dict[str, Any] | None],
 ) -> dict[str, Any] | None:
-    """Build a schema, or return None if its types cannot be described by a JSON schema."""
+    """Build a JSON schema, or return None if a type cannot be described by a JSON schema."""
     with suppress(PydanticUserError, PydanticInvalidForJsonSchema):
         return build_schema()
     return None

@@ -53,7 +53,7 @@ class HandlerUser(dict[str, Any]):
     """
 
     def __getattr__(self, name: str) -> Any:
-        """Return a field."""
+        """Return a field of the user as an attribute."""
         try:
             return self[name]
         except KeyError:
@@ -80,7 +80,7 @@ class _ActingUser:
         return self._user[name] if hasattr(self._user, "__getitem__") else getattr(self, name)
 
     def __contains__(self, name: str) -> bool:
-        """Return whether the user object has an attribute with a name."""
+        """Return whether the user object has an attribute with the given name."""
         return name == "acting_for" or hasattr(self._user, name)
 
 
@@ -113,11 +113,11 @@ class AuthFileAccess:
         ConfigurationError: The file does not exist, or has no usable `Auth`.
     """
 
-    owners_are_people: Final = False  # A handler may set an organisation as the owner.
+    owners_are_people: Final = False  # A handler may set an organisation as the owner of a thread.
 
     def __init__(self, path: str) -> None:
         if (folder := str(Path(path).resolve().parent)) not in sys.path:
-            sys.path.append(folder)  # The file may import modules from its own folder.
+            sys.path.append(folder)  # The Auth file may import modules from its own folder.
         self._authenticate, self._handlers = _find_authentication_and_authorization_handlers(
             import_object(path, Path(), "the file of authentication handlers"), path
         )
@@ -233,7 +233,7 @@ async def _read_json_body(connection: HTTPConnection) -> Any:
     """Return the JSON body of a request, or None if the request has no valid JSON."""
     if isinstance(connection, Request) and "json" in connection.headers.get("content-type", ""):
         with suppress(ValueError):
-            # Ignore invalid JSON here, because the endpoint reports it later.
+            # Ignore invalid JSON, because the endpoint reports invalid JSON later.
             return await connection.json()
     return None
 
@@ -252,11 +252,11 @@ def _find_authentication_and_authorization_handlers(
         path: The path of the file, for error messages.
 
     Returns:
-        The authentication handler, and the authorization handlers by resource and action. Of
-        several handlers for the same action, the last one is returned.
+        The authentication handler, and the authorization handlers by resource and action. If
+        several handlers are registered for an action, the last handler is returned.
 
     Raises:
-        ConfigurationError: The object is no `Auth`, or has no authentication handler.
+        ConfigurationError: The object is not an `Auth`, or has no authentication handler.
     """
     if not isinstance(auth, Auth):
         raise ConfigurationError(f"{path!r} is {type(auth).__name__}; expected langgraph_sdk.Auth")

@@ -52,7 +52,7 @@ AUDITED_NAMES: Final = (
 )
 """The names of arguments that identify the object of an action. The audit log keeps them."""
 Row = TypeVar("Row")
-# Number of rows that are read at once when hidden namespaces are left out
+# Number of rows that are read at once when hidden namespaces are left out.
 _PAGE_SIZE: Final = 1_000
 
 
@@ -79,7 +79,7 @@ class Call:
         runs: The runs of this process, or None if it has none.
 
     Attributes:
-        recorded: What the audit log records of each `permit`.
+        recorded: The ids that the audit log records for each call of `permit`.
     """
 
     def __init__(
@@ -97,7 +97,10 @@ class Call:
         self.recorded: list[dict[str, Any]] = []
 
     def record_for_audit(self, **ids: Any) -> None:
-        """Add ids, or the `hashes` of a receipt, to the audit record. Content must not be added."""
+        """Add ids, or the `hashes` of a receipt, to the audit record.
+
+        The content of messages or memories must not be added.
+        """
         self.recorded[-1:] = [{**entry, **ids} for entry in self.recorded[-1:] or [{}]]
 
     async def permit(self, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -144,7 +147,7 @@ class Call:
         return await self.threads.get(thread_id)
 
     async def permit_thread_row(self, thread_id: str) -> ListedThread:
-        """Check that the action is permitted, and return the row; see `permit_thread`."""
+        """Check that the action on a thread is permitted, and return the row of the thread."""
         await self.permit({"thread_id": thread_id})
         return await self.threads.get_permitted_row(thread_id)
 
@@ -347,7 +350,7 @@ class Page(BaseModel):
     offset: int = Field(0, ge=0)
 
     def slice_rows(self, rows: list[Row]) -> list[Row]:
-        """Return the rows of this page."""
+        """Return the rows that belong to this page."""
         return rows[self.offset :][: self.limit]
 
 
@@ -361,7 +364,7 @@ class SortedPage(Page):
     def build_page_rows(
         self, all_rows: list[dict[str, Any]], **extra_fields: Any
     ) -> list[dict[str, Any]]:
-        """Return the selected fields of the rows of this page, sorted.
+        """Sort the rows, and return the selected fields of the rows that belong to this page.
 
         Args:
             all_rows: All rows that the search finds.

@@ -35,7 +35,7 @@ class AppUser(BaseUser):
 
     @property
     def is_authenticated(self) -> bool:
-        """Return True, because the server refuses requests of unknown users before this point."""
+        """Return True, because the server has already refused the requests of unknown users."""
         return True
 
     @property

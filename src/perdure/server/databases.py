@@ -23,7 +23,7 @@ from perdure.settings import Settings, is_dsn
 from perdure.stores import SQLiteStore
 from perdure.stores.whole_store import WholeStore
 
-# Maximum number of tenants whose checkpointer and store are kept open
+# Maximum number of tenants whose checkpointer and store are kept open.
 _MAX_OPEN_TENANTS: Final = 32
 # Maximum number of bytes of memory for the caches of each tenant, and for the search indexes of
 # each tenant.
@@ -58,7 +58,7 @@ class Databases:
     are open, the tenants that have not been used for the longest time are closed.
 
     Args:
-        settings: Name the database.
+        settings: The settings, which name the database.
         instrument: Returns a subclass of a checkpointer or store class whose methods are measured.
         saver_options: The options `types` and `aliases` of the checkpointers.
         options: The options of the stores and of new threads.
@@ -94,7 +94,7 @@ class Databases:
         return self._options.thread_ttl
 
     async def get_or_open(self, tenant: str | None) -> OpenDatabase:
-        """Return the database of a tenant. Open it if it is not open.
+        """Return the database of a tenant. Open the database if it is not open.
 
         Raises:
             EmbedderMismatch: The vectors of the store come from another embedder than the

@@ -57,7 +57,7 @@ class ErasureCounts:
     async def read_count(self, thread_key: int, not_before: float) -> int | None:
         """Return the number of message erasures of a thread.
 
-        Call this only within an `include_thread_in_counts` block for the thread.
+        Call this method only within an `include_thread_in_counts` block for the thread.
 
         Args:
             thread_key: The key of the thread.

@@ -8,8 +8,8 @@ events that all readers have received or that are stored in the database. If mor
 after that, the event holder with the largest and oldest backlog drops events. A reader that needs a
 dropped event receives the error `StreamLost`, unless the event is stored in the database.
 
-All methods must be called in one event loop, except `EventAccount.subtract_garbage_bytes_later`,
-which any thread may call.
+All methods in this module must be called in one event loop, except
+`EventAccount.subtract_garbage_bytes_later`, which any thread may call.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EventHolder(Protocol):
 
     @property
     def safety_of_dropping_oldest_event(self) -> int:
-        """Return a number from 0 to 2, which is higher if dropping the oldest event harms less.
+        """Return how safe it is to drop the oldest event, as a number from 0 (unsafe) to 2 (safe).
 
         Returns:
             2 if nothing is lost, because all readers have received the event or can read it from
@@ -95,7 +95,7 @@ class EventAccount:
         """Record that an event holder was garbage-collected, so that its events stop counting.
 
         The garbage collector may call this method in any thread. The event loop subtracts the size
-        later.
+        of the events later.
         """
         self.memory.garbage.append((self, byte_count))
 
@@ -182,9 +182,9 @@ class EventMemory:
     def mark_ended(self, holder: EventHolder) -> None:
         """Mark an event log as unused, because the log has no readers and no writers any more.
 
-        The events of unused logs are kept for later readers. If they take more than
-        `MAX_ENDED_BYTES` of memory, the logs that have been unused for the longest time drop their
-        events first.
+        The events of unused logs are kept for later readers. If the events of unused logs take more
+        than `MAX_ENDED_BYTES` of memory, the logs that have been unused for the longest time drop
+        their events first.
         """
         self._ended.pop(holder, None)
         self._ended[holder] = None

@@ -1,8 +1,8 @@
 """Implement the protocol of `client.threads.stream(…)` for commands and events of a thread.
 
 Clients use HTTP with server-sent events, or a websocket on which each message is a command or an
-event. The events are those of `graph.astream_events(version="v3")`. Each event of a thread has a
-sequence number, and the sequence numbers increase across all runs of the thread.
+event. A client receives the events of `graph.astream_events(version="v3")`. Each event of a thread
+has a sequence number, and the sequence numbers increase across all runs of the thread.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MAX_SUBSCRIPTIONS: Final = 32
 _INPUT_REQUESTED: Final = "input.requested"
 _CANCELLED: Final = {"event": "failed", "error": "the run was cancelled"}
 _TRANSFORMERS: Final = (UpdatesTransformer, CustomTransformer, CheckpointsTransformer)
-_TRY_AGAIN_LATER: Final = 1013  # WebSocket close code that means "try again later"
+_TRY_AGAIN_LATER: Final = 1013  # This close code of a websocket means "try again later".
 
 
 class CommandRequest(BaseModel):
@@ -133,7 +133,10 @@ async def stream_events(
 async def serve_websocket(
     call: CurrentCall, runs: ServerRuns, websocket: WebSocket, thread_id: PathId
 ) -> None:
-    """Execute commands and send events of a thread; `subscription.subscribe` selects the events."""
+    """Execute commands and send events of a thread.
+
+    The command `subscription.subscribe` selects the events that are sent.
+    """
     await call.permit_thread(thread_id)
     await websocket.accept()
     await ThreadSocket(websocket, call, runs, thread_id).serve()
@@ -317,7 +320,7 @@ class ThreadSocket:
         async for entries in _iter_events(*source, subscription):
             for event in entries:
                 await self._sender.send(partial(getattr, event, "data"))
-        await self._websocket.close()  # The events end only if the thread was deleted.
+        await self._websocket.close()  # The stream of events ends only if the thread was deleted.
 
     async def _send_bytes(self, data: bytes) -> None:
         """Send a message that is already encoded."""
@@ -370,7 +373,8 @@ class ThreadEvents:
     async def run_graph(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
         """Run the graph; see `Player.run_graph`.
 
-        If the thread waits for an answer to an interrupt, the input is that answer.
+        If the thread waits for an answer to an interrupt, the input of the run is used as the
+        answer.
         """
         run = self._run
         self._feed.start_at_end()
@@ -394,7 +398,7 @@ class ThreadEvents:
                 self._add_graph_event(run, event["method"], event["params"])
 
     def _add_graph_event(self, run: Run, method: str, params: Mapping[str, Any]) -> None:
-        """Add an event of the graph to the feed, in the form of the protocol."""
+        """Convert an event of the graph to the form that clients expect, and add it to the feed."""
         namespace, data = list(params["namespace"]), params["data"]
         match method:
             case "values":

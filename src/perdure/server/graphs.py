@@ -28,10 +28,11 @@ Graph: TypeAlias = Pregel[Any, Any, Any, Any]
 GraphSource: TypeAlias = Any
 """A graph, compiled or not; or a function that returns a graph, an awaitable of one, or a context
 manager that yields one."""
-# Name that langgraph gives to a graph that was compiled without a name
+# Name that langgraph gives to a graph that was compiled without a name.
 _UNNAMED: Final = "LangGraph"
 _ASSISTANT_NAMESPACE: Final = UUID("3d1b2f0e-7c52-5d0c-9c0f-8a3f6c1e2b47")
-# The two classes of the union `ServerRuntime`. The first is for runs, the second for reads.
+# The two classes of the union `ServerRuntime`. The first class is for runs, and the second class is
+# for reads.
 _RUN_RUNTIME, _READ_RUNTIME = (get_origin(each) for each in get_args(ServerRuntime.__value__))
 
 
@@ -137,9 +138,9 @@ class Graphs:
 
 
 class _BuiltInGraph(NamedTuple):
-    """A graph of perdure.
+    """A built-in graph of perdure.
 
-    The graph is built when it is first needed, because its imports take seconds.
+    A built-in graph is built when it is first needed, because its imports take seconds.
     """
 
     name: str
@@ -158,7 +159,7 @@ class _BuiltInGraph(NamedTuple):
 
 @cache
 def default_assistant_id(name: str) -> str:
-    """Return the id of the assistant that each graph has by default."""
+    """Return the id of the default assistant of a graph."""
     return str(uuid5(_ASSISTANT_NAMESPACE, name))
 
 

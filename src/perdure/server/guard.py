@@ -1,6 +1,6 @@
-"""Check and limit each request, and write its line in the log and its audit record.
+"""Check and limit each request, and write a log record and an audit record about the request.
 
-The log line of a request contains no content and no ids.
+The log record of a request contains no content and no ids.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ def _identify_user_and_limit_receive_time(
     has_started = is_complete = False
 
     async def receive_body() -> Message:
-        """Receive a message. Identify the user before the first one."""
+        """Receive a message of the body. Identify the user before the first message is read."""
         nonlocal has_started, is_complete
         if is_complete:
             return await receive()
@@ -304,8 +304,8 @@ def _refuse_cross_site_request(headers: Headers, has_session: bool) -> None:
 
     A request is refused if a browser sends it for a page of another site. A request that has
     neither the header Sec-Fetch-Site nor the header Origin is assumed not to come from a browser. A
-    session cookie contradicts this assumption, so a request with a session cookie and without both
-    headers is refused.
+    request with a session cookie always comes from a browser, so a request with a session cookie is
+    refused if it has neither header.
 
     Source: CrossOriginProtection of Go's net/http; the OWASP cheat sheet on cross-site request
     forgery, "Fetch Metadata headers".
@@ -386,7 +386,7 @@ def build_error_reply(request: Request, error: PerdureError) -> Response:
 
 
 def add_error_replies(app: FastAPI) -> None:
-    """Reply to errors with their HTTP status and their message."""
+    """Let the application reply to exceptions with an HTTP status and an error message."""
 
     @app.exception_handler(PerdureError)
     async def reply_to_perdure_error(request: Request, error: Exception) -> Response:
@@ -452,6 +452,6 @@ class EncodedSlashes:
             parts = (
                 unquote(part).replace("\0", "\ufffd") for part in raw.decode("latin-1").split("/")
             )
-            # `Guard` reads the replaced path, too.
+            # The class `Guard` reads the replaced path, too.
             scope["path"] = "/".join(part.replace("/", "\0") for part in parts)
         await self._app(scope, receive, send)

@@ -26,9 +26,9 @@ _EXAMPLE_MESSAGE: Final = {"role": "user", "content": ""}
 def find_possibly_malformed_channel_values(request: RunRequest) -> list[tuple[str, Any]]:
     """Return the channels and values of a request that may be malformed messages.
 
-    If no values are returned, the caller need not load the graph and call `check_messages`. In the
-    input of a run, a channel with a name other than `messages` is included only if its value
-    resembles messages.
+    If no values are returned, the caller need not load the graph and call
+    `refuse_malformed_messages`. In the input of a run, a channel with a name other than `messages`
+    is included only if its value resembles messages.
     """
     has_command = request.command is not None
     return [

@@ -30,7 +30,8 @@ from perdure.server.keys_file import Key, check_key_user, read_keys
 from perdure.server.teams import check_team_access, is_team_namespace
 
 _LOG: Final = logging.getLogger("perdure.server")
-# Seconds after which a request reads the file again. A revoked key stops working after this time.
+# Number of seconds after which a request reads the keys file again. A revoked key is refused after
+# at most this time.
 _RELOAD_INTERVAL_S: Final = 1.0
 
 
@@ -49,17 +50,19 @@ def create_api_key_and_hash(user: str) -> tuple[str, str]:
 
 
 class KeysFileAccess:
-    """Access by the API keys of a file. A change of the file takes effect within a second.
+    """Identifies users by the API keys in a keys file.
 
-    A request with a key that has the permission `perdure:admin` may do everything. A request with
-    a key that has the permission `perdure:act` may name another user of the key's tenant. The
-    request has access to the data of the named user.
+    A change of the keys file takes effect within a second.
 
-    A key without these permissions gives access to the data of the key's user only. A user's
-    threads, crons and assistants have the user as `owner` in their metadata. The server sets this
-    `owner` when the user creates a thread, cron or assistant. A user's namespaces have the user as
-    second label, such as `("memories", "ann")`. If a key lists teams, the key gives access to the
-    namespaces `("teams", NAME)` of these teams, too.
+    A request with a key that has the permission `perdure:admin` may do everything. A request with a
+    key that has the permission `perdure:act` may name another user of the key's tenant. A request
+    that names another user has access to the data of that user.
+
+    A key without the permissions `perdure:admin` and `perdure:act` gives access only to the data of
+    the key's user. A user's threads, crons and assistants have the user as `owner` in their
+    metadata. The server sets the `owner` when the user creates a thread, cron or assistant. A
+    user's namespaces have the user as second label, such as `("memories", "ann")`. If a key lists
+    teams, the key gives access to the namespaces `("teams", NAME)` of these teams, too.
 
     Args:
         file: The path of the file.
@@ -155,7 +158,7 @@ class KeysFileAccess:
         return permit_own_data(identity.person, action, value)
 
     def check_person(self, identity: Identity, person: str) -> None:
-        """Refuse a person who has API keys only in other tenants than the caller.
+        """Refuse a person whose API keys all belong to tenants other than the caller's tenant.
 
         A person without API keys is accepted, because such a person may belong to any tenant.
 
@@ -170,7 +173,7 @@ class KeysFileAccess:
             )
 
     async def _reload_if_stale(self) -> None:
-        """Read the file again if it was last read more than a second ago."""
+        """Read the keys file again if it was last read more than a second ago."""
         if monotonic() - self._read_at > _RELOAD_INTERVAL_S:
             self._read_at = monotonic()
             await asyncio.to_thread(self._reload)
@@ -183,7 +186,8 @@ class KeysFileAccess:
         try:
             self._keys = self._read_file()
         except ConfigurationError as exc:
-            # Accept no key, because the edit that broke the file may have been meant to revoke one.
+            # Accept no key, because the edit that broke the keys file may have been meant to revoke
+            # a key.
             self._keys = []
             _LOG.error("no API key is valid until the keys file is repaired: %s", exc)
 

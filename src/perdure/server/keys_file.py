@@ -17,9 +17,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from perdure.errors import ConfigurationError
 from perdure.settings import is_valid_user_or_team_name
 
-# Matches the TOML line `[[keys]]`
+# The regular expression matches the TOML line `[[keys]]`.
 _TABLE_HEADER: Final = re.compile(r"\s*\[\[\s*keys\s*\]\]\s*(#.*)?")
-# Maximum number of attempts to revoke keys while other programs change the file at the same time
+# Maximum number of attempts to revoke keys while other programs change the file at the same time.
 _MAX_ATTEMPTS: Final = 20
 
 
@@ -108,8 +108,8 @@ def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
     """Remove keys from a keys file.
 
     The keys file is replaced atomically by a file with the same permissions and owner. Therefore, a
-    server that reads the keys file at this moment sees either all old keys or only the remaining
-    keys. The entries of the remaining keys and other comments are kept.
+    server that reads the keys file during the replacement sees either all old keys or only the
+    remaining keys. The entries of the remaining keys and other comments are kept.
 
     Args:
         path: The keys file. The target of a symbolic link is replaced.
@@ -191,8 +191,8 @@ def _remove_api_key_tables(file_text: str, is_removed: Sequence[bool]) -> str | 
 def _find_comment_start(lines: Sequence[str], start: int) -> int:
     """Return the index of the first comment line in the block of comments directly above a line.
 
-    Return `start` if there are no comments above the line. Also return `start` if the block of
-    comments is at the beginning of the file.
+    If there are no comments above the line, or if the block of comments is at the beginning of the
+    file, `start` is returned.
     """
     first = start
     while first and lines[first - 1].lstrip().startswith("#"):
@@ -229,7 +229,7 @@ def _lock_folder(path: Path) -> Iterator[None]:
     """Lock the folder of a file until the block ends, so that no concurrent revocation is lost."""
     try:
         import fcntl
-    except ImportError:  # Windows has no fcntl
+    except ImportError:  # Windows has no module `fcntl`.
         yield
         return
     folder = os.open(path.parent, os.O_RDONLY)
@@ -243,7 +243,7 @@ def _lock_folder(path: Path) -> Iterator[None]:
 def _sync_folder(folder: Path) -> None:
     """Flush a folder to disk, so that a replaced file keeps its new content after a power failure.
 
-    Without the flush, the file could have its old content again.
+    Without the flush, the file could have its old content again after a power failure.
     """
     with suppress(OSError):  # Some systems cannot flush a folder.
         handle = os.open(folder, os.O_RDONLY)

@@ -12,8 +12,8 @@ from typing import Final
 
 from perdure.server.access import Refused
 
-_MAX_CLIENTS: Final = 10_000  # Maximum number of clients whose request rate is remembered
-# Seconds in the header Retry-After if too many requests are in progress
+_MAX_CLIENTS: Final = 10_000  # Maximum number of clients whose request rate is remembered.
+# Number of seconds in the header Retry-After if too many requests are in progress.
 _CONCURRENCY_RETRY_S: Final = 5
 
 
@@ -42,7 +42,8 @@ class Limits:
         body_wait_s: Maximum seconds until the next part of a body arrives.
         requests_per_s: Average number of requests per second.
         burst: Number of requests that may be sent at once before the average applies.
-        max_concurrent_requests: Maximum requests of a user that are in progress. Streams count.
+        max_concurrent_requests: Maximum requests of a user that are in progress. Open streams are
+            counted, too.
         user_event_bytes: Maximum bytes of events that a process keeps in memory for one user.
         all_event_bytes: Maximum bytes of events that a process keeps in memory for all users.
     """
@@ -57,7 +58,7 @@ class Limits:
 
 
 class RequestLimiter:
-    """Counts the requests of each client, and refuses those above the limits.
+    """Counts the requests of each client, and refuses requests above the limits.
 
     A client is any hashable value, such as an address or the tenant and id of a user.
 

@@ -1,12 +1,12 @@
 """The audit log, and the formats of the logs on stderr.
 
-The audit log records which user changed or erased which objects, and whether this was permitted.
-The audit log has a record for every request and every tool call whose action changes something,
-unless the request is refused for its host, site, rate or content type. The modules `guard.py` and
-`mcp.py` write the audit records, and endpoints write no audit records. An audit record contains the
-ids of the objects that an endpoint passed to `Call.permit`. After an erasure, an endpoint calls
-`Call.record_for_audit` to add the hashes of the erased texts to the audit record. Audit records do
-not contain the content of messages or memories.
+The audit log records which user changed or erased which objects, and whether the action was
+permitted. The audit log has a record for every request and every tool call whose action changes
+something, unless the request is refused for its host, site, rate or content type. The modules
+`guard.py` and `mcp.py` write the audit records, and endpoints write no audit records. An audit
+record contains the ids of the objects that an endpoint passed to `Call.permit`. After an erasure,
+an endpoint calls `Call.record_for_audit` to add the hashes of the erased texts to the audit record.
+Audit records do not contain the content of messages or memories.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from perdure.server.call import Call
 
 _LOG: Final = logging.getLogger("perdure.audit")
-# Minimum number of free bytes on the disk. With less space, changes are refused.
+# Minimum number of free bytes on the disk. If the disk has less free space, changes are refused.
 _MIN_FREE_BYTES: Final = 1_000_000
 SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 """The HTTP methods that change nothing."""
@@ -125,7 +125,10 @@ class Audit:
         await asyncio.shield(asyncio.to_thread(self._append_line, f"{line}\n".encode()))
 
     def _append_line(self, line: bytes) -> None:
-        """Append a line to the file and flush it to the disk, or log it."""
+        """Append a line to the audit log and flush the file to disk.
+
+        If there is no file, the line is sent to the logger.
+        """
         if self._file is None:
             _LOG.info(line.decode().rstrip())
             return
@@ -136,7 +139,7 @@ class Audit:
 
 def _encode_json_line(fields: dict[str, Any]) -> str:
     """Return fields as one line of JSON without unprintable characters."""
-    # Import the module only here, so that `perdure mcp` starts faster.
+    # Import the module `reply` only when it is needed, so that `perdure mcp` starts faster.
     from perdure.server.reply import encode_json, escape_unprintable
 
     # JSON may contain U+2028, which some tools treat as the end of a line.
@@ -146,7 +149,7 @@ def _encode_json_line(fields: dict[str, Any]) -> str:
 class TextLines(logging.Formatter):
     """Formats a log record as text.
 
-    The lines after the first are indented, and unprintable characters are escaped.
+    The lines after the first line are indented, and unprintable characters are escaped.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -171,7 +174,10 @@ class JSONLines(logging.Formatter):
 
 
 def log_to_stderr(style: Literal["text", "json"] = "text") -> None:
-    """Send all logs of the process to stderr, and those of perdure from the level INFO on."""
+    """Send the logs of the process to stderr.
+
+    Log records of perdure are sent from the level INFO on.
+    """
     handler = logging.StreamHandler(sys.stderr)
     text = TextLines("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JSONLines() if style == "json" else text)

@@ -109,7 +109,7 @@ def _find_tool(name: str) -> tuple[ToolSchema, Tool]:
 
 
 async def _run_tool(tool: Tool, arguments: dict[str, Any], request: ToolRequest) -> str:
-    """Run a tool if its caller may use it, and record changes in the audit log."""
+    """Run a tool if the caller may use the tool, and record changes in the audit log."""
     status, action = 500, tool.action  # type: ignore[attr-defined]
     call = request.call.with_action(action)
     try:
@@ -227,8 +227,9 @@ def _get_http_server() -> Server[Any]:
         http: Any = context.request
         return ToolRequest(http.state.call, http.app.state.audit, http.state.request_id)
 
-    # Access these attributes of `perdure.memory`, which are imported when they are first used. The
-    # imports take place in the current thread and not later in the event loop.
+    # Access these functions of `perdure.memory`, so that their modules are imported in the current
+    # thread. Without this access, the first call of a tool would import the modules in the event
+    # loop.
     _ = (memory.arecall, memory.aremember, memory.quote_memories)
     return build_server(get_request)
 

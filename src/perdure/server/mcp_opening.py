@@ -23,7 +23,7 @@ REPLAYED_ID: Final = "perdure:initialize"
 """The id of the `initialize` request that the SDK reads later. The SDK's reply is not sent."""
 _META_PREFIX: Final = "io.modelcontextprotocol/"
 _UNSUPPORTED_METHODS: Final = ("prompts/list", "resources/list", "resources/templates/list")
-_METHOD_NOT_FOUND: Final = -32601  # JSON-RPC error code
+_METHOD_NOT_FOUND: Final = -32601  # JSON-RPC error code for an unknown method.
 
 
 class StartupResponder:
@@ -33,8 +33,8 @@ class StartupResponder:
         version: The version of perdure.
 
     Attributes:
-        replayed: Messages that `StartupResponder` has answered and that the SDK must read, too. The
-            SDK reads these messages before the first message that only the SDK can answer.
+        replayed_lines: Messages that `StartupResponder` has answered and that the SDK must read,
+            too. The SDK reads these messages before the first message that only the SDK can answer.
     """
 
     def __init__(self, version: str) -> None:
@@ -103,7 +103,7 @@ class StartupResponder:
         return []
 
     def _build_result(self, method: str, params: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the result or the error of a request, or None if the SDK must answer it."""
+        """Return the result or the error of a request, or None if only the MCP SDK can answer."""
         if method == "initialize":
             return self._answer_initialize(params)
         meta = params.get("_meta", {})
@@ -120,7 +120,7 @@ class StartupResponder:
         return _build_not_found_error(method) if method in _UNSUPPORTED_METHODS else None
 
     def _answer_initialize(self, params: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Answer the request `initialize`, and record a copy of it that the MCP SDK reads later.
+        """Answer the request `initialize`, and record a request that the MCP SDK reads later.
 
         Return None if only the MCP SDK can answer, for example if the request is invalid.
         """

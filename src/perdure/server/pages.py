@@ -150,7 +150,7 @@ def _iter_block_kinds_and_texts(message: BaseMessage) -> Iterator[tuple[str, str
 
 
 def build_change_rows(difference: StateDifference) -> list[dict[str, Any]]:
-    """Build the template data of what changed between two checkpoints, channel by channel.
+    """Build the template data of the changes between two checkpoints, grouped by channel.
 
     Channels that langgraph uses to trigger nodes are left out.
 
@@ -193,7 +193,7 @@ def build_change_rows(difference: StateDifference) -> list[dict[str, Any]]:
 
 
 def _has_same_message_id_or_dict_key(old: Any, new: Any) -> bool:
-    """Return whether a new element replaces an old one, by message id or by dict key."""
+    """Return whether two elements of a channel have the same message id or the same dict key."""
     if isinstance(old, BaseMessage) and isinstance(new, BaseMessage):
         return old.id is not None and old.id == new.id
     return _is_pair(old) and _is_pair(new) and bool(old[0] == new[0])
@@ -317,15 +317,15 @@ def parse_form_moment(text: str, days_to_add: int = 0) -> datetime | None:
 def build_link(path: str, /, **values: Any) -> str:
     """Return a path with a query string.
 
-    Values that are None or empty texts are left out. A list adds the parameter once for each
-    element.
+    Values that are None or empty texts are left out. If a value is a list, the parameter is
+    repeated for each element.
     """
     parameters = {name: value for name, value in values.items() if value not in (None, "")}
     return f"{path}?{urlencode(parameters, doseq=True, errors='surrogatepass')}"
 
 
 def redirect_to(path: str, /, **values: Any) -> Response:
-    """Return a reply to a sent form, which redirects the browser to a page."""
+    """Return the redirect with which the server replies to an HTML form."""
     return RedirectResponse(build_link(path, **values) if values else path, 303)
 
 

@@ -48,7 +48,7 @@ _MAX_ELEMENTS: Final = 8
 # neither a list nor a dict.
 _MAX_VALUE_CHARS: Final = 2_000
 # Index of the rightmost lane in the drawing of a checkpoint tree. Dots that belong further to the
-# right are drawn in this lane.
+# right are drawn in the rightmost lane.
 _MAX_LANE: Final = 12
 # Prefix of the names of the channels with which langgraph triggers nodes.
 _TRIGGER_PREFIX: Final = "branch:to:"
@@ -241,7 +241,7 @@ def _build_channel_row(name: str, value: Any) -> dict[str, Any]:
 
 @routes.page("/ui/compare", "threads:read")
 async def show_comparison(request: Request, target: PermittedThread, a: str, b: str) -> Response:
-    """Show what differs between two checkpoints, channel by channel."""
+    """Show the differences between two checkpoints, grouped by channel."""
     for checkpoint_id in (a, b):
         await _read_checkpoint(target.saver, target.id, target.ns, checkpoint_id)
     (difference,) = await target.saver.adifferences(
@@ -315,7 +315,7 @@ class PruneRule(BaseModel):
 async def preview_pruning(
     request: Request, target: PermittedThread, rule: Annotated[PruneRule, Query()]
 ) -> Response:
-    """Show how much the rule would remove from the thread, without removing anything."""
+    """Show how much data a rule would remove from the thread, without removing anything."""
     report = None
     if (retention := rule.retention) is not None:
         report = await target.saver.aretain(retention, thread_ids=[target.id], dry_run=True)
@@ -341,7 +341,7 @@ async def prune_thread(target: PermittedThread, rule: Annotated[PruneRule, Form(
 
 @routes.page("/ui/delete", "threads:read")
 async def show_delete_form(request: Request, target: PermittedThread) -> Response:
-    """Show the form that deletes a thread and asks what to do with the memories from it."""
+    """Show the form that deletes a thread and asks what to do with the memories from the thread."""
     memories = None
     with suppress(Refused):  # Memories that the user may not erase are kept.
         memory_places = await api_threads.find_memory_places(target.call)
@@ -357,7 +357,7 @@ async def delete_thread(
 ) -> Response:
     """Delete a thread and the memories that were extracted from the thread.
 
-    The memories are kept if the user chose this in the HTML form.
+    The memories are kept if the user chose to keep the memories in the HTML form.
     """
     await api_threads.delete_thread(call, runs, id, "keep" if memories == "keep" else "erase")
     return redirect_to("/ui/threads")

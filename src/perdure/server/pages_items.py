@@ -122,7 +122,10 @@ async def _permit_item(call: CurrentCall, requested: RequestedItem) -> ItemTarge
 async def _permit_item_change(
     call: CurrentCall, requested: RequestedItem, new_key: FormText = ""
 ) -> ItemTarget:
-    """Check that the caller may change the requested item. A new item's key comes from the form."""
+    """Check that the caller may change the requested item.
+
+    The key of a new item is read from the HTML form.
+    """
     return await _permit_item(call, ItemTarget(requested.ns, requested.key or new_key))
 
 
@@ -216,7 +219,7 @@ async def show_items(
     as_of: str = "",
     start: NonNegativeNumber = 0,
 ) -> Response:
-    """Show the items in a namespace and in the namespaces below.
+    """Show the items whose namespaces begin with the requested namespace.
 
     Args:
         request: The request.
@@ -463,7 +466,7 @@ async def forget_item(request: Request, call: CurrentCall, target: ChangeableIte
 
 
 def build_collection(call: Call, namespace: Namespace) -> tuple[Collection, RunnableConfig]:
-    """Return the collection of a namespace's memories, and the config for its methods."""
+    """Return the collection of a namespace's memories, and the config for the methods."""
     template, config = build_literal_template_and_config(namespace)
     return Collection(call.store, template), config
 
@@ -487,8 +490,8 @@ PartKind = Literal["same", "removed", "added"]
 _WORD_PATTERN: Final = re.compile(r"\s+|\w+|[^\w\s]")
 # Maximum number of words of a text that is compared word by word with its earlier version.
 _MAX_TEXT_WORDS: Final = 2_000
-# Maximum number of words that are compared for one page. After this number, changed texts are shown
-# as a whole.
+# Maximum number of words that are compared for one page. If the number is exceeded, further changed
+# texts are shown as a whole.
 _MAX_PAGE_WORDS: Final = 10_000
 # Maximum number of characters of a removed, added or unchanged part of a text that a page shows.
 _MAX_PART_CHARS: Final = 2_000
@@ -570,7 +573,8 @@ def _compare_texts(
     """Compare two texts word by word, and return the unchanged, removed and added parts.
 
     If a text is too long, or if the word budget of the page is used up, the texts are not compared.
-    The old text is then returned as a removed part, and the new text as an added part.
+    If the texts are not compared, the old text is returned as a removed part, and the new text as
+    an added part.
     """
     if old is None or new is None:
         return (

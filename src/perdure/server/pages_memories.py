@@ -175,7 +175,8 @@ async def show_memories(
 async def _list_users(call: Call, ns: tuple[str, ...]) -> list[str]:
     """Return the users whose memories an admin may choose, or an empty list if there is no choice.
 
-    A user id with hidden characters is left out, because a form would send it without them.
+    A user id with hidden characters is left out, because an HTML form would send the id without the
+    hidden characters.
     """
     if (
         not call.identity.is_admin
@@ -205,8 +206,8 @@ async def show_quarantine(
 ) -> Response:
     """Show the entries in quarantine.
 
-    The entry that the query parameter `key` names is shown completely. In all other entries,
-    secrets are redacted.
+    The entry that the query parameter `key` names is shown completely. In the entries that `key`
+    does not name, secrets are redacted.
     """
     quarantine, config = _build_quarantine(call, target)
     entries = reversed(await quarantine.alist(config))
@@ -228,7 +229,7 @@ async def release_entry(call: CurrentCall, target: PermittedMemories) -> Respons
 @routes.post("/ui/quarantine/discard")
 @action("store:delete")
 async def discard_quarantined_memory(call: CurrentCall, target: PermittedMemories) -> Response:
-    """Erase an entry of the quarantine."""
+    """Erase a quarantined candidate."""
     quarantine, config = _build_quarantine(call, target)
     await quarantine.adiscard(target.key, config)
     return redirect_to("/ui/quarantine", ns=target.ns)

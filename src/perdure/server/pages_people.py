@@ -23,7 +23,10 @@ routes = Pages()
 
 @routes.page("/ui/person", "threads:read")
 async def show_person(request: Request, call: CurrentCall, user: str = "") -> Response:
-    """Show the data that belongs to the user. An admin may name any person."""
+    """Show the data that belongs to the user who sends the request.
+
+    An admin may name any person.
+    """
     person_name = user or call.identity.person
     report = await plan_person_erasure(call, await permit_person(call, person_name))
     ids = [id for part in report.erased if part.what == "items" for id in part.ids]

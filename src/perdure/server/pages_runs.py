@@ -1,4 +1,4 @@
-"""Pages on which a person talks to a graph: its questions, messages to it, and its runs."""
+"""Serve the pages on which a person answers questions of a graph and sends messages to it."""
 
 from __future__ import annotations
 
@@ -174,9 +174,10 @@ async def load_conversation(
 ) -> PageValues:
     """Load the data for that section of a thread's page in which a user talks to a graph.
 
-    The section contains open questions of the graph, the assistants that the user can choose, and
-    recent runs. If the server serves the last graph of the thread, only this graph can be chosen.
-    If the last graph is not served, the user can choose any served graph for the next message.
+    The conversation section contains open questions of the graph, the assistants that the user can
+    choose, and recent runs. If the server serves the last graph of the thread, only this graph can
+    be chosen. If the last graph is not served, the user can choose any served graph for the next
+    message.
 
     Args:
         call: The permitted call.
@@ -247,7 +248,10 @@ async def create_thread(call: CurrentCall) -> Response:
 async def answer_question(
     call: CurrentCall, runs: ServerRuns, request: Request, id: str, assistant: FormText
 ) -> Response:
-    """Resume a graph with the answer to one question. Other questions stay open."""
+    """Resume a graph with the answer to one question.
+
+    Other open questions of the thread stay open.
+    """
     _, thread = await _load_permitted_thread(call, id)
     form = {name: text for name, text in (await request.form()).items() if isinstance(text, str)}
     question = next(
@@ -405,7 +409,9 @@ async def _start_run_and_respond(
 
 
 async def _respond_with_run(request: Request, thread_id: str, run: Run) -> Response:
-    """Return the run as JSON to the page's script. Redirect other browsers to the thread.
+    """Reply to the script of a page with the run as JSON.
+
+    A browser without JavaScript is redirected to the page of the thread.
 
     The redirect waits for the end of the run, for at most `_MAX_RUN_WAIT_S` seconds.
     """

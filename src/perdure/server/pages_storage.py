@@ -123,7 +123,7 @@ def _list_set_rules(rules: Rules) -> dict[str, Any]:
 async def show_jobs(
     request: Request, call: AdminCall, settings: ServerSettings, queued: str = ""
 ) -> Response:
-    """Show the extraction jobs that wait, run or failed, and those that ended within a day."""
+    """Show the extraction jobs that wait, run or failed, or that ended within the last day."""
     found_jobs, missing_dependency = [], ""
     try:
         found_jobs = await asyncio.to_thread(_list_jobs_or_queue_thread, call, settings, None)

@@ -63,7 +63,7 @@ async def show_threads(
     until: str = "",
     start: NonNegativeNumber = 0,
 ) -> Response:
-    """Show the threads that match the filters, those with the latest activity first.
+    """Show the threads that match the filters, sorted by their latest activity, newest first.
 
     Args:
         request: The request.
@@ -171,7 +171,7 @@ async def load_thread_titles(saver: Checkpointer, thread_ids: Iterable[str]) -> 
     """Load the titles of threads, shortened for a list of threads.
 
     Returns:
-        The title of each thread by its id. A thread without a title has an empty one.
+        The title of each thread by its id. A thread without a title has the title "".
     """
     titles_by_id = dict.fromkeys(thread_ids, "")
     pairs = await ThreadList(saver).asearch(
@@ -189,7 +189,7 @@ async def load_thread_titles(saver: Checkpointer, thread_ids: Iterable[str]) -> 
 
 
 class ThreadTarget(NamedTuple):
-    """A thread that a request names and may use, and a checkpoint namespace of the thread."""
+    """The permitted thread that a request names, and a checkpoint namespace of the thread."""
 
     call: Call
     id: str
@@ -418,7 +418,7 @@ async def _load_steps_and_whether_truncated(
     checkpoint that added only messages before `first_position`.
 
     Returns:
-        The checkpoints with their changes, and whether older ones were left out because of
+        The checkpoints with their changes, and whether older checkpoints were left out because of
             `_MAX_STEPS`.
     """
     steps: list[Step] = []

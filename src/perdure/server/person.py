@@ -3,8 +3,8 @@
 The person of a thread and the sender of a request may be different users. The `user_id` in the
 metadata of the thread's head names the person of the thread. If the head has no `user_id`, the
 `owner` of the thread names the person, but only if the server uses API keys. With an Auth file, an
-`owner` may be an organisation, so the `owner` does not name a person. docs/server.md has a table of
-these rules.
+`owner` may be an organisation, so the `owner` does not name a person. The file docs/server.md has a
+table of the rules that determine the person.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROLES: Final = ("user", "human", "assistant", "ai", "system", "developer", "too
 
 
 class Sender(NamedTuple):
-    """The user who starts a run, and the other users who are concerned.
+    """The user who starts a run, and the person for whom the user acts.
 
     The fields of a sender are stored in the database row of the run.
 
@@ -52,7 +52,7 @@ class Sender(NamedTuple):
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """Build a sender from the row of a run. Empty values are not stored in a row."""
+        """Build a sender from the row of a run. Empty values are not stored in the row of a run."""
         fields = {name: row[name] for name in cls._fields if name in row}
         return cls(**{"caller": row["user"], **fields})
 
@@ -71,7 +71,7 @@ class Person(NamedTuple):
 
     Attributes:
         user: The id of the person, or `""` if the thread belongs to nobody.
-        remembers: Whether the run reads and writes memories of the person.
+        uses_memory: Whether the run reads and writes memories of the person.
     """
 
     user: str
@@ -112,7 +112,7 @@ class Person(NamedTuple):
         """Return the input of a run.
 
         If the run uses no memory, the returned messages have metadata which says that no memories
-        may be made from them; see `_mark_messages`.
+        may be made from them; see `_mark_messages_as_not_remembered`.
         """
         if self.uses_memory:
             return input
@@ -188,8 +188,8 @@ def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bo
 def find_owner_of_checkpoints(thread: ListedThread, sender: Sender, person: Person) -> Any:
     """Return the owner for the checkpoints of a run, or None if the thread has no owner.
 
-    If the caller created the thread and it has no checkpoint yet, the owner becomes the person for
-    whom the caller acts.
+    If the caller created the thread and it has no checkpoint yet, the person for whom the caller
+    acts becomes the owner.
     """
     owner = thread.metadata.get("owner")
     is_handed_over = thread.head_metadata is None and sender.acting_for == person.user
@@ -229,8 +229,9 @@ def _mark_messages_as_not_remembered(channel_name: str, value: Any) -> Any:
 def _unwrap_serialized_langchain_message(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the role and fields of a message that LangChain serialized, without the envelope.
 
-    Any other value is returned unchanged. LangChain takes the class from the last part of the `id`,
-    such as `HumanMessage`, and the fields from `kwargs`. The fields may be an envelope, too.
+    A value that LangChain did not serialize is returned unchanged. LangChain takes the class from
+    the last part of the `id`, such as `HumanMessage`, and the fields from `kwargs`. An envelope may
+    contain another envelope.
     """
     while value.get("lc") == 1 and value.get("type") == "constructor":
         class_path, fields = value.get("id"), value.get("kwargs")
