@@ -66,9 +66,9 @@ async def store_counts_and_writes_before_run(
 ) -> None:
     """Store the data that are needed to find the progress of a run and to roll it back.
 
-    The data are the `_Counts` and the existing pending writes of the checkpoint from which the run
-    starts. Nothing is stored for a run with an input, because a run with an input first stores a
-    checkpoint of its own.
+    The data are the numbers of answers and updates, and the existing pending writes, of the
+    checkpoint from which the run starts. Nothing is stored for a run with an input, because a run
+    with an input first stores a checkpoint of its own.
     """
     if run.request.command is None and run.request.input is not None:
         return
@@ -164,7 +164,7 @@ async def is_input_stored(saver: Checkpointer, run: Run) -> bool:
 async def _find_start_checkpoint(
     saver: Checkpointer, config: RunnableConfig, run: Run
 ) -> tuple[CheckpointTuple, _AnswerAndUpdateCounts] | None:
-    """Return the checkpoint from which a run started, and the `_Counts` that the run stored."""
+    """Return the checkpoint from which a run started, and the counts that the run stored there."""
     async for checkpoint in saver.alist(config):
         for task, channel, value in checkpoint.pending_writes or ():
             if (task, channel) == (run.run_id, _START_CHANNEL):

@@ -53,7 +53,7 @@ _HAS_HASHES: Final = "SELECT 1 FROM pragma_table_info('schemas') WHERE name = 's
 # Size of the WAL in bytes above which the WAL is checkpointed into the file
 WAL_LIMIT_BYTES: Final = 1 << 20
 _PAGE_BYTES: Final = 4096  # Size in bytes of a page of the database
-RESERVE_BYTES: Final = 4 * WAL_LIMIT_BYTES  # Size in bytes of the reserve file; see `Reserve`
+RESERVE_BYTES: Final = 4 * WAL_LIMIT_BYTES  # Size in bytes of the reserve file; see `DiskReserve`
 # Number of bytes of free disk space below which the disk counts as nearly full
 _LOW_SPACE_BYTES: Final = 32 * RESERVE_BYTES
 REUSES_WAL = sqlite3.sqlite_version_info >= (3, 51, 3)

@@ -46,9 +46,9 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """
 # Seconds between two checks that the path still leads to the open file
 FILE_CHECK_INTERVAL_S: Final = 1.0
-# Maximum number of seconds for which `epoch` waits for another thread that reads the epoch
+# Maximum number of seconds for which `get_write_epoch` waits for a thread that reads the epoch
 _EPOCH_LOCK_WAIT_S: Final = 0.001
-# Maximum number of seconds to wait for the end of a transaction. After that, `wait_for_epoch`
+# Maximum number of seconds to wait for the end of a transaction. After that, `wait_for_write_epoch`
 # returns None.
 EPOCH_WAIT_S: Final = 0.02
 # Maximum number of seconds for which a scrub waits for connections that still read an earlier state
