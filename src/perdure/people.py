@@ -47,7 +47,7 @@ __all__ = ["Part", "Report", "aexport", "aforget", "aplan", "export", "forget", 
 ERASED: Final = (
     *("threads", "messages", "checkpoints", "runs", "crons", "webhooks", "items", "versions"),
 )
-"""The kinds of data that are erased, in the order in which a report lists them."""
+"""The kinds of data that are erased, in the order in which a report lists the kinds."""
 _PAGE_LINES: Final = 100  # Number of archive lines that an asynchronous export reads at once.
 # Maximum number of passes of an erasure. A further pass erases data that other processes wrote
 # during the pass before.

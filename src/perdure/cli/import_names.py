@@ -24,7 +24,7 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.cli.conversation import Conversation, derive_id
 
 NODE: Final = "imported"
-"""The metadata key of an imported checkpoint for the id of the message with which it ends."""
+"""The metadata of an imported checkpoint contains the id of its last message under this key."""
 # The search for a thread ends after this number of consecutive candidate ids that no thread has.
 _MAX_ID_GAP: Final = 16
 # An earlier version of perdure built thread ids from a file name and this suffix.

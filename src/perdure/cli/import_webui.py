@@ -22,7 +22,10 @@ from perdure.cli.conversation import (
 
 _ROLES: Final = ("user", "assistant", "system")
 _DETAILS_ELEMENT: Final = re.compile(r'<details type="(\w+)"[^>]*>.*?</details>\s*', re.DOTALL)
-"""Thinking and code of a model, which Open WebUI stores within the text of the answer."""
+"""The regular expression matches HTML elements within the text of an answer.
+
+Open WebUI stores the thinking and the code of a model in these elements.
+"""
 _LIBRECHAT_ROOT: Final = (
     # The first message in a conversation of LibreChat has this parent id.
     "00000000-0000-0000-0000-000000000000"

@@ -52,8 +52,11 @@ _SHUTDOWN_TIMEOUT_S = 1
 _START_FAILED = 3
 _POLL_S = 0.5  # Number of seconds after which the parent process checks for signals again.
 _COLLECTION_THRESHOLD = 10_000
-"""New objects after which Python collects garbage. An active run has 800 objects in use, so with
-Python's lower default most collections would find no garbage."""
+"""Number of new objects after which Python's garbage collector runs.
+
+An active run has 800 objects in use. With Python's lower default, most garbage collections would
+find no garbage.
+"""
 
 AuditOption = Annotated[
     Path | None,

@@ -236,7 +236,10 @@ def action(name: Action | None) -> Callable[[Endpoint], Endpoint]:
 
 
 public: Final = action(None)
-"""A decorator for endpoints that anyone may call. They have no access to a database."""
+"""A decorator for endpoints that anyone may call.
+
+An endpoint with this decorator has no access to a database.
+"""
 
 
 def build_containment_check(expected: Any) -> Callable[[Any], bool]:

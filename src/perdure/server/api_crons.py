@@ -46,8 +46,10 @@ routes = APIRouter(tags=["crons"])
 _SCHEDULE_FIELDS: Final = {"schedule", "timezone", "end_time", "enabled"}
 _THREADS_PER_QUERY: Final = 500  # Maximum number of thread ids in one query.
 _PRIVATE_FIELDS: Final = {"config", "context", "webhook"}
-"""Fields of a cron's payload that the person of its thread does not see if the cron is somebody
-else's."""
+"""Fields of a cron's payload that only users with access by the metadata of the cron see.
+
+The person of the cron's thread does not see these fields if the cron belongs to another user.
+"""
 
 
 class FoundCron(NamedTuple):

@@ -38,7 +38,10 @@ routes = APIRouter(tags=["threads"])
 _LONGEST_TTL: Final = 100 * 366 * 24 * 60  # Maximum time to live of a thread, in minutes.
 Metadata = Annotated[JSONObject, AfterValidator(validate_metadata)]
 NewMetadata = Annotated[Metadata, AfterValidator(validate_user_names_in_metadata)]
-"""Metadata that is stored. If it names an owner, the name must not be blank."""
+"""Metadata that is stored with a thread.
+
+If the metadata names an owner, the name must not be blank.
+"""
 ThreadIds = Annotated[list[Annotated[str, AfterValidator(check_thread_id)]], Field(max_length=1000)]
 MAX_THREADS_READ: Final = 1_000
 """The maximum number of threads whose values are read by a search for values."""

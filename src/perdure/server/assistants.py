@@ -54,11 +54,13 @@ _DEFAULT_FIELDS: Final[Assistant] = {
     "context": {},
     "metadata": {},
 }
-"""The fields of an assistant that is created without them."""
+"""The default values of the fields of an assistant."""
 _NO_LIMIT: Final = 1 << 31
 MAX_ASSISTANT_BYTES: Final = 256_000
-"""The maximum size in bytes of an assistant as JSON. It is limited because each search reads all
-assistants."""
+"""The maximum size in bytes of an assistant as JSON.
+
+The size is limited because each search reads all assistants.
+"""
 
 
 class UnknownAssistant(Refused):

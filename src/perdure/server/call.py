@@ -50,7 +50,10 @@ AUDITED_NAMES: Final = (
     "namespace",
     "key",
 )
-"""The names of arguments that identify the object of an action. The audit log keeps them."""
+"""The names of arguments that identify the object of an action.
+
+The values of these arguments are recorded in the audit log.
+"""
 Row = TypeVar("Row")
 # Number of rows that are read at once when hidden namespaces are left out.
 _PAGE_SIZE: Final = 1_000
@@ -382,7 +385,10 @@ class SortedPage(Page):
 
 
 CurrentCall = Annotated[Call, Depends(open_call)]
-"""The call of a request, as an argument of an endpoint."""
+"""The type of an endpoint's parameter that receives the `Call` of the request."""
 PathId = Annotated[str, AfterValidator(lambda text: text.replace("\0", "/"))]
-"""A part of a path that may be any text, as an argument of an endpoint. `guard.EncodedSlashes` has
-replaced its slashes by NUL characters."""
+"""The type of an endpoint's parameter that receives an id from the path of the URL.
+
+The class `guard.EncodedSlashes` has replaced slashes in the id by NUL characters, which are
+converted back.
+"""

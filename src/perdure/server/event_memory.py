@@ -22,8 +22,10 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 from perdure.server.limits import Limits
 
 MAX_ENDED_BYTES: Final = 16_000_000
-"""The maximum size in bytes of the events in logs without readers and writers. They are kept for
-later readers."""
+"""The maximum size in bytes of the events in all logs that have no readers and writers.
+
+The events are kept for clients that start to read the log later.
+"""
 # When a memory limit is reached, events are dropped until the remaining events use at most this
 # share of the limit.
 _LOW_SHARE: Final = 7 / 8

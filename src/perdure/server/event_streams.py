@@ -47,9 +47,12 @@ from perdure.server.websocket_sending import WebSocketSender
 
 routes = APIRouter(prefix="/threads/{thread_id}", tags=["event streams"])
 QUESTION_DELAY_S: Final = 0.2
-"""Seconds for which an `input.requested` event is delayed. Clients read these events on a
-connection of their own, and then stop reading the other one. The earlier events of a short run must
-have reached them by then."""
+"""Number of seconds for which an `input.requested` event is delayed.
+
+Clients read `input.requested` events on a separate connection. When a client has received an
+`input.requested` event, the client stops reading the connection with the other events. The delay
+gives the earlier events of a short run time to reach the client before the client stops.
+"""
 MAX_SUBSCRIPTIONS: Final = 32
 """The maximum number of subscriptions of a websocket."""
 _INPUT_REQUESTED: Final = "input.requested"

@@ -26,8 +26,11 @@ from perdure.stores.whole_store import WholeStore
 
 Graph: TypeAlias = Pregel[Any, Any, Any, Any]
 GraphSource: TypeAlias = Any
-"""A graph, compiled or not; or a function that returns a graph, an awaitable of one, or a context
-manager that yields one."""
+"""A compiled graph, a graph that is not compiled, or a graph factory.
+
+A graph factory is a function that returns a graph, an awaitable of a graph, or a context manager
+that yields a graph.
+"""
 # Name that langgraph gives to a graph that was compiled without a name.
 _UNNAMED: Final = "LangGraph"
 _ASSISTANT_NAMESPACE: Final = UUID("3d1b2f0e-7c52-5d0c-9c0f-8a3f6c1e2b47")

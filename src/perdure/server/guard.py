@@ -33,7 +33,7 @@ from perdure.server.pages import render_error_page
 from perdure.server.reply import JSONReply, http_status, split_url, wants_json
 
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
-"""The names of a server that only its own machine can reach."""
+"""The host names and addresses of a server that can be reached only from its own machine."""
 _LOG: Final = logging.getLogger("perdure.requests")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 METHODS: Final = (*SAFE_METHODS, "POST", "PUT", "PATCH", "DELETE")
@@ -59,7 +59,10 @@ _DEFAULT_HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""The headers of replies that do not set them themselves."""
+"""The default headers of a reply.
+
+A header that the application sets replaces the default header.
+"""
 
 
 @dataclass(slots=True)

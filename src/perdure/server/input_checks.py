@@ -18,7 +18,10 @@ from perdure.server.graphs import Graph
 from perdure.server.run_request import RunRequest
 
 _MESSAGE_KEYS: Final = {"role", "type", "content", "lc"}
-"""A message in JSON has at least one of these keys."""
+"""The keys by which a JSON object is recognised as a message.
+
+A message has at least one of these keys.
+"""
 _KEEP_JSON: Final = {"type": "keep", "from": 0, "to": None}
 _EXAMPLE_MESSAGE: Final = {"role": "user", "content": ""}
 

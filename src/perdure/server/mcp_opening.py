@@ -18,9 +18,15 @@ from perdure.server.mcp_schema import INSTRUCTIONS, SERVER_NAME, TOOLS
 HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 """Protocol versions whose connections begin with the request `initialize`."""
 ENVELOPE_VERSION: Final = "2026-07-28"
-"""The protocol version without a handshake. Each of its requests contains the version."""
+"""The protocol version of MCP that has no handshake.
+
+In this version, each request contains the protocol version.
+"""
 REPLAYED_ID: Final = "perdure:initialize"
-"""The id of the `initialize` request that the SDK reads later. The SDK's reply is not sent."""
+"""The id of the `initialize` request that the MCP SDK reads later.
+
+The SDK's reply to this request is not sent to the client.
+"""
 _META_PREFIX: Final = "io.modelcontextprotocol/"
 _UNSUPPORTED_METHODS: Final = ("prompts/list", "resources/list", "resources/templates/list")
 _METHOD_NOT_FOUND: Final = -32601  # JSON-RPC error code for an unknown method.

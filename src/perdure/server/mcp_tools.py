@@ -41,7 +41,10 @@ _UNCHANGEABLE_KINDS: Final = {
     "profile": "the id of a profile, which has a schema of its own",
     "instructions": "the id of instructions of the agent",
 }
-"""Kinds of memories that `remember` does not supersede, with the text that an error shows."""
+"""The kinds of memories that `remember` does not supersede.
+
+The values are used in error messages.
+"""
 
 
 @action("store:search")
@@ -245,7 +248,10 @@ async def read_thread(call: Call, thread_id: str, last: int = 20, before: int | 
 
 Tool = Callable[..., Awaitable[str]]
 TOOLS: Final[tuple[Tool, ...]] = (recall, remember, forget, search_threads, read_thread)
-"""The functions of the tools. Their first parameter is the request, which models do not see."""
+"""The functions of the MCP tools.
+
+The first parameter of each function is the request, which models do not see.
+"""
 
 
 def _build_message_json(message: BaseMessage) -> dict[str, Any]:

@@ -45,7 +45,10 @@ _GENERATED_ID: Final = re.compile(
     r"(?:\w+-{1,2})?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?:-\d+)?|[0-9a-f]{32}"
     r"|(?:call|chatcmpl|msg|resp|run|toolu)[_-][\w-]{12,}"
 )
-"""Matches generated ids of messages, tool calls and runs: UUIDs, and those of model providers."""
+"""The regular expression matches generated ids of messages, tool calls and runs.
+
+These ids are UUIDs, or ids in the forms that model providers use.
+"""
 _DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,[A-Za-z0-9+/=]{64,}")
 
 
@@ -223,7 +226,10 @@ def build_type_and_text_of_channel_element(element: Any) -> dict[str, Any]:
 _SERVER_FOLDER: Final = Path(__file__).parent
 ASSETS: Final = _SERVER_FOLDER / "assets"
 NonNegativeNumber = Annotated[int, Field(ge=0, lt=1 << 63)]
-"""A number in a query or a form. Databases store at most 64 bits with a sign."""
+"""A number in a query string or an HTML form.
+
+The number is limited because databases store integers with a sign in 64 bits.
+"""
 FormText = Annotated[str, Form()]
 PageValues = dict[str, Any]
 PageEndpoint = Callable[..., Awaitable[Response]]
@@ -259,7 +265,10 @@ _INVISIBLE_FILLERS: Final = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
 _POSSIBLY_HIDDEN: Final = re.compile(
     r"[^\n\t -~\xa0-\xac\xae-\u02ff\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3]"
 )
-"""Matches all characters except common visible ones, whose categories need no lookup."""
+"""The regular expression matches all characters that may be invisible.
+
+Common visible characters are excluded, so that their Unicode categories need not be looked up.
+"""
 
 
 def remove_hidden_characters(text: str) -> str:

@@ -77,7 +77,10 @@ def _parse_item_target(
 
 
 RequestedItem = Annotated[ItemTarget, Depends(_parse_item_target)]
-"""The requested namespace and key. Endpoints must check the permission themselves."""
+"""The namespace and the key that a request names.
+
+An endpoint with a parameter of this type must check the permission itself.
+"""
 
 
 async def authorize_namespace(

@@ -21,9 +21,11 @@ from perdure.checkpointers.thread_list import ListedThread
 from perdure.memory.thread_messages import REMEMBER, REMEMBER_TURN, SEARCHED
 
 CALLER_DEEDS: Final = ("answered", "said", "sent", "scheduled", "continued", "changed")
-"""The values of `Sender.deed`, which name the operation of a caller on a thread. In this order:
-answer a question, send a message, send a message for the person, start a run by a cron, continue a
-run, change the state."""
+"""The values of `Sender.deed`, which name the operation of a caller on a thread.
+
+The operations are, in this order: answer a question, send a message, send a message for the person,
+start a run by a cron, continue a run, change the state.
+"""
 # All roles and types that a message in JSON may have. The first two elements of this tuple denote a
 # human message.
 _ROLES: Final = ("user", "human", "assistant", "ai", "system", "developer", "tool", "function")
