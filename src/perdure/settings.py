@@ -257,8 +257,8 @@ NAMES: Final = {
 }
 
 
-# Keywords of libpq with which a DSN begins. The keyword `password` may be anywhere in a DSN,
-# because a file name contains no password.
+# Keywords of libpq with which a DSN begins. A text that contains the keyword `password` anywhere is
+# a DSN, too, because a file name contains no password.
 _DSN_KEYWORDS: Final = re.compile(
     r"\s*(host|hostaddr|port|dbname|user|passfile|service|options|application_name|"
     r"connect_timeout|target_session_attrs|ssl\w+)\s*=|(.*\s)?password\s*=",

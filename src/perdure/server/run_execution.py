@@ -311,8 +311,8 @@ class RunExecution:
                 error_type = type(exc).__name__
                 _LOGGER.warning("the end of run %s is not stored yet (%s)", run.run_id, error_type)
                 if not isinstance(exc, StorageUnavailable | StorageFull | AlreadyLocked):
-                    # An error that cannot be repaired by waiting ends the run. An example is a
-                    # damaged thread.
+                    # An error that waiting cannot repair, for example a damaged thread, ends the
+                    # run.
                     run.set_failure(exc)
                     run.thread_is_clean = True
                 await asyncio.sleep(RETRY_S)

@@ -298,7 +298,7 @@ class Database(Protocol):
     async def wait_for_write_epoch(self, watch: Watch) -> object | None:
         """Return the epoch after waiting a short time for a transaction in progress.
 
-        The result is None if the transaction in progress takes longer than this short time.
+        The result is None if the transaction in progress takes longer than the short waiting time.
         """
 
     def request_scrub_of_deleted_rows(self) -> Flow[None]:

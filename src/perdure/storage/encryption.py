@@ -25,7 +25,7 @@ AssociatedData = tuple[str | int | None, ...]
 """The names and numbers that identify a row: its kind, then for example its thread and position."""
 # Name of the row in the table `settings` that contains the key check
 _KEY_CHECK: Final = "key check"
-# The plaintext of the key check consists of this text and the id of the database.
+# The plaintext of the key check consists of the text "perdure" and the id of the database.
 _PROOF: Final = b"perdure"
 _ID_BYTES: Final = 16  # Length in bytes of the random id of a database
 # Value of the key check in a database that was created without an encryption key
@@ -196,7 +196,7 @@ class AESGCMSeal(Seal):
         )
 
     def _encrypt_with_nonce(self, data: bytes, bound_data: bytes) -> bytes:
-        """Return a random nonce, followed by the ciphertext of `data` with `bound_data`."""
+        """Return a random nonce, followed by `data` in encrypted form, bound to `bound_data`."""
         nonce = os.urandom(_NONCE_BYTES)
         return nonce + self._aead.encrypt(nonce, data, bound_data)
 

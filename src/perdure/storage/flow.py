@@ -42,7 +42,7 @@ class TextOrBytes(str):
 
 
 def decode_text_or_bytes(stored: Any) -> Any:
-    """Return the text or the bytes that SQLite or Postgres has stored in a mixed column."""
+    """Return the value of a column for text and bytes, decoded from its stored form."""
     if type(stored) is bytes and stored[:1] == b"\0" and len(stored) != _UUID_BYTES:
         return stored[1:].removesuffix(b"\xff").decode()
     return stored

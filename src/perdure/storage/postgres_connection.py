@@ -115,7 +115,7 @@ def open_connection(
 def is_pooled(conn: psycopg.Connection[Any]) -> bool:
     """Return whether the connection is to a pooler and not directly to the server.
 
-    The backend process id that a pooler reports differs from the one that the server returns.
+    A pooler reports another backend process id for the connection than the server itself.
     """
     ((pid,),) = conn.execute("SELECT pg_backend_pid()", prepare=False)
     return bool(pid != conn.info.backend_pid)
@@ -280,7 +280,7 @@ class OwnPool(Connections):
 
 
 class _Session(NamedTuple):
-    """Data that is kept about one connection of the user's pool while it is in the pool.
+    """Data that perdure keeps about one connection of the user's pool.
 
     Attributes:
         server_run: The result of the query `SERVER_RUN_SQL`, which reveals a crash of the server.
@@ -383,7 +383,7 @@ class UserPool(Connections):
         raise StorageUnavailable(problem)
 
     def _return_connection(self, lent: Borrowed) -> None:
-        """Return a connection to the pool. The settings of its session were not changed.
+        """Return a connection to the pool with unchanged session settings.
 
         If the connection was already returned, nothing is done.
         """

@@ -164,7 +164,7 @@ class DsnSource(Protocol):
     def check_last_dsn_call(self, timeout_s: float) -> None:
         """Raise `StorageUnavailable` if the last attempt to get a DSN failed or still hangs.
 
-        An attempt counts as hanging if it has taken longer than `timeout_s` seconds.
+        An unfinished attempt to get a DSN is treated as hanging after `timeout_s` seconds.
         """
 
     def close(self) -> None:

@@ -5,7 +5,8 @@ A row-level security policy allows a transaction to read and write only the rows
 the transaction has set. If a transaction has set no tenant, no row is visible. SQL statements for
 tables with tenants differ from other statements only if they name the columns of a key.
 
-Row-level security: https://www.postgresql.org/docs/current/ddl-rowsecurity.html
+The PostgreSQL documentation describes row-level security:
+https://www.postgresql.org/docs/current/ddl-rowsecurity.html
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ CREATE TABLE IF NOT EXISTS schemas (
     applied_at timestamptz NOT NULL DEFAULT now()
 );
 """
-# The parameters are the names of the table `migrations`, in which the first builds of perdure
-# stored versions, and of the table `schemas`. The row tells whether the table `migrations` contains
-# versions of components, whether the table `schemas` does, and whether `schemas` contains hashes of
-# scripts.
+# The parameters of the query are the names of the tables `migrations` and `schemas`. The first
+# builds of perdure stored schema versions in the table `migrations`. The query returns three
+# values: whether `migrations` contains schema versions, whether `schemas` contains schema versions,
+# and whether `schemas` contains script hashes.
 _SCHEMAS_STATE: Final = """
 SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(?1) AND attname = 'component'),
 EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(?2) AND attname = 'component'),

@@ -57,7 +57,10 @@ class SharedResource(ABC):
         self.was_idle = True
 
     def pause_for_fork(self) -> None:
-        """Wait for the current transaction, and block later ones until `resume_after_fork`."""
+        """Wait until the current transaction has ended, and block further transactions.
+
+        Transactions can begin again after `resume_after_fork`.
+        """
         self.write_lock.acquire()
 
     def resume_after_fork(self) -> None:
@@ -202,7 +205,7 @@ def _shut_down_all() -> None:
 
 
 def _pause_work_before_process_fork() -> None:
-    """Wait for current transactions and reads to end, and block new ones until the fork is over."""
+    """Wait until transactions and reads have ended, and block new work until the fork is over."""
     for lock in _class_locks:
         lock.acquire()
     for resource in _all_resources:

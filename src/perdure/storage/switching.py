@@ -16,7 +16,8 @@ from typing import Final
 _SHORT_INTERVAL_S: Final = 0.0001
 # One object for each `with` block of `short_switch_interval` that is running in any thread
 _running_blocks = set[object]()
-# The switch interval in seconds that is restored when no such `with` block is running any more
+# The switch interval in seconds that is restored when no `with` block of `short_switch_interval` is
+# running any more
 _former_s: float | None = None
 
 

@@ -34,8 +34,8 @@ _BASE_STEPS: Final = 50_000_000
 _STEPS_PER_BYTE: Final = 32
 # Name of the table with the schema versions, which is checked before the other tables
 _VERSION_TABLE: Final = "schemas"
-# Tables whose values may have any size, because the values are not copied, and searches rebuild
-# them
+# Tables whose values may have any size. The values of these tables are not copied, because searches
+# rebuild the values.
 _INDEX_TABLES: Final = {"store_search_indexes", "transcript_search_indexes"}
 # Suffixes of the additional files that SQLite opens
 _COMPANION_SUFFIXES: Final = ("-wal", "-shm", "-journal")
