@@ -1,4 +1,4 @@
-"""Aliases: stored objects of a class that was renamed or moved come back as the new class."""
+"""Aliases: objects of a class that was renamed or moved are decoded as the new class."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ ALIASES: dict[Any, Any] = {
     (HERE, "OldBox"): NewBox,
     ("gone.module", "Outer.Nested"): (HERE, "Outer.Nested"),
 }
-RENAMED = Codec(
+CODEC_WITH_ALIASES = Codec(
     JsonPlusSerializer(allowed_msgpack_modules=[Allowlist.LOADED]), StoredTypes((), ALIASES)
 )
-VALUES: dict[str, tuple[Any, Any]] = {
+OLD_AND_NEW_VALUES: dict[str, tuple[Any, Any]] = {
     "model": (OldModel(n=1), NewModel(n=1)),
     "dataclass": (OldData(1, (2,)), NewData(1, (2,))),
     "enum": (OldKind.A, NewKind.A),
@@ -133,39 +133,46 @@ VALUES: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_a_stored_object_comes_back_as_the_new_class(name: str) -> None:
-    """At any depth; put again it is stored under the new name, and comes back the same."""
-    old, new = VALUES[name]
-    back = RENAMED.decode(CODEC.encode(old, lambda: "value"))
+@pytest.mark.parametrize("name", OLD_AND_NEW_VALUES)
+def test_object_of_renamed_class_is_decoded_as_new_class(name: str) -> None:
+    """An object is decoded as the new class at any depth, also after it was encoded again."""
+    old, new = OLD_AND_NEW_VALUES[name]
+    decoded = CODEC_WITH_ALIASES.decode(CODEC.encode(old, lambda: "value"))
 
-    assert new == back
-    assert type(new) is type(back)
-    assert new == CODEC.decode(RENAMED.encode(back, lambda: "value"))
+    assert new == decoded
+    assert type(new) is type(decoded)
+    assert new == CODEC.decode(CODEC_WITH_ALIASES.encode(decoded, lambda: "value"))
 
 
-def test_what_a_model_holds_comes_back() -> None:
-    """Private attributes as they were, and a field that the new class added with its default."""
+def test_alias_keeps_private_attributes_and_fills_new_fields_with_defaults() -> None:
+    """Private attributes keep their values.
+
+    A field that only the new class has gets its default.
+    """
     old = OldModel(n=1)
     old._private = 7
-    back = RENAMED.decode(CODEC.encode(old, lambda: "value"))
+    decoded = CODEC_WITH_ALIASES.decode(CODEC.encode(old, lambda: "value"))
 
-    assert back._private == 7
-    assert back.added == "default"
-    assert back.model_fields_set == {"n"}
+    assert decoded._private == 7
+    assert decoded.added == "default"
+    assert decoded.model_fields_set == {"n"}
 
 
-def test_a_module_that_is_gone_is_not_imported() -> None:
+def test_decoding_does_not_import_old_module_of_alias() -> None:
     """Only the target of an alias is imported, when the checkpointer is opened."""
     stored = CODEC.encode(Outer.Nested(1), lambda: "value")
-    moved = stored.replace(
+    stored_under_old_module = stored.replace(
         bytes((0xA0 | len(HERE),)) + HERE.encode(), bytes((0xA0 | 11,)) + b"gone.module"
     )
-    shorter = len(stored) - len(moved)
-    at = moved.index(b"\xc7") + 1
-    moved = moved[:at] + bytes((moved[at] - shorter,)) + moved[at + 1 :]
+    removed_bytes = len(stored) - len(stored_under_old_module)
+    length_index = stored_under_old_module.index(b"\xc7") + 1
+    stored_under_old_module = (
+        stored_under_old_module[:length_index]
+        + bytes((stored_under_old_module[length_index] - removed_bytes,))
+        + stored_under_old_module[length_index + 1 :]
+    )
 
-    assert RENAMED.decode(moved) == Outer.Nested(1)
+    assert CODEC_WITH_ALIASES.decode(stored_under_old_module) == Outer.Nested(1)
     assert "gone.module" not in sys.modules
 
 
@@ -180,78 +187,85 @@ class State(TypedDict, total=False):
     by_name: dict[str, Any]
 
 
-def graph_with(saver: Any, kind: Any, human: Any) -> Any:
-    """A turn says something with a message of its own class, and notes what was done."""
+def compile_graph(saver: Any, data_class: Any, message_class: Any) -> Any:
+    """Compile a graph with one node, which adds a message and an object to the state."""
 
-    def turn(state: State) -> State:
+    def add_message_and_object(state: State) -> State:
         n = len(state["done"])
         return {
-            "messages": [human(f"said {n}", id=f"m{n}")],
-            "done": [kind(n)],
-            "by_name": {**(state.get("by_name") or {}), f"{n}": kind(n)},
+            "messages": [message_class(f"said {n}", id=f"m{n}")],
+            "done": [data_class(n)],
+            "by_name": {**(state.get("by_name") or {}), f"{n}": data_class(n)},
         }
 
-    builder = StateGraph(State).add_node("turn", turn).add_edge(START, "turn")
+    builder = StateGraph(State).add_node("turn", add_message_and_object).add_edge(START, "turn")
     return builder.compile(checkpointer=saver)
 
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 
 
-@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
-def test_a_thread_goes_on_after_a_class_was_renamed(place: Place, warm: bool) -> None:
-    """The state has the new class throughout, and nothing that was stored is stored again."""
+@pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "cold"])
+def test_thread_continues_after_its_classes_were_renamed(place: Place, is_warm: bool) -> None:
+    """The whole state has the new class, and no item is stored a second time."""
     with place.saver() as saver:
-        graph = graph_with(saver, OldData, OldHuman)
+        graph = compile_graph(saver, OldData, OldHuman)
         for _ in range(3):
             graph.invoke({"messages": [], "done": []}, CONFIG)
     with place.saver(aliases=ALIASES) as saver:
-        graph = graph_with(saver, NewData, NewHuman)
-        if warm:
+        graph = compile_graph(saver, NewData, NewHuman)
+        if is_warm:
             saver.history("t")
         for _ in range(3):
-            out = graph.invoke({"messages": [], "done": []}, CONFIG)
-        assert out["done"] == [NewData(n) for n in range(6)]
-        assert {type(message) for message in out["messages"]} == {NewHuman}
-        assert out["by_name"] == {f"{n}": NewData(n) for n in range(6)}
+            state = graph.invoke({"messages": [], "done": []}, CONFIG)
+        assert state["done"] == [NewData(n) for n in range(6)]
+        assert {type(message) for message in state["messages"]} == {NewHuman}
+        assert state["by_name"] == {f"{n}": NewData(n) for n in range(6)}
         for channel in ("messages", "done", "by_name"):
             assert [item.seen for item in saver.history("t", channel=channel)] == [True] * 6
-        forked = saver.checkpoints("t")[-1]
-        config: Any = {"configurable": {"thread_id": "t", "checkpoint_id": forked.checkpoint_id}}
+        oldest = saver.checkpoints("t")[-1]
+        config: Any = {"configurable": {"thread_id": "t", "checkpoint_id": oldest.checkpoint_id}}
         assert graph.get_state(config).values["done"] == []
 
 
-def test_without_the_alias_nothing_is_lost(
+def test_object_of_missing_class_is_read_as_dict_and_alias_is_suggested(
     place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fields come back as a dict, and the log names what is missing, and an alias."""
+    """The fields are read as a dict. The log names the missing class and suggests an alias."""
     monkeypatch.setattr(values, "_noted", set())  # what was logged is not logged again
-    renamed = ModuleType("renamed_shop")
-    cls = dataclasses.make_dataclass("Order", ["n"], namespace={"__module__": "renamed_shop"})
-    renamed.Order = cls  # type: ignore[attr-defined]
-    sys.modules["renamed_shop"] = renamed
+    shop_module = ModuleType("renamed_shop")
+    order_class = dataclasses.make_dataclass(
+        "Order", ["n"], namespace={"__module__": "renamed_shop"}
+    )
+    shop_module.Order = order_class  # type: ignore[attr-defined]
+    sys.modules["renamed_shop"] = shop_module
     try:
         with place.saver() as saver:
-            config = put(saver, {"order": cls(1)})
-            del renamed.Order
+            config = put(saver, {"order": order_class(1)})
+            del shop_module.Order
         with place.saver() as saver, caplog.at_level(logging.WARNING, "perdure"):
-            found = saver.get_tuple(config)
-            assert found is not None
-            assert found.checkpoint["channel_values"] == {"order": {"n": 1}}
-            config = put(saver, found.checkpoint["channel_values"], config)
+            stored = saver.get_tuple(config)
+            assert stored is not None
+            assert stored.checkpoint["channel_values"] == {"order": {"n": 1}}
+            config = put(saver, stored.checkpoint["channel_values"], config)
     finally:
         del sys.modules["renamed_shop"]
-    [line] = [each.getMessage() for each in caplog.records if "renamed_shop" in each.getMessage()]
+    [line] = [
+        record.getMessage() for record in caplog.records if "renamed_shop" in record.getMessage()
+    ]
     assert "'renamed_shop' has no class 'Order'" in line
     assert "aliases={('renamed_shop', 'Order'): NewClass}" in line
     with place.saver(aliases={"renamed_shop:Order": NewData}) as saver:
-        found = saver.get_tuple(config)
-        assert found is not None
-        assert found.checkpoint["channel_values"] == {"order": NewData(1)}
+        stored = saver.get_tuple(config)
+        assert stored is not None
+        assert stored.checkpoint["channel_values"] == {"order": NewData(1)}
 
 
-def test_aliases_lead_on_to_other_aliases() -> None:
-    """A class that was renamed twice has one alias for each name, whatever their order."""
+def test_alias_target_may_be_another_alias() -> None:
+    """A class that was renamed twice has one alias per name.
+
+    The order of the aliases does not matter.
+    """
     chain: Any = [((HERE, "OldData"), ("middle", "Data")), (("middle", "Data"), NewData)]
     for pairs in (chain, chain[::-1], dict(chain)):
         codec = Codec(JsonPlusSerializer(allowed_msgpack_modules=None), StoredTypes((), pairs))
@@ -259,13 +273,13 @@ def test_aliases_lead_on_to_other_aliases() -> None:
         assert codec.types.find_alias_target(("middle", "Data")) is NewData
 
 
-FAULTS: dict[str, tuple[Any, str]] = {
+INVALID_ALIASES: dict[str, tuple[Any, str]] = {
     "itself": ({("m", "A"): ("m", "A")}, "form a cycle: m.A to m.A"),
     "two": ({("m", "A"): ("m", "B"), ("m", "B"): ("m", "A")}, "form a cycle"),
     "over the class": ({("m", "A"): NewData, (HERE, "NewData"): ("m", "A")}, "form a cycle"),
     "no module": ({("m", "A"): ("no_module_of_that_name", "B")}, "cannot be imported"),
     "no class": ({("m", "A"): (HERE, "NoSuchClass")}, "there is no such class"),
-    "a function": ({("m", "A"): (HERE, "graph_with")}, "there is no such class"),
+    "a function": ({("m", "A"): (HERE, "compile_graph")}, "there is no such class"),
     "two targets": ([(("m", "A"), NewData), ("m:A", NewPair)], "two targets for m.A"),
     "another kind": ({("m", "A"): Path}, "not a pydantic model, dataclass, enum or named tuple"),
     "langgraph's": ({("langgraph.types", "Send"): NewData}, "only classes of your own"),
@@ -277,27 +291,27 @@ FAULTS: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_aliases_that_lead_nowhere_are_refused_when_it_is_opened(name: str, tmp_path: Path) -> None:
-    """By every class and function that opens a checkpointer, before anything is created."""
-    aliases, expected = FAULTS[name]
+@pytest.mark.parametrize("name", INVALID_ALIASES)
+def test_invalid_aliases_are_refused_before_database_is_created(name: str, tmp_path: Path) -> None:
+    """Every class and function that opens a checkpointer refuses them."""
+    aliases, expected_message = INVALID_ALIASES[name]
     path = tmp_path / "x.db"
     dsn = "postgresql://nobody@127.0.0.1:1/none"
-    opening: list[Callable[[], Any]] = [
+    open_functions: list[Callable[[], Any]] = [
         lambda: SQLiteCheckpointer(path, aliases=aliases),
         lambda: SQLiteCheckpointer.open(path, aliases=aliases),
         lambda: SQLiteCheckpointer.from_conn_string(str(path), aliases=aliases),
         lambda: PostgresCheckpointer(dsn, aliases=aliases),
         lambda: open_checkpointer(dsn, aliases=aliases),
     ]
-    for fails in opening:
-        with pytest.raises(ConfigurationError, match=expected):
-            fails()
+    for open_with_invalid_aliases in open_functions:
+        with pytest.raises(ConfigurationError, match=expected_message):
+            open_with_invalid_aliases()
     assert not path.exists()
 
 
-def test_the_target_of_an_alias_is_allowed_under_the_strict_rule() -> None:
-    """The target can be read and put again; the old class and other classes are still refused."""
+def test_strict_checkpointer_allows_targets_of_aliases() -> None:
+    """The target can be read and put again. The old class and other classes are still refused."""
     with SQLiteCheckpointer.open(":memory:") as saver:
         stored = saver._codec.encode([OldData(1)], lambda: "value")
     with SQLiteCheckpointer.open(":memory:", strict=True, aliases=ALIASES) as saver:
@@ -307,21 +321,21 @@ def test_the_target_of_an_alias_is_allowed_under_the_strict_rule() -> None:
             put(saver, {"v": [OldData(1)]})
 
 
-def test_a_serializer_of_ones_own_takes_no_aliases() -> None:
-    """A serializer of the user chooses how to store classes, so `aliases=` would have no effect."""
+def test_aliases_are_refused_with_custom_serializer() -> None:
+    """A custom serializer chooses how to store classes, so `aliases=` would have no effect."""
 
-    class Own:
+    class CustomSerializer:
         dumps_typed = loads_typed = None
 
-    own: Any = Own()
+    custom_serializer: Any = CustomSerializer()
     with pytest.raises(ConfigurationError, match="require langgraph's JsonPlusSerializer"):
-        SQLiteCheckpointer(":memory:", serde=own, aliases=ALIASES)
+        SQLiteCheckpointer(":memory:", serde=custom_serializer, aliases=ALIASES)
     serde = JsonPlusSerializer(allowed_msgpack_modules=True)
     with SQLiteCheckpointer.open(":memory:", serde=serde, aliases=ALIASES) as saver:
         assert saver._codec.decode(CODEC.encode(OldData(1), lambda: "")) == NewData(1)
 
 
-def test_the_clone_that_langgraph_makes_has_the_aliases() -> None:
+def test_clone_with_allowlist_keeps_aliases() -> None:
     """langgraph adds the classes of a graph's schemas to a clone of the checkpointer."""
     with SQLiteCheckpointer.open(":memory:", strict=True, aliases=ALIASES) as saver:
         clone = saver.with_allowlist([(HERE, "OldPair")])
@@ -329,14 +343,14 @@ def test_the_clone_that_langgraph_makes_has_the_aliases() -> None:
         assert clone._codec.decode(CODEC.encode(OldData(1), lambda: "")) == NewData(1)
 
 
-def test_what_langgraphs_savers_wrote_is_imported_as_the_new_class(tmp_path: Path) -> None:
+def test_import_from_langgraph_database_applies_aliases(tmp_path: Path) -> None:
     """`import_from` reads the old name in the forms that langgraph's serializer writes."""
     old = {"pair": OldPair(1), "kind": OldKind.A, "model": OldModel(n=1)}
     with SqliteSaver.from_conn_string(str(tmp_path / "langgraph.db")) as langgraphs:
         config = put(langgraphs, old)
     with SQLiteCheckpointer.open(tmp_path / "x.db", aliases=ALIASES) as saver:
         saver.import_from(str(tmp_path / "langgraph.db"))
-        found = saver.get_tuple(config)
-    assert found is not None
+        imported = saver.get_tuple(config)
+    assert imported is not None
     new = {"pair": NewPair(1), "kind": NewKind.A, "model": NewModel(n=1)}
-    assert found.checkpoint["channel_values"] == new
+    assert imported.checkpoint["channel_values"] == new

@@ -1,4 +1,4 @@
-"""Assistants of the server as rows: their versions, who is first, and what is sealed of them."""
+"""Assistants of the server in the database: versions, order and encryption."""
 
 from __future__ import annotations
 
@@ -17,85 +17,94 @@ from tests.contracts.erased import SECRET, raw
 Saver = Any  # a checkpointer of any kind
 
 
-def content(n: int = 1) -> dict[str, Any]:
+def make_content(n: int = 1) -> dict[str, Any]:
     return {"graph_id": "chat", "name": f"n{n}", "context": {"n": n}, "metadata": {}}
 
 
-def counted(row: AssistantRow) -> dict[str, Any]:
-    """A change that rests on what was there."""
-    return content(row.content["context"]["n"] + 1)
+def increment_n(row: AssistantRow) -> dict[str, Any]:
+    """Return content whose `n` is one more than that of the row."""
+    return make_content(row.content["context"]["n"] + 1)
 
 
-def versions(saver: Saver, assistant_id: str = "a") -> list[tuple[int, int, bool]]:
-    """The number of each, what it has, and whether it is the latest."""
+def list_versions(saver: Saver, assistant_id: str = "a") -> list[tuple[int, int, bool]]:
+    """Return the number of each version, its `n`, and whether it is the latest."""
     rows = asyncio.run(AssistantTable(saver).list_versions(assistant_id))
     return [
         (row.version, row.content["context"]["n"], row.latest_since is not None) for row in rows
     ]
 
 
-def test_each_change_is_a_version_upon_the_latest(saver: Saver) -> None:
+def test_added_version_is_based_on_latest_version(saver: Saver) -> None:
     table = AssistantTable(saver)
 
-    async def course() -> list[Any]:
-        made = [await table.create("a", content()), await table.create("a", content(5))]
-        second = await table.add_version("a", counted)
+    async def change_assistant() -> list[Any]:
+        created = [
+            await table.create("a", make_content()),
+            await table.create("a", make_content(5)),
+        ]
+        second = await table.add_version("a", increment_n)
         await table.set_latest_version("a", 1)
-        third = await table.add_version("a", counted)
-        return [made, second, third, await table.get("a"), await table.add_version("none", counted)]
+        third = await table.add_version("a", increment_n)
+        return [
+            created,
+            second,
+            third,
+            await table.get("a"),
+            await table.add_version("none", increment_n),
+        ]
 
-    made, second, third, latest, none = asyncio.run(course())
-    assert (made, none) == ([True, False], None)
-    assert (second.version, second.content) == (2, content(2))
-    assert (third.version, third.content) == (3, content(2))  # upon version 1
+    created, second, third, latest, unknown = asyncio.run(change_assistant())
+    assert (created, unknown) == ([True, False], None)
+    assert (second.version, second.content) == (2, make_content(2))
+    assert (third.version, third.content) == (3, make_content(2))  # based on version 1
     assert latest == third
     assert latest.created_at < second.latest_since < third.latest_since
-    assert versions(saver) == [(3, 2, True), (2, 2, False), (1, 1, False)]
+    assert list_versions(saver) == [(3, 2, True), (2, 2, False), (1, 1, False)]
 
 
-def test_the_latest_versions_are_listed_newest_assistant_first(saver: Saver) -> None:
+def test_list_returns_latest_versions_newest_assistant_first(saver: Saver) -> None:
     table = AssistantTable(saver)
 
-    async def course() -> list[AssistantRow]:
+    async def change_and_list() -> list[AssistantRow]:
         for name in "abc":
-            await table.create(name, content())
-        await table.add_version("a", counted)
+            await table.create(name, make_content())
+        await table.add_version("a", increment_n)
         await table.delete("b")
         return await table.list_assistants()
 
-    found = asyncio.run(course())
-    assert [(row.assistant_id, row.version) for row in found] == [("c", 1), ("a", 2)]
-    assert versions(saver, "b") == []
+    assistants = asyncio.run(change_and_list())
+    assert [(row.assistant_id, row.version) for row in assistants] == [("c", 1), ("a", 2)]
+    assert list_versions(saver, "b") == []
 
 
-def test_changes_at_once_are_versions_of_their_own(saver: Saver) -> None:
-    """None is lost, and each rests on the one before; one of many creations is the first."""
+def test_concurrent_changes_become_separate_versions(saver: Saver) -> None:
+    """No change is lost, and each is based on the one before. One of several creations succeeds."""
     table = AssistantTable(saver)
 
-    async def course() -> list[bool]:
-        made = await asyncio.gather(*(table.create("a", content()) for _ in range(8)))
-        await asyncio.gather(*(table.add_version("a", counted) for _ in range(8)))
-        return made
+    async def create_and_change_concurrently() -> list[bool]:
+        created = await asyncio.gather(*(table.create("a", make_content()) for _ in range(8)))
+        await asyncio.gather(*(table.add_version("a", increment_n) for _ in range(8)))
+        return created
 
-    assert sorted(asyncio.run(course())) == [False] * 7 + [True]
-    assert versions(saver) == [(n, n, n == 9) for n in range(9, 0, -1)]
+    assert sorted(asyncio.run(create_and_change_concurrently())) == [False] * 7 + [True]
+    assert list_versions(saver) == [(n, n, n == 9) for n in range(9, 0, -1)]
 
 
-def test_what_a_change_raises_leaves_all_as_it_was(saver: Saver) -> None:
+def test_change_that_raises_adds_no_version(saver: Saver) -> None:
     table = AssistantTable(saver)
-    asyncio.run(table.create("a", content()))
+    asyncio.run(table.create("a", make_content()))
 
-    def refused(row: AssistantRow) -> dict[str, Any]:
+    def raise_lookup_error(row: AssistantRow) -> dict[str, Any]:
         raise LookupError(row.assistant_id)
 
     with pytest.raises(LookupError, match="a"):
-        asyncio.run(table.add_version("a", refused))
-    assert versions(saver) == [(1, 1, True)]
+        asyncio.run(table.add_version("a", raise_lookup_error))
+    assert list_versions(saver) == [(1, 1, True)]
 
 
 @pytest.mark.parametrize("kind", ["sealed", "langgraph-encrypted", "postgres-sealed"])
-def test_what_clients_gave_is_sealed(kind: str, tmp_path: Path) -> None:
-    given = {
+def test_assistant_content_is_stored_encrypted(kind: str, tmp_path: Path) -> None:
+    content = {
         "graph_id": "chat",
         "name": SECRET,
         "description": SECRET,
@@ -105,22 +114,24 @@ def test_what_clients_gave_is_sealed(kind: str, tmp_path: Path) -> None:
     }
     with BACKENDS[kind](tmp_path) as saver:
         table = AssistantTable(saver)
-        asyncio.run(table.create("a", given))
+        asyncio.run(table.create("a", content))
         asyncio.run(table.add_version("a", lambda row: row.content))
 
         stored = str(saver.database.read(lambda: fetch_rows("SELECT * FROM assistants")))
         assert SECRET not in stored
-        assert asyncio.run(table.get("a")).content == given  # type: ignore[union-attr]
+        assert asyncio.run(table.get("a")).content == content  # type: ignore[union-attr]
         assert SECRET.encode() not in raw(saver)
 
 
-def test_a_version_belongs_to_its_row(tmp_path: Path) -> None:
+def test_content_moved_from_another_version_is_refused_as_corrupt(tmp_path: Path) -> None:
     with BACKENDS["sealed"](tmp_path) as saver:
         table = AssistantTable(saver)
-        asyncio.run(table.create("a", content()))
-        asyncio.run(table.add_version("a", counted))
-        moved = "UPDATE assistants SET content = (SELECT content FROM assistants WHERE version = 1)"
-        saver.database.write(lambda: fetch_rows(moved))
+        asyncio.run(table.create("a", make_content()))
+        asyncio.run(table.add_version("a", increment_n))
+        move_content = (
+            "UPDATE assistants SET content = (SELECT content FROM assistants WHERE version = 1)"
+        )
+        saver.database.write(lambda: fetch_rows(move_content))
 
         with pytest.raises(CorruptRecord):
             asyncio.run(table.get("a"))

@@ -1,4 +1,4 @@
-"""What perdure adds to langgraph's contract, on every backend; history and lists have their own."""
+"""Methods that perdure adds to langgraph's checkpointer contract, on every backend."""
 
 from __future__ import annotations
 
@@ -29,23 +29,32 @@ from tests.contracts.puts import at, listed, put, shape, texts, told, uid_of, va
 from tests.contracts.test_types import Point
 
 
-def say(*ids: str) -> dict[str, Any]:
+def make_messages(*ids: str) -> dict[str, Any]:
     return {"messages": [HumanMessage(f"says {i}", id=i) for i in ids]}
 
 
-def grow(saver: SQLiteCheckpointer, thread: str = "t", steps: int = 4) -> list[str]:
-    """A thread whose every step says one thing and forgets what came two before."""
-    said, out, parent = [str(i) for i in range(steps)], [], None
+def put_steps(saver: SQLiteCheckpointer, thread: str = "t", steps: int = 4) -> list[str]:
+    """Put checkpoints and return their ids.
+
+    Each adds a message and drops the one from two steps before.
+    """
+    message_ids, checkpoint_ids, parent = [str(i) for i in range(steps)], [], None
     for i in range(steps):
-        kind = {"source": "loop" if i % 2 else "input", "step": i, "run_id": f"run{i // 2}"}
-        parent = put(saver, say(*said[max(0, i - 1) : i + 1]), parent, thread=thread, metadata=kind)
+        metadata = {"source": "loop" if i % 2 else "input", "step": i, "run_id": f"run{i // 2}"}
+        parent = put(
+            saver,
+            make_messages(*message_ids[max(0, i - 1) : i + 1]),
+            parent,
+            thread=thread,
+            metadata=metadata,
+        )
         saver.put_writes(parent, [("n", i)], f"task{i}")
-        out.append(uid_of(parent))
-    return out
+        checkpoint_ids.append(uid_of(parent))
+    return checkpoint_ids
 
 
-def stored_bytes(path: Path) -> int:
-    """What all rows of a database hold."""
+def count_stored_bytes(path: Path) -> int:
+    """Return the number of bytes in all `body` columns of a database."""
     db = sqlite3.connect(path)
     try:
         tables = ("items", "checkpoints", "writes")
@@ -57,10 +66,10 @@ def stored_bytes(path: Path) -> int:
         db.close()
 
 
-def test_delete_thread_leaves_nothing(saver: SQLiteCheckpointer) -> None:
-    """Its checkpoints, writes, tags and name are gone; others stay; unknown ones are no error."""
-    grow(saver)
-    grow(saver, "other")
+def test_delete_thread_removes_all_data_of_thread(saver: SQLiteCheckpointer) -> None:
+    """Other threads stay, and deleting an unknown thread raises no error."""
+    put_steps(saver)
+    put_steps(saver, "other")
     saver.delete_thread("t")
     saver.delete_thread("t")
     put(saver, {"n": 1})
@@ -72,8 +81,8 @@ def test_delete_thread_leaves_nothing(saver: SQLiteCheckpointer) -> None:
     assert texts(saver, "other") == ["says 0", "says 1", "says 2", "says 3"]
 
 
-def test_labels_are_passed_on(saver: SQLiteCheckpointer) -> None:
-    """A value of a run's context that was named is in its checkpoints and in what follows them."""
+def test_labelled_context_value_is_copied_to_later_checkpoints(saver: SQLiteCheckpointer) -> None:
+    """A labelled value of a run's context is in the run's checkpoints and in those that follow."""
     context: Any = Runtime(context={"user_id": "ann", "secret": "x"})
     run: Any = {"configurable": {**at()["configurable"], "runtime": context}}
     before = put(saver, {"n": 1}, run)
@@ -83,10 +92,10 @@ def test_labels_are_passed_on(saver: SQLiteCheckpointer) -> None:
     )
     after = put(saver, {"n": 3}, during)
     put(saver, {"n": 4}, after, metadata={"user_id": "bob"})
-    found = [each.metadata.get("user_id") for each in saver.list(at())]
+    user_ids = [stored.metadata.get("user_id") for stored in saver.list(at())]
 
-    assert found == ["bob", "ann", "ann", None]
-    assert not any("secret" in each.metadata for each in saver.list(at()))
+    assert user_ids == ["bob", "ann", "ann", None]
+    assert not any("secret" in stored.metadata for stored in saver.list(at()))
     assert [head.thread_id for head in saver.heads(filter={"user_id": "bob"})] == ["t"]
     assert len(listed(saver, at(), filter={"user_id": "ann"})) == 2
     context.context["user_id"] = "x" * 4_097  # longer than a label of a namespace
@@ -94,35 +103,40 @@ def test_labels_are_passed_on(saver: SQLiteCheckpointer) -> None:
     assert "user_id" not in read_existing_head(saver, "t").metadata
 
 
-def test_delete_for_runs(saver: SQLiteCheckpointer) -> None:
-    """A run's checkpoints go from every thread; heads move back to what is left."""
-    ids = grow(saver)
-    grow(saver, "other", 2)
+def test_delete_for_runs_deletes_checkpoints_and_moves_heads_back(
+    saver: SQLiteCheckpointer,
+) -> None:
+    """A run's checkpoints are deleted from every thread.
+
+    Heads move to the newest remaining checkpoint.
+    """
+    ids = put_steps(saver)
+    put_steps(saver, "other", 2)
     saver.delete_for_runs(["run1", "no such run"])
-    left = saver.get_tuple(at())
+    head = saver.get_tuple(at())
 
     assert ids[:2][::-1] == listed(saver, at())
-    assert left is not None
-    assert ids[1] == uid_of(left.config)
-    assert left.pending_writes == [("task1", "n", 1)]
+    assert head is not None
+    assert ids[1] == uid_of(head.config)
+    assert head.pending_writes == [("task1", "n", 1)]
     assert len(listed(saver, at("other"))) == 2
     saver.delete_for_runs(["run0"])
     assert listed(saver, None) == []
     assert saver.get_tuple(at()) is None
 
 
-def test_copy_thread_is_independent_of_its_source(saver: SQLiteCheckpointer) -> None:
-    """A copy reads like its source, and what happens to one does not reach the other."""
-    ids = grow(saver)
-    fork = put(saver, say("fork"), at(uid=ids[0]))
+def test_copy_of_thread_is_independent_of_its_source(saver: SQLiteCheckpointer) -> None:
+    """A copy reads like its source, and a change to one does not affect the other."""
+    ids = put_steps(saver)
+    fork = put(saver, make_messages("fork"), at(uid=ids[0]))
     saver.rewind("t", ids[3])
-    put(saver, say("below"), ns="sub")
+    put(saver, make_messages("below"), ns="sub")
     before = {uid: shape(saver.get_tuple(at(uid=uid))) for uid in [*ids, uid_of(fork)]}
     saver.copy_thread("t", "copy")
     copied = {uid: shape(saver.get_tuple(at("copy", uid=uid))) for uid in before}
     head = saver.get_tuple(at("copy"))
     saver.delete_thread("t")
-    put(saver, say("3", "new"), at("copy", uid=ids[3]), thread="copy")
+    put(saver, make_messages("3", "new"), at("copy", uid=ids[3]), thread="copy")
 
     assert {uid: text.replace("str('t')", "str('copy')") for uid, text in before.items()} == copied
     assert head is not None
@@ -133,10 +147,10 @@ def test_copy_thread_is_independent_of_its_source(saver: SQLiteCheckpointer) -> 
     assert saver.get_tuple(at()) is None
 
 
-def test_copy_thread_up_to_a_checkpoint(saver: SQLiteCheckpointer) -> None:
-    """Only the way to the checkpoint is copied, with what was said on it."""
-    ids = grow(saver)
-    fork = uid_of(put(saver, say("0", "fork"), at(uid=ids[0])))
+def test_copy_thread_to_checkpoint_copies_only_its_ancestors(saver: SQLiteCheckpointer) -> None:
+    """Only the checkpoint, its ancestors and their messages are copied."""
+    ids = put_steps(saver)
+    fork = uid_of(put(saver, make_messages("0", "fork"), at(uid=ids[0])))
     saver.copy_thread("t", "copy", checkpoint_id=ids[2])
     saver.copy_thread("t", "forked", checkpoint_id=fork)
 
@@ -148,9 +162,9 @@ def test_copy_thread_up_to_a_checkpoint(saver: SQLiteCheckpointer) -> None:
     assert shape(values_at(saver, at(uid=fork))) == shape(values_at(saver, at("forked")))
 
 
-def test_what_copy_thread_refuses(saver: SQLiteCheckpointer) -> None:
-    """A target that exists, and a source or checkpoint that does not; nothing is half copied."""
-    grow(saver)
+def test_copy_thread_refuses_existing_target_and_unknown_source(saver: SQLiteCheckpointer) -> None:
+    """A refused copy writes nothing."""
+    put_steps(saver)
     put(saver, {"n": 1}, thread="taken")
 
     with pytest.raises(InvalidConfig, match="taken"):
@@ -164,10 +178,13 @@ def test_what_copy_thread_refuses(saver: SQLiteCheckpointer) -> None:
     assert {"t", "taken"} == {info.thread_id for info in saver.threads()}
 
 
-def test_prune_strategies(saver: SQLiteCheckpointer) -> None:
-    """`keep_latest` keeps the heads and what was said, `delete` nothing; others are refused."""
-    ids = grow(saver)
-    below = uid_of(put(saver, say("below"), ns="sub"))
+def test_prune_keeps_heads_and_history_or_deletes_threads(saver: SQLiteCheckpointer) -> None:
+    """`keep_latest` keeps heads and history, `delete` removes the thread.
+
+    Other strategies are refused.
+    """
+    ids = put_steps(saver)
+    below = uid_of(put(saver, make_messages("below"), ns="sub"))
     before = shape(saver.get_tuple(at()))
     saver.prune(["t", "nobody"])
 
@@ -187,7 +204,7 @@ def test_prune_strategies(saver: SQLiteCheckpointer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "kept"),
+    ("rule", "kept_steps"),
     [
         (Retention(last=0), [3]),
         (Retention(last=2), [2, 3]),
@@ -200,31 +217,36 @@ def test_prune_strategies(saver: SQLiteCheckpointer) -> None:
     ],
     ids=str,
 )
-def test_retention_rules(
-    saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch, rule: Retention, kept: list[int]
+def test_retain_keeps_checkpoints_that_rule_names_and_head(
+    saver: SQLiteCheckpointer,
+    monkeypatch: pytest.MonkeyPatch,
+    rule: Retention,
+    kept_steps: list[int],
 ) -> None:
-    """A checkpoint stays if a rule keeps it, and the head stays; the report counts the rest."""
+    """The head always stays. The report counts the checkpoints and items that were removed."""
     now, parent, ids = time.time(), None, []
     for i in range(4):
         monkeypatch.setattr(time, "time", lambda i=i: now - 86400 * (3 - i))
-        kind = {"source": "loop" if i % 2 else "input"}
-        parent = put(saver, say(str(i)), parent, metadata=kind)
+        metadata = {"source": "loop" if i % 2 else "input"}
+        parent = put(saver, make_messages(str(i)), parent, metadata=metadata)
         ids.append(uid_of(parent))
-    put(saver, say("other"), thread="other")
+    put(saver, make_messages("other"), thread="other")
     report = saver.retain(rule)
-    gone = 4 - len(kept)
-    forgotten = 0 if rule.history else gone
+    removed_checkpoints = 4 - len(kept_steps)
+    removed_items = 0 if rule.history else removed_checkpoints
 
-    assert [ids[i] for i in kept][::-1] == listed(saver, at())
-    assert PruneReport(gone, forgotten, 1 if gone else 0) == report
-    assert [f"says {i}" for i in range(forgotten, 4)] == texts(saver)
+    assert [ids[i] for i in kept_steps][::-1] == listed(saver, at())
+    assert (
+        PruneReport(removed_checkpoints, removed_items, 1 if removed_checkpoints else 0) == report
+    )
+    assert [f"says {i}" for i in range(removed_items, 4)] == texts(saver)
     assert texts(saver, "other") == ["says other"]
 
 
-def test_retain_some_threads(saver: SQLiteCheckpointer) -> None:
-    """Only the threads named are touched, and empty or negative rules are refused."""
-    grow(saver)
-    grow(saver, "other")
+def test_retain_changes_only_named_threads(saver: SQLiteCheckpointer) -> None:
+    """Empty rules and rules with negative numbers are refused."""
+    put_steps(saver)
+    put_steps(saver, "other")
 
     assert PruneReport(3, 0, 1) == saver.retain(Retention(last=1), thread_ids=["t", "nobody"])
     assert saver.thread("other").checkpoints == 4
@@ -233,19 +255,19 @@ def test_retain_some_threads(saver: SQLiteCheckpointer) -> None:
             saver.retain(rule)
 
 
-def test_rewind(saver: SQLiteCheckpointer) -> None:
-    """An older checkpoint becomes the head; what was said after it is on a branch from then on."""
-    ids = grow(saver)
+def test_rewind_makes_older_checkpoint_the_head(saver: SQLiteCheckpointer) -> None:
+    """Messages after the checkpoint are on a branch from then on."""
+    ids = put_steps(saver)
     saver.rewind("t", ids[1])
-    rewound, first = saver.history("t"), listed(saver, at())[0]
-    new = uid_of(put(saver, say("1", "new"), at(uid=ids[1])))
-    after = saver.history("t")
+    history_after_rewind, first_listed = saver.history("t"), listed(saver, at())[0]
+    new = uid_of(put(saver, make_messages("1", "new"), at(uid=ids[1])))
+    history_after_put = saver.history("t")
 
-    assert told(rewound) == [(f"says {i}", i < 2) for i in range(4)]
-    assert [item.branch for item in rewound] == [False, False, True, True]
-    assert first == ids[1]
+    assert told(history_after_rewind) == [(f"says {i}", i < 2) for i in range(4)]
+    assert [item.branch for item in history_after_rewind] == [False, False, True, True]
+    assert first_listed == ids[1]
     assert [new, *ids[::-1]] == listed(saver, at())
-    assert [(item.value.content, item.branch) for item in after] == [
+    assert [(item.value.content, item.branch) for item in history_after_put] == [
         ("says 0", False),
         ("says 1", False),
         ("says 2", True),
@@ -260,7 +282,7 @@ def test_rewind(saver: SQLiteCheckpointer) -> None:
 
 
 @pytest.mark.parametrize(
-    "act",
+    "change_thread",
     [
         lambda saver, ids: None,
         lambda saver, ids: saver.prune(["t"]),
@@ -274,48 +296,54 @@ def test_rewind(saver: SQLiteCheckpointer) -> None:
     ids=["put", "prune", "forget", "copy", "copy-part", "runs", "once-more", "writes"],
 )
 @pytest.mark.parametrize("key", [None, KEY], ids=["plain", "sealed"])
-def test_size_bytes_is_what_is_stored(
-    tmp_path: Path, key: bytes | None, act: Callable[[SQLiteCheckpointer, list[str]], Any]
+def test_size_bytes_equals_size_of_stored_rows(
+    tmp_path: Path, key: bytes | None, change_thread: Callable[[SQLiteCheckpointer, list[str]], Any]
 ) -> None:
-    """The sizes that `threads()` tells are those of the rows, whatever happened to them."""
+    """The sizes that `threads()` returns equal the sizes of the rows after every kind of change."""
     with SQLiteCheckpointer.open(tmp_path / "x.db", key=key) as saver:
-        act(saver, grow(saver))
-        expected = stored_bytes(tmp_path / "x.db")
+        change_thread(saver, put_steps(saver))
+        expected = count_stored_bytes(tmp_path / "x.db")
 
         assert expected == sum(info.size_bytes for info in saver.threads())
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["plain", "sealed"])
-def test_two_savers_on_one_file(tmp_path: Path, key: bytes | None) -> None:
-    """In one process each sees what the other wrote, pruned and deleted."""
+def test_two_checkpointers_on_one_file_see_each_others_changes(
+    tmp_path: Path, key: bytes | None
+) -> None:
+    """Each sees the puts, prunes and deletions of the other in the same process."""
     path = tmp_path / "x.db"
     with (
         SQLiteCheckpointer.open(path, key=key) as one,
         SQLiteCheckpointer.open(path, key=key) as two,
     ):
-        first = put(one, say("a"))
+        first = put(one, make_messages("a"))
         second = put(
-            two, {"messages": [*values_at(two, at())["messages"], *say("b")["messages"]]}, first
+            two,
+            {"messages": [*values_at(two, at())["messages"], *make_messages("b")["messages"]]},
+            first,
         )
         third = put(
-            one, {"messages": [*values_at(one, at())["messages"], *say("c")["messages"]]}, second
+            one,
+            {"messages": [*values_at(one, at())["messages"], *make_messages("c")["messages"]]},
+            second,
         )
         before = values_at(two, at())
         two.prune(["t"])
-        fourth = put(one, say("b", "d"), third)
+        fourth = put(one, make_messages("b", "d"), third)
         two.retain(Retention(last=1, history=False))
-        put(one, say("a", "b", "c", "d"), fourth)
+        put(one, make_messages("a", "b", "c", "d"), fourth)
 
-        assert say("a", "b", "c") == before
-        assert say("a", "b", "c", "d") == values_at(two, at())
-        assert say("b", "d") == values_at(one, fourth)
+        assert make_messages("a", "b", "c") == before
+        assert make_messages("a", "b", "c", "d") == values_at(two, at())
+        assert make_messages("b", "d") == values_at(one, fourth)
         one.delete_thread("t")
         assert two.get_tuple(at()) is None
-        put(two, say("a"))
-        assert say("a") == values_at(one, at())
+        put(two, make_messages("a"))
+        assert make_messages("a") == values_at(one, at())
 
 
-WRITER = """
+OTHER_PROCESS = """
 import sys
 from langchain_core.messages import HumanMessage
 from perdure.checkpointers import Retention, SQLiteCheckpointer
@@ -329,27 +357,30 @@ with SQLiteCheckpointer.open(sys.argv[1]) as saver:
 """
 
 
-def test_another_process_is_seen(tmp_path: Path) -> None:
-    """What another process put and deleted is seen at once, past anything remembered."""
+def test_changes_by_another_process_are_seen_at_once(tmp_path: Path) -> None:
+    """Puts and deletions by another process are seen despite the cache."""
     path = tmp_path / "x.db"
     with SQLiteCheckpointer.open(path) as saver:
-        first = put(saver, say("a"))
-        put(saver, say("b"), first)
-        there = Path(__file__).parents[2]
-        subprocess.run([sys.executable, "-c", WRITER, str(path)], check=True, cwd=there)
-        found = saver.get_tuple(at())
-        assert found is not None
-        fourth = put(saver, say("a", "c", "d"), found.config)
+        first = put(saver, make_messages("a"))
+        put(saver, make_messages("b"), first)
+        repository = Path(__file__).parents[2]
+        subprocess.run([sys.executable, "-c", OTHER_PROCESS, str(path)], check=True, cwd=repository)
+        newest = saver.get_tuple(at())
+        assert newest is not None
+        fourth = put(saver, make_messages("a", "c", "d"), newest.config)
 
-        assert uid_of(found.config) == "theirs"
-        assert say("b", "c") == found.checkpoint["channel_values"]
+        assert uid_of(newest.config) == "theirs"
+        assert make_messages("b", "c") == newest.checkpoint["channel_values"]
         assert saver.get_tuple(first) is None
-        assert say("a", "c", "d") == values_at(saver, fourth)
+        assert make_messages("a", "c", "d") == values_at(saver, fourth)
         assert texts(saver) == ["says b", "says c", "says a", "says d"]
 
 
-def test_next_versions(saver: SQLiteCheckpointer) -> None:
-    """Whole numbers from one; after another saver's versions, strings that sort behind them."""
+def test_next_version_increases_and_continues_foreign_versions(saver: SQLiteCheckpointer) -> None:
+    """Versions are integers from 1.
+
+    After another saver's string versions, they are strings that sort later.
+    """
     foreign: Any = InMemorySaver().get_next_version(None, None)
     versions = [foreign]
     for _ in range(12):
@@ -361,8 +392,8 @@ def test_next_versions(saver: SQLiteCheckpointer) -> None:
     assert versions == sorted(set(versions))
 
 
-def test_with_allowlist() -> None:
-    """The clone takes and reads more types from the same database; the original does not."""
+def test_clone_with_allowlist_allows_more_types_than_original() -> None:
+    """The clone puts and reads more types in the same database. The original still refuses them."""
     name = (Point.__module__, Point.__qualname__)
     with SQLiteCheckpointer.open(":memory:", strict=True) as saver:
         clone = saver.with_allowlist([name])
@@ -376,38 +407,38 @@ def test_with_allowlist() -> None:
             put(saver, {"p": Point(1, {})})
 
 
-def test_what_is_returned_is_never_shared(saver: SQLiteCheckpointer) -> None:
-    """Whatever is done to a tuple, the next one is as it was put."""
+def test_changing_returned_tuple_does_not_change_next_read(saver: SQLiteCheckpointer) -> None:
+    """After any change to a returned tuple, the next read returns the stored values."""
     message = HumanMessage("hi", id="a", additional_kwargs={"k": [1]})
     values = {"messages": [message], "deep": {"a": [{"b": ["x" * 200]}]}, "few": [[1]]}
     config = put(saver, values, metadata={"k": {"deep": [1]}})
     saver.put_writes(config, [("deep", {"w": [1]})], "task")
     before = shape(saver.get_tuple(config))
     for _ in range(2):
-        found: Any = saver.get_tuple(config)
-        live = found.checkpoint["channel_values"]
-        live["messages"][0].additional_kwargs["k"].append(2)
-        live["messages"].append("more")
-        live["deep"]["a"][0]["b"].append(2)
-        live["few"][0].append(2)
-        found.checkpoint["channel_versions"].clear()
-        found.metadata["k"]["deep"].append(2)
-        found.pending_writes[0][2]["w"].append(2)
-        found.config["configurable"]["thread_id"] = "other"
+        stored: Any = saver.get_tuple(config)
+        values_of_stored = stored.checkpoint["channel_values"]
+        values_of_stored["messages"][0].additional_kwargs["k"].append(2)
+        values_of_stored["messages"].append("more")
+        values_of_stored["deep"]["a"][0]["b"].append(2)
+        values_of_stored["few"][0].append(2)
+        stored.checkpoint["channel_versions"].clear()
+        stored.metadata["k"]["deep"].append(2)
+        stored.pending_writes[0][2]["w"].append(2)
+        stored.config["configurable"]["thread_id"] = "other"
     values["deep"]["a"].append("given, not returned")  # type: ignore[index]
 
     assert before == shape(saver.get_tuple(config))
     assert before == shape(next(iter(saver.list(at()))))
 
 
-def test_a_message_changed_in_place_is_stored_again(saver: SQLiteCheckpointer) -> None:
-    """A change in place is news: the new checkpoint has it, the old one does not."""
-    first = put(saver, say(*"abc"))
-    live = values_at(saver, first)
-    live["messages"][1].content = "changed"
-    second = put(saver, live, first)
+def test_message_changed_in_place_is_stored_as_new_version(saver: SQLiteCheckpointer) -> None:
+    """The new checkpoint has the changed message, and the old checkpoint has the original."""
+    first = put(saver, make_messages(*"abc"))
+    changed_values = values_at(saver, first)
+    changed_values["messages"][1].content = "changed"
+    second = put(saver, changed_values, first)
 
-    assert say(*"abc") == values_at(saver, first)
+    assert make_messages(*"abc") == values_at(saver, first)
     assert [m.content for m in values_at(saver, second)["messages"]] == [
         "says a",
         "changed",

@@ -1,4 +1,4 @@
-"""langgraph's published conformance kit: every capability, on every backend, through both doors."""
+"""langgraph's published conformance tests pass on every backend, blocking and async."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.backends import BACKENDS, KEY, Blocking
 
 
 @pytest.mark.parametrize("backend", [*sorted(BACKENDS), "blocking", "blocking-sealed"])
-def test_every_capability_conforms(backend: str, tmp_path: Path) -> None:
-    """No capability is skipped and no test of any fails."""
+def test_every_capability_passes_langgraph_conformance_tests(backend: str, tmp_path: Path) -> None:
+    """No capability is skipped, and no test of a capability fails."""
     opened = 0
 
     @checkpointer_test(name=backend)
-    async def make() -> AsyncIterator[SQLiteCheckpointer]:
+    async def open_saver() -> AsyncIterator[SQLiteCheckpointer]:
         nonlocal opened
         folder = tmp_path / str(opened)
         folder.mkdir()
@@ -32,7 +32,7 @@ def test_every_capability_conforms(backend: str, tmp_path: Path) -> None:
         async with saver:
             yield saver
 
-    report = asyncio.run(validate(make))
+    report = asyncio.run(validate(open_saver))
 
     assert {name: [] for name in report.results} == {
         name: result.failures for name, result in report.results.items()

@@ -1,4 +1,4 @@
-"""Crons and webhooks of the server as rows: which are due, and what reaches the words in them."""
+"""Crons and webhooks of the server in the database: which are due, and how erasing affects them."""
 
 from __future__ import annotations
 
@@ -24,20 +24,24 @@ from tests.contracts.test_runs import accepted, asked, of, put
 Saver = Any  # a checkpointer of any kind
 
 
-def made(
-    saver: Saver, thread_id: str | None = "t", text: str = "hi", at: float | None = 5.0, **of: Any
+def create_cron(
+    saver: Saver,
+    thread_id: str | None = "t",
+    text: str = "hi",
+    next_at: float | None = 5.0,
+    **options: Any,
 ) -> CronRow:
-    content = {"payload": asked(text, **of)["request"], "metadata": {"owner": "ann"}}
-    cron = CronRow(str(uuid4()), thread_id, at, time.time(), time.time(), content)
+    content = {"payload": asked(text, **options)["request"], "metadata": {"owner": "ann"}}
+    cron = CronRow(str(uuid4()), thread_id, next_at, time.time(), time.time(), content)
     assert asyncio.run(CronTable(saver).create(cron))
     return asyncio.run(CronTable(saver).get(cron.cron_id)) or cron
 
 
-def crons(saver: Saver) -> list[CronRow]:
+def list_crons(saver: Saver) -> list[CronRow]:
     return asyncio.run(CronTable(saver).list_crons())
 
 
-def begin(saver: Saver, due: DueCron) -> LiveRun | None:
+def accept_due_run(saver: Saver, due: DueCron) -> LiveRun | None:
     live = LiveRun("t", 0, 0, str(uuid4()), "pending", "me", "chat", 1, None)
     row = RunRow(live, 1.0, 1.0, {"metadata": {}}, request=asked("hi"))
     accepting = RunTable(saver).accept_run(
@@ -47,77 +51,83 @@ def begin(saver: Saver, due: DueCron) -> LiveRun | None:
 
 
 @pytest.fixture
-def talked(saver: Saver) -> Saver:
-    """A thread with two messages."""
+def filled_saver(saver: Saver) -> Saver:
+    """A checkpointer with a thread of two messages."""
     put(saver, "t", [doomed, human("b")])
     return saver
 
 
-def test_those_are_due_whose_time_has_come(talked: Saver) -> None:
-    second, first = made(talked, at=6.0), made(talked, at=5.0)
-    made(talked, at=None)
-    made(talked, at=time.time() + 3600)
+def test_list_due_ids_returns_crons_whose_time_has_come_earliest_first(filled_saver: Saver) -> None:
+    second, first = create_cron(filled_saver, next_at=6.0), create_cron(filled_saver, next_at=5.0)
+    create_cron(filled_saver, next_at=None)
+    create_cron(filled_saver, next_at=time.time() + 3600)
 
-    assert asyncio.run(CronTable(talked).list_due_ids()) == [first.cron_id, second.cron_id]
+    assert asyncio.run(CronTable(filled_saver).list_due_ids()) == [first.cron_id, second.cron_id]
 
 
-def test_a_run_is_begun_once_for_each_time(talked: Saver) -> None:
+def test_due_cron_starts_one_run_for_each_time(filled_saver: Saver) -> None:
     """Of two processes that have read the same cron, one stores the run."""
-    cron = made(talked)
-    runs = [begin(talked, DueCron(cron, 1e12)) for _ in range(2)]
+    cron = create_cron(filled_saver)
+    runs = [accept_due_run(filled_saver, DueCron(cron, 1e12)) for _ in range(2)]
 
     assert [run is not None for run in runs] == [True, False]
-    assert len(of(talked)) == 1
-    assert [each.next_at for each in crons(talked)] == [1e12]
+    assert len(of(filled_saver)) == 1
+    assert [listed.next_at for listed in list_crons(filled_saver)] == [1e12]
 
 
-def test_a_cron_is_changed_with_its_time_or_without(talked: Saver) -> None:
-    table, cron = CronTable(talked), made(talked)
+def test_update_of_cron_sets_next_time_only_on_request(filled_saver: Saver) -> None:
+    table, cron = CronTable(filled_saver), create_cron(filled_saver)
     asyncio.run(table.advance_next_time(cron, 7.0))
-    asyncio.run(table.advance_next_time(cron, 8.0))  # it is not due any more at that time
+    asyncio.run(
+        table.advance_next_time(cron, 8.0)
+    )  # ignored, because the cron is no longer due at that time
     changed = cron._replace(content={"payload": 1}, next_at=9.0)
-    kept = asyncio.run(table.update(changed, sets_next_time=False))
-    timed = asyncio.run(table.update(changed, sets_next_time=True))
+    update_without_time = asyncio.run(table.update(changed, sets_next_time=False))
+    update_with_time = asyncio.run(table.update(changed, sets_next_time=True))
     asyncio.run(table.delete(cron))
 
-    assert kept is not None
-    assert timed is not None
-    assert (kept.next_at, kept.content, timed.next_at) == (7.0, {"payload": 1}, 9.0)
+    assert update_without_time is not None
+    assert update_with_time is not None
+    assert (update_without_time.next_at, update_without_time.content, update_with_time.next_at) == (
+        7.0,
+        {"payload": 1},
+        9.0,
+    )
     assert asyncio.run(table.update(changed, sets_next_time=True)) is None
-    assert crons(talked) == []
+    assert list_crons(filled_saver) == []
 
 
-def test_a_cron_has_a_thread_that_is_there(talked: Saver) -> None:
+def test_cron_of_unknown_thread_is_not_created(filled_saver: Saver) -> None:
     cron = CronRow("c", "nobody's", 5.0, 1.0, 1.0, {})
 
-    assert not asyncio.run(CronTable(talked).create(cron))
-    assert crons(talked) == []
+    assert not asyncio.run(CronTable(filled_saver).create(cron))
+    assert list_crons(filled_saver) == []
 
 
-@pytest.mark.parametrize("of", [{}, {"id": "a"}], ids=["text", "id"])
-def test_a_cron_that_quotes_what_is_erased_is_deleted(talked: Saver, of: Any) -> None:
-    made(talked, "t", SECRET, **of)
-    other = made(talked)
-    report = talked.erase("t", ["a"])
+@pytest.mark.parametrize("options", [{}, {"id": "a"}], ids=["text", "id"])
+def test_erase_deletes_crons_that_quote_erased_message(filled_saver: Saver, options: Any) -> None:
+    create_cron(filled_saver, "t", SECRET, **options)
+    other = create_cron(filled_saver)
+    report = filled_saver.erase("t", ["a"])
 
     assert report.crons == 1
-    assert crons(talked) == [other]
-    assert SECRET.encode() not in raw(talked)
+    assert list_crons(filled_saver) == [other]
+    assert SECRET.encode() not in raw(filled_saver)
 
 
-@pytest.mark.parametrize("way", ["erase", "delete_thread"])
-def test_crons_go_with_their_thread(talked: Saver, way: str) -> None:
-    made(talked, "t", SECRET)
-    made(talked, None, "for all")
-    report = getattr(talked, way)("t")
+@pytest.mark.parametrize("method", ["erase", "delete_thread"])
+def test_crons_are_deleted_with_their_thread(filled_saver: Saver, method: str) -> None:
+    create_cron(filled_saver, "t", SECRET)
+    create_cron(filled_saver, None, "for all")
+    report = getattr(filled_saver, method)("t")
 
-    assert [cron.thread_id for cron in crons(talked)] == [None]
-    if way == "erase":
+    assert [cron.thread_id for cron in list_crons(filled_saver)] == [None]
+    if method == "erase":
         assert report.crons == 1
-        assert SECRET.encode() not in raw(talked)
+        assert SECRET.encode() not in raw(filled_saver)
 
 
-def told(saver: Saver, text: str, *, keeps_thread: bool = True) -> LiveRun:
+def end_run_with_webhook(saver: Saver, text: str, *, keeps_thread: bool = True) -> LiveRun:
     run = accepted(saver)
     content = {"url": "https://a.b/", "run": {"values": asked(text)["request"]["input"]}}
     asyncio.run(WebhookTable(saver).add(run, content, {}, keeps_thread=keeps_thread))
@@ -125,9 +135,9 @@ def told(saver: Saver, text: str, *, keeps_thread: bool = True) -> LiveRun:
     return run
 
 
-def test_a_webhook_is_of_a_run_that_this_process_ends(talked: Saver) -> None:
-    """It is tried once at a time, and due again after each pause."""
-    table, run = WebhookTable(talked), told(talked, "hi")
+def test_webhook_is_added_once_and_retried_after_pauses(filled_saver: Saver) -> None:
+    """A webhook cannot be added after its run has ended. Only one attempt is claimed at a time."""
+    table, run = WebhookTable(filled_saver), end_run_with_webhook(filled_saver, "hi")
     asyncio.run(table.add(run, {"late": True}, {}, keeps_thread=True))
     due = asyncio.run(table.list_due_run_ids(9))
     first = asyncio.run(table.claim_content_and_attempt_count(run.run_id, [0.0, 3600.0]))
@@ -142,46 +152,51 @@ def test_a_webhook_is_of_a_run_that_this_process_ends(talked: Saver) -> None:
     assert asyncio.run(table.list_due_run_ids(9)) == []
 
 
-@pytest.mark.parametrize("way", [["t", ["a"]], ["t"]], ids=["a message", "its thread"])
-def test_webhooks_that_quote_what_is_erased_are_not_sent(talked: Saver, way: list[Any]) -> None:
-    told(talked, SECRET)
-    kept = told(talked, "hi")
-    talked.erase(*way)
-    left = [] if way == ["t"] else [kept.run_id]
+@pytest.mark.parametrize("arguments", [["t", ["a"]], ["t"]], ids=["a message", "its thread"])
+def test_erase_deletes_webhooks_that_quote_erased_message(
+    filled_saver: Saver, arguments: list[Any]
+) -> None:
+    end_run_with_webhook(filled_saver, SECRET)
+    unrelated = end_run_with_webhook(filled_saver, "hi")
+    filled_saver.erase(*arguments)
+    expected = [] if arguments == ["t"] else [unrelated.run_id]
 
-    assert asyncio.run(WebhookTable(talked).list_due_run_ids(9)) == left
-    assert SECRET.encode() not in raw(talked)
-
-
-def test_a_webhook_tells_nothing_of_a_thread_that_was_erased_from(talked: Saver) -> None:
-    """A run that began before an erasure may hold what was erased."""
-    run = accepted(talked)
-    talked.erase("t", ["a"])
-    table, bare = WebhookTable(talked), {"url": "https://a.b/", "run": {"values": None}}
-    content = {**bare, "run": {"values": SECRET}}
-    asyncio.run(table.add(run, content, bare, keeps_thread=True))
-    told = asyncio.run(table.claim_content_and_attempt_count(run.run_id, [0.0]))
-
-    assert told is not None
-    assert told[0] == bare
-    assert SECRET.encode() not in raw(talked)
+    assert asyncio.run(WebhookTable(filled_saver).list_due_run_ids(9)) == expected
+    assert SECRET.encode() not in raw(filled_saver)
 
 
-def test_a_thread_with_a_cron_is_not_idle(talked: Saver) -> None:
-    now, cron = datetime.now(UTC), made(talked)
-    kept = talked.delete_idle(now)
-    asyncio.run(CronTable(talked).advance_next_time(cron, None))
+def test_webhook_omits_values_of_run_that_began_before_erasure(filled_saver: Saver) -> None:
+    """The values of such a run may contain the erased message."""
+    run = accepted(filled_saver)
+    filled_saver.erase("t", ["a"])
+    table, content_without_values = (
+        WebhookTable(filled_saver),
+        {"url": "https://a.b/", "run": {"values": None}},
+    )
+    content = {**content_without_values, "run": {"values": SECRET}}
+    asyncio.run(table.add(run, content, content_without_values, keeps_thread=True))
+    attempt = asyncio.run(table.claim_content_and_attempt_count(run.run_id, [0.0]))
 
-    assert kept == []
-    assert [info.thread_id for info in talked.delete_idle(now)] == ["t"]
+    assert attempt is not None
+    assert attempt[0] == content_without_values
+    assert SECRET.encode() not in raw(filled_saver)
+
+
+def test_delete_idle_keeps_threads_with_scheduled_cron(filled_saver: Saver) -> None:
+    now, cron = datetime.now(UTC), create_cron(filled_saver)
+    deleted_with_cron = filled_saver.delete_idle(now)
+    asyncio.run(CronTable(filled_saver).advance_next_time(cron, None))
+
+    assert deleted_with_cron == []
+    assert [info.thread_id for info in filled_saver.delete_idle(now)] == ["t"]
 
 
 @pytest.mark.parametrize("kind", ["sealed", "langgraph-encrypted", "postgres-sealed"])
-def test_words_are_sealed(kind: str, tmp_path: Path) -> None:
+def test_crons_and_webhooks_are_stored_encrypted(kind: str, tmp_path: Path) -> None:
     with BACKENDS[kind](tmp_path) as saver:
-        cron = made(saver, None, SECRET)
+        cron = create_cron(saver, None, SECRET)
         put(saver, "t", [human("b")])
-        run = told(saver, SECRET, keeps_thread=False)
+        run = end_run_with_webhook(saver, SECRET, keeps_thread=False)
         tables = []
         for sql in ("SELECT * FROM crons", "SELECT * FROM webhooks"):
             tables.append(str(saver.database.read(partial(fetch_rows, sql))))
@@ -189,4 +204,4 @@ def test_words_are_sealed(kind: str, tmp_path: Path) -> None:
         assert cron.cron_id in tables[0]
         assert run.run_id in tables[1]
         assert SECRET not in "".join(tables)
-        assert SECRET in str(crons(saver))
+        assert SECRET in str(list_crons(saver))
