@@ -510,7 +510,7 @@ def test_a_reader_whose_log_is_left_to_the_database_reads_on_there(talked: Saver
         async def reading() -> None:
             reading = log, 1, look, run.thread_key, (run.seq, run.seq), account
             async for found in events.read_after(*reading):
-                heard.extend(each.frame for each in found)
+                heard.extend(each.sse_frame for each in found)
 
         task = asyncio.create_task(reading())
         while not log.has_readers:  # noqa: ASYNC110 - nobody tells

@@ -24,13 +24,13 @@ def probed(app: FastAPI) -> FastAPI:
     @routes.get("/probe/thread/{thread_id}")
     @action("threads:read")
     async def thread(call: CurrentCall, thread_id: str) -> Any:
-        await call.permit({"thread_id": thread_id})
+        await call.authorize_arguments({"thread_id": thread_id})
         return await call.threads.get(thread_id)
 
     @routes.get("/probe/stream")
     @action("threads:read")
     async def stream(call: CurrentCall) -> StreamingResponse:
-        await call.permit()
+        await call.authorize_arguments()
 
         async def lines() -> AsyncIterator[bytes]:
             for _ in range(600):
@@ -42,19 +42,19 @@ def probed(app: FastAPI) -> FastAPI:
     @routes.post("/probe/length")
     @action("threads:read")
     async def length(call: CurrentCall, body: Annotated[Any, Body()]) -> int:
-        await call.permit()
+        await call.authorize_arguments()
         return len(str(body))
 
     @routes.get("/ui/probe")
     @routes.get("/ui/probe.json")
     @action("threads:read")
     async def page(call: CurrentCall) -> Value:
-        return await call.permit({"user": call.identity.user})
+        return await call.authorize_arguments({"user": call.identity.user})
 
     @routes.post("/ui/probe")
     @action("threads:update")
     async def change(call: CurrentCall) -> Value:
-        return await call.permit()
+        return await call.authorize_arguments()
 
     app.include_router(routes)
     return app
@@ -63,7 +63,7 @@ def probed(app: FastAPI) -> FastAPI:
 def _endpoint(name: Action) -> Any:
     @action(name)
     async def endpoint(call: CurrentCall, value: Value | None = None) -> Value:
-        left = await call.permit(value or {})
+        left = await call.authorize_arguments(value or {})
         of = call.identity
         return {"user": of.user, "tenant": of.tenant, "value": left}
 

@@ -61,24 +61,24 @@ def made(settings: Settings, file: Path, access: Access | None = None) -> FastAP
     @app.patch("/probe/{thread_id}")
     @action("threads:update")
     async def changed(call: CurrentCall, thread_id: str, body: dict[str, Any]) -> None:
-        await call.permit({"thread_id": thread_id, "metadata": body})
+        await call.authorize_arguments({"thread_id": thread_id, "metadata": body})
 
     @app.delete("/probe/{thread_id}")
     @action("store:delete")
     async def erased(call: CurrentCall, thread_id: str) -> None:
-        await call.permit({"namespace": ("memories", "ann"), "key": thread_id})
+        await call.authorize_arguments({"namespace": ("memories", "ann"), "key": thread_id})
         call.record_for_audit(hashes=["0f"])
 
     @app.post("/probe/{thread_id}")
     @action("admin")
     async def failed(call: CurrentCall, thread_id: str) -> None:
-        await call.permit({"thread_id": thread_id})
+        await call.authorize_arguments({"thread_id": thread_id})
         raise InvalidPatch(CANARY) if thread_id == "refused" else KeyError(CANARY)
 
     @app.get("/probe/{thread_id}")
     @action("admin")
     async def read(call: CurrentCall, thread_id: str) -> None:
-        await call.permit({"thread_id": thread_id})
+        await call.authorize_arguments({"thread_id": thread_id})
 
     return app
 

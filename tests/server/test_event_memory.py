@@ -470,7 +470,7 @@ def test_the_reader_that_is_most_behind_is_lost_first() -> None:
 
         assert [log.last_dropped > 0 for log in logs] == [True, False, False]
         with pytest.raises(LookupError, match="no longer kept"):
-            slowest[0].frame  # noqa: B018 - it is read when it is sent
+            slowest[0].sse_frame  # noqa: B018 - it is read when it is sent
         assert [each.number for each in await anext(readers[2])] == [3]
 
     asyncio.run(go())

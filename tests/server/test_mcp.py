@@ -390,7 +390,7 @@ def test_own_threads_are_found_below_those_of_others(filled: Settings) -> None:
     async def course() -> list[str]:
         databases = Databases(filled)
         call = Call(Identity("ann"), "threads:search", LocalAccess("ann"), databases)
-        await call.permit()
+        await call.authorize_arguments()
         for number in range(150):
             await call.threads.create(f"of bob {number}", {"owner": "bob"})
         found = json.loads(await search_threads(call, "of", limit=1))

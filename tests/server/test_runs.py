@@ -907,7 +907,7 @@ def test_runs_that_are_forgotten_are_waited_for(settings: Settings) -> None:
         limits = Limits(max_concurrent_requests=1)
         known = runs.Runs(Graphs({"ask": ask()}), limits, databases, {"run": Slow})
         call = Call(Identity("ann"), "threads:create_run", LocalAccess("ann"), databases)
-        await call.permit()
+        await call.authorize_arguments()
         await call.threads.create("t")
         request = RunRequest(assistant_id="ask")
         run = await known.start_run(call, request, "ask", "t", temporary=False)

@@ -48,7 +48,7 @@ def app_of(settings: Settings, telemetry: Telemetry) -> Any:
     @app.post("/turn/{thread_id}")
     @action("threads:create_run")
     async def turn(call: CurrentCall, thread_id: str) -> None:
-        await call.permit({"thread_id": thread_id})
+        await call.authorize_arguments({"thread_id": thread_id})
         model = FakeListChatModel(responses=[f"{CANARY} answer"])
         graph: Any = chat_graph(model, checkpointer=call.saver, store=call.store)
         config = {"configurable": {"thread_id": thread_id, "user_id": "ann"}}

@@ -187,7 +187,7 @@ def serve(
         if access is not None:
             print_note("in a browser, log in with an API key or a token", "dim")
         if workers == 1:
-            server.run(application, listener)
+            server.serve_until_signal(application, listener)
         else:
             _supervise_workers(server, listener, workers)
 
@@ -264,7 +264,7 @@ class _Server(NamedTuple):
             sessions=sessions,
         )
 
-    def run(self, application: FastAPI, listener: socket.socket) -> bool:
+    def serve_until_signal(self, application: FastAPI, listener: socket.socket) -> bool:
         """Serve requests until SIGTERM or SIGINT arrives.
 
         Returns:
@@ -372,7 +372,7 @@ def _run_worker(
     """Serve requests in a worker process."""
     _exit_with_parent()
     with suppress(KeyboardInterrupt):
-        if not server.run(server.build_app(sessions), listener):
+        if not server.serve_until_signal(server.build_app(sessions), listener):
             sys.exit(_START_FAILED)
 
 

@@ -95,7 +95,7 @@ async def create_cron(
     ids = {"cron_id": cron_id, "thread_id": thread_id, "user_id": call.identity.person}
     times = {"schedule": body.schedule, "end_time": body.end_time}
     metadata = dict(body.metadata)
-    permitted = await call.permit(
+    permitted = await call.authorize_arguments(
         {**ids, **times, "payload": body.to_stored(), "metadata": metadata}
     )
     new_cron = CronRow(cron_id, thread_id, None, now, now, {})
@@ -115,7 +115,7 @@ async def update_cron(
     Later runs of the cron have the rights of the user who sends this request.
     """
     metadata = body.get("metadata") or {}
-    permitted = await call.permit(
+    permitted = await call.authorize_arguments(
         {
             "cron_id": cron_id,
             "payload": body,
@@ -148,7 +148,7 @@ async def update_cron(
 @action("crons:delete")
 async def delete_cron(call: CurrentCall, cron_id: PathId) -> None:
     """Delete a cron. A run that the cron has already started continues."""
-    await call.permit({"cron_id": cron_id})
+    await call.authorize_arguments({"cron_id": cron_id})
     cron = await CronTable(call.saver).get(cron_id)
     if cron is None or not (
         matches_filter(cron.content["metadata"], call.filter)
@@ -258,7 +258,7 @@ async def _find_own_threads(call: Call, thread_ids: Collection[str | None]) -> s
     search_call, own_ids = call.with_action("threads:search"), set[str]()
     ids = [thread_id for thread_id in thread_ids if thread_id is not None]
     try:
-        permitted = await search_call.permit({"metadata": {}})
+        permitted = await search_call.authorize_arguments({"metadata": {}})
     except Refused:
         return own_ids
     for start in range(0, len(ids), _THREADS_PER_QUERY):
@@ -274,7 +274,7 @@ async def _find_crons(call: Call, runs: Runs, filters: CronFilters) -> list[Foun
     The caller may see a cron if the metadata of the cron matches the caller's authorization filter,
     or if the cron runs on a thread that uses the memories of the caller.
     """
-    permitted = await call.permit(filters.model_dump())
+    permitted = await call.authorize_arguments(filters.model_dump())
     # An authorization handler may have added the owner to the metadata.
     is_permitted = build_containment_check(permitted["metadata"] or {})
     matches_metadata = build_containment_check(filters.metadata)

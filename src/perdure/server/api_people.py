@@ -68,7 +68,7 @@ async def permit_person(
             f"{call.identity.user!r} may not access the data of another person; name yourself, or "
             "use the key of an admin"
         )
-    await call.permit({"metadata": {}})
+    await call.authorize_arguments({"metadata": {}})
     owners_are_people = getattr(call._access, "owners_are_people", True)
     rows = PersonRows(call.saver, user, owners_are_people=owners_are_people)
     threads = []
@@ -112,7 +112,7 @@ async def _may_reach_namespace(call: Call, store_action: Action, namespace: Name
     """
     store_call = call.with_action(store_action)
     try:
-        permitted = await store_call.permit({"namespace": namespace})
+        permitted = await store_call.authorize_arguments({"namespace": namespace})
     except Forbidden:
         return False
     return tuple(permitted["namespace"]) == namespace

@@ -195,7 +195,7 @@ async def cancel_runs(
     action: Literal["interrupt", "rollback"] = "interrupt",
 ) -> None:
     """Cancel runs of a thread by their ids, or all runs of the caller's threads with a status."""
-    await call.permit({"thread_id": body.thread_id, "metadata": {}, "action": action})
+    await call.authorize_arguments({"thread_id": body.thread_id, "metadata": {}, "action": action})
     if body.status is not None:
         for status in ("pending", "running") if body.status == "all" else (body.status,):
             for row, *_ in await call.threads.search_runs(ThreadQuery(), status, NO_LIMIT, 0):
@@ -390,7 +390,7 @@ async def prepare_run(
         "multitask_strategy": body.multitask_strategy,
         "kwargs": body.model_dump(exclude={"metadata"}, exclude_unset=True),
     }
-    permitted = await call.permit({**arguments, "metadata": dict(body.metadata)})
+    permitted = await call.authorize_arguments({**arguments, "metadata": dict(body.metadata)})
     body.metadata = dict(permitted.get("metadata") or {})
     assistant = await get_run_assistant(call.without_acting_for(), runs.graphs, body.assistant_id)
     body = body.with_assistant(assistant)
@@ -479,7 +479,7 @@ async def _find_thread_of_person(call: Call, arguments: dict[str, Any]) -> Liste
     except UnknownThread:
         own_call = call.without_acting_for()
         with suppress(Refused, UnknownThread):
-            await own_call.permit(arguments)
+            await own_call.authorize_arguments(arguments)
             thread = await own_call.threads.get_permitted_row(thread_id)
             is_own = thread.metadata.get("owner") in (None, own_call.identity.user)
             if thread.head_metadata is None and is_own:

@@ -147,7 +147,7 @@ async def _permit_arguments(
         requested: The other arguments of the action.
     """
     labels = None if namespace is None else tuple(namespace)
-    arguments = await call.permit({"namespace": labels, **requested})
+    arguments = await call.authorize_arguments({"namespace": labels, **requested})
     if arguments["namespace"] is not None:
         arguments["namespace"] = tuple(arguments["namespace"])
     return arguments

@@ -126,7 +126,7 @@ class Prune(BaseModel):
 async def create_thread(call: CurrentCall, runs: ServerRuns, body: NewThread) -> Response:
     """Create a thread."""
     arguments = body.model_dump(include={"thread_id", "if_exists", "ttl"}, exclude_none=True)
-    permitted = await call.permit(arguments | {"metadata": body.metadata or {}})
+    permitted = await call.authorize_arguments(arguments | {"metadata": body.metadata or {}})
     ttl = body.ttl.time_to_live() if body.ttl else None
     try:
         thread_json = await call.threads.create(body.thread_id, permitted["metadata"], ttl=ttl)
@@ -198,7 +198,7 @@ async def prune_threads(call: CurrentCall, runs: ServerRuns, body: Prune) -> dic
             if body.strategy == "delete":
                 await delete_thread(call, runs, thread_id)
             else:
-                await call.permit({"thread_id": thread_id})
+                await call.authorize_arguments({"thread_id": thread_id})
                 await call.threads.prune(thread_id, Retention(last=0))
             pruned += 1
     return {"pruned_count": pruned}
@@ -220,7 +220,7 @@ async def update_thread(
 ) -> Response:
     """Add metadata to a thread."""
     changes = body.model_dump(include={"ttl"}, exclude_none=True)
-    permitted = await call.permit(
+    permitted = await call.authorize_arguments(
         {"thread_id": thread_id, "metadata": body.metadata or {}, **changes}
     )
     ttl = body.ttl.time_to_live() if body.ttl else None
@@ -263,7 +263,7 @@ async def find_memory_places(call: Call) -> list[Namespace]:
         return [*PLACES]
     erase_call, user = call.with_action("store:delete"), call.memories[1:]
     return [
-        tuple((await erase_call.permit({"namespace": (*place, *user)}))["namespace"])
+        tuple((await erase_call.authorize_arguments({"namespace": (*place, *user)}))["namespace"])
         for place in PLACES
     ]
 
@@ -273,7 +273,7 @@ async def find_memory_places(call: Call) -> list[Namespace]:
 async def copy_thread(call: CurrentCall, thread_id: PathId) -> Response:
     """Copy a thread under a new id."""
     await call.with_action("threads:read").permit_thread(thread_id)
-    permitted = await call.permit({"metadata": {}})
+    permitted = await call.authorize_arguments({"metadata": {}})
     copied = await call.threads.copy(thread_id, permitted["metadata"])
     call.record_for_audit(thread_id=copied["thread_id"])
     return await _reply_with_values(call, copied)
@@ -286,7 +286,7 @@ async def _apply_auth_handlers_to_filters(call: Call, body: ThreadFilters) -> JS
     """
     filters = body.model_dump(exclude={"select", "extract"})
     filters |= {"metadata": body.metadata or {}, "values": body.values or {}}
-    permitted = await call.permit(filters)
+    permitted = await call.authorize_arguments(filters)
     return {name: permitted[name] for name in filters if name != "values"}
 
 

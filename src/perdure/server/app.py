@@ -111,7 +111,7 @@ async def show_api_docs(request: Request) -> Response:
 @action("admin")
 async def export_metrics(call: CurrentCall, request: Request) -> Response:
     """Return the metrics in the text format of Prometheus."""
-    await call.permit()
+    await call.authorize_arguments()
     text = await request.app.state.telemetry.render_metrics(
         await request.app.state.databases.get_or_open(None)
     )

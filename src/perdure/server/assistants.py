@@ -274,7 +274,7 @@ async def get_run_assistant(call: Call, graphs: Graphs, assistant_id: str) -> As
         return {**assistant, "metadata": {}}
     read_call = call.with_action("assistants:read")
     try:
-        await read_call.permit({"assistant_id": assistant_id, "metadata": {}})
+        await read_call.authorize_arguments({"assistant_id": assistant_id, "metadata": {}})
         assistant = await Assistants(read_call, graphs).get(assistant_id)
     except Refused as exc:
         raise unknown_assistant_error(graphs, assistant_id, 422) from exc
@@ -423,7 +423,7 @@ class Version(BaseModel):
 
 async def permit_assistant(call: CurrentCall, runs: ServerRuns, assistant_id: PathId) -> Assistants:
     """Check that an action on an assistant is permitted, and return an `Assistants` object."""
-    await call.permit({"assistant_id": assistant_id})
+    await call.authorize_arguments({"assistant_id": assistant_id})
     return Assistants(call, runs.graphs)
 
 
@@ -455,7 +455,9 @@ async def create_assistant(call: CurrentCall, runs: ServerRuns, body: NewAssista
         str(body.assistant_id),
     )
     identity_fields = {"assistant_id": assistant_id, "if_exists": body.if_exists}
-    content["metadata"] = (await call.permit({**content, **identity_fields}))["metadata"]
+    content["metadata"] = (await call.authorize_arguments({**content, **identity_fields}))[
+        "metadata"
+    ]
     creation = Assistants(call, runs.graphs).create(assistant_id, content, if_exists=body.if_exists)
     return await build_json_reply(await creation)
 
@@ -483,7 +485,7 @@ async def count_assistants(call: CurrentCall, runs: ServerRuns, body: AssistantF
 
 async def _search_permitted(call: Call, runs: Runs, filters: AssistantFilters) -> list[Assistant]:
     """Return the assistants that match the filters and to which the caller has access."""
-    filters.metadata = (await call.permit(filters.model_dump()))["metadata"]
+    filters.metadata = (await call.authorize_arguments(filters.model_dump()))["metadata"]
     return await Assistants(call, runs.graphs).search(filters)
 
 
@@ -504,7 +506,7 @@ async def update_assistant(
 ) -> Response:
     """Create a new version of an assistant, which becomes the latest one."""
     changes = {"metadata": {}, **body.stored_fields()}
-    permitted = await call.permit({**changes, "assistant_id": assistant_id})
+    permitted = await call.authorize_arguments({**changes, "assistant_id": assistant_id})
     changes["metadata"] = permitted["metadata"]
     return await build_json_reply(await Assistants(call, runs.graphs).update(assistant_id, changes))
 
@@ -526,7 +528,7 @@ async def delete_assistant(
     if delete_threads:
         search_call = call.with_action("threads:search")
         filters = {"metadata": {"assistant_id": assistant["assistant_id"]}}
-        query = ThreadQuery(metadata=(await search_call.permit(filters))["metadata"])
+        query = ThreadQuery(metadata=(await search_call.authorize_arguments(filters))["metadata"])
         for thread in await search_call.threads.search(query, _NO_LIMIT):
             with suppress(UnknownThread):
                 delete_call = call.with_action("threads:delete")

@@ -72,7 +72,8 @@ class LiveRuns(Protocol):
 class Call:
     """A user's request for an action.
 
-    A `Call` gives access to the database only after its method `permit` has been awaited.
+    A `Call` gives access to the database only after its method `authorize_arguments` has been
+    awaited.
 
     Args:
         identity: The user.
@@ -82,7 +83,7 @@ class Call:
         runs: The runs of this process, or None if it has none.
 
     Attributes:
-        recorded: The ids that the audit log records for each call of `permit`.
+        recorded: The ids that the audit log records for each call of `authorize_arguments`.
     """
 
     def __init__(
@@ -106,7 +107,9 @@ class Call:
         """
         self.recorded[-1:] = [{**entry, **ids} for entry in self.recorded[-1:] or [{}]]
 
-    async def permit(self, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def authorize_arguments(
+        self, requested_arguments: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Check that the action is permitted, and return the permitted arguments.
 
         An authorization handler may change the arguments of an action. Therefore, use the returned
@@ -115,7 +118,7 @@ class Call:
         Raises:
             Forbidden: The action is not permitted.
         """
-        arguments = dict(value or {})
+        arguments = dict(requested_arguments or {})
         self.recorded.append(
             {name: arguments[name] for name in AUDITED_NAMES if arguments.get(name) is not None}
         )
@@ -143,20 +146,20 @@ class Call:
         """Check that the action on a thread is permitted, and return the thread.
 
         Raises:
-            Forbidden: See `permit`.
+            Forbidden: See `authorize_arguments`.
             UnknownThread: The thread does not exist, or the caller may not reach it.
         """
-        await self.permit({"thread_id": thread_id, **arguments})
+        await self.authorize_arguments({"thread_id": thread_id, **arguments})
         return await self.threads.get(thread_id)
 
     async def permit_thread_row(self, thread_id: str) -> ListedThread:
         """Check that the action on a thread is permitted, and return the row of the thread."""
-        await self.permit({"thread_id": thread_id})
+        await self.authorize_arguments({"thread_id": thread_id})
         return await self.threads.get_permitted_row(thread_id)
 
     async def authorize_memory_selection(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Check that the action is permitted, and return arguments that select the memories."""
-        permitted = await self.permit({"namespace": self.memories, **arguments})
+        permitted = await self.authorize_arguments({"namespace": self.memories, **arguments})
         template, config = build_literal_template_and_config(tuple(permitted["namespace"]))
         return {"namespace": template, "config": config}
 
@@ -189,7 +192,7 @@ class Call:
         """
         other_call = self.with_action(action)
         try:
-            await other_call.permit({"thread_id": thread["thread_id"], "metadata": {}})
+            await other_call.authorize_arguments({"thread_id": thread["thread_id"], "metadata": {}})
         except Refused:
             return False
         return matches_filter(thread["metadata"], other_call._filter)
@@ -303,9 +306,14 @@ class Call:
         return (NAMESPACE[0], self.identity.person)
 
     def _require_database(self) -> OpenDatabase:
-        """Return the database. Raise `RuntimeError` if `permit` has not been awaited yet."""
+        """Return the database.
+
+        Raise `RuntimeError` if `authorize_arguments` has not been awaited yet.
+        """
         if self._database is None:
-            raise RuntimeError(f"{self.action} uses the database before `permit` was awaited")
+            raise RuntimeError(
+                f"{self.action} uses the database before `authorize_arguments` was awaited"
+            )
         return self._database
 
 

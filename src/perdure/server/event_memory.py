@@ -75,15 +75,15 @@ class EventAccount:
         self.size = 0
         self.holders: WeakSet[EventHolder] = WeakSet()
 
-    def add(self, holder: EventHolder, size: int) -> None:
+    def make_room_and_count(self, holder: EventHolder, byte_count: int) -> None:
         """Count a new event of an event holder, after making room for the event."""
-        self.memory.make_room(self, size)
+        self.memory.make_room(self, byte_count)
         if not holder.size:
             self.holders.add(holder)
-        holder.size += size
-        self.size += size
-        self.memory.size += size
-        self.memory.total_added += size
+        holder.size += byte_count
+        self.size += byte_count
+        self.memory.size += byte_count
+        self.memory.total_added += byte_count
 
     def remove(self, holder: EventHolder, size: int) -> None:
         """Subtract the size of dropped events from the counts of an event holder and its user."""

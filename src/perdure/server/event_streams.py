@@ -181,7 +181,7 @@ async def _open_feed(call: Call, runs: Runs, thread_id: str) -> EventLog:
     When the thread is deleted, the log is closed. Therefore, the log never contains events of a new
     thread that has the same id as the deleted thread.
     """
-    await call.permit({"thread_id": thread_id})
+    await call.authorize_arguments({"thread_id": thread_id})
     thread_key = await runs.get_thread_key(call.identity.tenant, thread_id)
     await call.threads.get(thread_id)
     return await runs.open_feed(call.identity, thread_id, thread_key)

@@ -4,9 +4,9 @@ The audit log records which user changed or erased which objects, and whether th
 permitted. The audit log has a record for every request and every tool call whose action changes
 something, unless the request is refused for its host, site, rate or content type. The modules
 `guard.py` and `mcp.py` write the audit records, and endpoints write no audit records. An audit
-record contains the ids of the objects that an endpoint passed to `Call.permit`. After an erasure,
-an endpoint calls `Call.record_for_audit` to add the hashes of the erased texts to the audit record.
-Audit records do not contain the content of messages or memories.
+record contains the ids of the objects that an endpoint passed to `Call.authorize_arguments`. After
+an erasure, an endpoint calls `Call.record_for_audit` to add the hashes of the erased texts to the
+audit record. Audit records do not contain the content of messages or memories.
 """
 
 from __future__ import annotations

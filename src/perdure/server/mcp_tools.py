@@ -94,7 +94,9 @@ async def _add_team_memories_to_selection(
     for team in sorted(call.identity.teams):
         team_namespace = {"namespace": (TEAMS, team)}
         with suppress(Forbidden):
-            permitted = await call.with_action(call.action).permit({**arguments, **team_namespace})
+            permitted = await call.with_action(call.action).authorize_arguments(
+                {**arguments, **team_namespace}
+            )
             teams += [team] if tuple(permitted["namespace"]) == team_namespace["namespace"] else []
     if not teams:
         return dict(selection)
@@ -192,7 +194,7 @@ async def forget(call: Call, key: str, team: str | None = None) -> str:
 @action("threads:search")
 async def search_threads(call: Call, text: str, limit: int = SEARCH_LIMIT) -> str:
     """Find earlier conversations of the user by their title and their messages."""
-    await call.permit({"metadata": {}, "limit": limit})
+    await call.authorize_arguments({"metadata": {}, "limit": limit})
     query = ThreadQuery(text=text, person=call.identity.person)
     found_threads = await call.threads.search(query, limit)
     field_names = ("thread_id", "title", "status")

@@ -289,7 +289,9 @@ async def fork_thread(call: CurrentCall, id: str, checkpoint: str, new: FormText
     read_call = call.with_action("threads:read")
     await read_call.permit_thread(id)
     await _read_checkpoint(read_call.saver, id, "", checkpoint)
-    permitted = await call.permit({"thread_id": new, "metadata": {"owner": call.identity.person}})
+    permitted = await call.authorize_arguments(
+        {"thread_id": new, "metadata": {"owner": call.identity.person}}
+    )
     await call.threads.copy(id, permitted["metadata"], new, checkpoint)
     return redirect_to("/ui/thread", id=new)
 

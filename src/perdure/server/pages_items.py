@@ -101,14 +101,16 @@ async def authorize_namespace(
     Returns:
         The permitted fields, with `namespace` as a tuple.
     """
-    permitted = await call.permit({"namespace": namespace, **request_fields})
+    permitted = await call.authorize_arguments({"namespace": namespace, **request_fields})
     permitted_namespace = tuple(permitted["namespace"] or ())
     added_count = len(permitted_namespace) - len(namespace)
     if added_count > 0 and (
         permitted_namespace[:added_count],
         permitted_namespace[added_count:],
     ) == (namespace[:added_count], namespace):
-        permitted_rest = await call.permit({"namespace": namespace[added_count:], **request_fields})
+        permitted_rest = await call.authorize_arguments(
+            {"namespace": namespace[added_count:], **request_fields}
+        )
         if tuple(permitted_rest["namespace"]) == namespace:
             permitted, permitted_namespace = permitted_rest, namespace
     return {**permitted, "namespace": permitted_namespace}

@@ -222,7 +222,7 @@ async def load_conversation(
 async def find_permitted_metadata_of_new_thread(call: Call) -> PageValues | None:
     """Return the metadata of a new thread, or None if the user may not create and run threads."""
     with suppress(Refused):
-        permitted = await call.permit({"metadata": {}})
+        permitted = await call.authorize_arguments({"metadata": {}})
         if await call.may_use_thread("threads:create_run", {"thread_id": None, **permitted}):
             return dict(permitted["metadata"])
     return None
@@ -353,7 +353,7 @@ async def show_runs(
     start: NonNegativeNumber = 0,
 ) -> Response:
     """Show the runs of one thread or of all permitted threads, newest first."""
-    permitted = await call.permit({"metadata": {}})
+    permitted = await call.authorize_arguments({"metadata": {}})
     if id:
         await call.threads.get(id)
     conditions = ThreadQuery(metadata=permitted["metadata"], ids=[id] if id else None)

@@ -35,7 +35,7 @@ _JOB_STATES: Final = ("dead", "running", "retrying", "due", "waiting", "done")
 
 async def _permit_admin(call: CurrentCall) -> Call:
     """Check that the caller is an admin."""
-    await call.permit()
+    await call.authorize_arguments()
     return call
 
 

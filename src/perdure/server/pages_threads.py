@@ -76,7 +76,9 @@ async def show_threads(
         start: The number of threads to skip.
     """
     metadata_filters = [metadata_filter for metadata_filter in meta if metadata_filter.strip()]
-    permitted = await call.permit({"metadata": dict(map(_parse_metadata_filter, metadata_filters))})
+    permitted = await call.authorize_arguments(
+        {"metadata": dict(map(_parse_metadata_filter, metadata_filters))}
+    )
     conditions = ThreadQuery(
         metadata=permitted["metadata"],
         text=q,

@@ -194,7 +194,7 @@ class Run:
             # There are no new events. If events were dropped before they were stored, store a batch
             # without events that records the loss.
             return EventBatch(last_lost, last_lost, [], last_lost) if last_lost else None
-        entries = [(event.kind, event.frame) for event in events]
+        entries = [(event.kind, event.sse_frame) for event in events]
         outdated_until = self._find_last_event_number_to_delete(sum(event.size for event in events))
         return EventBatch(
             events[0].number - 1, events[-1].number, entries, max(last_lost, outdated_until)

@@ -291,7 +291,7 @@ class StoredBatches:
         ]
         self.size, self._account, self.are_dropped = 0, account, False
         if size := sum(event.size for *_, events in self.read for event in events):
-            account.add(self, size)
+            account.make_room_and_count(self, size)
         self.total_when_added, self.safety_of_dropping_oldest_event = account.memory.total_added, 1
 
     def __del__(self) -> None:
@@ -328,7 +328,7 @@ class StoredBatches:
         self.are_dropped = True
         for *_, events in self.read:
             for event in events:
-                event.drop()
+                event.free_content()
         if self.size:
             self._account.remove(self, self.size)
 

@@ -160,7 +160,7 @@ class LoggedEvent:
             self._content.write(content)
 
     @property
-    def frame(self) -> bytes:
+    def sse_frame(self) -> bytes:
         """Return the event in the format of server-sent events.
 
         Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
@@ -200,7 +200,7 @@ class LoggedEvent:
         # Pass 0 as the start index, because `mmap.find` starts at the file position by default.
         return self._content.find(text, 0)
 
-    def drop(self) -> None:
+    def free_content(self) -> None:
         """Free the memory of the event."""
         if isinstance(self._content, mmap.mmap):
             self._content.close()
@@ -213,7 +213,7 @@ def iter_sse_chunks(
     """Yield the frames of events as byte strings of at most `CHUNK_BYTES`. Small frames are joined.
 
     While a large frame is sent in parts, only the event itself keeps the whole frame. Therefore
-    `LoggedEvent.drop` can free the memory of the frame at any moment.
+    `LoggedEvent.free_content` can free the memory of the frame at any moment.
 
     Args:
         events: The events to send.
@@ -348,7 +348,7 @@ class EventLog:
             self._account.remove(self, size)
         self._account, self.size = account, 0
         if size:
-            account.add(self, size)
+            account.make_room_and_count(self, size)
 
     def note_removals(self, number: int | None, read_at: float) -> None:
         """Record how many erasures the thread has had, and the time when this number was read."""
@@ -514,7 +514,7 @@ class EventLog:
         if self._account is None:
             self.size += event.size
         else:
-            self._account.add(self, event.size)
+            self._account.make_room_and_count(self, event.size)
             event.total_when_added = self._account.memory.total_added
 
     def _remove_oldest(self, count: int) -> None:
@@ -523,7 +523,7 @@ class EventLog:
             return
         size = 0
         for entry in self._entries[:count]:
-            entry.drop()
+            entry.free_content()
             size += entry.size
             self.last_dropped = entry.number
         if self.last_dropped > self.last_stored:

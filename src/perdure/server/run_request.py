@@ -134,7 +134,7 @@ class CommandFields(WithoutNulls):
         return self.resume is None and not self.update and not self.goto
 
     @property
-    def answers(self) -> list[Any]:
+    def interrupt_answers(self) -> list[Any]:
         """Return the answers to interrupts.
 
         If the value is a dict whose keys are ids of interrupts, it contains one answer for each
@@ -151,7 +151,7 @@ class CommandFields(WithoutNulls):
         """
         update = self.update or []
         writes = [*update.items()] if isinstance(update, dict) else [*update]
-        is_plain = self.answers == [self.resume]
+        is_plain = self.interrupt_answers == [self.resume]
         return [*writes, *([(RESUME, self.resume)] if is_plain else [])]
 
 

@@ -76,7 +76,7 @@ class WebSocketSender:
         """
         async with self._lock:
             data = read()
-            self._account.add(self, len(data))
+            self._account.make_room_and_count(self, len(data))
             text = data.decode()
             del data
             self.total_when_added = self._account.memory.total_added

@@ -183,7 +183,7 @@ class ProcessLocks(Protocol):
     def release(self, name: str) -> None:
         """Release a lock."""
 
-    def check_still_held(self) -> None:
+    def update_session_if_lost(self) -> None:
         """Change the number `session` if the locks were lost together with their connection."""
 
     def close(self) -> None:
@@ -253,7 +253,7 @@ class FileLocks(ProcessLocks):
                 with contextlib.suppress(OSError):
                     _unlock_byte(self._fd, offset)
 
-    def check_still_held(self) -> None:
+    def update_session_if_lost(self) -> None:
         """Do nothing, because file locks last as long as the process."""
 
     def close(self) -> None:
@@ -401,7 +401,7 @@ class Locks:
         checked_holds = holds or _holds_of_run.get()
         if not checked_holds or self._process_locks is None:
             return
-        self._process_locks.check_still_held()
+        self._process_locks.update_session_if_lost()
         for hold in checked_holds:
             if hold.is_taken and hold.owner is self and hold.session != self._process_locks.session:
                 raise StorageUnavailable(
@@ -462,7 +462,7 @@ class NamedLock:
         self._hold = await self._locks().aacquire(*self._arguments)
         return self
 
-    def check_still_held(self) -> None:
+    def check(self) -> None:
         """Check that the lock is still held.
 
         Code that does not belong to the run that holds the lock may call this method, too.

@@ -497,8 +497,8 @@ class AdvisoryLocks(ProcessLocks):
         ((is_done,),) = self._conn.execute(f"SELECT {function}(%s::bigint)", (key,)).fetchall()
         return bool(is_done)
 
-    def check_still_held(self) -> None:
-        """See `ProcessLocks.check_still_held`.
+    def update_session_if_lost(self) -> None:
+        """See `ProcessLocks.update_session_if_lost`.
 
         If the server has closed the connection, its socket is readable, but no data can be read.
         """
