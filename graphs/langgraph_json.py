@@ -35,13 +35,13 @@ class _Section(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    def find_ignored(self, prefix: str = "") -> Iterator[str]:
+    def iter_names_of_ignored_keys(self, prefix: str = "") -> Iterator[str]:
         """Yield the dotted names of all keys that have no effect."""
         yield from (f"{prefix}{name}" for name in self.model_extra or {} if name not in _NO_EFFECT)
         for name in self.model_fields_set & type(self).model_fields.keys():
             value = getattr(self, name)
             if isinstance(value, _Section):
-                yield from value.find_ignored(f"{prefix}{name}.")
+                yield from value.iter_names_of_ignored_keys(f"{prefix}{name}.")
 
 
 class _ThreadTtl(_Section):
@@ -152,7 +152,7 @@ class LanggraphFile:
             if ttl and ttl.default_ttl
             else None,
             _check_origins(sections.http.cors if sections.http else None, path),
-            tuple(sections.find_ignored()),
+            tuple(sections.iter_names_of_ignored_keys()),
             sections,
         )
 
@@ -183,7 +183,9 @@ class LanggraphFile:
             graphs[name] = import_object(
                 location, self.path.parent, f"{description} of {str(self.path)!r}"
             )
-            check_graph(f"{description}, {location!r} of {str(self.path)!r},", graphs[name])
+            check_is_graph_or_graph_function(
+                f"{description}, {location!r} of {str(self.path)!r},", graphs[name]
+            )
         return graphs
 
     def import_saver_options(self) -> dict[str, Any]:
@@ -253,7 +255,7 @@ class LanggraphFile:
             folder_path = str((folder / dependency).resolve())
             if dependency.startswith(".") and folder_path not in sys.path:  # else a package
                 sys.path.insert(0, folder_path)
-        os.environ.update(_read_variables(self._sections.env, folder))
+        os.environ.update(_read_environment_variables(self._sections.env, folder))
 
 
 def import_object(location: str, folder: Path, description: str) -> Any:
@@ -291,7 +293,7 @@ def _build_import_error(description: str, location: str, reason: str) -> Configu
     )
 
 
-def check_graph(description: str, graph: Any) -> None:
+def check_is_graph_or_graph_function(description: str, graph: Any) -> None:
     """Check that an object is a graph, compiled or not, or may return one when it is called.
 
     Raises:
@@ -351,7 +353,7 @@ def _check_origins(cors: _Cors | None, path: str | Path) -> tuple[str, ...]:
     return tuple(cors.allow_origins)
 
 
-def _read_variables(variables: Mapping[str, Any] | str, folder: Path) -> dict[str, str]:
+def _read_environment_variables(variables: Mapping[str, Any] | str, folder: Path) -> dict[str, str]:
     """Return the environment variables of `env`, which is an object or the name of a file."""
     if isinstance(variables, Mapping):
         return {name: str(value) for name, value in variables.items()}

@@ -30,20 +30,22 @@ class QuotingResponder(BaseChatModel):
 
     def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
         # a quote must not be remembered again
-        message = AIMessage(_build_answer(messages) + NOTICE, response_metadata={REMEMBER: False})
+        message = AIMessage(
+            _build_answer_from_quotations(messages) + NOTICE, response_metadata={REMEMBER: False}
+        )
         return ChatResult(generations=[ChatGeneration(message=message)])
 
 
-def _build_answer(messages: list[BaseMessage]) -> str:
+def _build_answer_from_quotations(messages: list[BaseMessage]) -> str:
     """Build the answer from quotes that share words with the newest human message."""
     question = next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
     if question is None:
         return "I was shown no question. "
     thread = [m for m in messages if m is not question and not isinstance(m, SystemMessage)]
     words, lines = _extract_words(question.text), []
-    if thread_quotes := _quote_thread(words, thread):
+    if thread_quotes := _quote_messages_sharing_words(words, thread):
         lines += ["From this thread I remember:", *thread_quotes]
-    if memory_quotes := _quote_memories(words, messages):
+    if memory_quotes := _quote_memories_sharing_words(words, messages):
         lines += ["From earlier I remember:", *memory_quotes]
     if lines:
         return "\n".join([*lines, ""])
@@ -53,11 +55,18 @@ def _build_answer(messages: list[BaseMessage]) -> str:
     return f"{summary}, and none of them speaks of that. "
 
 
-def _quote_thread(words: set[str], thread: list[BaseMessage]) -> list[str]:
+def _quote_messages_sharing_words(
+    question_words: set[str], thread_messages: list[BaseMessage]
+) -> list[str]:
     """Return lines that quote the messages of a thread that contain the most of the given words."""
-    shared_counts = [len(words & _extract_words(m.text)) * (NOTICE not in m.text) for m in thread]
-    best_matches = sorted(zip(shared_counts, range(len(thread)), strict=True))[-_MAX_QUOTES:]
-    quoted_messages = [thread[i] for i in sorted(i for score, i in best_matches if score)]
+    shared_counts = [
+        len(question_words & _extract_words(m.text)) * (NOTICE not in m.text)
+        for m in thread_messages
+    ]
+    best_matches = sorted(zip(shared_counts, range(len(thread_messages)), strict=True))[
+        -_MAX_QUOTES:
+    ]
+    quoted_messages = [thread_messages[i] for i in sorted(i for score, i in best_matches if score)]
     speakers = ["you" if isinstance(m, HumanMessage) else "I" for m in quoted_messages]
     return [
         f"- {speaker} said: “{_shorten(m.text)}”"
@@ -65,7 +74,9 @@ def _quote_thread(words: set[str], thread: list[BaseMessage]) -> list[str]:
     ]
 
 
-def _quote_memories(words: set[str], messages: list[BaseMessage]) -> list[str]:
+def _quote_memories_sharing_words(
+    question_words: set[str], messages: list[BaseMessage]
+) -> list[str]:
     """Return lines that quote recalled memories that contain at least one of the given words."""
     quotes = []
     system_text = "\n".join(
@@ -76,7 +87,7 @@ def _quote_memories(words: set[str], messages: list[BaseMessage]) -> list[str]:
         with suppress(ValueError):  # the line is the heading of the section
             memory = json.loads(line)
         text = str(memory.get("memory", "")) if isinstance(memory, dict) else ""
-        if words & _extract_words(text):
+        if question_words & _extract_words(text):
             thread = f"thread {memory['thread']}" if memory.get("thread") else ""
             origin = ", ".join(filter(None, [thread, memory.get("on")]))
             quotes.append(f"- {origin}: “{_shorten(text)}”")

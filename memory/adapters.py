@@ -40,7 +40,7 @@ from perdure.errors import ConfigurationError
 from perdure.memory.chat_history import (
     MessagesChange,
     ThreadMessageHistory,
-    check_stored_messages,
+    check_and_select_messages_to_store,
     select_messages_for_provider,
 )
 from perdure.memory.conversation import Messages, has_visible_content, iter_turn_ranges, role
@@ -150,7 +150,9 @@ class InMemoryChatMemoryStore(_StoredMessages):
     def change_messages(self, memory_id: Any, change: MessagesChange) -> None:
         """Replace a chat memory's messages with the result of `change(messages)`, atomically."""
         with self._lock:
-            self._messages[memory_id] = check_stored_messages(change(self.get_messages(memory_id)))
+            self._messages[memory_id] = check_and_select_messages_to_store(
+                change(self.get_messages(memory_id))
+            )
 
     def delete_messages(self, memory_id: Any) -> None:
         """Delete all messages of a memory."""
@@ -220,7 +222,7 @@ class WindowChatMemory(ABC):
 
         Evicted messages are also removed from the store.
         """
-        change = partial(self.apply_window, new_messages=_to_message_list(messages))
+        change = partial(self.append_and_evict_messages, new_messages=_to_message_list(messages))
         if (atomic := getattr(self.store, "change_messages", None)) is not None:
             atomic(self.id, change)
             return
@@ -234,14 +236,18 @@ class WindowChatMemory(ABC):
         Messages that model providers would reject are left out or repaired.
         """
         return select_messages_for_provider(
-            self.apply_window(check_stored_messages(self.store.get_messages(self.id)))
+            self.append_and_evict_messages(
+                check_and_select_messages_to_store(self.store.get_messages(self.id))
+            )
         )
 
     def clear(self) -> None:
         """Delete all messages from the store."""
         self.store.delete_messages(self.id)
 
-    def apply_window(self, messages: Messages, new_messages: Messages = ()) -> list[BaseMessage]:
+    def append_and_evict_messages(
+        self, messages: Messages, new_messages: Messages = ()
+    ) -> list[BaseMessage]:
         """Append new messages to `messages`, and return the messages that fit into the window.
 
         A new system message replaces the previous system message, and is never evicted. A new
@@ -375,7 +381,8 @@ class MessageChatMemory:
             atomic(
                 conversation_id,
                 partial(
-                    MessageWindowChatMemory(self.max_size).apply_window, new_messages=new_messages
+                    MessageWindowChatMemory(self.max_size).append_and_evict_messages,
+                    new_messages=new_messages,
                 ),
             )
 
@@ -387,7 +394,7 @@ class MessageChatMemory:
         size = min(check_whole_number("last_n", last_n, 1), self.max_size)
         stored = self._load_messages_oldest_first(conversation_id)
         window = select_messages_for_provider(
-            MessageWindowChatMemory(size).apply_window((), stored)
+            MessageWindowChatMemory(size).append_and_evict_messages((), stored)
         )
         if size == ALL:
             return window
@@ -405,7 +412,7 @@ class MessageChatMemory:
         message first. To find out the order, the newest messages are read again, without the oldest
         message. The message that is missing in the second read is the oldest message.
         """
-        stored = check_stored_messages(self.repository.load(conversation_id, ALL))
+        stored = check_and_select_messages_to_store(self.repository.load(conversation_id, ALL))
         if len(stored) < 2 or isinstance(self.repository, _StoredMessages):
             return stored
         fewer = self.repository.load(conversation_id, len(stored) - 1)
@@ -629,7 +636,9 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
 
 def _to_message_list(messages: BaseMessage | Sequence[BaseMessage]) -> list[BaseMessage]:
     """Check one or several messages, and return them as a list."""
-    return check_stored_messages([messages] if isinstance(messages, BaseMessage) else messages)
+    return check_and_select_messages_to_store(
+        [messages] if isinstance(messages, BaseMessage) else messages
+    )
 
 
 def _convert_input_to_messages(input: Any) -> list[BaseMessage]:
@@ -637,14 +646,16 @@ def _convert_input_to_messages(input: Any) -> list[BaseMessage]:
     messages = [input] if isinstance(input, str | BaseMessage) else input
     if isinstance(messages, Sequence | PromptValue):
         messages = convert_to_messages(messages)
-    return check_stored_messages(messages, "the input")
+    return check_and_select_messages_to_store(messages, "the input")
 
 
 def _convert_answer_to_message(answer: Any) -> BaseMessage:
     """Convert the answer of a model to a message."""
     if isinstance(answer, str):  # the model is followed by an output parser
         return AIMessage(answer)
-    return message_chunk_to_message(check_stored_messages([answer], "the model's answer")[0])
+    return message_chunk_to_message(
+        check_and_select_messages_to_store([answer], "the model's answer")[0]
+    )
 
 
 def _remove_system_messages(messages: Sequence[BaseMessage]) -> list[BaseMessage]:

@@ -126,7 +126,9 @@ class Background:
         self.workers, self._on_job = check_whole_number("workers", workers, 1), on_job
         self._due = DueThreads(extraction, self.pace)
         self._warned_count = 0  # number of unassigned threads that the last warning reported
-        self._queue_location = resolve_queue_location(database, extraction.get_adapter().store)
+        self._queue_location = resolve_queue_location_and_schema(
+            database, extraction.get_adapter().store
+        )
         self._lock, self._stop = threading.RLock(), threading.Event()
         self._abandon = threading.Event()
         self._running: set[str] = set()
@@ -225,7 +227,10 @@ class Background:
             The jobs that are not done.
         """
         end = time.monotonic() + check_seconds("timeout_s", timeout_s)
-        keys = self._queue_all_threads(dead=False) | self._get_queue().read_unfinished_jobs().keys()
+        keys = (
+            self._queue_all_threads(includes_dead_jobs=False)
+            | self._get_queue().read_unfinished_jobs().keys()
+        )
         while keys & self._get_queue().read_unfinished_jobs().keys() and time.monotonic() < end:
             time.sleep(_TICK_BOUNDS_S[0])
         return self._due.list_jobs()
@@ -259,7 +264,7 @@ class Background:
         """
         threads = DueThreads(self.extraction, self.pace)  # a new object has no deleted threads
         threads.list_jobs(exclude_deleted=False)
-        return threads.list_unassigned()
+        return threads.list_threads_without_user()
 
     def _get_queue(self) -> JobQueue:
         """Return the job queue. The first call opens the queue."""
@@ -271,12 +276,12 @@ class Background:
                 self._queue = JobQueue(*self._queue_location)
             return self._queue
 
-    def _queue_all_threads(self, *, dead: bool = True) -> set[str]:
+    def _queue_all_threads(self, *, includes_dead_jobs: bool = True) -> set[str]:
         """Put all threads with unread messages on the queue, and return the keys of their jobs."""
-        jobs = [job for job in self._due.list_jobs() if dead or job.state != "dead"]
+        jobs = [job for job in self._due.list_jobs() if includes_dead_jobs or job.state != "dead"]
         for job in jobs:
             self._get_queue().put(job)
-        self._warn_of_unassigned_threads(self._due.list_unassigned())
+        self._warn_of_unassigned_threads(self._due.list_threads_without_user())
         return {job.key for job in jobs}
 
     def _run_queueing_loop(self) -> None:
@@ -287,7 +292,9 @@ class Background:
         while not self._stop.wait(pause):
             try:
                 self._queue_due_threads()
-                self._warn_of_unassigned_threads(self._due.list_unassigned(self.pace.delay_s or 0))
+                self._warn_of_unassigned_threads(
+                    self._due.list_threads_without_user(self.pace.delay_s or 0)
+                )
                 if time.monotonic() - deleted_at > _CLEANUP_INTERVAL_S:
                     self._get_queue().delete_old_jobs()
                     deleted_at = time.monotonic()
@@ -605,7 +612,7 @@ class JobQueue:
                     _QUEUE_NAME, worker_concurrency=workers, polling_interval_sec=_POLL_INTERVAL_S
                 )
                 for workflow, function in (
-                    (_EXTRACT_WORKFLOW_NAME, _extract_workflow),
+                    (_EXTRACT_WORKFLOW_NAME, _run_extraction_job),
                     (_EXTRACT_ALL_WORKFLOW_NAME, _extract_all_workflow),
                 ):
                     DBOS.workflow(name=workflow)(function)
@@ -646,7 +653,7 @@ class JobQueue:
         return [_build_job(*(row.input or {"args": ()})["args"]) for row in workflows]
 
 
-def _extract_workflow(
+def _run_extraction_job(
     thread_id: str, namespace: list[str], configurable: dict[str, str]
 ) -> dict[str, Any]:
     """Run an extraction job in this process's worker. DBOS calls this function for each job."""
@@ -662,7 +669,7 @@ def _build_job(thread_id: str, namespace: list[str], configurable: dict[str, str
     return ExtractionJob(thread_id, tuple(namespace), "running", configurable=configurable)
 
 
-def resolve_queue_location(database: Any, store: Any) -> tuple[str | None, str]:
+def resolve_queue_location_and_schema(database: Any, store: Any) -> tuple[str | None, str]:
     """Return the location and the Postgres schema of the queue's database.
 
     Args:

@@ -48,7 +48,7 @@ class SavedThread(NamedTuple):
         return {"configurable": {"thread_id": self.thread_id, "checkpoint_ns": ""}}
 
 
-def find_saved_thread() -> SavedThread | None:
+def find_thread_of_current_run() -> SavedThread | None:
     """Return the thread of the current run.
 
     The result is None if no graph is running, if the running graph is a subgraph, or if the graph
@@ -198,7 +198,7 @@ class BackgroundSummaries:
             return self._newest.get(key) is job
 
         def summarize_after_run() -> None:
-            if _wait_for_run_end(thread, messages_key, last_id, is_newest):
+            if _wait_and_check_if_run_ended(thread, messages_key, last_id, is_newest):
                 summarize_thread(thread)
 
         self._pool.submit(partial(self._run_job, key, job, summarize_after_run), is_async=None)
@@ -232,7 +232,7 @@ class BackgroundSummaries:
         return await Effect(wait_for_jobs, lambda: asyncio.to_thread(wait_for_jobs))
 
 
-def _wait_for_run_end(
+def _wait_and_check_if_run_ended(
     thread: SavedThread, messages_key: str, last_id: str | None, is_newest: Callable[[], bool]
 ) -> bool:
     """Wait for the end of a run.

@@ -49,7 +49,7 @@ from perdure.memory.extractors import (
 )
 from perdure.memory.gate import (
     Gate,
-    add_former_ids,
+    add_message_ids_of_replaced_tombstones,
     build_message_tombstone_keys,
     build_tombstones,
     plan_admission,
@@ -73,7 +73,7 @@ from perdure.memory.records import (
     build_removal,
     convert_item_to_memory,
 )
-from perdure.memory.run_config import read_run_source
+from perdure.memory.run_config import read_thread_and_checkpoint_id_of_run
 from perdure.storage.database import is_in_event_loop
 from perdure.storage.locks import Locks
 from perdure.stores.base import Namespace, Provenance, PutItem
@@ -231,7 +231,9 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
     has_facts = not counter_puts or bool(counter_puts[0].if_version)
     end_dates = (await _find_new_turn_end_dates(permitted, current, scope)) if has_facts else {}
     if deletions.puts:
-        deletions = deletions._replace(puts=await add_former_ids(scope.adapter, deletions.puts))
+        deletions = deletions._replace(
+            puts=await add_message_ids_of_replaced_tombstones(scope.adapter, deletions.puts)
+        )
     admitted = await plan_admitted_changes(permitted, current, end_dates, gate, scope)
     parts = [ChangePlan(outcomes=proposal.outcomes), unchanged, deletions, admitted]
     for plan in proposal.plan_functions:
@@ -608,7 +610,7 @@ class MemoryWriter:
                 for version in (*versions, memory)
                 for put in build_tombstones(version, "deleted")
             ]
-            puts = await add_former_ids(self.adapter, puts)
+            puts = await add_message_ids_of_replaced_tombstones(self.adapter, puts)
             return ChangePlan(puts, [Outcome("deleted", key)])
 
         try:
@@ -715,7 +717,9 @@ def complete_provenance(
     provenance has no trust class, the class `"user"` is set.
     """
     if provenance is None:
-        provenance = Provenance(*read_run_source(config), actor="user", at=datetime.now(UTC))
+        provenance = Provenance(
+            *read_thread_and_checkpoint_id_of_run(config), actor="user", at=datetime.now(UTC)
+        )
     return provenance if provenance.trust is not None else replace(provenance, trust="user")
 
 
@@ -727,7 +731,7 @@ def build_unknown_memory_error(namespace: Namespace, key: str) -> UnknownMemory:
     )
 
 
-def check_schema(schema: Any) -> None:
+def check_memory_schema(schema: Any) -> None:
     """Check that a schema is a pydantic model with a field `text` and without perdure's fields.
 
     Raises:

@@ -91,7 +91,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         with self._lock_thread():
             head = self.checkpointer.get_tuple(self._config)
             stored = self._read_messages(head)
-            changed = _add_missing_ids(check_stored_messages(change(list(stored))))
+            changed = _add_missing_ids(check_and_select_messages_to_store(change(list(stored))))
             if changed == stored:
                 return
             fresh = empty_checkpoint()
@@ -135,7 +135,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
     def _read_messages(self, head: CheckpointTuple | None) -> list[BaseMessage]:
         """Return the messages in a head checkpoint, or an empty list if `head` is None."""
         stored = run(read_channel_values(self.checkpointer, head)).get("messages") if head else None
-        return check_stored_messages(
+        return check_and_select_messages_to_store(
             stored or [], f"channel 'messages' of thread {self.thread_id!r}"
         )
 
@@ -166,7 +166,9 @@ def _add_missing_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
     return list(by_id.values())
 
 
-def check_stored_messages(messages: Messages, subject: str = "the messages") -> list[BaseMessage]:
+def check_and_select_messages_to_store(
+    messages: Messages, subject: str = "the messages"
+) -> list[BaseMessage]:
     """Check messages, and return the messages that are to be stored.
 
     Messages that perdure has added for a single request to a model are not stored, and so are left

@@ -28,10 +28,15 @@ from perdure.memory.changes import (
     MemoryInput,
     MemoryWriter,
     build_unknown_memory_error,
-    check_schema,
+    check_memory_schema,
     complete_provenance,
 )
-from perdure.memory.gate import Gate, add_former_ids, build_tombstone, build_tombstones
+from perdure.memory.gate import (
+    Gate,
+    add_message_ids_of_replaced_tombstones,
+    build_tombstone,
+    build_tombstones,
+)
 from perdure.memory.options import check_datetime, check_instance, check_text, check_whole_number
 from perdure.memory.person_namespaces import check_templates, forget_person
 from perdure.memory.records import (
@@ -50,7 +55,7 @@ from perdure.memory.records import (
     fill_namespace,
     get_adapter,
 )
-from perdure.memory.repeated_questions import rank_answers_first
+from perdure.memory.repeated_questions import rank_answers_first_and_count_answers
 from perdure.memory.run_config import Template, Versioned, read_run_user
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 from perdure.stores.base import Namespace, Provenance, PutItem, Receipt
@@ -113,7 +118,7 @@ class Collection:
         kind: str = FACT,
     ) -> None:
         if schema is not None:
-            check_schema(schema)
+            check_memory_schema(schema)
         self.store: BaseStore | None = None if store is None else StoreAdapter(store).store
         self.namespace, self.schema = Template(namespace, shared=True), schema
         self.gate = Gate() if gate is None else check_instance("gate", gate, Gate, "a Gate")
@@ -351,7 +356,9 @@ class Collection:
             answers_first: Whether turns that only ask the question of the query come last.
         """
         end = check_whole_number("limit", limit, 1) + check_whole_number("offset", offset, 0)
-        if self.namespace.lacks_memory(config) or not self.namespace.fill_for_teams(config):
+        if self.namespace.is_memory_disabled_for_run(config) or not self.namespace.fill_for_teams(
+            config
+        ):
             return []
         adapter, namespace = self._get_adapter_and_namespace(config)
         memories: Memories = []
@@ -366,7 +373,9 @@ class Collection:
                 break
             read_count, page_size = read_count + page_size, 2 * page_size
         if answers_first:
-            ordered, _ = rank_answers_first([*enumerate(memories, 1)], options["query"])
+            ordered, _ = rank_answers_first_and_count_answers(
+                [*enumerate(memories, 1)], options["query"]
+            )
             memories = [memory for _, memory in ordered]
         memories = memories[offset:end]
         if options.get("as_of") is None:
@@ -514,14 +523,14 @@ async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -
     if not versions:
         raise build_unknown_memory_error(namespace, key)
     tombstones = _build_distinct_tombstones(versions)
-    are_written = await _write_tombstones(adapter, tombstones)
+    are_written = await _try_writing_tombstones(adapter, tombstones)
     receipt = await erase_items(adapter, namespace, key)
     texts = {version.text for version in versions}
     texts.update(previous.text for version in versions for previous in version.previous)
     receipt += await _erase_quarantine_entries(
         adapter, build_notes_namespace(QUARANTINE, namespace), key, texts
     )
-    if not are_written and not (await _write_tombstones(adapter, tombstones)):
+    if not are_written and not (await _try_writing_tombstones(adapter, tombstones)):
         _LOG.warning("memory %r in %r is forgotten; %s", key, namespace, NO_TOMBSTONE_REASON)
     return receipt
 
@@ -582,7 +591,9 @@ async def forget_matching_memories(
     for namespace, key in preview.keys:
         if namespace[0] != RESERVED_LABEL:  # Quarantine entries get no tombstones.
             versions += await adapter.list_versions(namespace, key)
-    await adapter.write(await add_former_ids(adapter, _build_distinct_tombstones(versions)))
+    await adapter.write(
+        await add_message_ids_of_replaced_tombstones(adapter, _build_distinct_tombstones(versions))
+    )
     receipt = _build_empty_receipt(clean=True)
     for searched_namespace in namespaces:
         receipt += await adapter.call("forget", searched_namespace, **conditions)
@@ -638,10 +649,10 @@ def _build_distinct_tombstones(versions: Iterable[Memory]) -> list[PutItem]:
     return list({(put.namespace, put.key): put for put in puts}.values())
 
 
-async def _write_tombstones(adapter: StoreAdapter, tombstones: list[PutItem]) -> bool:
+async def _try_writing_tombstones(adapter: StoreAdapter, tombstones: list[PutItem]) -> bool:
     """Write tombstones, and return whether the store had enough room for them."""
     try:
-        await adapter.write(await add_former_ids(adapter, tombstones))
+        await adapter.write(await add_message_ids_of_replaced_tombstones(adapter, tombstones))
     except LimitExceeded:
         return False
     return True
@@ -722,7 +733,7 @@ class Quarantine:
 
     async def _list(self, config: RunnableConfig | None = None) -> Entries:
         """Return the entries, oldest first."""
-        adapter, _, entries_namespace = self._get_adapter_and_namespaces(config)
+        adapter, _, entries_namespace = self._get_adapter_memory_and_quarantine_namespaces(config)
         memories = await adapter.list_memories(entries_namespace)
         return sorted(map(_build_quarantine_entry, memories), key=lambda entry: entry.at)
 
@@ -737,7 +748,9 @@ class Quarantine:
             VersionConflict: The entry or the memory was changed while the entry was released.
                 Nothing was written.
         """
-        adapter, namespace, entries_namespace = self._get_adapter_and_namespaces(config)
+        adapter, namespace, entries_namespace = self._get_adapter_memory_and_quarantine_namespaces(
+            config
+        )
         stored = await _get_stored_quarantine_entry(adapter, entries_namespace, key)
         entry = _build_quarantine_entry(stored)
         value: dict[str, Any] = {**entry.fields, "text": entry.text, "kind": entry.kind}
@@ -761,11 +774,13 @@ class Quarantine:
         Raises:
             UnknownMemory: The quarantine has no entry with the key.
         """
-        adapter, namespace, entries_namespace = self._get_adapter_and_namespaces(config)
+        adapter, namespace, entries_namespace = self._get_adapter_memory_and_quarantine_namespaces(
+            config
+        )
         stored = await _get_stored_quarantine_entry(adapter, entries_namespace, key)
         ids = stored.provenance.message_ids if stored.provenance else ()
         tombstone = build_tombstone(namespace, hash_normal_form(stored.text), "forgotten", ids)
-        await adapter.write(await add_former_ids(adapter, [tombstone]))
+        await adapter.write(await add_message_ids_of_replaced_tombstones(adapter, [tombstone]))
         await erase_items(adapter, entries_namespace, key)
         return Outcome("deleted", key)
 
@@ -773,7 +788,7 @@ class Quarantine:
     release, arelease = blocking(_release), awaiting(_release)
     discard, adiscard = blocking(_discard), awaiting(_discard)
 
-    def _get_adapter_and_namespaces(
+    def _get_adapter_memory_and_quarantine_namespaces(
         self, config: RunnableConfig | None
     ) -> tuple[StoreAdapter, Namespace, Namespace]:
         """Return the store's adapter, the memories' namespace, and the quarantine's namespace."""

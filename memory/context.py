@@ -20,10 +20,10 @@ from perdure.memory.conversation import Turn, role
 from perdure.memory.counting_functions import find_largest_selection
 from perdure.memory.nodes import MessagesNode, ModelInput, append_text_to_content, read_channel
 from perdure.memory.options import check_choice, check_instance, check_whole_number
-from perdure.memory.quotation import render_section, select_fitting_entries
+from perdure.memory.quotation import render_section, select_fitting_indices_and_count_tokens
 from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
 from perdure.memory.records import Memory, StoreAdapter, render_memory_line
-from perdure.memory.run_config import Clock, make_clock, read_run_source
+from perdure.memory.run_config import Clock, make_clock, read_thread_and_checkpoint_id_of_run
 from perdure.memory.summary_state import SUMMARY, SummarizedMessages, read_summary
 from perdure.memory.system_messages import read_system_text
 from perdure.memory.tokens import Countable, TokenCounter
@@ -124,10 +124,10 @@ class Assemble(MessagesNode):
             contents["summary"] = read_channel(state, SUMMARY)
             model_input = SummarizedMessages.from_state(state).remove_from(model_input)
         if not self.counter.is_additive:
-            return self._pack_by_request_counts(model_input, contents)
+            return self._select_context_by_counting_requests(model_input, contents)
         counter = self.counter
         while True:
-            system, turns = self._pack_context(model_input, contents, counter)
+            system, turns = self._select_fitting_context(model_input, contents, counter)
             fitted = self.counter.scale_to_usage(ModelInput(system, iter(turns)).to_messages())
             if fitted.scale <= counter.scale:
                 return ModelInput(system, iter(turns))
@@ -135,7 +135,7 @@ class Assemble(MessagesNode):
             # Build the request again with the larger estimates, so that fewer messages are kept.
             counter, model_input = fitted, replace(model_input, turns=iter(turns))
 
-    def _pack_by_request_counts(
+    def _select_context_by_counting_requests(
         self, model_input: ModelInput, contents: Mapping[str, Any]
     ) -> ModelInput:
         """Return the largest context that fits, for a counter that counts only whole requests.
@@ -149,7 +149,7 @@ class Assemble(MessagesNode):
 
         def pack_with_reserve(reserve: float) -> tuple[SystemMessage | None, list[Turn]]:
             model_input_copy = replace(model_input, turns=iter(all_turns))
-            return self._pack_context(model_input_copy, contents, counter, reserve)
+            return self._select_fitting_context(model_input_copy, contents, counter, reserve)
 
         def count_excess_tokens(packed: tuple[SystemMessage | None, list[Turn]]) -> float:
             messages = ModelInput(packed[0], iter(packed[1])).to_messages()
@@ -160,7 +160,7 @@ class Assemble(MessagesNode):
         )
         return ModelInput(system, iter(turns))
 
-    def _pack_context(
+    def _select_fitting_context(
         self,
         model_input: ModelInput,
         contents: Mapping[str, Any],
@@ -199,7 +199,7 @@ class Assemble(MessagesNode):
             costs += [("tools", tools), ("the newest messages", needed_tokens)]
             costs.append(("the request itself", fixed - tools))
             raise build_budget_error(self.max_tokens, costs, "shorten the instructions")
-        for name, entries in _iter_sections(contents):
+        for name, entries in _iter_section_names_and_entries(contents):
             text = self._add_section(text, name, entries, tokens_left - needed_tokens, counter)
         tokens_left -= _count_system_tokens(text, counter)
         turns = select_turns(
@@ -219,7 +219,8 @@ class Assemble(MessagesNode):
             tokens_left - _count_system_tokens(text, counter),
         )
         section_entries = [
-            entries[number] for number in select_fitting_entries(name, entries, share, counter)[0]
+            entries[number]
+            for number in select_fitting_indices_and_count_tokens(name, entries, share, counter)[0]
         ]
         while section_entries:
             added = render_section(name, section_entries)
@@ -234,7 +235,7 @@ class Assemble(MessagesNode):
 assemble = Assemble
 
 
-def _iter_sections(contents: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+def _iter_section_names_and_entries(contents: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     """Yield the name and the entries of each section that is not empty."""
     summary = read_summary(contents["summary"])
     profile: Any = contents["profile"]
@@ -310,7 +311,7 @@ class UseMemories(MessagesNode):
     ) -> None:
         super().__init__(messages_key)
         is_question = check_choice("place", place, ("system", "question")) == "question"
-        self._add = _add_to_question if is_question else _add_to_system_message
+        self._add = _append_to_newest_question if is_question else _add_to_system_message
         options = kinds, limit, max_tokens, min_score, all_below
         self._search = MemorySearch(namespace, *options, namespaces=namespaces)
         self._store = None if store is None else StoreAdapter(store).store
@@ -384,7 +385,7 @@ class UseMemories(MessagesNode):
 
         A memory is left out if all its source messages are in the request.
         """
-        thread_id, _ = read_run_source(config)
+        thread_id, _ = read_thread_and_checkpoint_id_of_run(config)
 
         def is_not_shown(memory: Memory) -> bool:
             """Return whether a memory comes from messages that are not in the request."""
@@ -432,7 +433,7 @@ def build_query(turns: Sequence[Turn]) -> str:
     return text if len(text) <= _MAX_QUERY_CHARS else f"{text[:half]}\n{text[-half:]}"
 
 
-def _add_to_question(model_input: ModelInput, text: str) -> ModelInput:
+def _append_to_newest_question(model_input: ModelInput, text: str) -> ModelInput:
     """Return `model_input` with a text appended to the newest question.
 
     If the newest turn does not begin with a human message, the text is added to the system message.

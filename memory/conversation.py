@@ -24,7 +24,11 @@ from langchain_core.messages import (
 )
 
 from perdure.memory.tool_calls import CALL_BLOCKS as CALL_BLOCKS
-from perdure.memory.tool_calls import find_result_ids, iter_content_blocks, unwrap_block
+from perdure.memory.tool_calls import (
+    iter_content_blocks,
+    list_call_ids_of_results,
+    unwrap_non_standard_block,
+)
 
 Messages = Sequence[BaseMessage]
 Unit = tuple[BaseMessage, ...]
@@ -97,7 +101,7 @@ def iter_turn_ranges(messages: Messages) -> Iterator[range]:
         message = messages[index]
         if role(message) != "human" or not (newest or has_visible_content(message)):
             continue
-        if isinstance(message.content, str) or not find_result_ids(message):
+        if isinstance(message.content, str) or not list_call_ids_of_results(message):
             yield range(index, stop)
             stop, newest = index, False
     if newest and messages:
@@ -139,7 +143,7 @@ def _is_visible_block(block: object) -> bool:
     """
     if not isinstance(block, Mapping):
         return bool(str(block).strip())
-    block = unwrap_block(block)
+    block = unwrap_non_standard_block(block)
     kind = block.get("type")
     if kind in _SILENT_BLOCKS or block.keys() <= _SILENT_KEYS:
         return False

@@ -62,7 +62,7 @@ class CountingFunction:
     def count_message(self, message: BaseMessage) -> float:
         """Return the number of tokens that a message adds to a request."""
         if self.is_additive:
-            return _convert_count_to_number(self._function(message))
+            return _check_and_convert_token_count(self._function(message))
         return max(0, self.count_request([message]) - self.fixed_tokens)
 
     def count_request(self, messages: Sequence[BaseMessage]) -> float:
@@ -72,7 +72,7 @@ class CountingFunction:
         """
         if self.is_additive:
             return sum(map(self.count_message, messages))
-        return _convert_count_to_number(self._function(list(messages)))
+        return _check_and_convert_token_count(self._function(list(messages)))
 
     def _measure_fixed_tokens(self) -> float:
         """Measure the number of tokens that the counting function adds to every request.
@@ -183,7 +183,7 @@ def _is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
-def _convert_count_to_number(value: Any) -> float:
+def _check_and_convert_token_count(value: Any) -> float:
     """Return a count as an int or a float. NumPy numbers are converted."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()

@@ -22,7 +22,7 @@ from perdure.memory.changes import complete_provenance
 from perdure.memory.collection import Collection
 from perdure.memory.gate import Gate
 from perdure.memory.options import check_instance, check_whole_number
-from perdure.memory.quotation import render_section, select_fitting_entries
+from perdure.memory.quotation import render_section, select_fitting_indices_and_count_tokens
 from perdure.memory.records import EPISODE, Memory, Outcome, render_memory_line
 from perdure.memory.tokens import token_counter
 from perdure.settings import TOOL_LIMIT
@@ -152,7 +152,9 @@ class ExampleSelector(BaseExampleSelector):
         memories = await self.memories.search_namespace(options, limit, config=config)
         examples = [memory for memory in memories if _is_example(memory)][: self.limit]
         lines = [render_memory_line(memory) for memory in examples]
-        positions, _ = select_fitting_entries("examples", lines, self.max_tokens, self._counter)
+        positions, _ = select_fitting_indices_and_count_tokens(
+            "examples", lines, self.max_tokens, self._counter
+        )
         return [examples[position] for position in positions]
 
     async def _add_example(self, example: dict[str, str]) -> Outcome:

@@ -29,9 +29,9 @@ from perdure.memory.tool_calls import (
     Call,
     build_call_id,
     build_missing_result_message,
-    find_result_ids,
     find_tool_calls,
     list_call_ids,
+    list_call_ids_of_results,
     remove_result_blocks,
     rewrite_calls,
 )
@@ -72,7 +72,7 @@ def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[
             yield Turn(units, turn_messages)
     if 0 < start < stop:
         first_messages = messages[:start]
-        units = _build_turn_units(first_messages, late, purpose, begins_anywhere=True)
+        units = _build_turn_units(first_messages, late, purpose, lacks_question=True)
         if units and purpose != "state":
             units.insert(
                 0, (HumanMessage(NO_USER_MESSAGE, additional_kwargs={REQUEST_ONLY: True}),)
@@ -81,13 +81,13 @@ def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[
             yield Turn(units, first_messages)
 
 
-def has_all_results(unit: Unit) -> bool:
+def has_results_of_all_tool_calls(unit: Unit) -> bool:
     """Return whether a unit contains a result for each of its tool calls.
 
     Tool calls whose results are not separate messages, but blocks in the AI message, are not
     checked.
     """
-    answered = {call_id for message in unit for call_id in find_result_ids(message)}
+    answered = {call_id for message in unit for call_id in list_call_ids_of_results(message)}
     calls = [
         call
         for message in unit
@@ -97,7 +97,9 @@ def has_all_results(unit: Unit) -> bool:
     return all(call.id in answered for call in calls if call.kind in ANSWERED_BY_MESSAGE)
 
 
-def find_late_results(removed: Messages, remaining: Messages) -> list[BaseMessage]:
+def find_remaining_results_of_removed_calls(
+    removed: Messages, remaining: Messages
+) -> list[BaseMessage]:
     """Return the tool results in `remaining` that belong to tool calls in `removed`.
 
     If a summary replaces a tool call, it must also replace the call's result.
@@ -122,25 +124,25 @@ def _build_turn_units(
     purpose: Purpose,
     *,
     is_newest: bool = False,
-    begins_anywhere: bool = False,
+    lacks_question: bool = False,
 ) -> list[Unit]:
     """Group the messages of a turn into units that are kept or removed together.
 
     If `late_results` has a result for a tool call of the turn, the result is moved from
     `late_results` to directly after the call. If the turn has a result whose tool call is not in
     the turn, the result is moved to `late_results`, because the call may be in an earlier turn. If
-    `begins_anywhere` is True, the turn does not begin with a human message.
+    `lacks_question` is True, the turn does not begin with a human message.
     """
     if (
         not late_results
-        and not begins_anywhere
-        and (regular := _group_unchanged_turn(turn)) is not None
+        and not lacks_question
+        and (regular := _group_turn_if_unchanged(turn)) is not None
     ):
         return regular
     reader = _TurnReader()
     for message in turn:
         reader.add_message(message)
-    reader.move_late_results(late_results)
+    reader.attach_and_collect_late_results(late_results)
     units: list[Unit] = []
     for group in reader.groups:
         unit: list[BaseMessage] = []
@@ -151,15 +153,15 @@ def _build_turn_units(
         is_blank = role(first.message) == "human" and not first.stray_ids
         if unit:
             units.append(tuple(unit))
-        elif is_blank and first.message is turn[0] and not begins_anywhere:
+        elif is_blank and first.message is turn[0] and not lacks_question:
             units.append((turn[0],))  # The human message of a turn is included even if it is blank.
     return units
 
 
-def _group_unchanged_turn(turn: Messages) -> list[Unit] | None:
+def _group_turn_if_unchanged(turn: Messages) -> list[Unit] | None:
     """Group the messages of a turn into units if no message has to be changed, else return None.
 
-    Most turns need no change. For a turn that needs no change, `_group_unchanged_turn` needs a
+    Most turns need no change. For a turn that needs no change, `_group_turn_if_unchanged` needs a
     third of the time that `_TurnReader` needs.
     """
     units: list[Unit] = []
@@ -177,7 +179,11 @@ def _group_unchanged_turn(turn: Messages) -> list[Unit] | None:
             exchange.append(message)
             if not waiting:
                 units.append(tuple(exchange))
-        elif waiting or (units and kind == "human") or not _is_regular_message(message, kind):
+        elif (
+            waiting
+            or (units and kind == "human")
+            or not _has_only_text_and_regular_calls(message, kind)
+        ):
             return None
         elif kind == "ai" and message.tool_calls:
             waiting = {call["id"] for call in message.tool_calls if call["id"]}
@@ -189,7 +195,7 @@ def _group_unchanged_turn(turn: Messages) -> list[Unit] | None:
     return None if waiting else units
 
 
-def _is_regular_message(message: Any, kind: Role) -> bool:
+def _has_only_text_and_regular_calls(message: Any, kind: Role) -> bool:
     """Return whether a message contains only text and calls in the field `tool_calls`."""
     content, kwargs = message.content, message.additional_kwargs
     if not isinstance(content, str) or kind == "other":
@@ -249,11 +255,13 @@ class _MessageWithResults:
             _log_missing_results([calls[n] for n in missing if calls[n].kind != "unparsed"])
         return request_messages
 
-    def _build_request_messages(self, missing: list[int], is_end: bool) -> list[BaseMessage]:
+    def _build_request_messages(
+        self, calls_without_result: list[int], is_at_end: bool
+    ) -> list[BaseMessage]:
         """Return copies of the message and of its results.
 
         For each call without a result, a result is added that states that the result is missing.
-        `missing` contains the positions, in `calls`, of the calls without a result.
+        `calls_without_result` contains the positions, in `calls`, of the calls without a result.
         """
         message, calls = self.message, self.calls
         if not isinstance(message, AIMessage):
@@ -263,8 +271,8 @@ class _MessageWithResults:
         missing_results: list[BaseMessage] = []
         seen: set[str | None] = {None, ""}
         for n, call in enumerate(calls):
-            if n in missing:
-                if call.kind == "server" and is_end:
+            if n in calls_without_result:
+                if call.kind == "server" and is_at_end:
                     # The provider runs the tool itself, and continues the tool call in its next
                     # answer, so keep the call without a result.
                     continue
@@ -277,7 +285,7 @@ class _MessageWithResults:
             if call_id in seen and call.kind in ("tool", "custom", "unparsed"):
                 new_ids[n] = call_id = build_call_id(message, call, n)
             seen.add(call_id)
-            if n in missing:
+            if n in calls_without_result:
                 missing_results.append(build_missing_result_message(call, call_id or ""))
         changed = rewrite_calls(
             message, calls, removed_positions=removed, new_ids=new_ids, stray_ids=self.stray_ids
@@ -338,10 +346,12 @@ class _TurnReader:
         if kind == "system":
             return
         calls = find_tool_calls(message) if isinstance(message, AIMessage) else []
-        result_ids = [] if kind == "chat" else find_result_ids(message)
+        result_ids = [] if kind == "chat" else list_call_ids_of_results(message)
         # A provider may put a tool call and its result into the same message.
         own = {call.id for call in calls}.intersection(result_ids)
-        group, stray_ids = self._attach_results(message, [u for u in result_ids if u not in own])
+        group, stray_ids = self._attach_results_and_list_stray_ids(
+            message, [u for u in result_ids if u not in own]
+        )
         if kind in ("tool", "other") or (kind == "human" and group is not None):
             return
         if group is None:
@@ -359,7 +369,7 @@ class _TurnReader:
         # A result belongs to the last message that has a call with the result's id.
         self._pending |= pending
 
-    def _attach_results(
+    def _attach_results_and_list_stray_ids(
         self, message: BaseMessage, result_ids: list[str]
     ) -> tuple[list[_MessageWithResults] | None, list[str]]:
         """Attach the tool results in a message to their calls.
@@ -380,7 +390,7 @@ class _TurnReader:
                 stray_ids.append(call_id)
         return group, stray_ids
 
-    def move_late_results(self, late_results: dict[str, BaseMessage]) -> None:
+    def attach_and_collect_late_results(self, late_results: dict[str, BaseMessage]) -> None:
         """Attach late results to calls of the turn, and add results of the turn to `late_results`.
 
         A result from `late_results` is attached to a call of the turn that has no result yet. A

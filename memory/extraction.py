@@ -61,7 +61,7 @@ from perdure.memory.records import (
     fill_namespace,
     get_adapter,
 )
-from perdure.memory.run_config import Template, read_run_source
+from perdure.memory.run_config import Template, read_thread_and_checkpoint_id_of_run
 from perdure.memory.thread_messages import (
     ThreadHistory,
     ThreadMessage,
@@ -437,13 +437,13 @@ class RememberTurns(Learner):
         Raises:
             InvalidConfig: The run has no thread_id.
         """
-        thread_id, checkpoint_id = read_run_source(config)
+        thread_id, checkpoint_id = read_thread_and_checkpoint_id_of_run(config)
         if not thread_id:
             raise InvalidConfig(
                 "the run has no thread_id, so its messages cannot become memories; pass "
                 'config={"configurable": {"thread_id": "…"}}'
             )
-        if self.namespace.lacks_memory(config):
+        if self.namespace.is_memory_disabled_for_run(config):
             return None
         adapter = self._adapter or get_adapter(None, self.namespace)
         thread_id = check_thread_id(thread_id)
@@ -681,7 +681,7 @@ class DueThreads:
         namespace = fill_namespace(self._extraction.namespace, {"configurable": labels})
         return ExtractionJob(thread_id, namespace, "due", configurable=labels)
 
-    def list_unassigned(self, quiet_s: float = 0.0) -> list[str]:
+    def list_threads_without_user(self, quiet_s: float = 0.0) -> list[str]:
         """Return the ids of threads that `list_jobs` left out because their user is unknown.
 
         A thread is left out if its head lacks a value with which the namespace template must be
@@ -715,12 +715,14 @@ class DueThreads:
                 first_seen = previous[1] if previous else min(started_at, head.updated_at)
                 self._unassigned.pop(head.thread_id, None)
                 if head.checkpoint_id is not None and (
-                    namespace_and_labels := self._find_memory_namespace(head)
+                    namespace_and_labels := self._find_memory_namespace_and_label_values(head)
                 ):
                     self._unread[head.thread_id] = head, first_seen, *namespace_and_labels
         self._since = started_at - _ACTIVITY_MARGIN
 
-    def _find_memory_namespace(self, head: ThreadHead) -> tuple[Namespace, dict[str, str]] | None:
+    def _find_memory_namespace_and_label_values(
+        self, head: ThreadHead
+    ) -> tuple[Namespace, dict[str, str]] | None:
         """Return the namespace of a thread's memories.
 
         Returns:

@@ -88,7 +88,11 @@ class Batch:
             fields: Further fields of the memory's value.
         """
         return Candidate(
-            text, kind, fields, self.build_provenance(messages), _choose_role(messages)
+            text,
+            kind,
+            fields,
+            self.build_provenance(messages),
+            _choose_user_or_least_trusted_role(messages),
         )
 
     def build_provenance(self, messages: Sequence[ThreadMessage]) -> Provenance:
@@ -101,7 +105,7 @@ class Batch:
             actor=next(
                 (message.actor for message in messages if message.role == "user"), last.actor
             ),
-            trust=_choose_role(messages),
+            trust=_choose_user_or_least_trusted_role(messages),
             position=last.position,
             at=last.at,
         )
@@ -193,7 +197,7 @@ class Extractor(Protocol):
         """
 
 
-def _choose_role(messages: Sequence[ThreadMessage]) -> Role:
+def _choose_user_or_least_trusted_role(messages: Sequence[ThreadMessage]) -> Role:
     """Return "user" if any message is from a user, otherwise the least trusted role."""
     ranked: Sequence[Role] = ("user", "tool", "assistant", "system")
     roles = {message.role for message in messages}

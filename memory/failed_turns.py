@@ -33,7 +33,7 @@ class FailedTurns:
 
         `messages` are the messages of the state.
         """
-        for key in _build_turn_keys(messages):
+        for key in _build_run_and_question_keys(messages):
             self._failed_at[key] = time.monotonic()
         for key in list(self._failed_at)[:-_MAX_FAILURES]:
             self._failed_at.pop(key, None)
@@ -45,13 +45,13 @@ class FailedTurns:
         """
         if not self._failed_at:  # return early in the usual case, in which no operation has failed
             return False
-        run, *questions = _build_turn_keys(messages) or (None,)
+        run, *questions = _build_run_and_question_keys(messages) or (None,)
         since = time.monotonic() - _RETRY_S
         times = (self._failed_at.get(question, since) for question in questions)
         return run in self._failed_at or any(failed_at > since for failed_at in times)
 
 
-def _build_turn_keys(messages: Messages) -> tuple[Any, ...]:
+def _build_run_and_question_keys(messages: Messages) -> tuple[Any, ...]:
     """Return keys that identify the current turn.
 
     The first key is the run. The second key is a pair of the thread id and the id of the newest

@@ -111,7 +111,9 @@ async def is_forgotten(adapter: StoreAdapter, namespace: Namespace, text: str) -
     return bool(await find_tombstones(adapter, namespace, [hash_normal_form(text)]))
 
 
-async def add_former_ids(adapter: StoreAdapter, puts: Sequence[PutItem]) -> list[PutItem]:
+async def add_message_ids_of_replaced_tombstones(
+    adapter: StoreAdapter, puts: Sequence[PutItem]
+) -> list[PutItem]:
     """Add to each tombstone the message ids of the stored tombstone that it replaces.
 
     Puts that are not tombstones are returned unchanged.
@@ -227,7 +229,7 @@ class Gate:
         keys = [None] * len(candidates) if keys is None else keys
         judgement = _Judgement(candidates, verdicts, keys)
         await _refuse_deleted_candidates(judgement, adapter, namespace, thread)
-        await _refuse_stored_facts(judgement, adapter, namespace)
+        await _refuse_facts_already_stored_or_outdated(judgement, adapter, namespace)
         judgement.verdicts = await self.apply_checks(candidates, judgement.verdicts)
         _refuse_repeated_candidates(judgement)
         return judgement.verdicts
@@ -243,7 +245,7 @@ class Gate:
                 replace(candidates[i], text=_get_admitted_text(candidates[i], verdicts[i]))
                 for i in indices
             ]
-            answers = await _run_added_check(check, admitted)
+            answers = await _run_custom_check(check, admitted)
             name = str(getattr(check, "__name__", type(check).__name__))
             for i, answer in zip(indices, answers, strict=True):
                 if isinstance(answer, Verdict):
@@ -255,7 +257,10 @@ class Gate:
 
     def _judge_by_rules(self, candidate: Candidate) -> Verdict:
         """Judge a candidate by its text and fields only, without reading the store."""
-        if (fault := _find_content_fault(candidate) or _find_size_fault(candidate)) is not None:
+        if (
+            fault := _find_failed_text_check_and_reason(candidate)
+            or _find_failed_size_check_and_reason(candidate)
+        ) is not None:
             return Verdict("refuse", fault[1], fault[0])
         verdict = self.sensitive.judge(candidate)
         is_requested_by_code = candidate.explicit and not candidate.by_model
@@ -326,7 +331,9 @@ async def plan_admission(
             }
             change, outcome_key = "added", key
             puts.append(
-                build_put(namespace, key, value, provenance=_complete_provenance(candidate))
+                build_put(
+                    namespace, key, value, provenance=_get_provenance_with_trust_class(candidate)
+                )
             )
         elif verdict.action == "quarantine":
             redacted_text = gate.sensitive.redact(candidate.text)
@@ -339,7 +346,7 @@ async def plan_admission(
     return ChangePlan(puts, outcomes)
 
 
-def _complete_provenance(candidate: Candidate) -> Provenance:
+def _get_provenance_with_trust_class(candidate: Candidate) -> Provenance:
     """Return the provenance of a candidate.
 
     If the provenance has no trust class, the role of the candidate is used as the trust class.
@@ -363,7 +370,7 @@ def _build_quarantine_put(
     value |= {"key": key, "fields": dict(candidate.fields)}
     # The key of a quarantine entry is a hash of the candidate's text and origin. If the same
     # candidate is put into quarantine again, its new entry replaces the previous entry.
-    source = _complete_provenance(candidate)
+    source = _get_provenance_with_trust_class(candidate)
     origin = ("thread", source.thread_id), ("key", None if key in generated_keys else key)
     parts = [f"{name}:{part}" for name, part in origin if part is not None]
     entry_identity = "\0".join([candidate.kind, candidate.text, *parts]).encode(
@@ -434,7 +441,7 @@ async def _is_added_after_deletions(
     return await thread.are_all_added_after(source.message_ids, max(removal_times))
 
 
-async def _refuse_stored_facts(
+async def _refuse_facts_already_stored_or_outdated(
     judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
 ) -> None:
     """Refuse facts that a memory already states, and facts that a memory stated in the past."""
@@ -447,7 +454,7 @@ async def _refuse_stored_facts(
         if memory is not None:
             judgement.refuse(i, "duplicate", "a memory says the same already", memory.key)
         elif not candidate.explicit and (
-            reason := _find_outdated_reason(similar_facts, text, candidate.provenance)
+            reason := _explain_why_text_is_outdated(similar_facts, text, candidate.provenance)
         ):
             judgement.refuse(i, "duplicate", reason)
 
@@ -458,7 +465,9 @@ def _find_equivalent_fact(facts: Sequence[Memory], text: str, key: str | None) -
     return next((memory for memory in others if is_equivalent_text(memory.text, text)), None)
 
 
-def _find_outdated_reason(facts: Sequence[Memory], text: str, source: Provenance | None) -> str:
+def _explain_why_text_is_outdated(
+    facts: Sequence[Memory], text: str, source: Provenance | None
+) -> str:
     """Return the reason why a text is outdated, or "" if it is current.
 
     A text is outdated if a memory used to have this text, and the text was stated before the memory
@@ -515,7 +524,7 @@ def _refuse_repeated_candidates(judgement: _Judgement) -> None:
             judgement.refuse(i, "duplicate", "another candidate says the same", key)
 
 
-def _find_content_fault(candidate: Candidate) -> tuple[str, str] | None:
+def _find_failed_text_check_and_reason(candidate: Candidate) -> tuple[str, str] | None:
     """Return why a candidate's text is refused, or None if the text is valid.
 
     The result is a pair of the name of the check and the reason.
@@ -536,7 +545,7 @@ def _find_content_fault(candidate: Candidate) -> tuple[str, str] | None:
     return None
 
 
-def _find_size_fault(candidate: Candidate) -> tuple[str, str] | None:
+def _find_failed_size_check_and_reason(candidate: Candidate) -> tuple[str, str] | None:
     """Return why a candidate is refused as too large, or None if its size is permitted.
 
     The result is a pair of the name of the check and the reason.
@@ -544,7 +553,7 @@ def _find_size_fault(candidate: Candidate) -> tuple[str, str] | None:
     chars = len(candidate.text)
     if chars > _MAX_CHARS and candidate.kind not in EVENT_KINDS:
         return "size", f"the text has {chars:,} characters; at most {_MAX_CHARS:,} are allowed"
-    for part, depth in iter_json_values(candidate.fields):
+    for part, depth in iter_json_values_with_depth(candidate.fields):
         if depth > _MAX_FIELD_DEPTH:
             return "size", f"the fields are more than {_MAX_FIELD_DEPTH} levels deep"
         chars += len(part) if isinstance(part, str) else 0
@@ -554,7 +563,7 @@ def _find_size_fault(candidate: Candidate) -> tuple[str, str] | None:
     return None
 
 
-def iter_json_values(value: Any) -> Iterator[tuple[Any, int]]:
+def iter_json_values_with_depth(value: Any) -> Iterator[tuple[Any, int]]:
     """Yield a JSON value and all values nested in it, each with its depth."""
     stack = [(value, 0)]
     while stack:
@@ -571,23 +580,23 @@ def _get_admitted_text(candidate: Candidate, verdict: Verdict) -> str:
     return candidate.text if verdict.text is None else verdict.text
 
 
-def _combine_verdicts(previous: Verdict, answer: Verdict, name: str) -> Verdict:
+def _combine_verdicts(previous: Verdict, answer: Verdict, check_name: str) -> Verdict:
     """Combine the previous verdict on a candidate with the verdict of an application's check.
 
     If the application's check keeps the candidate, the redactions of the previous verdict remain in
     effect.
     """
     if answer.action != "keep":
-        reason = answer.reason or f"the check {name} decided so without a reason"
-        return replace(answer, reason=reason, check=answer.check or name)
+        reason = answer.reason or f"the check {check_name} decided so without a reason"
+        return replace(answer, reason=reason, check=answer.check or check_name)
     if answer.text is None:
         return previous
     reason = "; ".join(filter(None, (previous.reason, answer.reason or "the text was reworded")))
-    check = previous.check or answer.check or name
+    check = previous.check or answer.check or check_name
     return replace(previous, reason=reason, check=check, text=answer.text)
 
 
-def _run_added_check(
+def _run_custom_check(
     check: Check, candidates: Sequence[Candidate]
 ) -> Effect[list[Verdict | str | None]]:
     """Return an effect that calls an application's check for each candidate.

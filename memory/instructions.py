@@ -26,13 +26,17 @@ from perdure.memory.conversation import Messages
 from perdure.memory.loaded_thread import find_run_thread, has_erased_message, remove_erased_messages
 from perdure.memory.model_call import (
     RefusedAnswer,
-    find_answer_fault,
+    find_reason_for_unusable_answer,
     make_model_call,
     read_answer_text,
 )
 from perdure.memory.nodes import Learner, MessagesNode, ModelInput, check_messages, read_channel
 from perdure.memory.options import check_choice, check_instance, check_text, check_whole_number
-from perdure.memory.quotation import fence_text, join_newest_units, render_message_units
+from perdure.memory.quotation import (
+    fence_text,
+    join_newest_units,
+    render_messages_with_tool_results,
+)
 from perdure.memory.records import (
     INSTRUCTIONS,
     ChangePlan,
@@ -47,7 +51,7 @@ from perdure.memory.run_config import (
     Versioned,
     get_graph_store,
     make_clock,
-    read_run_source,
+    read_thread_and_checkpoint_id_of_run,
 )
 from perdure.memory.summary import ON_FAILURE, OnFailure, add_summary, remove_summary
 from perdure.stores.base import Provenance, PutItem
@@ -151,7 +155,7 @@ class Instructions:
         adapter = self._adapter or _build_versioned_adapter(
             get_graph_store("the instructions"), self.namespace
         )
-        thread_id, checkpoint_id = read_run_source(config)
+        thread_id, checkpoint_id = read_thread_and_checkpoint_id_of_run(config)
         provenance = None if thread_id is None else Provenance(thread_id, checkpoint_id)
         [key] = self.key.fill(config)
         return ItemHandle(adapter, fill_namespace(self.namespace, config), key, provenance)
@@ -279,7 +283,7 @@ class UseInstructions(MessagesNode):
         A run without memory gets the default instructions.
         """
         text = self._instructions.default
-        if not self._instructions.namespace.lacks_memory(config):
+        if not self._instructions.namespace.is_memory_disabled_for_run(config):
             handle = self._instructions.get_handle(config)
             text = (await self._instructions.read_version(handle, self._as_of(config))).text
         system_messages = model_input.system_parts or (
@@ -393,11 +397,11 @@ class UpdateInstructions(Learner):
             VersionConflict: Other runs wrote versions during all attempts, and `on_failure` is
                 `"raise"`.
         """
-        if self._instructions.namespace.lacks_memory(config):
+        if self._instructions.namespace.is_memory_disabled_for_run(config):
             return InstructionsVersion(self._instructions.default)
         loaded = find_run_thread(config)
         messages = await remove_erased_messages(loaded, check_messages(messages, "the messages"))
-        units = render_message_units(messages)
+        units = render_messages_with_tool_results(messages)
         handle = self._instructions.get_handle(config)
         if not units and not feedback:
             return await self._instructions.read_version(handle)
@@ -451,7 +455,7 @@ def _extract_new_instructions(previous_text: str, answer: Any) -> str:
         InvalidPatch: The call failed.
         InstructionsRefused: The answer has no usable instructions.
     """
-    fault = find_answer_fault(answer)
+    fault = find_reason_for_unusable_answer(answer)
     if isinstance(answer, Exception):
         raise InvalidPatch(fault or "")
     text = "" if fault else read_answer_text(answer)

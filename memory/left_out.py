@@ -47,9 +47,9 @@ def _format_left_out_line(count: int) -> str:
     )
 
 
-def _remove_left_out_line(content: Any, count: int) -> Any:
+def _remove_left_out_line(content: Any, left_out_count: int) -> Any:
     """Return the content of a question without its last line, which reports the left-out steps."""
-    line = _format_left_out_line(count)
+    line = _format_left_out_line(left_out_count)
     if isinstance(content, list):
         is_last = bool(content) and content[-1] == {"type": "text", "text": line}
         return content[:-1] if is_last else content

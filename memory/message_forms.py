@@ -125,19 +125,19 @@ def _convert_openai_message(form: dict[str, Any], langchain_fields: Any) -> Base
     return message
 
 
-def _remove_message_times(form: dict[str, Any]) -> None:
+def _remove_message_times(message_fields: dict[str, Any]) -> None:
     """Remove times from the top-level fields of a message, and store the creation time as metadata.
 
     The time under `CREATED` is moved to `response_metadata`. The times under the keys in `_TIMES`
     are removed.
     """
     for name in _TIMES:
-        if parse_timestamp(form.get(name)) is not None:
-            del form[name]
-    if (timestamp := parse_timestamp(form.get(CREATED))) is not None:
-        form.pop(CREATED)
-        metadata = get_by_path(form, dict, "response_metadata")
-        form["response_metadata"] = {**metadata, CREATED: timestamp}
+        if parse_timestamp(message_fields.get(name)) is not None:
+            del message_fields[name]
+    if (timestamp := parse_timestamp(message_fields.get(CREATED))) is not None:
+        message_fields.pop(CREATED)
+        metadata = get_by_path(message_fields, dict, "response_metadata")
+        message_fields["response_metadata"] = {**metadata, CREATED: timestamp}
 
 
 def _find_langchain_type(value: Mapping[str, Any]) -> str | None:
@@ -205,11 +205,11 @@ def _check_openai_message(message: Any) -> dict[str, Any]:
     if not (has_parts and isinstance(content, str | list | None)):
         raise MalformedPart("content is neither text nor a list of parts")
     if isinstance(content, list):
-        content = [_convert_content_part(part) for part in content]
+        content = [_convert_responses_part_to_chat_part(part) for part in content]
     return {**message, "role": role, **({"content": content} if "content" in message else {})}
 
 
-def _convert_content_part(part: Any) -> Any:
+def _convert_responses_part_to_chat_part(part: Any) -> Any:
     """Convert a content part of OpenAI's Responses API to the format of chat completions."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("input_text", "output_text"):

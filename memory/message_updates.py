@@ -46,7 +46,7 @@ def build_messages_update(
     changed = [message for message in target if id(message) not in present]
     if not changed and len(target) == len(current):
         return []
-    check_message_ids(current, key)
+    check_messages_removable_by_id(current, key)
     if not _has_unique_ids(current):
         return [RemoveMessage(id=REMOVE_ALL_MESSAGES), *target]
     target_ids = {message.id for message in target}
@@ -54,7 +54,7 @@ def build_messages_update(
     return [*removed, *changed]
 
 
-def check_message_ids(messages: Messages, key: str) -> None:
+def check_messages_removable_by_id(messages: Messages, key: str) -> None:
     """Check that a `RemoveMessage` can remove each message of the channel `key`.
 
     Raise InvalidMessages if a message has no id or is a stored `RemoveMessage`.

@@ -81,8 +81,8 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         # A tuple of the tools of the last request, the model of the last request, and a copy of the
         # view that counts tokens for these tools and this model.
         self._cached: tuple[list[Any], str | None, View | None] = ([], None, self._view)
-        # For each agent, by the key of `_identify_agent`: copies of the `Summarize` parts that know
-        # the size of the tools and of the system prompt in the agent's last request.
+        # For each agent, by the key of `_get_agent_key_and_name`: copies of the `Summarize` parts
+        # that know the size of the tools and of the system prompt in the agent's last request.
         self._agents: dict[Any, list[Summarize]] = {}
         # A dict from the model name in a request to the model name that the answer to the request
         # reported.
@@ -133,7 +133,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         and the request is built again from the summary and the remaining messages.
         """
         name = get_model_name(request.model)
-        adjusted_view = self._adjust_view(request.tools, self._reported_names.get(name or "", name))
+        adjusted_view = self._get_view_for_tools_and_model(
+            request.tools, self._reported_names.get(name or "", name)
+        )
         update: dict[str, Any] | None = None
         if adjusted_view is not None:
             config = get_config()
@@ -172,7 +174,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
         The parts know the size of the tools and of the system prompt in the agent's last request.
         """
-        agent, name = _identify_agent(config)
+        agent, name = _get_agent_key_and_name(config)
         return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
 
     def _store_request_size(
@@ -184,7 +186,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """
         if not self._summaries:
             return False
-        agent, name = _identify_agent(config)
+        agent, name = _get_agent_key_and_name(config)
         is_first = agent not in self._agents
         summaries = (part for part in adjusted_view.parts if isinstance(part, Summarize))
         _set_cache_entry(self._agents, agent, [part.for_agent(name, system) for part in summaries])
@@ -218,7 +220,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     after_agent: Any = blocking(_after_agent)
     aafter_agent: Any = awaiting(_after_agent)
 
-    def _adjust_view(self, tools: list[Any], model: str | None) -> View | None:
+    def _get_view_for_tools_and_model(self, tools: list[Any], model: str | None) -> View | None:
         """Return a copy of the middleware's view that counts tokens for the tools and the model.
 
         The result is None if the middleware has no parts that select messages. The copy that was
@@ -232,7 +234,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return adjusted_view
 
 
-def _identify_agent(config: RunnableConfig) -> tuple[Any, str | None]:
+def _get_agent_key_and_name(config: RunnableConfig) -> tuple[Any, str | None]:
     """Return a key that identifies the running agent, and the name of the agent.
 
     The key is needed because several agents may share a middleware.

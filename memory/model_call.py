@@ -88,7 +88,7 @@ class NamedModel(RunnableLambda[Any, Any]):
         """The name of the model without its provider."""
         return self.full_name.partition(":")[2] or self.full_name
 
-    def with_preparation(self, prepare: Callable[[Any], Any]) -> NamedModel:
+    def with_model_preparation(self, prepare: Callable[[Any], Any]) -> NamedModel:
         """Return a copy of the `NamedModel` that also calls `prepare` on the created model.
 
         Earlier preparations are called first.
@@ -97,7 +97,7 @@ class NamedModel(RunnableLambda[Any, Any]):
 
     def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> NamedModel:
         """See `BaseChatModel.bind_tools`."""
-        return self.with_preparation(lambda model: model.bind_tools(tools, **kwargs))
+        return self.with_model_preparation(lambda model: model.bind_tools(tools, **kwargs))
 
     def _load_model(self, request: Any) -> Any:
         """Return the prepared model. The first call creates the model."""
@@ -153,7 +153,7 @@ def bind_tools(model: Any, tools: Sequence[Any]) -> Runnable[Any, Any]:
         return model.bind_tools(tools)  # type: ignore[no-any-return]
     except (AttributeError, NotImplementedError) as exc:
         fault = "cannot call tools: it has no bind_tools"
-        raise _build_unsupported_error(model, fault, exc) from exc
+        raise _build_unsupported_model_error(model, fault, exc) from exc
 
 
 def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> Runnable[Any, Any]:
@@ -170,7 +170,7 @@ def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> 
     """
     model = load_chat_model(model)
     if isinstance(model, NamedModel):
-        return model.with_preparation(
+        return model.with_model_preparation(
             lambda loaded: bind_output_schema(loaded, schema, strict=strict)
         )
     cause: Exception | None = None
@@ -184,10 +184,12 @@ def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> 
             # support.
             cause = exc
     fault = "cannot return structured answers: it has no with_structured_output"
-    raise _build_unsupported_error(model, fault, cause) from cause
+    raise _build_unsupported_model_error(model, fault, cause) from cause
 
 
-def _build_unsupported_error(model: Any, fault: str, cause: Exception | None) -> ConfigurationError:
+def _build_unsupported_model_error(
+    model: Any, fault: str, cause: Exception | None
+) -> ConfigurationError:
     """Return the error to raise if a model lacks a feature. `fault` names the feature."""
     return ConfigurationError(
         f"the model is a {type(model).__name__}, which {fault} that works ({cause!r:.200}); "
@@ -293,7 +295,7 @@ class ModelCall:
             except InvalidPatch as exc:
                 is_last = is_permanent_failure(answer) or is_context_overflow(answer)
                 if is_last or failures > self.retries:
-                    fault = _describe_without_content(answer, exc)
+                    fault = _describe_answer_fault_without_content(answer, exc)
                     raise ModelFailed(
                         f"the model was asked {format_repeat_count(failures)} and gave no usable "
                         f"answer; the last error: {fault}; nothing was written"
@@ -363,7 +365,7 @@ def describe_failed_model(error: Exception) -> str:
     return f"the model {name!r} at {address}" if name else f"the model at {address}"
 
 
-def find_answer_fault(answer: Any) -> str | None:
+def find_reason_for_unusable_answer(answer: Any) -> str | None:
     """Return a description of why an answer has no usable text, or None if its text is usable."""
     if isinstance(answer, TimeoutError):
         return f"there was {answer}" if str(answer) else "the call timed out"
@@ -423,7 +425,7 @@ def read_structured_answer(answer: Any) -> Any:
     """
     if not isinstance(answer, dict):
         expected = "the answer is text; expected the fields of the schema"
-        raise InvalidPatch(find_answer_fault(answer) or expected)
+        raise InvalidPatch(find_reason_for_unusable_answer(answer) or expected)
     raw, error = answer.get("raw"), answer.get("parsing_error")
     if fault := _describe_incomplete_answer(raw):
         raise InvalidAnswer(fault)
@@ -452,7 +454,7 @@ def describe_validation_errors(exc: ValidationError) -> str:
     return "; ".join(f"{path}: {fault}" for path, fault in zip(paths, faults, strict=True))
 
 
-def quote_answer(answer: Any) -> str:
+def quote_refused_model_answer(answer: Any) -> str:
     """Return the text and the tool call arguments of a refused answer, for the next request."""
     raw = answer.get("raw") if isinstance(answer, dict) else answer
     parts = [str(raw.text)] if isinstance(raw, BaseMessage) else []
@@ -462,12 +464,12 @@ def quote_answer(answer: Any) -> str:
     return cut_middle(make_storable("\n".join(filter(None, parts))), _MAX_QUOTED_CHARS)
 
 
-def _describe_without_content(answer: Any, fault: InvalidPatch) -> str:
+def _describe_answer_fault_without_content(answer: Any, fault: InvalidPatch) -> str:
     """Describe why an answer cannot be used, without quoting the answer.
 
     The answer is not quoted because the description is logged and the answer may contain secrets.
     """
     if not isinstance(answer, dict):
-        return find_answer_fault(answer) or str(fault)
+        return find_reason_for_unusable_answer(answer) or str(fault)
     invalid = "the answer asks for an invalid change (see the cause of this error)"
     return fault.outline if isinstance(fault, InvalidAnswer) else invalid

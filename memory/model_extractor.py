@@ -31,7 +31,7 @@ from perdure.memory.model_call import (
     RefusedAnswer,
     bind_output_schema,
     make_model_call,
-    quote_answer,
+    quote_refused_model_answer,
     read_structured_answer,
 )
 from perdure.memory.options import check_instance, check_text
@@ -153,12 +153,12 @@ class ModelAnswer(_Part):
     instructions: list[Wish] = []
 
 
-def build_answer_schema(parts: Iterable[str]) -> type[BaseModel]:
+def build_answer_schema(field_names: Iterable[str]) -> type[BaseModel]:
     """Build the schema of an answer that consists of the named parts, such as `facts`."""
     fields: dict[str, Any] = {
         name: (info.annotation, info)
         for name, info in ModelAnswer.model_fields.items()
-        if name in parts
+        if name in field_names
     }
     return create_model("Memories", __base__=_Part, __doc__=ModelAnswer.__doc__, **fields)
 
@@ -634,7 +634,9 @@ class ModelExtractor:
             fence_text("conversation", _render_transcript(batch.messages, max_chars)),
         ]
         if refused is not None:
-            sections.append(fence_text("refused_answer", quote_answer(refused.answer)))
+            sections.append(
+                fence_text("refused_answer", quote_refused_model_answer(refused.answer))
+            )
             sections.append(
                 f"Your last answer was refused: {refused.fault}\nAnswer again, all of it."
             )

@@ -162,8 +162,8 @@ def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
     sender, error = _classify_sender(run.details, user), run.error
     metadata = run.details["metadata"]
     if sender != SELF:
-        request, metadata = _select_entries(request, _THREAD_INPUTS), None
-        error = _select_entries(error, ("error",))
+        request, metadata = _select_mapping_entries(request, _THREAD_INPUTS), None
+        error = _select_mapping_entries(error, ("error",))
     return {
         "run_id": live.run_id,
         "thread_id": live.thread_id,
@@ -189,7 +189,10 @@ def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
     sender = _classify_sender(content, user)
     metadata, payload = content["metadata"], content["payload"]
     if sender != SELF:
-        metadata, payload = None, _select_entries(payload, (*_THREAD_INPUTS, *_SCHEDULE_FIELDS))
+        metadata, payload = (
+            None,
+            _select_mapping_entries(payload, (*_THREAD_INPUTS, *_SCHEDULE_FIELDS)),
+        )
     return {
         "cron_id": cron.cron_id,
         "thread_id": cron.thread_id,
@@ -217,7 +220,7 @@ def _classify_sender(request_details: Mapping[str, Any], user: str) -> str:
     )
 
 
-def _select_entries(value: Any, keys: Sequence[str]) -> Any:
+def _select_mapping_entries(value: Any, keys: Sequence[str]) -> Any:
     """Return the entries of a mapping whose keys are in `keys`.
 
     Return None if the value is not a mapping.

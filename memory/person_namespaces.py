@@ -25,7 +25,11 @@ from typing import Any, Final, NamedTuple
 from langgraph.store.base import Item
 
 from perdure.memory.options import check_instance
-from perdure.memory.recorded_templates import PERSONAL_LABELS, USER_LABEL, read_templates
+from perdure.memory.recorded_templates import (
+    PERSONAL_LABELS,
+    USER_LABEL,
+    read_recorded_namespace_templates,
+)
 from perdure.memory.records import (
     AUTHOR,
     QUARANTINE,
@@ -85,12 +89,16 @@ async def find_person_namespaces(
     extra_templates = [Template(labels).labels for labels in templates]
     standard_templates = [(label, USER_LABEL) for label in PERSONAL_LABELS]
     templates_labels = dict.fromkeys(
-        (*standard_templates, *extra_templates, *await read_templates(adapter.store))
+        (
+            *standard_templates,
+            *extra_templates,
+            *await read_recorded_namespace_templates(adapter.store),
+        )
     )
     patterns = [
         labels
         for labels in templates_labels
-        if USER_LABEL in labels and _is_specific_template(labels)
+        if USER_LABEL in labels and _is_template_specific_to_person(labels)
     ]
     ids = {user}
     if conversations is not None:
@@ -248,7 +256,7 @@ async def _has_personal_namespace(adapter: StoreAdapter, person_name: str) -> bo
     )
 
 
-def _list_possible_person_names(namespace: Namespace) -> Namespace:
+def _list_possible_person_names(namespace: Namespace) -> tuple[str, ...]:
     """Return the labels of a namespace that can be the names of persons.
 
     The first label of a namespace such as `("memories", "alice")` is a fixed word, and so is not
@@ -285,7 +293,7 @@ def _label_matches_any_person(template_label: str, label: str) -> bool:
     return template_label == USER_LABEL or _label_matches_template(template_label, label, "")
 
 
-def _is_specific_template(template_labels: Sequence[str]) -> bool:
+def _is_template_specific_to_person(template_labels: Sequence[str]) -> bool:
     """Return whether a template can be used to find the namespaces of a person.
 
     A template can be used if at least one of its labels has no placeholder, or if all of its labels

@@ -33,7 +33,7 @@ from perdure.memory.records import (
     fill_namespace,
     get_adapter,
 )
-from perdure.memory.run_config import Template, read_run_source
+from perdure.memory.run_config import Template, read_thread_and_checkpoint_id_of_run
 from perdure.stores.base import Provenance, PutItem, Receipt
 from perdure.stores.values import decode_value, encode_value, to_prompt_json
 
@@ -417,7 +417,7 @@ class Profile(Generic[M]):
             ConfigurationError: The stored document does not fit the schema, or there is no profile
                 yet and the schema has required fields.
         """
-        if self.namespace.lacks_memory(config):
+        if self.namespace.is_memory_disabled_for_run(config):
             return self.schema()
         handle = self.get_handle(config)
         state = await self.read_state(handle, as_of)
@@ -496,7 +496,7 @@ class Profile(Generic[M]):
         The provenance of changes through the handle says that the user made them.
         """
         namespace, [key] = fill_namespace(self.namespace, config), self.key.fill(config)
-        user = Provenance(*read_run_source(config), actor="user", trust="user")
+        user = Provenance(*read_thread_and_checkpoint_id_of_run(config), actor="user", trust="user")
         return ItemHandle(self.adapter or get_adapter(None, self.namespace), namespace, key, user)
 
     async def read_state(
@@ -538,10 +538,12 @@ class Profile(Generic[M]):
                 "patch of the present profile"
             )
         apply = partial(apply_patch, operations=valid_operations, by_model=True)
-        puts, _ = await self._plan_change(handle, state, "patch", apply)
+        puts, _ = await self._plan_change_and_get_profile(handle, state, "patch", apply)
         return puts
 
-    async def _write_change(self, name: str, change: Change, config: RunnableConfig | None) -> M:
+    async def _write_change(
+        self, operation: str, change: Change, config: RunnableConfig | None
+    ) -> M:
         """Apply a change to the stored profile, write the result, and return the new profile."""
         handle = self.get_handle(config)
         # The nested function `plan` sets the variable `profile`.
@@ -550,14 +552,16 @@ class Profile(Generic[M]):
         async def plan() -> ChangePlan:
             nonlocal profile
             state = await self.read_state(handle)
-            puts, profile = await self._plan_change(handle, state, name, change)
+            puts, profile = await self._plan_change_and_get_profile(
+                handle, state, operation, change
+            )
             return ChangePlan(puts)
 
         await plan_and_write(handle.adapter, plan)
         return profile
 
-    async def _plan_change(
-        self, handle: ItemHandle, state: ProfileState[M], name: str, change: Change
+    async def _plan_change_and_get_profile(
+        self, handle: ItemHandle, state: ProfileState[M], operation: str, change: Change
     ) -> tuple[Sequence[PutItem], M]:
         """Return the puts that write a change of the profile, and the profile after the change."""
         try:
@@ -573,16 +577,16 @@ class Profile(Generic[M]):
             for leaf in iter_leaves(new_document)
             if (leaf.label, repr(leaf.value)) not in stored
         ]
-        values = await _screen_leaf_values(self.gate, leaves, handle)
+        values = await _list_leaf_values_after_gate_checks(self.gate, leaves, handle)
         profile = validate_profile(self.schema, replace_leaves(new_document, leaves, values))
         document: Document = copy_and_check_json(dump_profile(profile), "the profile")
-        if is_same_json(document, state.document) and (state.item or name != "set"):
+        if is_same_json(document, state.document) and (state.item or operation != "set"):
             return [], profile
         value = {
             "text": render_search_text(document),
             "kind": _KIND,
             _DOCUMENT: document,
-            "change": name,
+            "change": operation,
         }
         version = (state.item and state.item.version) or 0
         return [handle.build_put(value, "text", version)], profile
@@ -603,7 +607,9 @@ def _copy_document(item: Memory) -> Document:
     return deepcopy(item.value[_DOCUMENT])
 
 
-async def _screen_leaf_values(gate: Gate, leaves: Sequence[Leaf], handle: ItemHandle) -> list[Any]:
+async def _list_leaf_values_after_gate_checks(
+    gate: Gate, leaves: Sequence[Leaf], handle: ItemHandle
+) -> list[Any]:
     """Check the values of profile leaves with the gate. Return the value to store for each leaf."""
     candidates = [_build_leaf_candidate(leaf, handle) for leaf in leaves]
     verdicts = [gate.sensitive.judge(candidate) for candidate in candidates]

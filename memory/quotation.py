@@ -44,7 +44,7 @@ def fence_text(tag_name: str, text: str) -> str:
     return f"<{tag_name}>\n{text}\n</{tag_name}>"
 
 
-def render_record_text(text: str) -> str:
+def escape_and_indent_text(text: str) -> str:
     """Render a text for use below a heading, with its tags escaped.
 
     Each line of the text is indented, unless the text is a single line that begins with a letter or
@@ -78,7 +78,7 @@ def render_section(section_name: str, entries: Sequence[str]) -> str:
     )
 
 
-def select_fitting_entries(
+def select_fitting_indices_and_count_tokens(
     section_name: str, entries: Sequence[str], token_budget: float | None, counter: TokenCounter
 ) -> tuple[list[int], int]:
     """Find the entries of a section that fit into a token budget. Earlier entries have priority.
@@ -176,7 +176,7 @@ def render_message(message: BaseMessage) -> str:
     return f"{_render_role(message)}: {escape_delimiters(indented)}" if parts else ""
 
 
-def render_message_units(messages: Sequence[BaseMessage]) -> list[str]:
+def render_messages_with_tool_results(messages: Sequence[BaseMessage]) -> list[str]:
     """Render messages as texts. A tool result is appended to the text of the message before it."""
     units: list[str] = []
     for message in messages:
@@ -263,7 +263,7 @@ def _render_attachment(block: Mapping[str, Any]) -> str:
     Return "" if the block contains neither names nor texts.
     """
     names, texts = list[str](), list[str]()
-    for key, part in _iter_block_texts(block):
+    for key, part in _iter_block_keys_and_texts(block):
         (names if key in _NAME_KEYS else texts).append(_BINARY.sub(r"\1", part).strip())
     kind = str(block.get("type") or "something")
     label = ", ".join(dict.fromkeys(" ".join(name.split()) for name in names if name))
@@ -271,13 +271,17 @@ def _render_attachment(block: Mapping[str, Any]) -> str:
     return "\n".join(filter(None, (heading, *texts)))
 
 
-def _iter_block_texts(part: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+def _iter_block_keys_and_texts(
+    part: Any, key: str = "", depth: int = 0
+) -> Iterator[tuple[str, str]]:
     """Yield (key, text) for each name and each text in a part of a content block."""
     if isinstance(part, str):
         yield key, part
     elif isinstance(part, list) and depth < _MAX_DEPTH:
         for inner in part:
-            yield from _iter_block_texts(inner, key, depth + 1) if isinstance(inner, dict) else ()
+            yield from (
+                _iter_block_keys_and_texts(inner, key, depth + 1) if isinstance(inner, dict) else ()
+            )
     elif isinstance(part, dict) and depth < _MAX_DEPTH:
         kind = str(part.get("type"))
         if kind in _HIDDEN_BLOCK_TYPES:
@@ -288,7 +292,7 @@ def _iter_block_texts(part: Any, key: str = "", depth: int = 0) -> Iterator[tupl
         for name in _CONTAINER_KEYS:
             text_types = plain_types if name in ("content", "output") else ()
             if isinstance(part.get(name), (dict, list, *text_types)):
-                yield from _iter_block_texts(part[name], name, depth + 1)
+                yield from _iter_block_keys_and_texts(part[name], name, depth + 1)
 
 
 def _read_audio_transcript(message: BaseMessage) -> tuple[str, ...]:

@@ -185,7 +185,9 @@ class _ThreadHistory:
             configurable.get("checkpoint_ns") or "": configurable.get("checkpoint_id")
         }
         for namespace in sorted(checkpoints, key=len, reverse=True):
-            result = await self._find_in_namespace(namespace, checkpoints[namespace], None)
+            result = await self._find_tool_output_in_namespace(
+                namespace, checkpoints[namespace], None
+            )
             if result is not None:
                 return result
         return None
@@ -197,12 +199,12 @@ class _ThreadHistory:
         except UnknownThread:
             return None
         for namespace in {*thread.namespaces} - self.searched - {VIEWS_NAMESPACE}:
-            result = await self._find_in_namespace(namespace, None, message_ids)
+            result = await self._find_tool_output_in_namespace(namespace, None, message_ids)
             if result is not None:
                 return result
         return None
 
-    async def _find_in_namespace(
+    async def _find_tool_output_in_namespace(
         self, namespace: str, checkpoint_id: str | None, message_ids: Set[str | None] | None
     ) -> ToolMessage | None:
         """Search one checkpoint namespace for the result, in the history up to a checkpoint.
@@ -212,14 +214,14 @@ class _ThreadHistory:
         self.searched.add(namespace)
         for end_id in dict.fromkeys((checkpoint_id, None)):
             try:
-                return await self._find_newest_original(namespace, end_id, message_ids)
+                return await self._find_newest_unshortened_output(namespace, end_id, message_ids)
             except UnknownCheckpoint:
                 continue
             except UnknownThread:
                 return None
         return None
 
-    async def _find_newest_original(
+    async def _find_newest_unshortened_output(
         self, namespace: str, checkpoint_id: str | None, message_ids: Set[str | None] | None
     ) -> ToolMessage | None:
         """Return the newest original of the tool result in the history up to a checkpoint.

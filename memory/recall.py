@@ -16,7 +16,7 @@ from perdure.effects import awaiting, blocking, run
 from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.memory.options import check_instance, check_min_score, check_whole_number
 from perdure.memory.periods import Period
-from perdure.memory.quotation import render_section, select_fitting_entries
+from perdure.memory.quotation import render_section, select_fitting_indices_and_count_tokens
 from perdure.memory.records import (
     TURN,
     Memory,
@@ -27,7 +27,7 @@ from perdure.memory.records import (
     is_below_min_score,
     render_memory_line,
 )
-from perdure.memory.repeated_questions import is_same_as_query, rank_answers_first
+from perdure.memory.repeated_questions import is_same_as_query, rank_answers_first_and_count_answers
 from perdure.memory.run_config import Template
 from perdure.memory.sameness import is_equivalent_text
 from perdure.memory.tokens import token_counter
@@ -112,7 +112,7 @@ class RecallResult:
             ]
         return "\n".join(lines)
 
-    def describe_nearest(self) -> str:
+    def describe_memories_below_min_score(self) -> str:
         """Say how many memories scored below the search's minimum score.
 
         Return "" if no memory did.
@@ -158,15 +158,15 @@ def choose_namespace_option(
     return namespaces
 
 
-def list_labels_per_namespace(namespace: Labels) -> Sequence[Any]:
+def wrap_single_namespace_in_list(namespace_or_list: Labels) -> Sequence[Any]:
     """Return a list with the labels of each namespace.
 
-    If `namespace` is a single namespace, the result is `[namespace]`.
+    If `namespace_or_list` is a single namespace, the result is `[namespace]`.
     """
-    is_list_of_lists = isinstance(namespace, list | tuple) and not any(
-        isinstance(labels, str) for labels in namespace
+    is_list_of_lists = isinstance(namespace_or_list, list | tuple) and not any(
+        isinstance(labels, str) for labels in namespace_or_list
     )
-    return namespace if is_list_of_lists and namespace else [namespace]
+    return namespace_or_list if is_list_of_lists and namespace_or_list else [namespace_or_list]
 
 
 class MemorySearch:
@@ -194,7 +194,7 @@ class MemorySearch:
         namespaces: Sequence[Sequence[str]] | None = None,
     ) -> None:
         namespace = choose_namespace_option(namespace, namespaces)
-        label_lists = list_labels_per_namespace(namespace)
+        label_lists = wrap_single_namespace_in_list(namespace)
         self._templates = [Template(labels, shared=True) for labels in label_lists]
         expected = "a list of kinds, like ['fact'], or None"
         self._kinds = (
@@ -215,7 +215,11 @@ class MemorySearch:
 
         The namespaces of the user and the teams are left out if the run must not use memories.
         """
-        templates = [template for template in self._templates if not template.lacks_memory(config)]
+        templates = [
+            template
+            for template in self._templates
+            if not template.is_memory_disabled_for_run(config)
+        ]
         namespaces = dict.fromkeys(
             namespace for template in templates for namespace in fill_namespaces(template, config)
         )
@@ -277,21 +281,21 @@ class MemorySearch:
             below_rankings.append(
                 [pair for pair in ranking if is_below_min_score(pair[1], min_score)]
             )
-        memories = merge_rankings(
-            [*rankings, _rank_unranked_memories(all_memories, rankings)], limit
+        memories = merge_rankings_by_reciprocal_rank(
+            [*rankings, _list_unranked_memories_with_ranks(all_memories, rankings)], limit
         )
         # A question in one namespace must rank behind an answer in another namespace.
         if len(prefixes) > 1:
-            ordered, _ = rank_answers_first([*enumerate(memories, 1)], query)
+            ordered, _ = rank_answers_first_and_count_answers([*enumerate(memories, 1)], query)
             memories = [memory for _, memory in ordered]
         texts = {normalize_text(memory.text) for ranking in rankings for _, memory in ranking}
         below = [
             memory
-            for memory in merge_rankings(below_rankings, limit)
+            for memory in merge_rankings_by_reciprocal_rank(below_rankings, limit)
             if normalize_text(memory.text) not in texts
         ]
         lines = [render_memory_line(memory) for memory in memories]
-        fitting_numbers, tokens = select_fitting_entries(
+        fitting_numbers, tokens = select_fitting_indices_and_count_tokens(
             "memories", lines, max_tokens or self.max_tokens, self._counter
         )
         fitting_memories = [memories[number] for number in fitting_numbers]
@@ -350,7 +354,7 @@ class MemorySearch:
                 and not is_same_as_query(memory, query)
             ]
             above = [pair for pair in candidates if not is_below_min_score(pair[1], min_score)]
-            ordered, answers = rank_answers_first(above, query)
+            ordered, answers = rank_answers_first_and_count_answers(above, query)
             if (
                 answers >= min_answers
                 or sum(not is_below_min_score(m, min_score) for m in memories) < depth
@@ -364,7 +368,7 @@ class MemorySearch:
                 options = {**options, "filter": {"kind": {"$in": list(self._kinds)}}}
 
 
-def _rank_unranked_memories(
+def _list_unranked_memories_with_ranks(
     memories: Sequence[Memory], rankings: Sequence[Sequence[tuple[int, Memory]]]
 ) -> list[tuple[int, Memory]]:
     """Return (rank, memory) for each memory that is in none of the rankings.
@@ -434,7 +438,9 @@ async def _recall(
 recall, arecall = blocking(_recall), awaiting(_recall)
 
 
-def merge_rankings(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list[Memory]:
+def merge_rankings_by_reciprocal_rank(
+    rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int
+) -> list[Memory]:
     """Merge rankings into one list, best first, without repetitions. Ties are ordered newest first.
 
     The method is reciprocal rank fusion, which does not depend on the meaning of a store's scores.
@@ -646,7 +652,7 @@ def check_recall(
             )
         return False
 
-    for question, expected in _validate_questions(questions):
+    for question, expected in _list_questions_with_expected_texts(questions):
         memories, ranks = (
             run(search.find_memories(question, store_without_refresh, config)).memories,
             list[int | None](),
@@ -675,7 +681,7 @@ def check_recall(
     )
 
 
-def _validate_questions(questions: Any) -> list[tuple[str, Sequence[str]]]:
+def _list_questions_with_expected_texts(questions: Any) -> list[tuple[str, Sequence[str]]]:
     """Validate the questions. Return each question with a list of its expected keys or texts."""
     expectation = "expected pairs like ('Who lives in Ghent?', 'Ann'), at least one"
     pairs: list[tuple[str, Sequence[str]]] = []

@@ -39,14 +39,14 @@ or tried to record.
 """
 
 
-def template_needs_record(labels: Sequence[str]) -> bool:
+def is_template_found_only_by_record(template_labels: Sequence[str]) -> bool:
     """Return whether a template contains `{user_id}` and must therefore be recorded in the store.
 
     A template of the form `(label, "{user_id}", ...)`, with a label from `PERSONAL_LABELS`, need
     not be recorded.
     """
-    return USER_LABEL in labels and not (
-        labels[0] in PERSONAL_LABELS and tuple(labels[1:2]) == (USER_LABEL,)
+    return USER_LABEL in template_labels and not (
+        template_labels[0] in PERSONAL_LABELS and tuple(template_labels[1:2]) == (USER_LABEL,)
     )
 
 
@@ -62,18 +62,18 @@ async def record_templates(store: BaseStore, templates: Sequence[Template]) -> N
     """
     for template in templates:
         labels = template.labels
-        if template_needs_record(labels):
-            recorded, scope_prefix = _get_recorded_templates(store)
+        if is_template_found_only_by_record(labels):
+            recorded, scope_prefix = _get_recorded_templates_and_scope_prefix(store)
             if (scope_prefix, labels) not in recorded:
                 with suppress(PerdureError):
-                    await _write_template_record(store, labels)
+                    await _record_template_in_store(store, labels)
                 recorded.add((scope_prefix, labels))
 
 
-async def _write_template_record(store: BaseStore, labels: Namespace) -> None:
+async def _record_template_in_store(store: BaseStore, template_labels: Namespace) -> None:
     """Write the record of a template, unless the store has the record. The record never expires."""
-    key = blake2b(json.dumps(labels).encode(), digest_size=16).hexdigest()
-    value = {"labels": [*labels]}
+    key = blake2b(json.dumps(template_labels).encode(), digest_size=16).hexdigest()
+    value = {"labels": [*template_labels]}
     is_perdures = isinstance(store, Versioned)
     options = {"refresh_ttl": False} if is_perdures else {}
     if await call_method(store, "get", _NAMESPACE, key, **options) is None:
@@ -83,7 +83,7 @@ async def _write_template_record(store: BaseStore, labels: Namespace) -> None:
         await call_method(store, "batch", [put])
 
 
-async def read_templates(store: BaseStore) -> list[Namespace]:
+async def read_recorded_namespace_templates(store: BaseStore) -> list[Namespace]:
     """Return the labels of the templates that are recorded in a store.
 
     The returned list includes templates that this process tried to record but could not, because
@@ -91,7 +91,7 @@ async def read_templates(store: BaseStore) -> list[Namespace]:
     """
     options = {"refresh_ttl": False} if isinstance(store, Versioned) else {}
     items = await call_method(store, "search", _NAMESPACE, limit=_MAX_TEMPLATES, **options)
-    recorded, scope_prefix = _get_recorded_templates(store)
+    recorded, scope_prefix = _get_recorded_templates_and_scope_prefix(store)
     stored = [tuple(map(str, item.value.get("labels", ()))) for item in items]
     return [
         *dict.fromkeys(
@@ -100,7 +100,9 @@ async def read_templates(store: BaseStore) -> list[Namespace]:
     ]
 
 
-def _get_recorded_templates(store: Any) -> tuple[set[tuple[bytes, Namespace]], bytes]:
+def _get_recorded_templates_and_scope_prefix(
+    store: Any,
+) -> tuple[set[tuple[bytes, Namespace]], bytes]:
     """Return the cached records of a store's database, and the store's scope prefix or b""."""
     parts = getattr(store, "_parts", None)
     database = getattr(store, "database", None) or store

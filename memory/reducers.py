@@ -36,7 +36,7 @@ class Keep(dict[str, Any]):
 
     def __init__(self, start: int | None = None, end: int | None = None) -> None:
         super().__init__({"type": "keep", "from": start, "to": end})
-        _validate_keep_update(self)
+        _check_json_form_of_keep(self)
 
     def __repr__(self) -> str:
         return f"Keep(start={self['from']!r}, end={self['to']!r})"
@@ -60,7 +60,7 @@ def messages(left: Any, right: Any) -> Any:
     if not _has_keep(right):
         return _merge_messages(value, right)
     value = _merge_messages(value, [])
-    for part in _split_update(right):
+    for part in _split_update_at_keeps(right):
         if isinstance(part, Mapping):
             value = _select_kept_messages(list(value), part)
         else:
@@ -94,7 +94,7 @@ def keepable(reducer: Reducer = operator.add) -> Reducer:
         value = [] if left is None else left
         if not _has_keep(right):
             return reducer(value, right)
-        for part in _split_update(right):
+        for part in _split_update_at_keeps(right):
             value = (
                 list(value)[_to_slice(part)] if isinstance(part, Mapping) else reducer(value, part)
             )
@@ -144,7 +144,7 @@ def _has_keep(update: Any) -> bool:
     return _is_keep(update) or (isinstance(update, list) and any(map(_is_keep, update)))
 
 
-def _split_update(update: Any) -> list[Any]:
+def _split_update_at_keeps(update: Any) -> list[Any]:
     """Split an update into parts: lists of ordinary elements, and single `Keep` updates.
 
     The parts are returned in the order in which they occur in the update. All `Keep` updates are
@@ -153,7 +153,7 @@ def _split_update(update: Any) -> list[Any]:
     parts: list[Any] = []
     for element in update if isinstance(update, list) else [update]:
         if _is_keep(element):
-            parts.append(_validate_keep_update(element))
+            parts.append(_check_json_form_of_keep(element))
         elif parts and isinstance(parts[-1], list):
             parts[-1].append(element)
         else:
@@ -161,7 +161,7 @@ def _split_update(update: Any) -> list[Any]:
     return parts
 
 
-def _validate_keep_update(keep_update: Mapping[str, Any]) -> Mapping[str, Any]:
+def _check_json_form_of_keep(keep_update: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a `Keep` update. Raise InvalidUpdate if the update is not a valid `Keep`."""
     has_ints = all(
         keep_update.get(key) is None or type(keep_update[key]) is int for key in ("from", "to")

@@ -11,10 +11,10 @@ four roles:
     REPEATS   hardly any word remains, as in "Tell me who built it" or the reply "I do not know"
     ASKS      it is a question without information, such as "Do you remember who built it?"
 
-`rank_answers_first` moves turns with the role ASKS to the end of the ranking. A turn with the role
-REPEATS is moved behind the last turn with a better role. A turn with the role SAYS is moved behind
-the first turn with the role ANSWERS. A turn is moved only behind better turns that share enough
-words with the query.
+`rank_answers_first_and_count_answers` moves turns with the role ASKS to the end of the ranking. A
+turn with the role REPEATS is moved behind the last turn with a better role. A turn with the role
+SAYS is moved behind the first turn with the role ANSWERS. A turn is moved only behind better turns
+that share enough words with the query.
 
 The ranking is not changed if no turn with the role ANSWERS or SAYS shares enough words with the
 query. The answer to the query may be a reply that shares no words with it, and an unchanged ranking
@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from perdure.memory.records import TURN, Memory
-from perdure.memory.sameness import is_same_text
+from perdure.memory.sameness import is_same_normalized_text
 from perdure.stores.text import (
     ENGLISH,
     NON_LATIN,
@@ -83,7 +83,7 @@ class _TurnRole(NamedTuple):
     shared: float
 
 
-def rank_answers_first(
+def rank_answers_first_and_count_answers(
     ranking: Sequence[tuple[int, Memory]], query: str
 ) -> tuple[list[tuple[int, Memory]], int]:
     """Rerank memories, so that turns that only repeat the query follow turns that answer it.
@@ -104,7 +104,9 @@ def rank_answers_first(
         if turn.role != ANSWERS and memory.provenance and memory.provenance.thread_id
     }
     roles = [
-        finder.assign_role(memory, is_reply=_is_reply(memory, unanswered)) if unanswered else turn
+        finder.assign_role(memory, is_reply=_follows_unanswered_message(memory, unanswered))
+        if unanswered
+        else turn
         for (_, memory), turn in zip(ranking, roles, strict=True)
     ]
     answering = sum(turn.role == ANSWERS for turn in roles)
@@ -119,18 +121,32 @@ def rank_answers_first(
     return moved, answering
 
 
-def _build_sort_key(
-    position: int, roles: Sequence[_TurnRole], finder: _RoleFinder
-) -> tuple[bool, int, bool, int]:
+class _SortKey(NamedTuple):
+    """The key by which a memory is sorted.
+
+    Attributes:
+        only_asks: Whether the memory only repeats the query. Such memories come last.
+        target: The position of the memory behind which the memory is moved, or else its own one.
+        is_moved: Whether the memory is moved.
+        position: The position of the memory in the original ranking.
+    """
+
+    only_asks: bool
+    target: int
+    is_moved: bool
+    position: int
+
+
+def _build_sort_key(position: int, roles: Sequence[_TurnRole], finder: _RoleFinder) -> _SortKey:
     """Return the key by which the memory at a position of the ranking is sorted.
 
     The sort leaves the memory at its position, or moves the memory behind a better memory.
     """
     role, shared = roles[position]
     if role == ASKS:
-        return True, position, False, position
+        return _SortKey(only_asks=True, target=position, is_moved=False, position=position)
     if role == ANSWERS:
-        return False, position, False, position
+        return _SortKey(only_asks=False, target=position, is_moved=False, position=position)
     minimum = max(shared * _MIN_SHARED_RATIO[role], _MIN_QUERY_SHARE * finder.query_nats)
     better = [
         other
@@ -138,11 +154,14 @@ def _build_sort_key(
         if roles[other].role < role and roles[other].shared >= minimum
     ]
     if not better:
-        return False, position, False, position
-    return False, better[0] if role == SAYS else better[-1], True, position
+        return _SortKey(only_asks=False, target=position, is_moved=False, position=position)
+    target = better[0] if role == SAYS else better[-1]
+    return _SortKey(only_asks=False, target=target, is_moved=True, position=position)
 
 
-def _is_reply(memory: Memory, unanswered_positions: set[tuple[str | None, int | None]]) -> bool:
+def _follows_unanswered_message(
+    memory: Memory, unanswered_positions: set[tuple[str | None, int | None]]
+) -> bool:
     """Return whether a memory was made from a message that directly follows an unanswered message.
 
     An unanswered message is a message whose turn does not answer the query. `unanswered_positions`
@@ -175,14 +194,16 @@ class _RoleFinder:
         """
         text = _remove_speaker(memory)
         if memory.kind != TURN or not self._words or len(text) > _MAX_CHARS:
-            return _TurnRole(ANSWERS, self._measure_shared_words(text))
-        shared = self._measure_shared_words(text)
+            return _TurnRole(ANSWERS, self._measure_words_shared_with_query(text))
+        shared = self._measure_words_shared_with_query(text)
         sentences = [sentence for sentence in _SENTENCES.split(text) if sentence.strip()]
         is_question = any(map(ends_with_question, sentences))
         repeats = shared >= _MIN_QUERY_SHARE * self.query_nats or (is_question and shared > 0)
-        if not (repeats or is_reply) or self._has_more_information(text):
+        if not (repeats or is_reply) or self._has_informative_words_beyond_query(text):
             return _TurnRole(ANSWERS, shared)
-        if repeats and any(map(self._adds_informative_word, _split_statements(sentences))):
+        if repeats and any(
+            map(self._adds_informative_word, _list_statements_without_questions(sentences))
+        ):
             # The turn is a question with an informative clause, which makes it an answer, or a
             # statement in ordinary words. A statement that contains all words of the query only
             # repeats the query.
@@ -192,7 +213,7 @@ class _RoleFinder:
             return _TurnRole(REPEATS if is_copy else SAYS, shared)
         return _TurnRole(ASKS if is_question and repeats else REPEATS, shared)
 
-    def _measure_shared_words(self, text: str) -> float:
+    def _measure_words_shared_with_query(self, text: str) -> float:
         """Return the total information, in nats, of the query's words that occur in a text."""
         text_words = {*tokenize(text[:_MAX_CHARS])}
         words = extract_query_words(self._query)
@@ -200,7 +221,7 @@ class _RoleFinder:
             self._measure_word(word) for word, stem in words.items() if text_words & {word, stem}
         )
 
-    def _find_remaining_words(self, text: str) -> list[str]:
+    def _list_words_not_in_query(self, text: str) -> list[str]:
         """Return the words of a text that are neither words of the query nor stop words."""
         stops = frozenset[str]().union(*map(stop_words, self._languages))
         words = {
@@ -216,9 +237,9 @@ class _RoleFinder:
         common = max(message_frequency(word, name) for name in self._languages)
         return -math.log(common) if common else self._unlisted
 
-    def _has_more_information(self, text: str) -> bool:
+    def _has_informative_words_beyond_query(self, text: str) -> bool:
         """Return whether the words of a text that the query does not contain are informative."""
-        rest = self._find_remaining_words(text)
+        rest = self._list_words_not_in_query(text)
         if sum(map(self._measure_word, rest)) >= _MIN_INFORMATIVE_NATS:
             return True
         capitalized = {
@@ -232,11 +253,11 @@ class _RoleFinder:
 
     def _adds_informative_word(self, clause: str) -> bool:
         """Return whether a clause contains a word of the query, and another, informative word."""
-        if not self._measure_shared_words(clause):
+        if not self._measure_words_shared_with_query(clause):
             return False
         return any(
             self._measure_word(word) >= _MIN_WORD_NATS
-            for word in self._find_remaining_words(clause)
+            for word in self._list_words_not_in_query(clause)
         )
 
 
@@ -244,7 +265,7 @@ def _tokenize_name(word: str) -> list[str]:
     return tokenize(word) if word[0].isupper() else []
 
 
-def _split_statements(sentences: Sequence[str]) -> list[str]:
+def _list_statements_without_questions(sentences: Sequence[str]) -> list[str]:
     """Return the sentences that are statements, and the statements in questions.
 
     If a question has several clauses, all clauses before the last one count as statements.
@@ -263,4 +284,4 @@ def _remove_speaker(memory: Memory) -> str:
 
 def is_same_as_query(memory: Memory, query: str) -> bool:
     """Return whether a memory is a turn (its `kind` is "turn") whose text equals the query."""
-    return memory.kind == TURN and is_same_text(memory.text, query)
+    return memory.kind == TURN and is_same_normalized_text(memory.text, query)

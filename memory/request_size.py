@@ -93,7 +93,7 @@ class RequestSize:
         grown = not self.has_summary or self.recent >= _MIN_SHARE * trigger_tokens
         return self.total >= trigger_tokens and grown
 
-    def max_message_tokens(self, trigger_tokens: float) -> float:
+    def max_message_tokens_below_trigger(self, trigger_tokens: float) -> float:
         """Return the maximum number of message tokens with which the request stays below a trigger.
 
         The returned maximum is a number of estimated tokens. The model may have reported more
@@ -140,20 +140,22 @@ def measure_request(
     scale = counter.scale_to_usage(messages).scale
     total, recent = ceil(scale * (estimated + other)), ceil(scale * estimated)
     start = _find_first_after_summary(messages, summary)
-    newest = _find_reporting_answer(messages, range(len(messages) - 1, start - 1, -1), parts)
+    newest = _find_position_of_answer_with_usage(
+        messages, range(len(messages) - 1, start - 1, -1), parts
+    )
     if newest is not None:
         later = islice(zip(costs, is_system, strict=True), newest + 1, None)
         later_tokens = sum(cost for cost, is_ignored in later if not is_ignored)
         reported = read_request_tokens(messages[newest]) + ceil(scale * later_tokens)
         total = max(total, reported)
         if summary:
-            first = _find_reporting_answer(messages, range(start, newest + 1), parts)
+            first = _find_position_of_answer_with_usage(messages, range(start, newest + 1), parts)
             first = newest if first is None else first
             recent = max(recent, reported - read_request_tokens(messages[first]))
     return RequestSize(total, estimated, other, summary_tokens, recent, bool(summary), scale)
 
 
-def _find_reporting_answer(
+def _find_position_of_answer_with_usage(
     messages: Messages, positions: Iterable[int], parts: RequestParts
 ) -> int | None:
     """Return the first position whose message is an answer that reports token usage, or None."""

@@ -32,10 +32,10 @@ class Versioned(Protocol):
     ahistory: Callable[..., Any]
 
 
-def get_graph_store(component: str) -> Any:
+def get_graph_store(component_in_error: str) -> Any:
     """Return the store with which the running graph was compiled.
 
-    In the error message, `component` names the object that needs a store.
+    In the error message, `component_in_error` names the object that needs a store.
 
     Raises:
         ConfigurationError: No graph is running, or it has no store.
@@ -51,12 +51,14 @@ def get_graph_store(component: str) -> Any:
         store = None
     if store is None:
         raise ConfigurationError(
-            f"{component} have no store; pass store=, or compile the graph with a store"
+            f"{component_in_error} have no store; pass store=, or compile the graph with a store"
         )
     return store
 
 
-def read_run_values(names: Sequence[str], config: RunnableConfig | None) -> dict[str, Any]:
+def read_values_of_run_context_or_config(
+    names: Sequence[str], config: RunnableConfig | None
+) -> dict[str, Any]:
     """Read values by name from a run's context, or from its `configurable` as a fallback.
 
     langgraph does not store the context of a run. Values from the context are therefore passed to
@@ -144,7 +146,9 @@ def get_allowed_teams(config: RunnableConfig | None) -> Collection[str] | None:
     return allowed
 
 
-def read_run_source(config: RunnableConfig | None) -> tuple[str | None, str | None]:
+def read_thread_and_checkpoint_id_of_run(
+    config: RunnableConfig | None,
+) -> tuple[str | None, str | None]:
     """Return the thread id of a run, and the id of the checkpoint from which the run continues.
 
     The thread id and the checkpoint id are None if the run has no thread. Within a node, the
@@ -218,7 +222,7 @@ class Template:
         expected = "labels, like ('notes', '{user_id}')"
         self.labels = tuple(check_instance("the template", labels, (list, tuple), expected))
         check_whole_number("the number of labels of the template", len(self.labels), 1)
-        self._parsed = [_parse_label(label) for label in self.labels]
+        self._parsed = [_split_label_at_placeholder(label) for label in self.labels]
         self.is_team = self.labels[0] == TEAMS
         if self.is_team:
             self._check_team_template(shared)
@@ -268,13 +272,13 @@ class Template:
 
         If `team` is not None, the placeholder `{team}` is replaced by `team`.
         """
-        if self.lacks_memory(config):
+        if self.is_memory_disabled_for_run(config):
             raise InvalidConfig(
                 f"the run has no memory, so {self.labels!r} cannot be filled in: its message is "
                 "not from the person of the thread, and its sender may not act for that person"
             )
         names = [name for name in self.names if team is None or name != "team"]
-        values = read_run_values(names, config) if names else {}
+        values = read_values_of_run_context_or_config(names, config) if names else {}
         if team is not None:
             values["team"] = team
         return tuple(
@@ -282,7 +286,7 @@ class Template:
             for prefix, name, suffix in self._parsed
         )
 
-    def lacks_memory(self, config: RunnableConfig | None = None) -> bool:
+    def is_memory_disabled_for_run(self, config: RunnableConfig | None = None) -> bool:
         """Return whether this is a user's or team's template in a run that must not use memories.
 
         In a run that must not use memories, nodes recall and remember nothing. See
@@ -329,7 +333,7 @@ class Template:
         return str.__str__(value)
 
 
-def _parse_label(label: Any) -> tuple[str, str, str]:
+def _split_label_at_placeholder(label: Any) -> tuple[str, str, str]:
     """Split a label into (text before the placeholder, the placeholder's name, text after it).
 
     If the label contains no placeholder, the last two elements of the tuple are "".

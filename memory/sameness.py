@@ -24,7 +24,7 @@ _TOKENS: Final = re.compile(r"\w+|[^\w\s.,;:!\"()]")
 _MIN_WORDS_TO_ROTATE: Final = 4
 
 
-def is_same_text(left_text: str, right_text: str) -> bool:
+def is_same_normalized_text(left_text: str, right_text: str) -> bool:
     """Return whether two texts have the same normal form.
 
     The normal form ignores capitals, punctuation, spaces and variant forms of letters.
@@ -41,7 +41,7 @@ def is_equivalent_text(left_text: str, right_text: str) -> bool:
     The docstring of the module `perdure.memory.sameness` describes when two texts state the same
     fact.
     """
-    if is_same_text(left_text, right_text):
+    if is_same_normalized_text(left_text, right_text):
         return True
     first, second = _split_words(left_text), _split_words(right_text)
     return len(first) == len(second) and (

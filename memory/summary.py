@@ -26,17 +26,21 @@ from perdure.memory.background_summary import (
     SavedThread,
     can_store_summary,
     ends_with_answer,
-    find_saved_thread,
+    find_thread_of_current_run,
     read_head,
     store_summary,
 )
 from perdure.memory.conversation import Messages, iter_turn_ranges, role
-from perdure.memory.exchanges import find_late_results, has_all_results, iter_turns
+from perdure.memory.exchanges import (
+    find_remaining_results_of_removed_calls,
+    has_results_of_all_tool_calls,
+    iter_turns,
+)
 from perdure.memory.failed_turns import FailedTurns
 from perdure.memory.loaded_thread import find_run_thread, has_erased_message
 from perdure.memory.message_updates import (
     build_messages_update,
-    check_message_ids,
+    check_messages_removable_by_id,
     merge_duplicate_messages,
 )
 from perdure.memory.model_call import NamedModel, make_model_call
@@ -48,7 +52,7 @@ from perdure.memory.options import (
     check_text,
     check_whole_number,
 )
-from perdure.memory.quotation import cut_middle, render_message, render_message_units
+from perdure.memory.quotation import cut_middle, render_message, render_messages_with_tool_results
 from perdure.memory.request_size import RequestParts, RequestSize, measure_request
 from perdure.memory.summary_request import PROMPT as PROMPT
 from perdure.memory.summary_request import SummaryRequest
@@ -97,7 +101,7 @@ _BACKGROUND_SHARE: Final = 0.75
 _MAX_QUESTION_CHARS: Final = 2_000
 
 
-def _find_smallest_limits(
+def _find_smallest_message_and_token_limits(
     option_name: str, sizes: Sequence[Any], model: Any
 ) -> tuple[float, float]:
     """Return the lowest number of messages and the lowest number of tokens in `sizes`.
@@ -196,14 +200,18 @@ class Summarize(MessagesNode):
             max_input = int(_REQUEST_SHARE * context_window(known_model))
         several = isinstance(trigger, list | tuple) and trigger and not isinstance(trigger[0], str)
         sizes: Sequence[Any] = trigger if several else [trigger]
-        limits = _find_smallest_limits("trigger", sizes, known_model)
+        limits = _find_smallest_message_and_token_limits("trigger", sizes, known_model)
         halves = ((limits[0] + 1) / 2, (limits[1] + 1) / 2)
         self.request = SummaryRequest(
             call, check_text("summary_prompt", summary_prompt), counter.count_text, max_input
         )
         # `trigger` and `keep` are pairs of limits: a number of messages, and a number of tokens.
         self.trigger = limits
-        self.keep = halves if keep is None else _find_smallest_limits("keep", [keep], known_model)
+        self.keep = (
+            halves
+            if keep is None
+            else _find_smallest_message_and_token_limits("keep", [keep], known_model)
+        )
         self.on_failure = check_choice("on_failure", on_failure, ON_FAILURE)
         self._keeps_half = keep is None
         self._failed, self._warned = FailedTurns(), Event()
@@ -369,7 +377,7 @@ class Summarize(MessagesNode):
         return early
 
     def _find_saved_thread(self) -> SavedThread | None:
-        return None if self._background is None else find_saved_thread()
+        return None if self._background is None else find_thread_of_current_run()
 
     def _find_summarized_messages(self, state: Any) -> list[BaseMessage]:
         """Return the messages of a state that its summary already covers."""
@@ -377,7 +385,7 @@ class Summarize(MessagesNode):
         messages = read_messages(state, self.messages_key) if summarized else ()
         return [message for message in messages if message in summarized]
 
-    def _check_summary_channels(self, state: Any) -> None:
+    def _check_state_has_summarized_channel(self, state: Any) -> None:
         """Raise ConfigurationError if the state has no channel for the ids of summarised messages.
 
         Without the channel `summarized`, the graph would remove the summarised messages from its
@@ -407,7 +415,7 @@ class Summarize(MessagesNode):
         update removes the messages that the stored summary covers.
         """
         if "langgraph_node" in ((config or {}).get("metadata") or {}):
-            self._check_summary_channels(state)
+            self._check_state_has_summarized_channel(state)
         messages, thread = read_messages(state, self.messages_key), self._find_saved_thread()
         gone = [] if thread is None else self._find_summarized_messages(state)
         if thread is not None and ends_with_answer(messages):
@@ -415,7 +423,9 @@ class Summarize(MessagesNode):
             selection, text = _NOTHING, None
         else:
             selection = self._select_from_state(state)
-            check_message_ids(messages if selection.messages else (), self.messages_key)
+            check_messages_removable_by_id(
+                messages if selection.messages else (), self.messages_key
+            )
             previous = read_summary(read_channel(state, SUMMARY))
             text = await self._try_to_write_summary(previous, selection, messages, config)
         update: dict[str, Any] = {}
@@ -487,7 +497,10 @@ class Summarize(MessagesNode):
         Return None if the messages have no content, or if a message was erased while the model
         wrote the summary.
         """
-        turns, steps = render_message_units(selection.turns), render_message_units(selection.steps)
+        turns, steps = (
+            render_messages_with_tool_results(selection.turns),
+            render_messages_with_tool_results(selection.steps),
+        )
         units = [*turns, *steps]
         if not units:
             return None
@@ -559,14 +572,14 @@ class Summarize(MessagesNode):
         limit = self._compute_max_kept_tokens(size)
         first_kept = self._find_first_kept_position(messages, limit)
         old, rest = _exclude_system_messages(messages[:first_kept]), messages[first_kept:]
-        old += find_late_results(old, rest)
+        old += find_remaining_results_of_removed_calls(old, rest)
         if len(list(iter_turn_ranges(rest))) == 1 and (
             not old or self._newest_turn_reaches_trigger(rest, size)
         ):
-            return Selection(old, *self._select_older_exchanges(rest, limit))
+            return Selection(old, *self._select_older_messages_and_question(rest, limit))
         return Selection(old)
 
-    def _select_older_exchanges(
+    def _select_older_messages_and_question(
         self, turn: Messages, max_kept_tokens: float
     ) -> tuple[list[BaseMessage], BaseMessage | None]:
         """Select the older exchanges of a long turn, which the next summary will replace.
@@ -579,7 +592,7 @@ class Summarize(MessagesNode):
         """
         stored = next(iter_turns(turn, purpose="state"), None)
         units = [] if stored is None else stored.units
-        if units and not has_all_results(units[-1]):
+        if units and not has_results_of_all_tool_calls(units[-1]):
             # The result of a tool call in the last exchange is still missing, so this exchange is
             # not summarised.
             units = units[:-1]
@@ -594,7 +607,9 @@ class Summarize(MessagesNode):
             if start < len(units) and self._exceeds_keep(*cost, max_kept_tokens):
                 break
             start -= 1
-        steps = [m for unit in units[begin:start] if has_all_results(unit) for m in unit]
+        steps = [
+            m for unit in units[begin:start] if has_results_of_all_tool_calls(unit) for m in unit
+        ]
         return steps, units[0][0] if steps and begin else None
 
     def _measure_request(self, messages: Messages, summary: Summary | None) -> RequestSize | None:
@@ -626,7 +641,7 @@ class Summarize(MessagesNode):
         """Return the maximum number of tokens of the messages that are not summarised."""
         if size is None:
             return self.keep[1]
-        room = size.max_message_tokens(self.trigger[1])
+        room = size.max_message_tokens_below_trigger(self.trigger[1])
         return (room + 1) / 2 if self._keeps_half else min(self.keep[1], room)
 
     def _find_first_kept_position(self, messages: Messages, max_kept_tokens: float) -> int:
@@ -646,14 +661,16 @@ class Summarize(MessagesNode):
         return first_kept if is_over else 0
 
     def _count_messages_and_tokens(
-        self, messages: Iterable[BaseMessage], limit: float
+        self, messages: Iterable[BaseMessage], token_limit: float
     ) -> tuple[int, int]:
         """Return the number of messages and the number of their tokens.
 
-        If `limit` is infinite, the tokens are not counted, and 0 is returned as their number.
+        If `token_limit` is infinite, the tokens are not counted, and 0 is returned as their number.
         """
         members = list(messages)
-        return len(members), sum(map(self.counter.count_message, members)) if limit < inf else 0
+        return len(members), sum(
+            map(self.counter.count_message, members)
+        ) if token_limit < inf else 0
 
     def _exceeds_keep(self, message_count: int, token_count: int, max_kept_tokens: float) -> bool:
         """Return whether messages exceed the limit `keep` in messages or the limit in tokens."""

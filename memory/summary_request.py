@@ -13,7 +13,7 @@ from perdure import errors
 from perdure.memory.model_call import (
     ModelCall,
     RefusedAnswer,
-    find_answer_fault,
+    find_reason_for_unusable_answer,
     is_context_overflow,
     read_answer_text,
 )
@@ -96,7 +96,7 @@ class SummaryRequest:
         while texts:
             if self._count_tokens_with_line_break(previous) > room // 2:
                 texts, previous = [escape_delimiters(previous), *texts], ""
-            part, rest = self._split_texts(
+            part, rest = self._split_fitting_and_remaining_texts(
                 texts, room - self._count_tokens_with_line_break(previous)
             )
             try:
@@ -159,7 +159,7 @@ class SummaryRequest:
 
             Raise InvalidPatch if the answer has no text or is too long.
             """
-            fault = find_answer_fault(answer)
+            fault = find_reason_for_unusable_answer(answer)
             length = 0 if fault else self.count_tokens(read_answer_text(answer))
             if length > max_tokens:
                 fault = f"the answer has {length} tokens; expected at most {words} words"
@@ -173,7 +173,9 @@ class SummaryRequest:
         """Count the tokens of a text and a line break. Return 0 for an empty text."""
         return self.count_tokens(text) + 1 if text else 0
 
-    def _split_texts(self, texts: Sequence[str], max_tokens: int) -> tuple[list[str], list[str]]:
+    def _split_fitting_and_remaining_texts(
+        self, texts: Sequence[str], max_tokens: int
+    ) -> tuple[list[str], list[str]]:
         """Split texts into those that fit into `max_tokens` tokens, and the remaining texts.
 
         If the first text has more than `max_tokens` tokens, the first text itself is split.

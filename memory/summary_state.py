@@ -188,11 +188,11 @@ class SummarizedMessages:
         """
         for turn in turns:
             question, *rest = turn.units
-            units = [unit for unit in rest if not self._covers_unit(unit)]
-            if units or not self._covers_unit(question):
+            units = [unit for unit in rest if not self._are_all_messages_summarized(unit)]
+            if units or not self._are_all_messages_summarized(question):
                 yield turn._replace(units=[question, *units])
 
-    def _covers_unit(self, unit: Unit) -> bool:
+    def _are_all_messages_summarized(self, unit: Unit) -> bool:
         """Return whether all messages of a unit are summarised.
 
         Messages that perdure added to the request are ignored.

@@ -562,15 +562,15 @@ async def read_watermarks(
     return [empty if note is None else _decode_watermark(note) for note in notes]
 
 
-def build_failure_reset(note: Item) -> PutItem:
+def build_put_clearing_watermark_failure(watermark_note: Item) -> PutItem:
     """Build the put that stores a watermark again without the failure that it records.
 
     The thread does not become due before it has a new head. When the thread is due again, the
     extraction also reads the messages that the failed extraction could not read.
     """
-    watermark, (_, _, *namespace) = _decode_watermark(note), note.namespace
+    watermark, (_, _, *namespace) = _decode_watermark(watermark_note), watermark_note.namespace
     reset_mark = watermark.advance((), watermark.failed_head)
-    return reset_mark.build_put(tuple(namespace), note.value["thread_id"])
+    return reset_mark.build_put(tuple(namespace), watermark_note.value["thread_id"])
 
 
 def _decode_watermark(note: Item) -> Watermark:

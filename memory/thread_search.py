@@ -458,22 +458,22 @@ def _build_hit(query: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
         item.value["role"],
         message_text,
         source.at,
-        find_marks(message_text, query),
+        find_query_word_spans(message_text, query),
         next(iter(source.message_ids), None),
         source.position or 0,
         item.score or 0.0,
     )
 
 
-def find_marks(text: str, query: str) -> tuple[tuple[int, int], ...]:
+def find_query_word_spans(text: str, query: str) -> tuple[tuple[int, int], ...]:
     """Find the positions of a query's words in a text.
 
     The positions of inflected forms of the words are included. If the query contains a misspelt
     word, similar words in the text are found.
 
-    >>> find_marks("She runs; he ran to the shop.", "running shops")
+    >>> find_query_word_spans("She runs; he ran to the shop.", "running shops")
     ((4, 8), (24, 28))
-    >>> find_marks("我喜欢聊天记忆", "聊天")
+    >>> find_query_word_spans("我喜欢聊天记忆", "聊天")
     ((3, 5),)
 
     Returns:

@@ -244,7 +244,7 @@ def _count_media_tokens(media_kind: str, block: Mapping[str, Any], count_text: C
     for part in parts:
         nested = (part.get(key) for key in _NESTED_KEYS) if len(parts) < _MAX_NESTED else ()
         parts += [value for value in nested if isinstance(value, Mapping)]
-    mime, data = _find_media_data(parts)
+    mime, data = _find_mime_type_and_media_data(parts)
     prefix = mime.partition("/")[0]
     media_kind = prefix if prefix in ("image", "audio", "video") else media_kind
     if media_kind == "image":
@@ -263,7 +263,9 @@ def _count_media_tokens(media_kind: str, block: Mapping[str, Any], count_text: C
     return _estimate_media_tokens(media_kind, mime, size)
 
 
-def _find_media_data(parts: Sequence[Mapping[str, Any]]) -> tuple[str, str | bytes | None]:
+def _find_mime_type_and_media_data(
+    parts: Sequence[Mapping[str, Any]],
+) -> tuple[str, str | bytes | None]:
     """Return the MIME type and the data of the media in a block.
 
     If the block has no MIME type, a format such as `wav` or a file name is returned in place of the

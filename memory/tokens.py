@@ -153,7 +153,7 @@ class TokenCounter:
             audio = message.additional_kwargs.get("audio")
             if isinstance(audio, Mapping):
                 total += count_voice_tokens(audio, self.count_text)
-            return total + self._count_call_tokens(message)
+            return total + self._count_tool_call_tokens(message)
         return total + _RESULT if kind == "tool" else total
 
     def count_tools(self, tools: Sequence[Any]) -> int:
@@ -201,12 +201,15 @@ class TokenCounter:
         model = self.model or next(filter(None, map(read_model_name, reversed(answers))), None)
         unscaled = TokenCounter()
         of_model = (m for m in answers if is_same_model(read_model_name(m), model))
-        scale = min(_MAX_SCALE, max(map(unscaled._compute_usage_ratio, of_model), default=1.0))
+        scale = min(
+            _MAX_SCALE,
+            max(map(unscaled._compute_reported_to_estimated_ratio, of_model), default=1.0),
+        )
         if scale == self.scale:
             return self
         return TokenCounter(tools=self._tools, scale=scale, model=self.model)
 
-    def _compute_usage_ratio(self, message: BaseMessage) -> float:
+    def _compute_reported_to_estimated_ratio(self, message: BaseMessage) -> float:
         """Return the ratio of an answer's reported tokens to its estimated tokens.
 
         The ratio is 1 if fewer tokens were reported than estimated.
@@ -218,7 +221,7 @@ class TokenCounter:
             max(1.0, read_answer_tokens(message) / estimated) if estimated >= _MIN_MEASURED else 1.0
         )
 
-    def _count_call_tokens(self, message: Any) -> int:
+    def _count_tool_call_tokens(self, message: Any) -> int:
         """Return the number of tokens of the tool calls in a message."""
         total = 0
         for call in (*message.tool_calls, *message.invalid_tool_calls):
@@ -229,7 +232,7 @@ class TokenCounter:
     def _count_block_tokens(self, blocks: Sequence[Any]) -> int:
         """Return the number of tokens of content blocks.
 
-        The tokens of tool calls are not included. `_count_call_tokens` counts them.
+        The tokens of tool calls are not included. `_count_tool_call_tokens` counts them.
         """
         total = 0
         for block in blocks:
@@ -255,7 +258,7 @@ def token_counter(model: Countable | None = None) -> TokenCounter:
             tokens that a function adds to every request, such as those of tools, are measured once.
             `len` counts messages and no tools. A `TokenCounter` is returned unchanged.
     """
-    model, tools = _unwrap_model(model)
+    model, tools = _unwrap_model_and_bound_tools(model)
     if model is None or model == "approximate":
         return TokenCounter()
     if isinstance(model, str):
@@ -310,7 +313,7 @@ def context_window(model: str | Runnable[Any, Any]) -> int:
     from langchain_core.language_models import BaseChatModel
 
     expected = "a chat model, or the name of an OpenAI model whose context window is known"
-    unwrapped: Any = _unwrap_model(model)[0]
+    unwrapped: Any = _unwrap_model_and_bound_tools(model)[0]
     check_instance("the model", unwrapped, (str, BaseChatModel), expected)
     chat_model = unwrapped
     if isinstance(unwrapped, str) and _find_encoding_name(unwrapped) is not None:
@@ -347,7 +350,7 @@ _MAX_CHUNK_CHARS: Final = 50_000
 _MAX_CACHED_COUNTS: Final = 1 << 16
 
 
-def _unwrap_model(model: Any) -> tuple[Any, Sequence[Any]]:
+def _unwrap_model_and_bound_tools(model: Any) -> tuple[Any, Sequence[Any]]:
     """Remove bindings, such as those of `bind_tools`, from a model.
 
     Return the model and the bound tools.

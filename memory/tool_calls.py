@@ -137,7 +137,7 @@ def list_call_ids(message: AIMessage) -> list[str | None]:
     return [call.id for call in find_tool_calls(message)]
 
 
-def find_result_ids(message: BaseMessage) -> list[str]:
+def list_call_ids_of_results(message: BaseMessage) -> list[str]:
     """Return the ids of the tool calls whose results a message contains."""
     if isinstance(message, ToolMessage):
         return [message.tool_call_id]
@@ -170,7 +170,7 @@ def iter_content_blocks(message: BaseMessage) -> Iterator[Mapping[str, Any]]:
     content = message.content
     for block in () if isinstance(content, str) else content:
         if isinstance(block, dict):
-            yield unwrap_block(block)
+            yield unwrap_non_standard_block(block)
     # langchain-openai wrote the field `tool_outputs` before version 1.0.
     older = message.additional_kwargs.get("tool_outputs")
     for block in older if isinstance(older, list) else ():
@@ -178,7 +178,7 @@ def iter_content_blocks(message: BaseMessage) -> Iterator[Mapping[str, Any]]:
             yield block
 
 
-def unwrap_block(block: Mapping[str, Any]) -> Mapping[str, Any]:
+def unwrap_non_standard_block(block: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the provider's block from within a langchain block of type `non_standard`.
 
     A block of any other type is returned unchanged.
@@ -214,7 +214,7 @@ def rewrite_calls(
     # `tool_calls` are under the key False.
     entries: dict[bool, list[Any]] = {False: [], True: []}
     for position, call in enumerate(calls):
-        entry = None if position in removed_positions else _build_call_entry(message, call)
+        entry = None if position in removed_positions else _build_tool_call_entry(message, call)
         if entry is not None:
             entry = {**entry, "id": new_ids[position]} if position in new_ids else entry
             entries[call.kind == "unparsed"].append(entry)
@@ -222,7 +222,7 @@ def rewrite_calls(
         message.tool_calls
     ):
         return message
-    is_removed = _build_removal_test(calls, removed_positions, new_ids, stray_ids)
+    is_removed = _build_block_removal_test(calls, removed_positions, new_ids, stray_ids)
     sentences = [
         f"[A call of {calls[position].name or 'a tool'} is left out; {NO_RESULT}.]"
         for position in sorted(removed_positions)
@@ -247,7 +247,7 @@ def rewrite_calls(
     return message.model_copy(update=changes)
 
 
-def _build_removal_test(
+def _build_block_removal_test(
     calls: Sequence[Call],
     removed_positions: Collection[int],
     new_ids: Mapping[int, str],
@@ -263,7 +263,7 @@ def _build_removal_test(
         """Return whether `rewrite_calls` removes the content block `block`."""
         if not isinstance(block, dict):
             return False
-        inner = unwrap_block(block)
+        inner = unwrap_non_standard_block(block)
         if id(inner) in removed_blocks or _find_result_id(inner) in stray_ids:
             return True
         call = _read_call_from_block(inner)
@@ -307,12 +307,13 @@ def remove_result_blocks(message: BaseMessage, stray_ids: Collection[str]) -> Ba
     content = [
         block
         for block in message.content
-        if not isinstance(block, dict) or _find_result_id(unwrap_block(block)) not in stray_ids
+        if not isinstance(block, dict)
+        or _find_result_id(unwrap_non_standard_block(block)) not in stray_ids
     ]
     return message.model_copy(update={"content": content})
 
 
-def _build_call_entry(message: AIMessage, call: Call) -> Any:
+def _build_tool_call_entry(message: AIMessage, call: Call) -> Any:
     """Build the entry of a call in `tool_calls` or `invalid_tool_calls`.
 
     Return None for a call that these lists cannot contain, such as a call that the provider

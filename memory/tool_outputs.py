@@ -22,7 +22,7 @@ from perdure.errors import UnknownCheckpoint, UnknownThread
 from perdure.memory.conversation import SHORTENED, Turn, Unit
 from perdure.memory.message_updates import (
     build_messages_update,
-    check_message_ids,
+    check_messages_removable_by_id,
     merge_duplicate_messages,
 )
 from perdure.memory.nodes import MessagesNode, ModelInput, read_messages
@@ -115,7 +115,7 @@ class ClearToolOutputs(MessagesNode):
             lines = [message for message in result if id(message) not in present]
             merged = merge_duplicate_messages(messages)
             if merged is messages:
-                check_message_ids(lines, self.messages_key)
+                check_messages_removable_by_id(lines, self.messages_key)
                 return lines
             line_of = {line.id: line for line in lines}
             target = [line_of.get(message.id, message) for message in merged]
@@ -131,7 +131,7 @@ class ClearToolOutputs(MessagesNode):
         # Tool results that the model has not seen yet are not replaced. These results are in the
         # last exchange. If the last exchange has a call without a result, the exchange before the
         # last one also has results that the model has not seen.
-        count = 2 if newest and _lacks_results(newest[0].units[-1]) else 1
+        count = 2 if newest and _lacks_results_of_tool_calls(newest[0].units[-1]) else 1
         unread = {id(m) for turn in newest for unit in turn.units[-count:] for m in unit}
         for turn in chain(newest, turns):
             units = []
@@ -181,7 +181,7 @@ def _get_tool_name(tool: Any) -> str | None:
     return getattr(tool, "name", None)
 
 
-def _lacks_results(unit: Unit) -> bool:
+def _lacks_results_of_tool_calls(unit: Unit) -> bool:
     """Return whether an exchange contains a tool call without a stored result."""
     call, *results = unit
     stored = [result for result in results if REQUEST_ONLY not in result.additional_kwargs]

@@ -34,7 +34,7 @@ from perdure.memory.changes import (
 )
 from perdure.memory.collection import Collection
 from perdure.memory.conversation import role
-from perdure.memory.gate import Gate, iter_json_values
+from perdure.memory.gate import Gate, iter_json_values_with_depth
 from perdure.memory.loaded_thread import find_run_thread
 from perdure.memory.model_call import describe_validation_errors
 from perdure.memory.nodes import is_message_list, read_channel
@@ -45,8 +45,8 @@ from perdure.memory.recall import (
     NAMESPACE,
     Labels,
     choose_namespace_option,
-    list_labels_per_namespace,
-    merge_rankings,
+    merge_rankings_by_reciprocal_rank,
+    wrap_single_namespace_in_list,
 )
 from perdure.memory.records import (
     FACT,
@@ -57,7 +57,13 @@ from perdure.memory.records import (
     get_adapter,
     render_memory_line,
 )
-from perdure.memory.run_config import TEAM, TEAMS, choose_team, read_run_source, read_run_teams
+from perdure.memory.run_config import (
+    TEAM,
+    TEAMS,
+    choose_team,
+    read_run_teams,
+    read_thread_and_checkpoint_id_of_run,
+)
 from perdure.settings import TOOL_LIMIT
 from perdure.stores.base import Provenance
 from perdure.stores.namespaces import check_key
@@ -179,13 +185,13 @@ def manage_memory(
 
     async def manage(arguments: Mapping[str, Any], attribution: Attribution) -> str:
         """Change the memories of the user or of a team as the model requested."""
-        if collection.namespace.lacks_memory(attribution.config):
+        if collection.namespace.is_memory_disabled_for_run(attribution.config):
             raise ToolException(_WITHOUT_MEMORY_ANSWER)
         chosen_collection, config = collection, attribution.config
         if team_collection is not None and (
             team := (arguments.get("team") or "").strip(_STRAY_CHARS)
         ):
-            chosen_collection, config = team_collection, _choose_team_of_run(config, team)
+            chosen_collection, config = team_collection, _build_config_for_team_of_run(config, team)
         # `build_writer` fails only because of a mistake of the developer, so its error is raised
         # and not reported to the model.
         writer = chosen_collection.build_writer(config, by_model=True)
@@ -232,7 +238,7 @@ def search_memory(
         since=(str | None, Field(None, description=SINCE_DESCRIPTION)),
         until=(str | None, Field(None, description=UNTIL_DESCRIPTION)),
     )
-    label_lists = list_labels_per_namespace(choose_namespace_option(namespace, namespaces))
+    label_lists = wrap_single_namespace_in_list(choose_namespace_option(namespace, namespaces))
     collections = [Collection(store, labels) for labels in label_lists]
     checked_min_score = check_min_score(min_score)
 
@@ -260,7 +266,7 @@ def search_memory(
             rankings.append([*enumerate(memories_found, 1)])
         memories = [memory for _, memory in chain.from_iterable(rankings)]
         if len(rankings) > 1:
-            memories = merge_rankings(rankings, result_limit)
+            memories = merge_rankings_by_reciprocal_rank(rankings, result_limit)
         if not memories:
             return "Nothing is known about that."
         return quote_memories(memories)
@@ -268,7 +274,7 @@ def search_memory(
     return build_tool(search, name, description, arguments)
 
 
-def _choose_team_of_run(config: RunnableConfig | None, team: str) -> RunnableConfig:
+def _build_config_for_team_of_run(config: RunnableConfig | None, team: str) -> RunnableConfig:
     """Return a copy of a run's config that selects the memory of one of the run's teams.
 
     Raises:
@@ -522,7 +528,7 @@ async def _write_memory_action(
 
 def _list_texts(value: Any) -> list[str]:
     """List the texts in a JSON value."""
-    return [part for part, _ in iter_json_values(value) if isinstance(part, str)]
+    return [part for part, _ in iter_json_values_with_depth(value) if isinstance(part, str)]
 
 
 def _render_memory_with_id(memory: Memory, date: str | None) -> str:
@@ -587,11 +593,12 @@ class Attribution:
         elif words and len(tool_words) >= len(words) / 2:
             trust, rests_on = "tool", by_tool
         messages = [
-            self.messages[i] for i in sorted(_iter_covering_message_indices(words, rests_on))
+            self.messages[i]
+            for i in sorted(_iter_indices_of_messages_covering_words(words, rests_on))
         ]
         names = {message.name for message in messages}
         return Provenance(
-            *read_run_source(self.config),
+            *read_thread_and_checkpoint_id_of_run(self.config),
             message_ids=tuple(message.id for message in messages if message.id),
             actor=(names.pop() if len(names) == 1 else None) or trust,
             trust=trust,
@@ -637,7 +644,7 @@ def _extract_stems(text: Any) -> set[str]:
     return {word for word in tokenize(str(text)) if word not in _IGNORED_STEMS}
 
 
-def _iter_covering_message_indices(words: set[str], messages: Words) -> Iterator[int]:
+def _iter_indices_of_messages_covering_words(words: set[str], messages: Words) -> Iterator[int]:
     """Yield the indices of a small set of messages that together contain `words`.
 
     The algorithm is a greedy set cover. The next message is the one with the largest number of

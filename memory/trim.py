@@ -303,14 +303,15 @@ def _parse_message_types(option_name: str, value: Any, expected: str) -> frozens
     """
     is_several = isinstance(value, list | tuple | set | frozenset)
     types = [
-        _parse_message_type(item) for item in (value if is_several else [value] if value else [])
+        _list_message_types_of_name_or_class(item)
+        for item in (value if is_several else [value] if value else [])
     ]
     if not all(types):
         raise ConfigurationError(f"{option_name} is {value!r:.80}; expected {expected}")
     return frozenset().union(*types)
 
 
-def _parse_message_type(value: Any) -> set[str]:
+def _list_message_types_of_name_or_class(value: Any) -> set[str]:
     """Convert the name of a message type, or a message class, to a set of message types.
 
     The set is empty for an unknown name.
@@ -426,7 +427,9 @@ def select_turns(
     )
     first_units, left_out = opening, len(middle_steps) - len(steps)
     if adds_left_out_line and left_out:
-        first_units, steps = _fit_left_out_line(opening, steps, len(middle_steps), room, measure)
+        first_units, steps = _add_left_out_line_and_select_steps(
+            opening, steps, len(middle_steps), room, measure
+        )
         left_out = left_out if first_units is opening and _has_question(opening) else 0
     if strategy == "first":
         older.reverse()
@@ -437,16 +440,16 @@ def select_turns(
     return TurnSelection([Turn(units, newest.messages), *older], required, 0, left_out)
 
 
-def _fit_left_out_line(
-    opening: list[Unit], steps: list[Turn], count: int, room: float, measure: Measure
+def _add_left_out_line_and_select_steps(
+    opening: list[Unit], steps: list[Turn], step_count: int, max_tokens: float, measure: Measure
 ) -> tuple[list[Unit], list[Turn]]:
     """Add a line about left-out steps to a turn. Return the turn's first units and kept steps.
 
     Args:
         opening: The units at the beginning of the turn, with the question if there is one.
         steps: The steps that fit without the line, in the order of their selection.
-        count: The number of all steps between `opening` and the last unit of the turn.
-        room: The number of tokens for the line and the steps.
+        step_count: The number of all steps between `opening` and the last unit of the turn.
+        max_tokens: The number of tokens for the line and the steps.
         measure: The function that returns the number of tokens of a message.
 
     If there is no room for the line, `opening` and `steps` are returned unchanged.
@@ -454,8 +457,8 @@ def _fit_left_out_line(
     question = opening[0][0] if _has_question(opening) else None
     question_tokens = 0 if question is None else measure(question)
     for length in range(len(steps), -1, -1):
-        spare = room - sum(_count_unit_tokens(part.units, measure) for part in steps[:length])
-        line = add_left_out_line(question, count - length)
+        spare = max_tokens - sum(_count_unit_tokens(part.units, measure) for part in steps[:length])
+        line = add_left_out_line(question, step_count - length)
         if measure(line) - question_tokens <= spare:
             rest = opening if question is None else opening[1:]
             return [(line,), *rest], steps[:length]

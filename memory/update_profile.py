@@ -29,7 +29,7 @@ from perdure.memory.nodes import Learner, check_messages
 from perdure.memory.options import check_choice
 from perdure.memory.profile import Profile
 from perdure.memory.records import ChangePlan, Outcome
-from perdure.memory.run_config import read_run_source
+from perdure.memory.run_config import read_thread_and_checkpoint_id_of_run
 from perdure.memory.summary import ON_FAILURE
 from perdure.memory.thread_messages import build_history_from_state
 
@@ -100,10 +100,10 @@ class UpdateProfile(Learner):
                 is `"raise"`.
         """
         messages = check_messages(messages, "the messages")
-        if self._extractor.profiles[0].namespace.lacks_memory(config):
+        if self._extractor.profiles[0].namespace.is_memory_disabled_for_run(config):
             return ProfileUpdate()
         handle = self._extractor.profiles[0].get_handle(config)
-        thread_id, checkpoint_id = read_run_source(config)
+        thread_id, checkpoint_id = read_thread_and_checkpoint_id_of_run(config)
         history = build_history_from_state(thread_id or "", checkpoint_id, messages).messages
         newest = history[len(history) - self._extractor.count_batch_messages(history[::-1]) :]
         batch = Batch(thread_id or "", checkpoint_id, newest)

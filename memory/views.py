@@ -76,10 +76,10 @@ class RecordViews(BaseCallbackHandler):
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **call_info: Any
     ) -> None:
         """Record the messages that the model receives in a call."""
-        if (view := self._build_checkpoint(messages[0], **call_info)) is not None:
+        if (view := self._build_view_put_arguments(messages[0], **call_info)) is not None:
             self._saver.put(*view)
 
-    def _build_checkpoint(
+    def _build_view_put_arguments(
         self,
         messages: list[BaseMessage],
         *,
@@ -91,7 +91,7 @@ class RecordViews(BaseCallbackHandler):
 
         Return None if the call does not belong to a run of a graph on a thread.
         """
-        position = _find_run_position()
+        position = _find_thread_namespace_checkpoint_and_runtime()
         if position is None:
             return None
         thread_id, namespace, checkpoint_id, runtime = position
@@ -143,7 +143,7 @@ class AwaitedViews(RecordViews):
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **call_info: Any
     ) -> None:
         """Record the messages that a model call receives, without blocking the event loop."""
-        if (view := self._build_checkpoint(messages[0], **call_info)) is not None:
+        if (view := self._build_view_put_arguments(messages[0], **call_info)) is not None:
             await self._saver.aput(*view)
 
 
@@ -254,7 +254,7 @@ def _read_view(stored_checkpoint: CheckpointTuple) -> ModelView:
     )
 
 
-def _find_run_position() -> tuple[str, str, str, object] | None:
+def _find_thread_namespace_checkpoint_and_runtime() -> tuple[str, str, str, object] | None:
     """Return the tuple (thread id, namespace, checkpoint id, runtime) for the running node.
 
     Return None if the run has no checkpointer.
@@ -275,18 +275,18 @@ def _remove_media_data(message: BaseMessage) -> BaseMessage:
     """Return a message without the binary data of its images and files."""
     if isinstance(message.content, str):
         return message
-    content = _replace_long_data(message.content)
+    content = _replace_long_binary_data(message.content)
     if content == message.content:
         return message
     return message.model_copy(update={"content": content})
 
 
-def _replace_long_data(value: Any, key: Any = None) -> Any:
+def _replace_long_binary_data(value: Any, key: Any = None) -> Any:
     """Replace long binary data in content by a note. `key` is the key of `value` in its block."""
     if isinstance(value, dict):
-        return {name: _replace_long_data(part, name) for name, part in value.items()}
+        return {name: _replace_long_binary_data(part, name) for name, part in value.items()}
     if isinstance(value, list):
-        return [_replace_long_data(part) for part in value]
+        return [_replace_long_binary_data(part) for part in value]
     is_long = isinstance(value, str) and len(value) > _MAX_DATA_CHARS and key in _DATA_KEYS
     return f"[{len(value):,} characters left out]" if is_long else value
 

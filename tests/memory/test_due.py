@@ -102,7 +102,10 @@ def test_threads_that_name_no_user(runs: Runs) -> None:
     assert {job.thread_id: job.namespace for job in threads.list_jobs()} == {
         "number": ("memories", "7")
     }
-    assert (sorted(threads.list_unassigned()), threads.list_unassigned(60)) == (["t", "truth"], [])
+    assert (sorted(threads.list_threads_without_user()), threads.list_threads_without_user(60)) == (
+        ["t", "truth"],
+        [],
+    )
 
 
 def test_another_extractions_threads_are_left_alone(runs: Runs) -> None:

@@ -251,15 +251,18 @@ def test_an_explanation_tells_scores_and_parts(store: Any) -> None:
     assert nothing.explain().startswith(f"nothing was recalled (minimum score {MIN_SCORE:.2f})\n")
     assert nothing.explain().splitlines()[1] == "below the minimum score, best first:"
     assert (
-        nothing.describe_nearest()
+        nothing.describe_memories_below_min_score()
         == f"the nearest 2 memories are below the minimum score {MIN_SCORE:.2f}"
     )
     assert (
         recalled(NOTHING, store, explain=True, limit=1)
-        .describe_nearest()
+        .describe_memories_below_min_score()
         .startswith("the nearest memory")
     )
-    assert recalled(NOTHING, store, min_score=0, explain=True).describe_nearest() == ""
+    assert (
+        recalled(NOTHING, store, min_score=0, explain=True).describe_memories_below_min_score()
+        == ""
+    )
     assert (
         recalled("tea", store, min_score=0)
         .explain()

@@ -23,7 +23,7 @@ from perdure.memory.model_call import (
     bind_output_schema,
     bind_tools,
     describe_failed_model,
-    find_answer_fault,
+    find_reason_for_unusable_answer,
     is_permanent_failure,
     load_chat_model,
 )
@@ -180,7 +180,9 @@ def test_a_signal_is_no_answer(signal: BaseException) -> None:
     with pytest.raises(type(signal)):
         raises(signal).blocking()
     answer = raises(OSError("no luck")).blocking()
-    assert find_answer_fault(answer) == "the call of the model raised OSError: no luck"
+    assert (
+        find_reason_for_unusable_answer(answer) == "the call of the model raised OSError: no luck"
+    )
 
 
 def test_a_failed_call_names_the_model_and_its_address() -> None:
@@ -193,7 +195,9 @@ def test_a_failed_call_names_the_model_and_its_address() -> None:
     named = f"the model 'gpt-x' at http://127.0.0.1:{port}/v1/chat/completions"
 
     assert describe_failed_model(answer) == named
-    assert (find_answer_fault(answer) or "").startswith(f"the call of {named} raised ")
+    assert (find_reason_for_unusable_answer(answer) or "").startswith(
+        f"the call of {named} raised "
+    )
 
 
 # -- answers
@@ -221,10 +225,10 @@ def test_a_failed_call_names_the_model_and_its_address() -> None:
 )
 def test_an_answer_that_did_not_end_by_itself_is_none(metadata: Any, fault: str | None) -> None:
     """Under the names that OpenAI, Anthropic, Bedrock, Google and Ollama give it."""
-    found = find_answer_fault(AIMessage("I cannot he", response_metadata=metadata))
+    found = find_reason_for_unusable_answer(AIMessage("I cannot he", response_metadata=metadata))
     assert (found is None) if fault is None else fault in (found or "")
 
 
 @pytest.mark.parametrize("answer", [None, 7, {"content": "hi"}])
 def test_an_answer_that_is_no_message_is_none(answer: Any) -> None:
-    assert "expected a message" in (find_answer_fault(answer) or "")
+    assert "expected a message" in (find_reason_for_unusable_answer(answer) or "")

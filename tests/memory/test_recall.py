@@ -18,7 +18,13 @@ from langgraph.store.memory import InMemoryStore
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory import token_counter
 from perdure.memory.collection import Collection
-from perdure.memory.recall import RecallResult, arecall, check_recall, merge_rankings, recall
+from perdure.memory.recall import (
+    RecallResult,
+    arecall,
+    check_recall,
+    merge_rankings_by_reciprocal_rank,
+    recall,
+)
 from perdure.memory.records import Memory, build_put
 from perdure.stores import Provenance, PutItem, SQLiteStore
 from tests.memory.remembered import ANN, AS_ANN, fact, filled, keys, turns
@@ -329,7 +335,9 @@ def test_merging_loses_nothing_and_says_nothing_twice(rankings: list[list[int]])
         [(rank, memory(number, place)) for rank, number in enumerate(ranking, 1)]
         for place, ranking in enumerate(rankings)
     ]
-    numbers = [int(each.text.split()[-1]) for each in merge_rankings(given_ranks, 100)]
+    numbers = [
+        int(each.text.split()[-1]) for each in merge_rankings_by_reciprocal_rank(given_ranks, 100)
+    ]
 
     assert sorted(numbers) == sorted({number for ranking in rankings for number in ranking})
     if len(rankings) == 1:
@@ -409,7 +417,9 @@ def test_merging_takes_as_long_as_there_are_memories() -> None:
         memories = [Memory(ANN, text, text, "fact", {}) for text in texts]
         sys.setprofile(seen)
         try:
-            assert len(merge_rankings([list(enumerate(memories, 1))], many)) == many
+            assert (
+                len(merge_rankings_by_reciprocal_rank([list(enumerate(memories, 1))], many)) == many
+            )
         finally:
             sys.setprofile(None)
         return count

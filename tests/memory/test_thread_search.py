@@ -27,7 +27,11 @@ from perdure.checkpointers.thread_list import ThreadList
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.memory import asearch_threads, memories, recall, remember, search_threads
 from perdure.memory.collection import Collection
-from perdure.memory.thread_search import TranscriptSearch, delete_transcript_index, find_marks
+from perdure.memory.thread_search import (
+    TranscriptSearch,
+    delete_transcript_index,
+    find_query_word_spans,
+)
 from perdure.settings import Rules
 from perdure.storage.flow import fetch_rows
 from perdure.stores import SQLiteStore, indexes
@@ -188,7 +192,7 @@ def test_long_and_foreign_messages(both: Opened) -> None:
     ],
 )
 def test_marks(text: str, query: str, marked: list[str]) -> None:
-    assert [text[begin:end] for begin, end in find_marks(text, query)] == marked
+    assert [text[begin:end] for begin, end in find_query_word_spans(text, query)] == marked
 
 
 def test_async_twin(both: Opened) -> None:

@@ -21,7 +21,7 @@ from perdure import PostgresCheckpointer, PostgresStore
 from perdure.checkpointers import open_checkpointer
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
 from perdure.memory import search_threads
-from perdure.memory.background import resolve_queue_location
+from perdure.memory.background import resolve_queue_location_and_schema
 from perdure.stores import open_store
 from tests import postgres_server
 from tests.durability.test_postgres import agent
@@ -371,8 +371,8 @@ def test_a_queue_needs_a_dsn_that_stays(tokens: Tokens, options: dict[str, Any])
     """Its own: it keeps the password with which it began."""
     with PostgresStore.open(tokens.get, **options) as store:
         with pytest.raises(ConfigurationError, match=r"Background\(database="):
-            resolve_queue_location(None, store)
+            resolve_queue_location_and_schema(None, store)
         assert (
-            resolve_queue_location(make_conninfo(tokens.dsn), store)[1]
+            resolve_queue_location_and_schema(make_conninfo(tokens.dsn), store)[1]
             == f"{options['schema']}_jobs"
         )

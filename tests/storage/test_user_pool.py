@@ -21,7 +21,7 @@ from perdure import PostgresCheckpointer, PostgresStore, retention
 from perdure.checkpointers import open_checkpointer
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
 from perdure.memory import search_threads
-from perdure.memory.background import resolve_queue_location
+from perdure.memory.background import resolve_queue_location_and_schema
 from perdure.settings import Rules
 from perdure.storage.flow import Flow, Statement, fetch_rows
 from perdure.storage.postgres_connection import SERVER_RUN_SQL
@@ -505,7 +505,7 @@ def test_threads_of_a_pool_are_searched(pool: WatchedPool, options: dict[str, An
         for each in (store, other):
             assert [hit.thread_id for hit in search_threads(saver, each, "figs")] == ["t"]
         with pytest.raises(ConfigurationError, match=r"Background\(database="):
-            resolve_queue_location(None, store)
+            resolve_queue_location_and_schema(None, store)
         assert "pool" in saver.database.path
 
 

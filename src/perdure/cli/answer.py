@@ -81,6 +81,22 @@ class _Outcome(NamedTuple):
     said: str | None
 
 
+class _AnsweredQuestion(NamedTuple):
+    """A question that was answered.
+
+    Attributes:
+        thread_id: The thread.
+        question_id: The id of the question, or None if the question has no id.
+        resume_value: The value with which the run was resumed.
+        outcome: The state of the thread after the answer.
+    """
+
+    thread_id: str
+    question_id: str | None
+    resume_value: Any
+    outcome: _Outcome
+
+
 @app.command()
 def answer(
     thread: Annotated[
@@ -169,7 +185,7 @@ def _refuse_answer(text: str) -> NoReturn:
     raise typer.Exit(1)
 
 
-def _choose_question(
+def _choose_question_id_and_build_answer(
     questions: Sequence[Mapping[str, Any]], user_answer: _Answer, thread_id: str, description: str
 ) -> tuple[Any, Any]:
     """Choose one of a thread's open questions, and build the value that answers the question.
@@ -206,7 +222,7 @@ def _choose_question(
         )
     question = questions[number - 1]
     try:
-        return question["id"], _build_answer(question, user_answer)
+        return question["id"], _build_resume_value(question, user_answer)
     except ConfigurationError as exc:
         _refuse_answer(str(exc))
 
@@ -218,7 +234,7 @@ def _format_as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _build_answer(question: Mapping[str, Any], user_answer: _Answer) -> Any:
+def _build_resume_value(question: Mapping[str, Any], user_answer: _Answer) -> Any:
     """Build the value to resume with from the answer that the user typed.
 
     Raises:
@@ -284,12 +300,8 @@ def _build_answer(question: Mapping[str, Any], user_answer: _Answer) -> Any:
 
 def _answer_locally(
     db: str | None, graphs: str | None, id_or_prefix: str, user_answer: _Answer, graph: str | None
-) -> tuple[str, Any, Any, _Outcome]:
-    """Answer a question of an interrupted graph, and resume the run in this process.
-
-    Returns:
-        The id of the thread, the id of the question, the value to resume with, and the outcome.
-    """
+) -> _AnsweredQuestion:
+    """Answer a question of an interrupted graph, and resume the run in this process."""
     with open_database(db, graphs=graphs) as database:
         if database.settings.graphs is None:
             raise ConfigurationError(
@@ -301,17 +313,13 @@ def _answer_locally(
         except ConfigurationError as exc:
             _refuse_answer(str(exc))
         with show_status(f"running the graph of {thread_id!r} …"):
-            return thread_id, *asyncio.run(_resume_run(database, thread_id, user_answer, graph))
+            return asyncio.run(_resume_run(database, thread_id, user_answer, graph))
 
 
 async def _resume_run(
     database: CommandDatabase, thread_id: str, user_answer: _Answer, graph_name: str | None
-) -> tuple[Any, Any, _Outcome]:
-    """Resume the run of a thread with the answer to one of its questions.
-
-    Returns:
-        The id of the question, the value to resume with, and the outcome.
-    """
+) -> _AnsweredQuestion:
+    """Resume the run of a thread with the answer to one of its questions."""
     try:
         from perdure.server.graphs import Graphs
     except ImportError as exc:
@@ -334,7 +342,7 @@ async def _resume_run(
             | {"response_schema": getattr(interrupt, "response_schema", None)}
             for interrupt in head.status.interrupts
         ]
-        question_id, resume_value = _choose_question(
+        question_id, resume_value = _choose_question_id_and_build_answer(
             questions, user_answer, thread_id, describe_status(head.status)
         )
         name = _choose_graph_name(head, [*served], graph_name)
@@ -372,7 +380,7 @@ async def _resume_run(
         [question for _, question in status.questions],
         _get_last_model_text(values),
     )
-    return question_id, resume_value, outcome
+    return _AnsweredQuestion(thread_id, question_id, resume_value, outcome)
 
 
 class _ThreadLock:
@@ -467,12 +475,8 @@ def _get_last_model_text(values: Any) -> str | None:
 
 def _answer_on_server(
     url: str, thread_id: str, user_answer: _Answer, graph: str | None
-) -> tuple[str, Any, Any, _Outcome]:
-    """Send the answer to a server, which resumes the run. The server takes the thread's lock.
-
-    Returns:
-        The id of the thread, the id of the question, the value to resume with, and the outcome.
-    """
+) -> _AnsweredQuestion:
+    """Send the answer to a server, which resumes the run. The server takes the thread's lock."""
     with _connect_to_server(url, thread_id) as client:
         thread = client.threads.get(thread_id)
         questions = [
@@ -480,7 +484,7 @@ def _answer_on_server(
         ]
         descriptions = {"busy": "has an active run", "error": "has a failed run"}
         description = descriptions.get(thread["status"], "")
-        question_id, resume_value = _choose_question(
+        question_id, resume_value = _choose_question_id_and_build_answer(
             [] if description else questions, user_answer, thread_id, description
         )
         metadata: Mapping[str, Any] = thread["metadata"] or {}
@@ -515,7 +519,7 @@ def _answer_on_server(
     descriptions = {"waiting": f"waits for an answer ({texts})", "idle": ""}
     description = descriptions.get(status, "has an unfinished run")
     outcome = _Outcome(status, description, open_questions, _get_last_model_text(values))
-    return thread_id, question_id, resume_value, outcome
+    return _AnsweredQuestion(thread_id, question_id, resume_value, outcome)
 
 
 @contextmanager

@@ -148,7 +148,7 @@ def main() -> None:
         if isinstance(exc, typer.Abort):
             code = _report_error("aborted", 1)
         elif hasattr(exc, "format_message"):  # Typer does not export the class of usage errors.
-            code = _report_usage_error(exc)
+            code = _print_usage_error_and_get_exit_code(exc)
         else:
             code = _report_error(traceback.format_exc(), 1)
     # At exit, Python searches all modules for reference cycles, which takes 0.1 s. `gc.freeze`
@@ -163,7 +163,7 @@ def _report_error(text: str, code: int = 2) -> int:
     return code
 
 
-def _report_usage_error(exc: Any) -> int:
+def _print_usage_error_and_get_exit_code(exc: Any) -> int:
     """Print a usage error with the usage line of the command, and return exit code 2.
 
     If only the name of a command group was typed, print the help of the group.
@@ -217,7 +217,7 @@ QueryOption = Annotated[
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key, or a prefix of it.")]
 
 
-def check_query_option(query: str | None) -> None:
+def check_query_option_not_blank(query: str | None) -> None:
     """Raise ConfigurationError if `--query` is blank, because a blank query matches everything."""
     if query is not None and not query.strip():
         raise ConfigurationError(

@@ -96,7 +96,7 @@ def chat(
         # memories from the thread of the chat.
         memory_user = "" if no_memory else database.user
         session = _ChatSession(database, thread, memory_user, keep_last)
-        session.check_thread()
+        session.check_may_continue_thread()
         if message is None and sys.stdin.isatty():
             _print_introduction(database)
         if not no_memory:
@@ -164,7 +164,7 @@ class _ChatSession:
             "callbacks": [record_views(database.saver)],
         }
 
-    def check_thread(self) -> None:
+    def check_may_continue_thread(self) -> None:
         """Check that the user may continue the thread. Copy metadata of its head to the new runs.
 
         Raises:
@@ -225,7 +225,8 @@ class _ChatSession:
                     f"another run of the thread {self.thread_id!r} has not ended for "
                     f"{_LOCK_TIMEOUT_S} s; wait until it ends, and try again"
                 ) from exc
-            self.check_thread()  # Another process may have changed the thread during the wait.
+            # Another process may have changed the thread during the wait.
+            self.check_may_continue_thread()
             self._stream_answer(update, failure_note)
 
     def _stream_answer(self, update: Any, failure_note: str) -> None:

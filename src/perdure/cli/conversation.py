@@ -132,7 +132,7 @@ class Conversation:
                 return created_at
         return float(self.metadata.get("update_time", self.metadata.get("create_time", math.inf)))
 
-    def list_branch(self, key: str | None) -> list[str]:
+    def list_message_ids_from_root(self, key: str | None) -> list[str]:
         """Return the ids of the messages from the beginning to `key`, the oldest first."""
         keys = []
         while key is not None:
@@ -299,7 +299,7 @@ def format_code_block(code: str, language: str = "") -> str:
 # -- JSON values in a file
 
 
-def iter_json_values(text: str) -> Iterator[tuple[int, Any]]:
+def iter_numbered_json_values(text: str) -> Iterator[tuple[int, Any]]:
     """Yield the values of a JSON array, or of a sequence of JSON values such as JSON Lines.
 
     Yields:

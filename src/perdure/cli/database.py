@@ -103,10 +103,10 @@ def stats(db: DbOption = None, json: JsonOption = False) -> None:
     print_rows(counts, json, ("", ""), rows)
 
 
-def _format_statistic(name: str, value: Any, counts: dict[str, Any]) -> str:
+def _format_statistic(name: str, value: Any, all_statistics: dict[str, Any]) -> str:
     """Format the value of one statistic, such as a number of bytes, for a table cell."""
     if name == "wal_reset_bug":
-        version = counts["sqlite_version"]
+        version = all_statistics["sqlite_version"]
         return f"present in SQLite {version}; perdure works around it" if value else "no"
     if name.endswith("_bytes"):
         return format_size(value)

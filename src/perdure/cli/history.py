@@ -194,7 +194,7 @@ def render_item_lines(value: Any) -> Iterator[OutputLine]:
     elif text:
         yield from _render_markdown_lines(text)
     for call in calls:
-        yield from _render_call_lines(call)
+        yield from _render_tool_call_lines(call)
 
 
 def _render_content_text(content: Any) -> str:
@@ -255,7 +255,7 @@ def _describe_data(match: re.Match[str]) -> str:
     return f"[{match[1] or 'data'}, {format_size(len(match[2]) * 3 // 4)}]"
 
 
-def _render_call_lines(call: Any) -> Iterator[OutputLine]:
+def _render_tool_call_lines(call: Any) -> Iterator[OutputLine]:
     """Yield the lines of a tool call, on one line if the arguments are short."""
     arguments = call.get("args")
     if not isinstance(arguments, dict):

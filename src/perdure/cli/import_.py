@@ -121,7 +121,11 @@ def import_(
     report = ConversationsReport()
     reader = _FilesReader(report)
     databases = [name for name in files if is_dsn(name)]
-    with ended_by_signals(), tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with (
+        end_by_signals_as_by_ctrl_c(),
+        tempfile.TemporaryDirectory() as folder,
+        ExitStack() as stack,
+    ):
         for number, path in enumerate(Path(name) for name in files if not is_dsn(name)):
             copied = Path(folder) / str(number)
             with show_status(f"reading {path}"), _open_seekable(path, copied) as source:
@@ -226,7 +230,7 @@ def _export_person(user: str, owners: str | None, db: str | None) -> None:
 
 
 @contextmanager
-def ended_by_signals() -> Iterator[None]:
+def end_by_signals_as_by_ctrl_c() -> Iterator[None]:
     """Raise KeyboardInterrupt on SIGTERM and SIGHUP, so that temporary files are removed."""
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -352,7 +356,9 @@ class _FilesReader:
             for name, data in _iter_files(path, label, source, self._report):
                 location = "" if name == label else f"{name!r}, "
                 text = data.decode(jsonlib.detect_encoding(data))
-                has_conversation, problem = self._read_text(name, label, text, location)
+                has_conversation, problem = self._read_conversations_or_find_reason(
+                    name, label, text, location
+                )
                 is_any, reason = is_any or has_conversation, reason or problem
         except zipfile.BadZipFile as exc:
             raise ImportFailed(f"{label!r} cannot be unpacked: {exc}") from exc
@@ -366,31 +372,37 @@ class _FilesReader:
                 "of langgraph or of perdure"
             )
 
-    def _read_text(self, name: str, label: str, text: str, location: str) -> tuple[bool, str]:
+    def _read_conversations_or_find_reason(
+        self, file_name: str, source_label: str, text: str, location: str
+    ) -> tuple[bool, str]:
         """Read the text of a file.
 
         Returns:
             Whether the text contains a conversation, and the reason if it does not. An unknown
             reason is "".
         """
-        from perdure.cli.conversation import MalformedPart, Problem, iter_json_values
+        from perdure.cli.conversation import MalformedPart, Problem, iter_numbered_json_values
         from perdure.cli.import_agents import SessionsReader
         from perdure.cli.import_archive import ArchiveLines
         from perdure.cli.import_lines import JsonLinesReader
 
-        file, is_any, reason = name if name == label else f"{label}/{name}", False, ""
+        file, is_any, reason = (
+            file_name if file_name == source_label else f"{source_label}/{file_name}",
+            False,
+            "",
+        )
         parts = _FileParts(file, JsonLinesReader(file), SessionsReader(file), self, ArchiveLines())
         self._files.append(parts)
-        for number, value in iter_json_values(text):
+        for number, value in iter_numbered_json_values(text):
             try:
                 if isinstance(value, MalformedPart):
                     raise value
-                if not _collect_conversations(str(number), value, parts):
-                    raise _explain_unknown(value)
+                if not _collect_conversations_if_any(str(number), value, parts):
+                    raise _build_no_conversation_error(value)
                 is_any = True
             except MalformedPart as exc:
                 reason = reason or _explain_failure(exc, location)
-                self._report.skipped.append(Problem(str(exc), f"{name}, {number}"))
+                self._report.skipped.append(Problem(str(exc), f"{file_name}, {number}"))
         return is_any, reason
 
 
@@ -410,7 +422,7 @@ def _explain_failure(problem: MalformedPart, location: str) -> str:
     return f"holds no conversations: {location}{reason}"
 
 
-def _explain_unknown(value: Any) -> MalformedPart:
+def _build_no_conversation_error(value: Any) -> MalformedPart:
     """Return the error for a value that holds no conversation."""
     from perdure.cli.conversation import MalformedPart
     from perdure.cli.import_claude import list_manifest_files
@@ -436,14 +448,14 @@ def _iter_files(
     """
     if source is None:
         names = sorted(str(entry.relative_to(path)) for entry in path.rglob("*") if entry.is_file())
-        for name in _select_names(names, report):
+        for name in _select_conversation_file_names(names, report):
             yield name, (path / name).read_bytes()
         for name in filter(_CLAUDE_ZIP.search, names):
             with (path / name).open("rb") as file:
                 yield from _iter_files(path / name, name, file, report)
     elif _starts_with(source, b"PK"):
         with zipfile.ZipFile(source) as archive:
-            for name in _select_names(sorted(archive.namelist()), report):
+            for name in _select_conversation_file_names(sorted(archive.namelist()), report):
                 info = archive.getinfo(name)
                 if info.file_size > max(
                     _ALWAYS_UNPACKED_BYTES, _MAX_UNPACK_RATIO * info.compress_size
@@ -466,17 +478,21 @@ def _iter_files(
         yield label, source.read()
 
 
-def _select_names(names: list[str], report: ConversationsReport) -> list[str]:
+def _select_conversation_file_names(
+    file_names: list[str], report: ConversationsReport
+) -> list[str]:
     """Return the files whose names ChatGPT and Claude use, or all JSON files if there are none.
 
     JSON files that are not selected are listed in the report. For files in the folder `frames`, the
     report lists only the folder.
     """
-    names = [name for name in names if not _JUNK.search(name) and not name.endswith("/")]
-    conversations = [name for name in names if _CONVERSATIONS.search(name)]
-    claude_files = [name for name in names if _CLAUDE_FILES.search(name)]
-    selected = [*conversations, *claude_files] or [name for name in names if _JSON.search(name)]
-    for name in {*names}.difference(selected):
+    file_names = [name for name in file_names if not _JUNK.search(name) and not name.endswith("/")]
+    conversations = [name for name in file_names if _CONVERSATIONS.search(name)]
+    claude_files = [name for name in file_names if _CLAUDE_FILES.search(name)]
+    selected = [*conversations, *claude_files] or [
+        name for name in file_names if _JSON.search(name)
+    ]
+    for name in {*file_names}.difference(selected):
         folder = name.rpartition("/")[0]
         if _JSON.search(name):
             report.not_read[f"{folder}/…" if folder.startswith("frames") else name] += 1
@@ -501,13 +517,13 @@ class _FileParts(NamedTuple):
     archive: ArchiveLines
 
 
-def _collect_conversations(
-    number: str, value: Any, parts: _FileParts, depth: int = _MAX_DEPTH
+def _collect_conversations_if_any(
+    position_in_file: str, value: Any, parts: _FileParts, depth: int = _MAX_DEPTH
 ) -> bool:
     """Collect the conversations in a value and in the values that it contains.
 
     Args:
-        number: The position of the value in its file, such as "3.1".
+        position_in_file: The position of the value in its file, such as "3.1".
         value: A value of JSON.
         parts: Receives the conversations.
         depth: The number of levels that may still be searched.
@@ -522,18 +538,20 @@ def _collect_conversations(
     is_object = isinstance(value, dict)
     if is_object and depth == _MAX_DEPTH and parts.archive.add_line(value):
         pass
-    elif is_object and (read := _find_reader(value)) is not None:
+    elif is_object and (read := _find_conversation_builder(value)) is not None:
         parts.reader.conversations.append(read(value))
     elif is_object and (read_texts := _find_text_reader(value)) is not None:
         parts.reader.texts.extend(read_texts(value))
     elif is_object and depth == _MAX_DEPTH and parts.sessions.add_line(value):
         pass
     elif is_object and is_batch_line(value):
-        parts.reader.batches.add_line(parts.file, number, value, parts.lines.add_conversation)
+        parts.reader.batches.add_line(
+            parts.file, position_in_file, value, parts.lines.add_conversation
+        )
     elif is_object and (example := convert_training_example_to_conversation(value)) is not None:
-        parts.lines.add_conversation(number, example)
+        parts.lines.add_conversation(position_in_file, example)
     elif is_object and has_messages(value):
-        parts.lines.add_conversation(number, value)
+        parts.lines.add_conversation(position_in_file, value)
     elif depth == _MAX_DEPTH and is_message(value):
         parts.lines.add_message(value)
     else:
@@ -541,14 +559,14 @@ def _collect_conversations(
         numbered = enumerate(children, 1) if depth else ()
         # `collected` is a list and not a generator, because all child values must be searched.
         collected = [
-            _collect_conversations(f"{number}.{n}", child, parts, depth - 1)
+            _collect_conversations_if_any(f"{position_in_file}.{n}", child, parts, depth - 1)
             for n, child in numbered
         ]
         return any(collected)
     return True
 
 
-def _find_reader(value: dict[str, Any]) -> Callable[[Any], Conversation] | None:
+def _find_conversation_builder(value: dict[str, Any]) -> Callable[[Any], Conversation] | None:
     """Return the function that reads an object as one conversation, if there is one."""
     from perdure.cli import import_chatgpt, import_claude, import_webui
 
@@ -556,8 +574,8 @@ def _find_reader(value: dict[str, Any]) -> Callable[[Any], Conversation] | None:
         return import_chatgpt.build_chatgpt_conversation
     if "chat_messages" in value:
         return import_claude.build_claude_conversation
-    if import_claude.is_design(value):
-        return import_claude.build_design_conversation
+    if import_claude.is_claude_design_chat(value):
+        return import_claude.build_claude_design_conversation
     if import_webui.is_open_webui(value):
         return import_webui.build_open_webui_conversation
     return import_webui.build_librechat_conversation if import_webui.is_librechat(value) else None
@@ -568,5 +586,5 @@ def _find_text_reader(value: dict[str, Any]) -> Callable[[Any], Iterable[SavedTe
     from perdure.cli import import_claude
 
     if import_claude.is_memories(value):
-        return import_claude.iter_memories
+        return import_claude.iter_claude_memories
     return import_claude.iter_project_documents if import_claude.is_project(value) else None

@@ -146,7 +146,7 @@ class SessionsReader:
         session.source_count += 1
         created_at, item = parse_timestamp(time), get_by_path(payload, str, "type")
         key = derive_id(session.id, len(session.parents), item, payload.get("content"))
-        text, is_document = _convert_codex_item(session, item, payload)
+        text, is_document = _get_codex_item_text_and_document_flag(session, item, payload)
         if not text.strip():
             return
         role = get_by_path(payload, str, "role") if item == "message" else "assistant"
@@ -219,7 +219,7 @@ def _convert_claude_message(
             elif text.strip():
                 texts.append(text)
         elif kind == "tool_use":
-            call, has_text = _format_tool_call(
+            call, has_text = _get_tool_call_text_and_document_flag(
                 get_by_path(block, str, "name"), get_by_path(block, dict, "input")
             )
             calls.append(call)
@@ -242,7 +242,7 @@ def _convert_claude_message(
     return messages
 
 
-def _convert_codex_item(
+def _get_codex_item_text_and_document_flag(
     session: _Session, item: str, payload: Mapping[str, Any]
 ) -> tuple[str, bool]:  # fmt: skip
     """Convert an item of a Codex session to a text.
@@ -261,7 +261,7 @@ def _convert_codex_item(
     if item in ("function_call", "custom_tool_call", "local_shell_call"):
         name = get_by_path(payload, str, "name") or "shell"
         arguments = payload.get("arguments") or payload.get("input") or payload.get("action")
-        return _format_tool_call(name, _parse_arguments(arguments))
+        return _get_tool_call_text_and_document_flag(name, _parse_arguments(arguments))
     session.count_left_out(item if item != "message" else get_by_path(payload, str, "role") or item)
     return "", False
 
@@ -280,7 +280,9 @@ def _parse_arguments(arguments: Any) -> Mapping[str, Any]:
     return arguments if isinstance(arguments, dict) else {}
 
 
-def _format_tool_call(name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
+def _get_tool_call_text_and_document_flag(
+    name: str, arguments: Mapping[str, Any]
+) -> tuple[str, bool]:
     """Render a tool call as text. Return the text, and whether the arguments contain a document."""
     subjects = ((field, arguments[field]) for field in _SUBJECT_ARGUMENTS if arguments.get(field))
     field, subject = next(subjects, ("", ""))

@@ -52,7 +52,7 @@ _BRACKET: Final = re.compile("[ \t]?【(\\d+)(?::\\d+)?†[^】]*】")
 
 def build_chatgpt_conversation(conversation: Mapping[str, Any]) -> Conversation:
     """Build a conversation. Malformed messages are skipped and listed in its `problems`."""
-    tree = _read_tree(conversation)
+    tree = _read_parents_and_messages_by_id(conversation)
     name = get_by_path(conversation, str, "conversation_id") or conversation.get("id")
     thread = build_conversation(name, conversation, _FIELD_NAMES, sorted(tree))
     if not tree and conversation.get("mapping") != {}:
@@ -64,7 +64,7 @@ def build_chatgpt_conversation(conversation: Mapping[str, Any]) -> Conversation:
             continue
         thread.source_count += 1
         try:
-            part = _read_part(message)
+            part = _read_message_part(message)
             if part.kind == _REPORT_KIND and any(
                 part.text == earlier.text for earlier in parts.values()
             ):
@@ -94,7 +94,9 @@ def build_chatgpt_conversation(conversation: Mapping[str, Any]) -> Conversation:
     return thread
 
 
-def _read_tree(conversation: Mapping[str, Any]) -> dict[str, tuple[str | None, Any]]:
+def _read_parents_and_messages_by_id(
+    conversation: Mapping[str, Any],
+) -> dict[str, tuple[str | None, Any]]:
     """Return (parent id, message) for each node in the conversation's tree of messages.
 
     The key is the id of the node. The parent id and the message may be None.
@@ -139,7 +141,7 @@ def _convert_parts(
             "create_time": part.created_at,
             "model_name": get_by_path(part.metadata, str, "model_slug"),
         }
-        text = _replace_markup(part.text, part.metadata)
+        text = _replace_citation_marks_by_sources(part.text, part.metadata)
         is_document = part.tool.startswith(_CANVAS_PREFIX)
         message = build_message(
             role, text, key, tool=bool(part.tool), document=is_document, **metadata
@@ -147,7 +149,7 @@ def _convert_parts(
         common_fields: Any = {"id": key, "response_metadata": message.response_metadata}
         name, parent_id = _INVALID_IN_TOOL_NAME.sub("_", part.tool)[:64], parents[key]
         if key in answered:
-            call = {"name": name, "args": {"input": _extract_request(part)}, "id": key}
+            call = {"name": name, "args": {"input": _extract_request_of_tool_call(part)}, "id": key}
             message = AIMessage("", tool_calls=[call], **common_fields)
         elif parent_id in answered:
             text = part.plain_text.strip("\n") if part.kind == "execution_output" else text
@@ -207,7 +209,7 @@ class _MessagePart:
         )
 
 
-def _read_part(message: Any) -> _MessagePart:
+def _read_message_part(message: Any) -> _MessagePart:
     if not isinstance(message, dict):
         raise MalformedPart("the message is not an object")
     role, content = get_by_path(message, dict, "author").get("role"), message.get("content")
@@ -225,7 +227,7 @@ def _read_part(message: Any) -> _MessagePart:
     part = _MessagePart(
         role, tool, kind, content, meta, parse_timestamp(message.get("create_time")), silent
     )
-    if role == "tool" and (report := _find_report(part)) is not None:
+    if role == "tool" and (report := _find_deep_research_report(part)) is not None:
         return report
     if not silent:
         format_part = (
@@ -261,20 +263,23 @@ def _format_text_part(part: _MessagePart) -> str:
         if not get_by_path(file, str, "mime_type").startswith("image/")
     )
     pictures = {get_by_path(file, str, "id"): get_by_path(file, str, "name") for file in files}
-    pieces = (_format_piece(piece, pictures) for piece in part.parts)
+    pieces = (_format_content_piece(piece, pictures) for piece in part.parts)
     lines = [*(format_placeholder("file", name) for name in names if name), *pieces]
     return "\n".join(line for line in lines if line)
 
 
-def _format_piece(piece: Any, pictures: Mapping[str, str]) -> str:
-    """Return a piece of text, or a placeholder for a file. `pictures` maps image ids to names."""
+def _format_content_piece(piece: Any, image_names_by_id: Mapping[str, str]) -> str:
+    """Return a piece of text, or a placeholder for a file.
+
+    `image_names_by_id` maps the ids of images to their names.
+    """
     if not isinstance(piece, dict):
         return get_by_path(piece, str)
     kind = str(piece.get("content_type", "attachment"))
     if kind == "image_asset_pointer":
         key = get_by_path(piece, str, "asset_pointer").rpartition("/")[2]
         prompt = get_by_path(piece, str, "metadata", "dalle", "prompt")
-        return format_placeholder("image", prompt or pictures.get(key, ""))
+        return format_placeholder("image", prompt or image_names_by_id.get(key, ""))
     # The transcript of audio or video is a separate piece of the content.
     if _AUDIO_OR_VIDEO.search(kind):
         return ""
@@ -301,7 +306,9 @@ def _format_tool_result(part: _MessagePart) -> str:
         )
     if part.kind == "system_error":
         return format_placeholder("error", part.get_first_text("text", "name"))
-    return "\n".join(_format_piece(piece, {}) for piece in part.parts if isinstance(piece, dict))
+    return "\n".join(
+        _format_content_piece(piece, {}) for piece in part.parts if isinstance(piece, dict)
+    )
 
 
 def _format_tool_call(part: _MessagePart) -> str:
@@ -309,7 +316,7 @@ def _format_tool_call(part: _MessagePart) -> str:
     arguments = get_by_path(_parse_json(part.plain_text), dict)
     if part.tool.startswith(_CANVAS_PREFIX):
         return _format_canvas(part, arguments)
-    request = _extract_request(part)
+    request = _extract_request_of_tool_call(part)
     if part.tool == "python":
         return f"[python]\n{format_code_block(request, 'python')}" if request.strip() else ""
     # A request that is JSON consists of arguments that only the tool can interpret, so it is not
@@ -342,7 +349,7 @@ def _format_canvas(part: _MessagePart, arguments: Mapping[str, Any]) -> str:
     return "\n".join(filter(None, (name, format_code_block(text, kind) if is_code else text)))
 
 
-def _find_report(part: _MessagePart) -> _MessagePart | None:
+def _find_deep_research_report(part: _MessagePart) -> _MessagePart | None:
     """Return the deep-research report in the state of a widget, or None.
 
     ChatGPT stores the state of a widget in the metadata of a tool message, or as the text of a
@@ -380,7 +387,7 @@ def _format_uncited_sources(meta: Mapping[str, Any], text: str) -> str:
     return "\n".join(["\n\nSources:", *lines]) if lines else ""
 
 
-def _extract_request(part: _MessagePart) -> str:
+def _extract_request_of_tool_call(part: _MessagePart) -> str:
     """Return the main argument of a tool call, such as a search query or an image prompt.
 
     If the call has no argument with a known name, return all arguments as text.
@@ -407,7 +414,7 @@ def _parse_json(text: str) -> Any:
 # -- citations and other markup
 
 
-def _replace_markup(text: str, meta: Mapping[str, Any]) -> str:
+def _replace_citation_marks_by_sources(text: str, meta: Mapping[str, Any]) -> str:
     """Replace the citation marks in a text with the titles and addresses of the sources."""
     for source in get_by_path(meta, list, "content_references"):
         matched = get_by_path(source, str, "matched_text")
@@ -415,25 +422,30 @@ def _replace_markup(text: str, meta: Mapping[str, Any]) -> str:
             items = [item for item in get_by_path(source, list, "items") if isinstance(item, dict)]
             alt = get_by_path(source, str, "alt")
             alt = "" if "\ue200" in alt or alt.startswith("![") else alt
-            text = text.replace(matched, _format_source(items[0] if items else source) or alt)
-    text = _MARKUP.sub(lambda match: _format_markup(match[1] or ""), text)
+            text = text.replace(
+                matched, _format_source_title_and_url(items[0] if items else source) or alt
+            )
+    text = _MARKUP.sub(lambda match: _format_entity_or_link_markup(match[1] or ""), text)
     cited = {
         str(get_by_path(citation, dict, "metadata", "extra").get("cited_message_idx")): citation
         for citation in get_by_path(meta, list, "citations")
     }
     return _BRACKET.sub(
-        lambda match: _format_source(get_by_path(cited.get(match[1]), dict, "metadata")), text
+        lambda match: _format_source_title_and_url(
+            get_by_path(cited.get(match[1]), dict, "metadata")
+        ),
+        text,
     )
 
 
-def _format_source(source: Any) -> str:
+def _format_source_title_and_url(source: Any) -> str:
     parts = ", ".join(
         filter(None, (get_by_path(source, str, "title"), get_by_path(source, str, "url")))
     )
     return f" ({parts})" if parts else ""
 
 
-def _format_markup(inner: str) -> str:
+def _format_entity_or_link_markup(inner: str) -> str:
     """Convert ChatGPT's markup for an entity or a link to plain text.
 
     The result is the name of the entity, or the title and address of the link. Other markup becomes

@@ -112,7 +112,7 @@ def _convert_message(key: str, message: Any, conversation: Conversation) -> list
     return messages
 
 
-class _Piece(NamedTuple):
+class _MessagePiece(NamedTuple):
     """A part of the content of a message.
 
     Attributes:
@@ -137,7 +137,7 @@ _PASTED_TEXT: Final = "pasted"
 _TOOL_OR_FILE: Final = "tool"
 
 
-def _iter_attachments(message: Mapping[str, Any]) -> Iterator[_Piece]:
+def _iter_attachments(message: Mapping[str, Any]) -> Iterator[_MessagePiece]:
     """Yield the attachments of a message. Pasted text counts as written by the user."""
     files = [get_by_path(message, list, name) for name in ("attachments", "files", "files_v2")]
     names = set[str]()
@@ -150,17 +150,17 @@ def _iter_attachments(message: Mapping[str, Any]) -> Iterator[_Piece]:
             f"\n{format_code_block(text)}" if text.strip() else ""
         )
         if name and text.strip() and _PASTED_FILE_NAME.fullmatch(name):
-            yield _Piece(_PASTED_TEXT, text, file_text)
+            yield _MessagePiece(_PASTED_TEXT, text, file_text)
         elif name and (text.strip() or name not in names):
-            yield _Piece(_TOOL_OR_FILE, file_text, file_text, bool(text.strip()))
+            yield _MessagePiece(_TOOL_OR_FILE, file_text, file_text, bool(text.strip()))
         elif text.strip():
-            yield _Piece(_AUTHOR_TEXT, text, text)
+            yield _MessagePiece(_AUTHOR_TEXT, text, text)
         names.add(name)
 
 
 def _iter_blocks(
     message: Mapping[str, Any], key: str, conversation: Conversation
-) -> Iterator[_Piece]:
+) -> Iterator[_MessagePiece]:
     """Yield a `_Piece` for each content block of a message that is imported."""
     for block in get_by_path(message, list, "content") or [message.get("text")]:
         block = block if isinstance(block, dict) else {"type": "text", "text": block}
@@ -186,19 +186,19 @@ def _iter_blocks(
             file_text = format_placeholder(kind, name) + (
                 f"\n{format_code_block(content)}" if content.strip() else ""
             )
-            yield _Piece(_TOOL_OR_FILE, file_text, "", bool(content.strip()))
+            yield _MessagePiece(_TOOL_OR_FILE, file_text, "", bool(content.strip()))
         elif kind not in _TEXT_BLOCKS or not isinstance(text, str):
             problem = (
                 "no content" if kind == "text" else f"unknown content {shorten_line(kind, 40)!r}"
             )
             conversation.add_problem(problem, key)
         elif text.strip():
-            yield _Piece(_AUTHOR_TEXT, text, text)
+            yield _MessagePiece(_AUTHOR_TEXT, text, text)
 
 
 def _convert_tool_call(
     name: str, arguments: Mapping[str, Any], conversation: Conversation
-) -> _Piece:
+) -> _MessagePiece:
     """Build the text for a tool call from the tool's name, its main argument and its texts."""
     if name == "artifacts":
         noun = "artifact" if arguments.get("command") in (None, "create") else "artifact changed"
@@ -220,12 +220,12 @@ def _convert_tool_call(
         if field == "command" and name == "artifacts":
             continue
         if isinstance(value, str):
-            texts += [_format_argument(field, value, arguments)] if value.strip() else []
+            texts += [_format_tool_argument(field, value, arguments)] if value.strip() else []
         elif value:
             skipped_count += 1
     if skipped_count:
         conversation.left_out[f"arguments of {name}"] += skipped_count
-    return _Piece(
+    return _MessagePiece(
         _TOOL_OR_FILE,
         "\n".join([format_placeholder(noun, subject_text), *texts]),
         former,
@@ -233,12 +233,14 @@ def _convert_tool_call(
     )
 
 
-def _format_argument(field: str, text: str, arguments: Mapping[str, Any]) -> str:
+def _format_tool_argument(argument_name: str, text: str, arguments: Mapping[str, Any]) -> str:
     """Render an argument of a tool call as text. Code is rendered as a fenced block."""
     language = get_by_path(arguments, str, "language")
     kind = get_by_path(arguments, str, "type")
-    if field in ("code", "command"):
-        return format_code_block(text, language or ("bash" if field == "command" else "javascript"))
+    if argument_name in ("code", "command"):
+        return format_code_block(
+            text, language or ("bash" if argument_name == "command" else "javascript")
+        )
     if language or (kind and kind not in ("text/markdown", "text/plain")):
         return format_code_block(text, language)
     names = (
@@ -255,7 +257,7 @@ def _format_argument(field: str, text: str, arguments: Mapping[str, Any]) -> str
 # -- other contents of an export
 
 
-def build_design_conversation(chat: Mapping[str, Any]) -> Conversation:
+def build_claude_design_conversation(chat: Mapping[str, Any]) -> Conversation:
     """Build a conversation from a chat of Claude Design.
 
     The content of each message in such a chat is an object within the message object.
@@ -291,7 +293,7 @@ def build_design_conversation(chat: Mapping[str, Any]) -> Conversation:
     return build_claude_conversation({**chat, "name": name, "chat_messages": messages})
 
 
-def is_design(value: Mapping[str, Any]) -> bool:
+def is_claude_design_chat(value: Mapping[str, Any]) -> bool:
     """Return whether an object is a chat of Claude Design."""
     messages = get_by_path(value, list, "messages")
     return "uuid" in value and any(
@@ -299,7 +301,7 @@ def is_design(value: Mapping[str, Any]) -> bool:
     )
 
 
-def iter_memories(value: Mapping[str, Any]) -> Iterator[SavedText]:
+def iter_claude_memories(value: Mapping[str, Any]) -> Iterator[SavedText]:
     """Yield the memories that Claude has of the user, one for each paragraph.
 
     The heading above a paragraph is added to the text of the memory.

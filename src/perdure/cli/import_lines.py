@@ -231,7 +231,7 @@ def _add_messages_and_branches(
         if not 0 <= after <= len(keys):
             thread.add_problem("a branch follows no message")
             continue
-        begin = thread.list_branch(keys[after - 1]) if after else []
+        begin = thread.list_message_ids_from_root(keys[after - 1]) if after else []
         earlier_message_ids = dict.fromkeys(begin)
         keys += [
             _append_message_and_return_last_id(

@@ -107,7 +107,7 @@ class ThreadNames:
         file, full_id = draft.unnamed.file, prefixes[-1]
         signatures = [
             _format_comparison_signature(draft.nodes[key].message)
-            for key in draft.list_branch(draft.leaf)
+            for key in draft.list_message_ids_from_root(draft.leaf)
         ]
         unused_id, gap = "", 0
         conversation: Conversation | None = None
@@ -149,7 +149,7 @@ class ThreadNames:
         """Return an id for each prefix of the conversation, the shortest prefix first."""
         id = str(draft.metadata.get("user_id") or draft.metadata.get("owner") or self._user)
         ids = []
-        for key in draft.list_branch(draft.leaf):
+        for key in draft.list_message_ids_from_root(draft.leaf):
             node = draft.nodes[key]
             id = derive_id(id, _format_comparison_signature(node.message), node.created_at)
             ids.append(id)
@@ -190,7 +190,7 @@ class ThreadNames:
         if stem not in self._former:
             self._former[stem] = self._find_former_thread_ids_by_signature(stem)
         index, candidates = self._former[stem], list[str]()
-        for key in draft.list_branch(draft.leaf) if index else ():
+        for key in draft.list_message_ids_from_root(draft.leaf) if index else ():
             ids_with_message = index.get(_format_comparison_signature(draft.nodes[key].message), [])
             narrowed = (
                 [id for id in candidates if id in ids_with_message]
@@ -223,7 +223,7 @@ class ThreadNames:
 
 def _belongs_to_thread(conversation: Conversation, stored: _StoredThread) -> bool:
     """Return whether a conversation equals, continues or is contained in a stored thread."""
-    branch = conversation.list_branch(conversation.leaf)
+    branch = conversation.list_message_ids_from_root(conversation.leaf)
     stored_count = next((n for n, key in enumerate(branch) if key not in stored.ids), len(branch))
     return stored_count == len(branch) or (
         stored_count > 0 and branch[stored_count - 1] in stored.branch_ends

@@ -24,7 +24,7 @@ from perdure.cli.app import (
     UserOption,
     YesOption,
     add_command_group,
-    check_query_option,
+    check_query_option_not_blank,
     erase_items,
     open_database,
     require_confirmation,
@@ -139,7 +139,9 @@ def search(
         threads = [shorten_thread_id(database, origin, is_whole=ids or json) for origin in origins]
     empty_note = f"{database.user!r} has no memory that answers the question"
     if recalled.below_min_score:
-        empty_note += f"; {recalled.describe_nearest()}, and --min-score 0 shows all"
+        empty_note += (
+            f"; {recalled.describe_memories_below_min_score()}, and --min-score 0 shows all"
+        )
     if explain:
         print_json(recalled) if json else print_text(recalled.explain(), wraps=False)
     else:
@@ -237,7 +239,7 @@ def forget(
     threads again and stores new memories. To prevent new memories, delete the threads before you
     run this command with --all. The exit code is 1 if there was nothing to erase.
     """
-    check_query_option(query)
+    check_query_option_not_blank(query)
     if [bool(key), query is not None, thread is not None, every].count(True) != 1:
         raise ConfigurationError("pass either keys of memories, or --query, --thread or --all")
     with open_database(db, user) as database:
@@ -509,7 +511,7 @@ def jobs(
             if job.state == "dead":
                 with show_status(f"extracting {job.thread_id} …"):
                     extraction.extract(job.thread_id, job.config)
-        waiting, unassigned = due.list_jobs(exclude_read=True), due.list_unassigned()
+        waiting, unassigned = due.list_jobs(exclude_read=True), due.list_threads_without_user()
         rows = [
             (
                 shorten_thread_id(database, job.thread_id, is_whole=json),

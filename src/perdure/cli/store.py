@@ -21,7 +21,7 @@ from perdure.cli.app import (
     QueryOption,
     YesOption,
     add_command_group,
-    check_query_option,
+    check_query_option_not_blank,
     erase_items,
     open_database,
     resolve_item_key,
@@ -323,7 +323,7 @@ def forget(
     """
     namespace = None if prefix is None else parse_namespace(prefix)
     conditions = _parse_filter(filter)
-    check_query_option(query)
+    check_query_option_not_blank(query)
     if namespace is None and not conditions and not query:
         raise ConfigurationError(
             "nothing selects the items to erase; pass a prefix (/ is everything), --filter or "

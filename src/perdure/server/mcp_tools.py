@@ -65,7 +65,9 @@ async def recall(
     selection |= {"min_score": min_score, "explain": True, "during": parse_period(since, until)}
     recalled = await memory.arecall(query, store=call.store, limit=limit, **selection)
     if not recalled.memories:
-        nearest_note = f"; {recalled.describe_nearest()}" if recalled.below_min_score else ""
+        nearest_note = (
+            f"; {recalled.describe_memories_below_min_score()}" if recalled.below_min_score else ""
+        )
         return f"Nothing is known about that{nearest_note}."
     omitted_note = (
         f"\n{recalled.left_out} more memories were found; ask a more specific question."
