@@ -154,7 +154,7 @@ class Tables:
         decrypt: Returns the content of an encrypted column.
         encrypt: Returns the stored form of a content.
         tables: The tables.
-        noun: What the owner of a row is called in messages.
+        noun: The noun for the owner of a row in messages, such as `thread`.
     """
 
     database: Database

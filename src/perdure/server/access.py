@@ -108,7 +108,7 @@ class Identity:
 
     @property
     def person(self) -> str:
-        """Return the user whose threads and memories the request may reach."""
+        """Return the user whose threads and memories the request may use."""
         return self.user if self.acting_for is None else self.acting_for
 
     @property

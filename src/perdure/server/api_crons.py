@@ -188,7 +188,7 @@ async def _validate_cron(
 
     Raises:
         ConfigurationError: A field is invalid.
-        Forbidden: The caller could not reach the cron, or may not start its run.
+        Forbidden: The caller would have no access to the changed cron, or may not start its run.
     """
     if cron.thread_id is not None and "on_run_completed" in body.model_fields_set:
         raise ConfigurationError(
@@ -220,7 +220,7 @@ async def _get_changeable_cron(call: Call, cron_id: str) -> CronRow:
     """Return a cron that the caller may change.
 
     Raises:
-        Refused: The cron does not exist, or the caller may not reach it.
+        Refused: The cron does not exist, or the caller has no access to the cron.
         Forbidden: The cron belongs to somebody else, although it runs on the caller's thread.
     """
     cron = await CronTable(call.saver).get(cron_id)
@@ -293,7 +293,7 @@ async def _find_crons(call: Call, runs: Runs, filters: CronFilters) -> list[Foun
 
 
 def _unknown_cron_error(cron_id: str) -> Refused:
-    """Return the error for a cron that does not exist or cannot be reached."""
+    """Return the error for a cron that does not exist or is not accessible to the caller."""
     return Refused(f"there is no cron {cron_id!r}", 404)
 
 

@@ -60,7 +60,7 @@ async def permit_person(
         store_action: The action that is performed on each namespace of the person.
 
     Raises:
-        Forbidden: The caller is neither the person nor an admin, or may not reach one of the
+        Forbidden: The caller is neither the person nor an admin, or has no access to one of the
             person's namespaces.
     """
     if user != call.identity.person and not call.identity.is_admin:

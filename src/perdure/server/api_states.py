@@ -128,8 +128,8 @@ async def update_state(
 ) -> JSONObject:
     """Update the state as if a node had returned the values.
 
-    If the request names an older checkpoint, the new checkpoint becomes a branch that starts at
-    the older checkpoint. The thread continues from the new checkpoint.
+    If the request names an older checkpoint, the update starts a new branch of the thread at the
+    older checkpoint. After the update, the thread continues from the new checkpoint.
     """
     thread = await call.permit_thread_row(thread_id)
     config = build_checkpoint_config(

@@ -240,7 +240,8 @@ async def delete_thread(
 ) -> None:
     """Delete a thread with its checkpoints, and keep or erase the memories from the thread.
 
-    The memories of the caller are erased, or those of all users if the caller is an admin.
+    Only the memories of the caller are erased. If the caller is an admin, the memories of all users
+    are erased.
     """
     await call.permit_thread(thread_id)
     places = await find_memory_places(call) if memories == "erase" else []

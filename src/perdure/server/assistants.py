@@ -64,15 +64,15 @@ The size is limited because each search reads all assistants.
 
 
 class UnknownAssistant(Refused):
-    """The assistant does not exist, or the caller may not reach it."""
+    """The assistant does not exist, or the caller has no access to it."""
 
     status = 404
 
 
 class Assistants:
-    """The assistants that a caller may reach.
+    """The assistants to which a caller has access.
 
-    An assistant that the caller may not reach counts as unknown.
+    An assistant to which the caller has no access counts as unknown.
 
     Args:
         call: The permitted call. Default assistants of graphs count as owned by the user of the
@@ -90,7 +90,7 @@ class Assistants:
         The id may also be the name of a graph, which selects the default assistant of that graph.
 
         Raises:
-            UnknownAssistant: The assistant does not exist, or the caller may not reach it.
+            UnknownAssistant: The assistant does not exist, or the caller has no access to it.
         """
         assistant = find_default_assistant(self._graphs, assistant_id)
         if assistant is None and (row := await self._table.get(_canonicalize_id(assistant_id))):
@@ -107,12 +107,12 @@ class Assistants:
         Args:
             assistant_id: The id of the assistant.
             content: The fields of the assistant.
-            if_exists: With `do_nothing`, an existing assistant is returned if the caller may reach
-                it.
+            if_exists: With `do_nothing`, an existing assistant is returned if the caller has access
+                to it.
 
         Raises:
             VersionConflict: An assistant with this id exists.
-            Forbidden: The caller could not reach an assistant with this metadata.
+            Forbidden: The caller would have no access to an assistant with this metadata.
             UnknownGraph: The graph is not served.
         """
         content = self._validate_content(content)
@@ -127,7 +127,8 @@ class Assistants:
     async def update(self, assistant_id: str, changes: Mapping[str, Any]) -> Assistant:
         """Create a new version of an assistant.
 
-        The new fields replace the old ones, and the new metadata is added to the existing metadata.
+        The new fields replace the old fields, and the new metadata is added to the existing
+        metadata.
 
         Raises:
             UnknownAssistant: See `get`.
@@ -194,7 +195,7 @@ class Assistants:
         ]
 
     def _is_reachable(self, assistant: Assistant) -> bool:
-        """Return whether the caller may reach an assistant."""
+        """Return whether the caller has access to an assistant."""
         return matches_filter(self._build_visible_metadata(assistant), self._filter)
 
     def _build_visible_metadata(self, assistant: Assistant) -> dict[str, Any]:
@@ -253,7 +254,7 @@ def find_default_assistant(graphs: Graphs, assistant_id: str) -> Assistant | Non
 def unknown_assistant_error(
     graphs: Graphs, assistant_id: str, status: int = 404
 ) -> UnknownAssistant:
-    """Return the error for an assistant that cannot be reached."""
+    """Return the error for an assistant that does not exist or is not accessible to the caller."""
     return UnknownAssistant(
         f"there is no assistant {assistant_id!r}; the graphs are {', '.join(graphs)}", status
     )

@@ -147,7 +147,7 @@ class Call:
 
         Raises:
             Forbidden: See `authorize_arguments`.
-            UnknownThread: The thread does not exist, or the caller may not reach it.
+            UnknownThread: The thread does not exist, or the caller has no access to it.
         """
         await self.authorize_arguments({"thread_id": thread_id, **arguments})
         return await self.threads.get(thread_id)

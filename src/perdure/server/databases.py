@@ -26,7 +26,7 @@ from perdure.stores.whole_store import WholeStore
 # Maximum number of tenants whose checkpointer and store are kept open.
 _MAX_OPEN_TENANTS: Final = 32
 # Maximum number of bytes of memory for the caches of each tenant, and for the search indexes of
-# each tenant.
+# each tenant. All tenants share the connections to the database.
 _CACHE_BYTES, _INDEX_BYTES = 16 << 20, 32 << 20
 
 

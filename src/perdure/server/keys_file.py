@@ -52,7 +52,7 @@ class Key(BaseModel):
         user: The user of the key.
         sha256: The SHA-256 hash of the key, as 64 hexadecimal digits.
         tenant: The tenant of the user, or None.
-        permissions: What the key may do in addition to reaching the data of its user.
+        permissions: The permissions of the key in addition to the access to its user's data.
         teams: The teams that the user is a member of.
     """
 

@@ -159,7 +159,7 @@ class StartupResponder:
     def _answer_without_handshake(
         self, method: str, meta: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """Answer a request of protocol version 2026-07-28, which needs no `initialize` request.
+        """Answer a request of protocol version `ENVELOPE_VERSION`, which has no handshake.
 
         Return the result or the error of the request, or None if only the MCP SDK can answer.
         """

@@ -232,7 +232,7 @@ async def show_items(
         requested: The namespace.
         q: Text to search for; empty lists all items.
         filter: A filter of values as a JSON object; empty applies none.
-        as_of: The moment whose items are shown; empty shows the current ones.
+        as_of: The moment whose items are shown; empty shows the current items.
         start: The number of items to skip.
     """
     value_filter = parse_json_object(filter, "the filter") if filter.strip() else None

@@ -115,7 +115,7 @@ async def show_memories(
         limit: The maximum number of memories that answer the query.
         tokens: The token budget of the answers; 0 means no limit.
         min_score: The lowest score of an answer, from 0 to 1.
-        as_of: The moment whose memories are searched; empty searches the current ones.
+        as_of: The moment whose memories are searched; empty searches the current memories.
         why: The key of a memory whose rank is explained.
         start: The number of memories to skip when there is no query.
     """
