@@ -1,4 +1,4 @@
-"""Random programs on a `DeltaChannel` of messages: the history agrees with each state."""
+"""Random programs on a `DeltaChannel`: the history agrees with the state after each step."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.rounds import rounds
 DURABILITIES: Any = ["sync", "async", "exit"]
 
 
-def giving_ids(state: list[AnyMessage] | None, updates: Sequence[Any]) -> list[AnyMessage]:
-    """A reducer that gives a new id to a message without one, at each replay."""
+def merge_and_give_ids(state: list[AnyMessage] | None, updates: Sequence[Any]) -> list[AnyMessage]:
+    """Merge messages, as a reducer that gives a new id at each replay to a message without one."""
     for update in updates:
         for part in update if isinstance(update, list) else [update]:
             ids = {message.id for message in state or ()} | {REMOVE_ALL_MESSAGES}
@@ -34,14 +34,14 @@ def giving_ids(state: list[AnyMessage] | None, updates: Sequence[Any]) -> list[A
     return state or []
 
 
-def of_deepagents() -> Any:
-    """The reducer of deepagents, which leaves messages without an id as they are."""
+def deepagents_reducer() -> Any:
+    """Return the reducer of deepagents, which leaves messages without an id as they are."""
     agent: Any = create_deep_agent(model=GenericFakeChatModel(messages=iter(())))
     return agent.channels["messages"].reducer
 
 
-class Program:
-    """A thread that a random program works on.
+class RandomProgram:
+    """A random program that changes a thread.
 
     Attributes:
         wrong: What was wrong after a step.
@@ -49,8 +49,8 @@ class Program:
 
     def __init__(self, seed: int, place: Place) -> None:
         self.random, self.place = random.Random(seed), place
-        self.reduce = self.random.choice([giving_ids, of_deepagents()])
-        self.gives_ids = self.reduce is giving_ids
+        self.reduce = self.random.choice([merge_and_give_ids, deepagents_reducer()])
+        self.gives_ids = self.reduce is merge_and_give_ids
         self.every = self.random.choice([1, 2, 3, 50])
         self.is_cold = self.random.random() < 0.4  # nothing is kept from one step to the next
         self.count = 0
@@ -71,7 +71,7 @@ class Program:
         return f"text {self.count}."
 
     def message(self) -> Any:
-        """A message in one of its forms."""
+        """Return a message in one of its forms."""
         text, choose = self.text(), self.random.choice
         forms: list[Any] = [
             HumanMessage(text, id=choice)
@@ -86,7 +86,7 @@ class Program:
         return AIMessage(self.text(), id=f"id{self.count}")
 
     def node(self, state: Any) -> Any:
-        """Add, remove, replace or overwrite messages."""
+        """Add, remove, replace or overwrite messages, as a node."""
         messages, kind = state["messages"], self.random.random()
         ids = [message.id for message in messages if message.id]
         if kind < 0.5:
@@ -105,19 +105,19 @@ class Program:
         return {"messages": []} if kind < 0.97 else {}
 
     def step(self) -> None:
-        """Run a turn, or do something else with the thread."""
-        kind, began = self.random.random(), bool(self.saver.threads())
+        """Run the graph, or change the thread in another way."""
+        kind, has_thread = self.random.random(), bool(self.saver.threads())
         durability = self.random.choice(DURABILITIES)
-        given = {"messages": [self.message() for _ in range(self.random.choice([1, 1, 2]))]}
-        if kind < 0.6 or not began:
-            self.graph.invoke(given, at(), durability=durability)
+        input = {"messages": [self.message() for _ in range(self.random.choice([1, 1, 2]))]}
+        if kind < 0.6 or not has_thread:
+            self.graph.invoke(input, at(), durability=durability)
         elif kind < 0.7:
-            self.graph.update_state(at(), given, as_node=self.random.choice("abc"))
+            self.graph.update_state(at(), input, as_node=self.random.choice("abc"))
         elif kind < 0.8:
-            old = self.random.choice(list(self.graph.get_state_history(at())))
-            self.graph.invoke(given, old.config, durability=durability)
+            snapshot = self.random.choice(list(self.graph.get_state_history(at())))
+            self.graph.invoke(input, snapshot.config, durability=durability)
         elif kind < 0.87:
-            self.erase()
+            self.erase_some_messages()
         elif kind < 0.91:
             self.saver.retain(Retention(last=1), thread_ids=["t"])
         elif kind < 0.95:
@@ -132,15 +132,15 @@ class Program:
         if self.is_cold:
             self.saver._reader.cache.drop_thread("t")
 
-    def erase(self) -> None:
+    def erase_some_messages(self) -> None:
         items = [item.value for item in self.saver.history("t") if item.value.id]
-        gone = self.random.sample(items, min(len(items), self.random.choice([1, 1, 2])))
-        self.saver.erase("t", [message.id for message in gone])
-        left = {item.value.text for item in self.saver.history("t")}
+        erased = self.random.sample(items, min(len(items), self.random.choice([1, 1, 2])))
+        self.saver.erase("t", [message.id for message in erased])
+        remaining_texts = {item.value.text for item in self.saver.history("t")}
 
-        assert left.isdisjoint(message.text for message in gone)
+        assert remaining_texts.isdisjoint(message.text for message in erased)
 
-    def check(self) -> None:
+    def check_history(self) -> None:
         """Compare the history with the state, which langgraph replays from the writes."""
         state = [m.text for m in self.graph.get_state(at()).values.get("messages", [])]
         items = [item for item in self.saver.history("t") if not item.branch]
@@ -155,13 +155,16 @@ class Program:
 
 @pytest.mark.repeats
 @pytest.mark.parametrize("number", range(8))
-def test_random_programs(place: Place, number: int) -> None:
-    """Each message is told once, those of the state are seen, and counts are right."""
+def test_history_agrees_with_state_after_random_programs(place: Place, number: int) -> None:
+    """Each message is in the history once.
+
+    `seen` is true for those of the state, and counts are right.
+    """
     for seed in range(number * 1000, number * 1000 + rounds(12)):
-        program = Program(seed, place)
+        program = RandomProgram(seed, place)
         with program.saver:
             for _ in range(program.random.randint(3, 9)):
                 program.step()
-                program.check()
+                program.check_history()
             program.saver.delete_thread("t")
         program.saver.close()

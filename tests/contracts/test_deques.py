@@ -1,4 +1,4 @@
-"""A deque comes back with its limit, which langgraph's serializer drops."""
+"""A deque is decoded with its `maxlen`, which langgraph's serializer drops."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Window(deque[Any]):
 
 
 class LastTwo(deque[Any]):
-    """Sets its limit itself."""
+    """A deque whose constructor sets the limit."""
 
     def __init__(self, items: Iterable[Any] = ()) -> None:
         super().__init__(items, maxlen=2)
 
 
-def limits(value: Any) -> Any:
-    """The types, contents and limits of all deques in a value."""
+def describe_deques(value: Any) -> Any:
+    """Return the value with each deque replaced by its type, limit and contents."""
     if isinstance(value, deque):
-        return (type(value), value.maxlen, [limits(part) for part in value])
+        return (type(value), value.maxlen, [describe_deques(part) for part in value])
     if isinstance(value, dict):
-        return {key: limits(part) for key, part in value.items()}
-    return [limits(part) for part in value] if isinstance(value, list) else value
+        return {key: describe_deques(part) for key, part in value.items()}
+    return [describe_deques(part) for part in value] if isinstance(value, list) else value
 
 
 VALUES: dict[str, Any] = {
@@ -53,18 +53,17 @@ VALUES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_a_deque_keeps_its_limit(name: str) -> None:
-    """The limit comes back, and the same value stored again gives the same bytes."""
+def test_decoded_deque_keeps_its_limit(name: str) -> None:
+    """The same value, encoded again, gives the same bytes."""
     stored = CODEC.encode(VALUES[name], lambda: "value")
-    back = CODEC.decode(stored)
+    decoded = CODEC.decode(stored)
 
-    assert VALUES[name] == back
-    assert limits(VALUES[name]) == limits(back)
-    assert stored == CODEC.encode(back, lambda: "value")
+    assert VALUES[name] == decoded
+    assert describe_deques(VALUES[name]) == describe_deques(decoded)
+    assert stored == CODEC.encode(decoded, lambda: "value")
 
 
-def test_a_deque_within_other_values_keeps_its_limit() -> None:
-    """In a message, in an object and in the argument of a Send."""
+def test_deque_within_messages_objects_and_sends_keeps_its_limit() -> None:
     window = deque([1, 2], 2)
     human = CODEC.decode(
         CODEC.encode(HumanMessage("x", additional_kwargs={"w": window}), lambda: "value")
@@ -76,22 +75,21 @@ def test_a_deque_within_other_values_keeps_its_limit() -> None:
         CODEC.encode([Point(1, {"w": window}), Send("n", window)], lambda: "value")
     )
 
-    found = (human.additional_kwargs["w"], result.artifact[0], point.inner["w"], send.arg)
-    assert [each.maxlen for each in found] == [2, 2, 2, 2]
+    deques = (human.additional_kwargs["w"], result.artifact[0], point.inner["w"], send.arg)
+    assert [decoded.maxlen for decoded in deques] == [2, 2, 2, 2]
 
 
-def test_two_deques_that_differ_in_their_limit_differ() -> None:
-    """A put that changes only the limit is stored."""
+def test_put_stores_deque_whose_limit_alone_changed() -> None:
     with SQLiteCheckpointer.open(":memory:") as saver:
         first = put(saver, {"w": deque([1], 2)})
         put(saver, {"w": deque([1], 3)}, first)
-        found = saver.get_tuple({"configurable": {"thread_id": "t"}})
-        assert found is not None
-        assert found.checkpoint["channel_values"]["w"].maxlen == 3
+        stored = saver.get_tuple({"configurable": {"thread_id": "t"}})
+        assert stored is not None
+        assert stored.checkpoint["channel_values"]["w"].maxlen == 3
 
 
-def test_deques_without_a_limit_have_langgraphs_bytes() -> None:
-    """Rows of earlier files are read as before, and langgraph reads the limit of new ones."""
+def test_deque_without_limit_is_encoded_as_by_langgraph() -> None:
+    """Rows of earlier files are read as before, and langgraph reads the limit of new rows."""
     serde = JsonPlusSerializer()
     value = deque([1, (2,)])
 
@@ -100,32 +98,32 @@ def test_deques_without_a_limit_have_langgraphs_bytes() -> None:
     assert serde.loads_typed(("msgpack", stored)).maxlen == 3
 
 
-def test_a_subclass_keeps_its_limit_where_it_is_allowed() -> None:
-    """Also a subclass whose constructor takes no limit; one that is not allowed is refused."""
+def test_allowed_deque_subclass_keeps_its_limit() -> None:
+    """The constructor need not take a limit. A subclass that is not allowed is refused."""
     with SQLiteCheckpointer.open(":memory:", allow=[Window, LastTwo]) as saver:
         values = {"w": Window([1, 2, 3], 4), "u": Window([1]), "l": LastTwo([1, 2, 3])}
-        found = saver.get_tuple(put(saver, values))
-        assert found is not None
-        assert limits(values) == limits(found.checkpoint["channel_values"])
+        stored = saver.get_tuple(put(saver, values))
+        assert stored is not None
+        assert describe_deques(values) == describe_deques(stored.checkpoint["channel_values"])
     with SQLiteCheckpointer.open(":memory:") as saver, pytest.raises(ForbiddenType, match="Window"):
         put(saver, {"w": Window([1], 4)})
 
 
-def test_a_window_of_a_graph_stays_one_after_a_restart(tmp_path: Path) -> None:
-    """A node that appends to its deque has the newest three, however many turns there are."""
+def test_deque_in_graph_state_keeps_its_limit_after_restarts(tmp_path: Path) -> None:
+    """A node that appends to the deque keeps only the three newest values."""
 
     class State(TypedDict, total=False):
         recent: Any
         question: str
 
-    def add(state: State) -> dict[str, Any]:
+    def append_question(state: State) -> dict[str, Any]:
         recent = state.get("recent") or deque(maxlen=3)
         recent.append(state["question"])
         return {"recent": recent}
 
-    builder = StateGraph(State).add_node("add", add).add_edge(START, "add")
+    builder = StateGraph(State).add_node("add", append_question).add_edge(START, "add")
     config: Any = {"configurable": {"thread_id": "t"}}
     for n in range(5):
         with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
-            out = builder.compile(checkpointer=saver).invoke({"question": str(n)}, config)
-    assert deque(["2", "3", "4"], 3) == out["recent"]
+            result = builder.compile(checkpointer=saver).invoke({"question": str(n)}, config)
+    assert deque(["2", "3", "4"], 3) == result["recent"]

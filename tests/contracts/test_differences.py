@@ -1,4 +1,4 @@
-"""`differences()`: what changed between checkpoints; and pages of history and checkpoints."""
+"""`differences()` returns the changes between checkpoints; history and checkpoints have pages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from perdure.memory import ChatState
 from tests.contracts.puts import at, put, uid_of
 
 
-def test_a_step_of_a_graph(saver: SQLiteCheckpointer) -> None:
-    """Each superstep tells the nodes that ran and the messages that came and went."""
+def test_differences_list_nodes_and_messages_of_each_superstep(saver: SQLiteCheckpointer) -> None:
+    """Each superstep has the nodes that ran and the messages that were added and removed."""
 
     def respond(state: ChatState) -> dict[str, list[AIMessage | RemoveMessage]]:
         gone = [RemoveMessage(str(state["messages"][0].id))] if len(state["messages"]) > 2 else []
@@ -31,24 +31,24 @@ def test_a_step_of_a_graph(saver: SQLiteCheckpointer) -> None:
     graph.invoke({"messages": [HumanMessage("two", id="h2")]}, at())
 
     steps = saver.checkpoints("t")[::-1]
-    found = saver.differences("t", [(each.parent_id, each.checkpoint_id) for each in steps])
-    said = [each.channels.get("messages") for each in found]
-    assert [each.ran for each in found][2::3] == [("respond",), ("respond",)]
-    assert [[m.id for m in each.added.values()] for each in said if each] == [
+    differences = saver.differences("t", [(each.parent_id, each.checkpoint_id) for each in steps])
+    message_changes = [each.channels.get("messages") for each in differences]
+    assert [each.ran for each in differences][2::3] == [("respond",), ("respond",)]
+    assert [[m.id for m in each.added.values()] for each in message_changes if each] == [
         ["h1"], ["a1"], ["h2"], ["a3"]
     ]  # fmt: skip
-    (gone,) = [each for each in said if each and each.removed_count]
-    assert {at: message.id for at, message in gone.removed.items()} == {0: "h1"}
+    (with_removal,) = [each for each in message_changes if each and each.removed_count]
+    assert {at: message.id for at, message in with_removal.removed.items()} == {0: "h1"}
 
 
 class Log(TypedDict, total=False):
-    """What nodes say."""
+    """The state of a graph whose nodes append to a log."""
 
     log: Annotated[list[str], operator.add]
 
 
-def test_what_ran(saver: SQLiteCheckpointer) -> None:
-    """`Send`s name their nodes each time; an input does not name what it came before."""
+def test_differences_list_nodes_that_ran_between_checkpoints(saver: SQLiteCheckpointer) -> None:
+    """A node is listed once for each `Send`. An input does not list the nodes before it."""
 
     def check(state: Log) -> Log:
         if state["log"][-1] == "dies":
@@ -70,8 +70,13 @@ def test_what_ran(saver: SQLiteCheckpointer) -> None:
     pairs = [(each.parent_id, each.checkpoint_id) for each in steps]
     ran = [each.ran for each in saver.differences("t", pairs)]
 
-    whole = [(), (), ("plan",), ("tools",), ("check",)]
-    assert ran == [*whole, *whole, *whole[:4], *whole]
+    ran_in_complete_run = [(), (), ("plan",), ("tools",), ("check",)]
+    assert ran == [
+        *ran_in_complete_run,
+        *ran_in_complete_run,
+        *ran_in_complete_run[:4],
+        *ran_in_complete_run,
+    ]
     assert [each.next for each in steps][:5] == [
         ("__start__",), ("plan",), ("tools", "tools", "tools"), ("check",), ()
     ]  # fmt: skip
@@ -84,28 +89,31 @@ def test_what_ran(saver: SQLiteCheckpointer) -> None:
     assert saver.differences("t", pairs[-1:])[0].ran == ()
 
 
-def test_values_and_long_lists(saver: SQLiteCheckpointer) -> None:
-    """A value stored whole is told as it was and is; of a list only the last parts."""
+def test_differences_show_whole_values_and_last_parts_of_lists(saver: SQLiteCheckpointer) -> None:
+    """A value that is not a list has its old and new value.
+
+    A list has only its last added parts.
+    """
     first = put(saver, {"n": 1, "list": ["a"], "same": "s", "gone": 5})
     second = put(saver, {"n": 2, "list": [*"abcdef"], "same": "s", "new": {}}, first)
 
-    (found,) = saver.differences("t", [(uid_of(first), uid_of(second))], limit=2)
-    assert found.channels.keys() == {"n", "list", "gone", "new"}
-    n, items = found.channels["n"], found.channels["list"]
+    (difference,) = saver.differences("t", [(uid_of(first), uid_of(second))], limit=2)
+    assert difference.channels.keys() == {"n", "list", "gone", "new"}
+    n, items = difference.channels["n"], difference.channels["list"]
     assert (n.whole, *n.removed.values(), *n.added.values()) == (True, 1, 2)
     assert (items.added, items.added_count, items.removed) == ({4: "e", 5: "f"}, 5, {})
-    assert not found.channels["gone"].added
+    assert not difference.channels["gone"].added
 
 
-def test_a_new_order(saver: SQLiteCheckpointer) -> None:
+def test_reordered_list_has_no_added_or_removed_parts(saver: SQLiteCheckpointer) -> None:
     first = put(saver, {"list": [*"abc"]})
     second = put(saver, {"list": [*"cab"]}, first)
 
-    (found,) = saver.differences("t", [(uid_of(first), uid_of(second))])
-    assert found.channels["list"].added_count == found.channels["list"].removed_count == 0
+    (difference,) = saver.differences("t", [(uid_of(first), uid_of(second))])
+    assert difference.channels["list"].added_count == difference.channels["list"].removed_count == 0
 
 
-def test_without_the_earlier_checkpoint_all_is_new(saver: SQLiteCheckpointer) -> None:
+def test_differences_without_earlier_checkpoint_add_everything(saver: SQLiteCheckpointer) -> None:
     uid = uid_of(put(saver, {"list": [*"abc"]}))
 
     assert saver.differences("t", [(None, uid)]) == saver.differences("t", [("gone", uid)])
@@ -115,8 +123,8 @@ def test_without_the_earlier_checkpoint_all_is_new(saver: SQLiteCheckpointer) ->
         saver.differences("other", [])
 
 
-def test_pages(saver: SQLiteCheckpointer) -> None:
-    """The page before an item or a checkpoint ends where that one begins."""
+def test_pages_end_before_given_item_or_checkpoint(saver: SQLiteCheckpointer) -> None:
+    """A page of the history or of checkpoints contains only entries before the given position."""
     config = None
     for n in range(1, 6):
         config = put(saver, {"messages": [f"says {i}" for i in range(n)]}, config)

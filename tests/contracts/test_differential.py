@@ -1,4 +1,4 @@
-"""Any course of a graph leaves the same thread in perdure's file as in langgraph's memory."""
+"""Random programs leave the same thread in perdure's database and in langgraph's memory saver."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from perdure.checkpointers import SQLiteCheckpointer
 from tests.backends import places
 from tests.contracts.programs import Action, Replay, Turn, World, actions
 
-EXAMPLES = settings().max_examples  # of the profile: `--hypothesis-profile deep` does thousands
+EXAMPLES = settings().max_examples  # of the hypothesis profile; the profile "deep" has thousands
 
-KEEPS = Turn(["keeper"], named=True, blocking=True, durability="sync")
+KEEPER_TURN = Turn(["keeper"], named=True, blocking=True, durability="sync")
 
 
 @contextmanager
-def worlds(backend: str) -> Iterator[tuple[World, World]]:
-    """The graph on a database of perdure's, and on langgraph's saver for memory."""
+def open_worlds(backend: str) -> Iterator[tuple[World, World]]:
+    """Yield the graph on a database of perdure and on langgraph's `InMemorySaver`."""
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
         place = places(Path(folder))[backend]()
-        ours = World(lambda: reopened(), place.saver(synchronous="normal"), runner)
+        ours = World(lambda: reopen(), place.saver(synchronous="normal"), runner)
 
-        def reopened() -> SQLiteCheckpointer:
+        def reopen() -> SQLiteCheckpointer:
             ours.saver.close()
             return place.saver(synchronous="normal")
 
@@ -39,10 +39,10 @@ def worlds(backend: str) -> Iterator[tuple[World, World]]:
             ours.saver.close()
 
 
-def compare(course: list[Action], number: int, backend: str = "file") -> None:
-    """Take a course in both worlds; after each action they look the same."""
-    with worlds(backend) as (ours, theirs):
-        for action in course:
+def compare_worlds(program: list[Action], number: int, backend: str = "file") -> None:
+    """Perform the actions in both worlds. Compare the result and the thread after each action."""
+    with open_worlds(backend) as (ours, theirs):
+        for action in program:
             expected, actual = theirs.act(action), ours.act(action)
 
             assert expected == actual, f"what came of {action}"
@@ -54,21 +54,27 @@ def compare(course: list[Action], number: int, backend: str = "file") -> None:
 
 @settings(max_examples=2 * EXAMPLES)
 @given(actions(subgraphs=False), st.integers(0, 9))
-def test_any_course(course: list[Action], number: int) -> None:
-    """Turns, interrupts, failures, edits, forks, replays: same values, tasks and history."""
-    compare(course, number)
+def test_random_program_has_same_results_as_langgraph_memory_saver(
+    program: list[Action], number: int
+) -> None:
+    """Runs, interrupts, edits, forks and replays give the same values, tasks and history."""
+    compare_worlds(program, number)
 
 
 @settings(max_examples=EXAMPLES)
-@example([KEEPS, KEEPS, Replay(True, "sync", 3)], 0)  # a subgraph's state of an earlier moment
+# the example replays from an earlier state of a subgraph
+@example([KEEPER_TURN, KEEPER_TURN, Replay(True, "sync", 3)], 0)
 @given(actions(subgraphs=True), st.integers(0, 9))
-def test_any_course_with_subgraphs(course: list[Action], number: int) -> None:
-    """The same with subgraphs, which keep their state for a run or for the thread."""
-    compare(course, number)
+def test_random_program_with_subgraphs_has_same_results_as_langgraph_memory_saver(
+    program: list[Action], number: int
+) -> None:
+    """Subgraphs keep their state for a run or for the thread."""
+    compare_worlds(program, number)
 
 
 @settings(max_examples=EXAMPLES // 6)
 @given(actions(subgraphs=True), st.integers(0, 9))
-def test_any_course_in_postgres(course: list[Action], number: int) -> None:
-    """The same in Postgres."""
-    compare(course, number, "postgres")
+def test_random_program_in_postgres_has_same_results_as_langgraph_memory_saver(
+    program: list[Action], number: int
+) -> None:
+    compare_worlds(program, number, "postgres")

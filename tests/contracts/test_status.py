@@ -19,7 +19,7 @@ from perdure.checkpointers import SQLiteCheckpointer, ThreadStatus
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from tests.contracts.programs import THREAD, Action, Resume, Turn, actions
 from tests.contracts.puts import at, put
-from tests.contracts.test_differential import EXAMPLES, worlds
+from tests.contracts.test_differential import EXAMPLES, open_worlds
 
 ASKS = Turn(["send", "ask", "child"], named=True, blocking=True, durability="sync")
 
@@ -47,7 +47,7 @@ def same(status: ThreadStatus, state: Any) -> None:
 @given(st.booleans().flatmap(lambda subgraphs: actions(subgraphs=subgraphs)))
 def test_after_any_course_it_is_what_the_graph_says(course: list[Action]) -> None:
     """Sends, interrupts, failures, edits, forks, replays: the same `next`, tasks and questions."""
-    with worlds("file") as (world, _):
+    with open_worlds("file") as (world, _):
         for action in course:
             world.act(action)
             state = world.graph.get_state(THREAD)
