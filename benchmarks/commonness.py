@@ -20,7 +20,7 @@ from perdure.stores.text import (
     FREQUENCY_FILE,
     NON_LATIN,
     STEPS_PER_NAT,
-    extract_query_words,
+    extract_query_words_with_stems,
     iter_stems,
     tokenize,
 )
@@ -49,7 +49,7 @@ def tokens_of(word: str, language: str) -> Iterable[str]:
     if language == ENGLISH:
         return tokenize(word)
     return (
-        extract_query_words(word)
+        extract_query_words_with_stems(word)
         if language == NON_LATIN
         else [stem for _, stem in iter_stems(word, language)]
     )

@@ -77,7 +77,7 @@ from perdure.memory.run_config import read_thread_and_checkpoint_id_of_run
 from perdure.storage.database import is_in_event_loop
 from perdure.storage.locks import Locks
 from perdure.stores.base import Namespace, Provenance, PutItem
-from perdure.stores.namespaces import check_key
+from perdure.stores.namespaces import check_item_key
 
 PERDURE_FIELDS: Final = ("kind", PREVIOUS, SOURCE, REDACTED_FIELD)
 """Fields of a memory's value that perdure sets.
@@ -522,7 +522,7 @@ class MemoryWriter:
         """
         value = self.build_value(memory)
         generated_key = "".join(secrets.choice(_KEY_LETTERS) for _ in range(_KEY_LENGTH))
-        memory_key = generated_key if key is None else check_key(key)
+        memory_key = generated_key if key is None else check_item_key(key)
 
         async def plan() -> ChangePlan:
             """Plan to add the memory.
@@ -692,7 +692,7 @@ class MemoryWriter:
         Raises:
             UnknownMemory: The namespace has no memory with the key.
         """
-        memory = await self.adapter.get(self.namespace, check_key(key))
+        memory = await self.adapter.get(self.namespace, check_item_key(key))
         if memory is None or not isinstance(memory.value.get(TEXT), str):
             raise build_unknown_memory_error(self.namespace, key)
         return memory

@@ -59,7 +59,7 @@ from perdure.memory.repeated_questions import rank_answers_first_and_count_answe
 from perdure.memory.run_config import Template, Versioned, read_run_user
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 from perdure.stores.base import Namespace, Provenance, PutItem, Receipt
-from perdure.stores.namespaces import check_key
+from perdure.stores.namespaces import check_item_key
 from perdure.stores.normal_form import hash_normal_form
 
 Memories = list[Memory]
@@ -225,7 +225,7 @@ class Collection:
         Raises:
             UnknownMemory: The namespace neither has nor had a memory with the key.
         """
-        return await forget_memory(*self._get_adapter_and_namespace(config), check_key(key))
+        return await forget_memory(*self._get_adapter_and_namespace(config), check_item_key(key))
 
     async def _forget_matching(
         self,
@@ -272,7 +272,7 @@ class Collection:
             config: See `Collection`.
         """
         adapter, namespace = self._get_adapter_and_namespace(config)
-        memory = await adapter.get(namespace, check_key(key), as_of)
+        memory = await adapter.get(namespace, check_item_key(key), as_of)
         if memory is not None and as_of is None:
             await adapter.refresh_time_to_live([memory])
         return memory
@@ -325,7 +325,7 @@ class Collection:
     async def _history(self, key: str, *, config: RunnableConfig | None = None) -> Memories:
         """Return all versions of a memory, oldest first. The memory may have been deleted."""
         adapter, namespace = self._get_adapter_and_namespace(config)
-        return await adapter.list_versions(namespace, check_key(key))
+        return await adapter.list_versions(namespace, check_item_key(key))
 
     def build_writer(
         self, config: RunnableConfig | None, *, by_model: bool = False

@@ -70,7 +70,7 @@ from perdure.memory.thread_messages import (
     read_watermarks,
 )
 from perdure.stores.base import Namespace, PutItem, VersionRetention
-from perdure.stores.namespaces import check_key, check_namespace
+from perdure.stores.namespaces import check_item_key, check_namespace_and_build_path
 
 _CONTEXT_MESSAGES: Final = 4  # number of messages before a batch that the extractor gets as context
 _LOG = logging.getLogger("perdure")
@@ -736,8 +736,8 @@ class DueThreads:
             return None
         try:
             namespace = fill_namespace(self._extraction.namespace, {"configurable": labels})
-            check_namespace(build_notes_namespace(WATERMARKS, namespace))
-            check_key(head.thread_id)
+            check_namespace_and_build_path(build_notes_namespace(WATERMARKS, namespace))
+            check_item_key(head.thread_id)
         except ConfigurationError:
             return None
         # An invalid value of one thread must not prevent the extraction of others.

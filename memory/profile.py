@@ -35,7 +35,7 @@ from perdure.memory.records import (
 )
 from perdure.memory.run_config import Template, read_thread_and_checkpoint_id_of_run
 from perdure.stores.base import Provenance, PutItem, Receipt
-from perdure.stores.values import decode_value, encode_value, to_prompt_json
+from perdure.stores.values import decode_json_value, encode_value_as_json, to_prompt_json
 
 M = TypeVar("M", bound=BaseModel)
 Document = dict[str, Any]
@@ -193,13 +193,13 @@ def copy_and_check_json(value: Any, description: str) -> Any:
             the error message.
     """
     try:
-        text = encode_value({"document": value})
+        text = encode_value_as_json({"document": value})
     except InvalidValue as exc:
         raise InvalidPatch(f"{description} is not JSON that a store accepts: {exc}") from exc
     size = len(text.encode()) - len('{"document":}')
     if size > MAX_BYTES:
         raise InvalidPatch(f"{description} takes {size:,} bytes; at most {MAX_BYTES:,} are allowed")
-    return decode_value(text)["document"]
+    return decode_json_value(text)["document"]
 
 
 def escape_pointer_part(name: str) -> str:

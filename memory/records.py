@@ -724,7 +724,7 @@ def convert_item_to_memory(item: Item) -> Memory:
     return Memory(
         tuple(item.namespace),
         item.key,
-        tombstones.extract_text(value),
+        tombstones.extract_item_text(value),
         str(kind),
         value,
         provenance,

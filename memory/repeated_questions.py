@@ -36,7 +36,7 @@ from perdure.stores.text import (
     NON_LATIN,
     detect_language,
     ends_with_question,
-    extract_query_words,
+    extract_query_words_with_stems,
     message_frequency,
     split_words,
     stop_words,
@@ -178,7 +178,7 @@ class _RoleFinder:
 
     def __init__(self, query: str) -> None:
         self._query = query
-        words = extract_query_words(query)
+        words = extract_query_words_with_stems(query)
         self._words = {*words, *words.values()}
         self._every = set(split_words(query))
         self._languages = dict.fromkeys((detect_language(query), ENGLISH))
@@ -216,7 +216,7 @@ class _RoleFinder:
     def _measure_words_shared_with_query(self, text: str) -> float:
         """Return the total information, in nats, of the query's words that occur in a text."""
         text_words = {*tokenize(text[:_MAX_CHARS])}
-        words = extract_query_words(self._query)
+        words = extract_query_words_with_stems(self._query)
         return sum(
             self._measure_word(word) for word, stem in words.items() if text_words & {word, stem}
         )
@@ -225,7 +225,9 @@ class _RoleFinder:
         """Return the words of a text that are neither words of the query nor stop words."""
         stops = frozenset[str]().union(*map(stop_words, self._languages))
         words = {
-            word: stem for word, stem in extract_query_words(text).items() if word not in stops
+            word: stem
+            for word, stem in extract_query_words_with_stems(text).items()
+            if word not in stops
         }
         return [word for word, stem in words.items() if not self._words & {word, stem}]
 

@@ -14,7 +14,7 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from perdure.stores.normal_form import normalize_text, unify_letters
+from perdure.stores.normal_form import normalize_text, unify_letter_variants
 from perdure.stores.text import tokenize
 
 # Two words count as equal if the cosine similarity of their vectors is at least this value.
@@ -82,7 +82,7 @@ def _is_rotation(left_words: tuple[str, ...], right_words: tuple[str, ...]) -> b
 @lru_cache(1 << 8)
 def _split_words(text: str) -> tuple[str, ...]:
     """Split a text into words and symbols. The first word is in lower case."""
-    parts = _TOKENS.findall(unify_letters(text))
+    parts = _TOKENS.findall(unify_letter_variants(text))
     # The first word of a sentence has a capital even if the word is not a name.
     return (parts[0].lower(), *parts[1:]) if parts else ()
 

@@ -53,7 +53,7 @@ from perdure.stores.parts import TRANSCRIPT_PREFIX
 from perdure.stores.store import Store
 from perdure.stores.text import (
     detect_language,
-    extract_query_words,
+    extract_query_words_with_stems,
     find_nearest_words,
     is_misspellable,
     iter_stems,
@@ -481,7 +481,7 @@ def find_query_word_spans(text: str, query: str) -> tuple[tuple[int, int], ...]:
     """
     text_words, query_words, marked_positions, language = (
         set(tokenize(text)),
-        extract_query_words(query),
+        extract_query_words_with_stems(query),
         set[int](),
         detect_language(text),
     )

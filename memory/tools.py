@@ -66,7 +66,7 @@ from perdure.memory.run_config import (
 )
 from perdure.settings import TOOL_LIMIT
 from perdure.stores.base import Provenance
-from perdure.stores.namespaces import check_key
+from perdure.stores.namespaces import check_item_key
 from perdure.stores.text import STOP_WORDS, tokenize
 from perdure.stores.values import to_prompt_json
 
@@ -515,7 +515,7 @@ async def _write_memory_action(
         return await writer.insert(
             memory, attribution.build_provenance(_list_texts(writer.build_value(memory)))
         )
-    existing = await writer.adapter.get(writer.namespace, check_key(key))
+    existing = await writer.adapter.get(writer.namespace, check_item_key(key))
     if existing is None:
         raise build_unknown_memory_error(writer.namespace, key)
     is_from_user = existing.provenance is not None and existing.provenance.trust == "user"

@@ -19,7 +19,7 @@ from perdure.stores.reading import (
     value_associated_data,
 )
 from perdure.stores.tombstones import AUTHOR, PREVIOUS, UNNAMED
-from perdure.stores.values import encode_value
+from perdure.stores.values import encode_value_as_json
 
 
 @dataclass(slots=True)
@@ -43,13 +43,13 @@ def forget_author(
     path = parts.resolve_prefix(prefix)
     if dry_run:
         found_rows = parts.database.read(lambda: _find_rows_of_author(parts, path, author))
-        return _build_receipt(parts, found_rows, hand_over=hand_over, clean=False)
+        return _build_receipt(parts, found_rows, hand_over=hand_over, is_scrubbed=False)
     found_rows = parts.database.write(
         lambda: _erase_author(parts, path, author, hand_over=hand_over), deletes_rows=True
     )
     parts.database.read(parts.indexes.purge_erased)
     clean = parts.database.scrub_deleted_rows()
-    return _build_receipt(parts, found_rows, hand_over=hand_over, clean=clean)
+    return _build_receipt(parts, found_rows, hand_over=hand_over, is_scrubbed=clean)
 
 
 def _find_rows_of_author(parts: StoreParts, path: bytes, author: str) -> Flow[_AuthoredRows]:
@@ -93,7 +93,7 @@ def _erase_author(
         yield Statement(sql[statement], paths, execute_many=True)
     rows_to_rewrite = changed_rows if hand_over else found_rows.by_others
     for row in rows_to_rewrite:
-        yield from _rewrite_version(parts, row, author, hand_over=hand_over)
+        yield from _remove_author_from_version(parts, row, author, hand_over=hand_over)
     if not hand_over:
         present = [(row[0],) for row in found_rows.by_author if row[6] is None]
         yield Statement(sql["shrink_namespace"], present, execute_many=True)
@@ -102,13 +102,15 @@ def _erase_author(
             yield sql.build_batch(statement, ids)
     yield sql("drop_empty_namespaces", *prefix_range(path))
     yield sql("drop_orphaned_search_indexes")
-    yield from parts.writer.clear_errors()
+    yield from parts.writer.clear_embedding_errors()
     yield sql("increment_setting", "erasures")
     yield from parts.database.request_scrub_of_deleted_rows()
     return found_rows
 
 
-def _rewrite_version(parts: StoreParts, row: Row, author: str, *, hand_over: bool) -> Flow[None]:
+def _remove_author_from_version(
+    parts: StoreParts, row: Row, author: str, *, hand_over: bool
+) -> Flow[None]:
     """Store a version again, without the texts of an author or without the author's name."""
     records, row_key = parts.records, tuple(row[1:4])
     provenance = records.decode_provenance(row[9], *row[1:4])
@@ -125,7 +127,7 @@ def _rewrite_version(parts: StoreParts, row: Row, author: str, *, hand_over: boo
         ]
         if not value[PREVIOUS]:
             del value[PREVIOUS]
-    text = encode_value(value)
+    text = encode_value_as_json(value)
     encoded_provenance = None
     if provenance:
         encoded_provenance = records.encode_text(
@@ -140,7 +142,7 @@ def _rewrite_version(parts: StoreParts, row: Row, author: str, *, hand_over: boo
 
 
 def _build_receipt(
-    parts: StoreParts, found_rows: _AuthoredRows, *, hand_over: bool, clean: bool
+    parts: StoreParts, found_rows: _AuthoredRows, *, hand_over: bool, is_scrubbed: bool
 ) -> Receipt:
     """Build the `Receipt` for versions that were erased or that lost the name of their author."""
     rows = [] if hand_over else found_rows.by_author
@@ -155,7 +157,7 @@ def _build_receipt(
         hashes=tuple(sorted({hashlib.blake2b(text, digest_size=16).hexdigest() for text in texts})),
         threads=(),
         at=from_microseconds(parts.now()),
-        clean=clean,
+        clean=is_scrubbed,
         size_bytes=sum(map(len, texts)),
         handed_over=len(found_rows.by_author) if hand_over else 0,
     )

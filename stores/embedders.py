@@ -414,11 +414,13 @@ _loop_lock = threading.Lock()
 def _get_embedding_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop that runs async models for blocking callers. Start it if needed."""
     with _loop_lock:
-        return _start_event_loop(os.getpid())  # A forked process needs its own event loop.
+        return _start_event_loop_of_process(
+            os.getpid()
+        )  # A forked process needs its own event loop.
 
 
 @cache
-def _start_event_loop(pid: int) -> asyncio.AbstractEventLoop:
+def _start_event_loop_of_process(pid: int) -> asyncio.AbstractEventLoop:
     """Start an event loop in a daemon thread of this process, and return it."""
     loop = asyncio.new_event_loop()
 

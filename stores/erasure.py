@@ -12,7 +12,7 @@ from perdure.errors import ConfigurationError
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import PROVENANCE, Namespace, Receipt
 from perdure.stores.filters import parse_filter
-from perdure.stores.namespaces import check_key, decode_path, prefix_range
+from perdure.stores.namespaces import check_item_key, decode_path, prefix_range
 from perdure.stores.parts import StoreParts
 from perdure.stores.reading import Selection, from_microseconds
 from perdure.stores.text import tokenize, tokenize_query
@@ -97,7 +97,7 @@ def forget(
             else None,
             parse_filter(provenance, PROVENANCE) if provenance else None,
         ),
-        None if key is None else check_key(key),
+        None if key is None else check_item_key(key),
         _parse_query_words(query),
     )
     found_rows = (
@@ -107,7 +107,7 @@ def forget(
     )
     if dry_run:
         messages = sum(map(len, found_rows.messages.values()))
-        return _build_receipt(parts, found_rows, threads, messages, clean=False)
+        return _build_receipt(parts, found_rows, threads, messages, is_scrubbed=False)
     # Messages are erased before the store items that were made from them. If the process dies
     # between the two steps, the items still contain the ids of the messages that remain to be
     # erased.
@@ -115,7 +115,9 @@ def forget(
     reports = _erase_messages(checkpointer, messages_before)
     clean = True
     if not has_no_criterion:
-        found_rows = parts.database.write(lambda: _erase_rows(parts, criteria), deletes_rows=True)
+        found_rows = parts.database.write(
+            lambda: _erase_rows_and_return_them(parts, criteria), deletes_rows=True
+        )
         messages_after = {
             thread_id: ids - (messages_before.get(thread_id) or set())
             for thread_id, ids in found_rows.messages.items()
@@ -132,7 +134,7 @@ def forget(
         found_rows,
         threads,
         sum(report.items for _, report in reports),
-        clean=clean and all(report.scrubbed for _, report in reports),
+        is_scrubbed=clean and all(report.scrubbed for _, report in reports),
         cancelled=tuple(
             f"{thread}: {task}" for thread, report in reports for task in report.cancelled
         ),
@@ -157,7 +159,7 @@ def _build_receipt(
     threads: Collection[str],
     messages: int,
     *,
-    clean: bool,
+    is_scrubbed: bool,
     cancelled: tuple[str, ...] = (),
 ) -> Receipt:
     """Build the receipt for the erased rows and messages."""
@@ -172,7 +174,7 @@ def _build_receipt(
         hashes=tuple(sorted(erased.hashes)),
         threads=tuple(sorted({*erased.messages, *threads})),
         at=from_microseconds(parts.now()),
-        clean=clean,
+        clean=is_scrubbed,
         cancelled=cancelled,
         size_bytes=sum(
             len(part.encode() if isinstance(part, str) else part) for part in parts_of_rows
@@ -203,7 +205,7 @@ def _find_rows_to_erase(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToE
     return result
 
 
-def _erase_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
+def _erase_rows_and_return_them(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
     """Erase all versions of the keys that meet the criteria, in one transaction."""
     sql = parts.sql
     found_rows = yield from _find_rows_to_erase(parts, criteria)
@@ -220,7 +222,7 @@ def _erase_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
     )
     if ids or emptied_namespaces:
         yield sql("drop_orphaned_search_indexes")
-        yield from parts.writer.clear_errors()
+        yield from parts.writer.clear_embedding_errors()
         yield sql("increment_setting", "erasures")
         yield from parts.database.request_scrub_of_deleted_rows()
     return found_rows

@@ -81,7 +81,11 @@ def build_condition(
         condition = _build_node_condition(
             filter.node, location, set(map(check_index_path, indexed_paths))
         )
-        condition = condition if condition is _UNKNOWN else location.condition_on_row(condition)
+        condition = (
+            condition
+            if condition is _UNKNOWN
+            else location.convert_document_condition_to_row_condition(condition)
+        )
         index_paths = tuple(path for path in find_indexable_paths(filter) if path in indexed_paths)
         filter.conditions[cache_key] = condition._replace(paths=index_paths)
     cached: Condition = filter.conditions[cache_key]
@@ -170,31 +174,35 @@ def _build_comparison(name: str, operand: Any, location: JSONLocation) -> Condit
         case "$eq":
             return _build_equality(operand, location)
         case "$in":
-            exact = [key for value in operand if (key := _to_exact_sql_value(value)) is not None]
+            exact = [
+                key
+                for value in operand
+                if (key := _convert_to_sql_value_if_exact(value)) is not None
+            ]
             others = [
                 _build_equality(value, location)
                 for value in operand
-                if _to_exact_sql_value(value) is None
+                if _convert_to_sql_value_if_exact(value) is None
             ]
             return join_with_or([location.membership_condition(exact), *others])
         # SQLite cuts a string at a NUL character, and the shortened string sorts lower. Bounds are
         # always inclusive, so that rows with such strings are not missed.
-        case "$gt" | "$gte" if bounds := _compute_sql_bounds(operand):
+        case "$gt" | "$gte" if bounds := _compute_bounds_of_value_in_sql(operand):
             return location.range_condition(bounds[0], None)
-        case "$lt" | "$lte" if bounds := _compute_sql_bounds(operand):
+        case "$lt" | "$lte" if bounds := _compute_bounds_of_value_in_sql(operand):
             return location.range_condition(None, bounds[1])
     return _UNKNOWN
 
 
 def _build_equality(value: Any, location: JSONLocation) -> Condition:
     """Build the condition that a value is equal to an operand."""
-    if (key := _to_exact_sql_value(value)) is not None:
+    if (key := _convert_to_sql_value_if_exact(value)) is not None:
         return location.membership_condition([key])
-    bounds = _compute_sql_bounds(value)
+    bounds = _compute_bounds_of_value_in_sql(value)
     return _UNKNOWN if bounds is None else location.range_condition(*bounds)
 
 
-def _to_exact_sql_value(value: Any) -> str | int | None:
+def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
     """Return the SQL value that SQLite reads for a JSON value, or None if it is not certain."""
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else value
@@ -203,7 +211,7 @@ def _to_exact_sql_value(value: Any) -> str | int | None:
     return None
 
 
-def _compute_sql_bounds(value: Any) -> tuple[Any, Any] | None:
+def _compute_bounds_of_value_in_sql(value: Any) -> tuple[Any, Any] | None:
     """Return the lowest and the highest value that SQLite may read for a JSON value.
 
     SQLite may round numbers. The result is None if no bounds are known.
@@ -285,17 +293,19 @@ class JSONLocation(NamedTuple):
         """Whether indexes can be created for JSON paths of the column."""
         return True
 
-    def condition_on_row(self, condition: Condition) -> Condition:
+    def convert_document_condition_to_row_condition(self, condition: Condition) -> Condition:
         """Turn a condition on a JSON document into a condition on the document's row."""
         return condition
 
     def child_location(self, key: str | int, is_indexed: bool) -> Self:
         """Return the location of the value under a key of the object or array at this location."""
-        paths = tuple(path + end for path in self.paths for end in self.path_suffixes(key))
+        paths = tuple(
+            path + end for path in self.paths for end in self.list_json_path_suffixes(key)
+        )
         expression = build_index_expression(str(key), self.column) if is_indexed else ""
         return self._replace(paths=paths if len(paths) <= _MAX_PATHS else (), expression=expression)
 
-    def path_suffixes(self, key: str | int) -> Sequence[Any]:
+    def list_json_path_suffixes(self, key: str | int) -> Sequence[Any]:
         """Return the suffixes that extend a JSON path of this location to the value of `key`."""
         return [f"[{key}]"] if isinstance(key, int) else _build_path_suffixes(key)
 

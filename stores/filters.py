@@ -191,20 +191,20 @@ def parse_filter(filter: Mapping[str, Any] | None, fields: Sequence[str] | None 
     return Filter(node, _compile_node(node), {})
 
 
-def _copy_as_plain_json(value: Any, path: _FilterPath, counter: Iterator[int]) -> Any:
+def _copy_as_plain_json(value: Any, path: _FilterPath, value_counter: Iterator[int]) -> Any:
     """Copy a part of a filter as plain JSON. Members of enumerations are replaced by their values.
 
     Args:
         value: The part.
         path: The path of the part in the filter, for error messages.
-        counter: Counts the values of the whole filter.
+        value_counter: Counts the values of the whole filter.
     """
     is_container = isinstance(value, _CONTAINERS)
     if is_container and len(path) > MAX_DEPTH:
         raise InvalidFilter(
             f"filter: more than {MAX_DEPTH} levels of nesting; use fewer nested conditions"
         )
-    if (not is_container or not value) and next(counter) == MAX_OPERANDS:
+    if (not is_container or not value) and next(value_counter) == MAX_OPERANDS:
         raise InvalidFilter(
             f"{_format_filter_path(path)}: more than {MAX_OPERANDS} values in one filter; use "
             "several searches with smaller filters"
@@ -214,10 +214,13 @@ def _copy_as_plain_json(value: Any, path: _FilterPath, counter: Iterator[int]) -
             if not isinstance(key, str):
                 raise _build_filter_error(path, "keys that are strings", key)
         entries = [(str.__str__(key), part) for key, part in value.items()]
-        return {key: _copy_as_plain_json(part, (*path, key), counter) for key, part in entries}
+        return {
+            key: _copy_as_plain_json(part, (*path, key), value_counter) for key, part in entries
+        }
     if is_container:
         return [
-            _copy_as_plain_json(part, (*path, number), counter) for number, part in enumerate(value)
+            _copy_as_plain_json(part, (*path, number), value_counter)
+            for number, part in enumerate(value)
         ]
     return _copy_as_plain_scalar(value, path)
 
@@ -343,7 +346,7 @@ def _build_filter_error(
     """Build an error that names the part of the filter, the expected value and the actual value."""
     suffix = f"; {advice}" if advice else ""
     return InvalidFilter(
-        f"{_format_filter_path(path)}: expected {expected}, got {_format_value(value)}{suffix}"
+        f"{_format_filter_path(path)}: expected {expected}, got {_format_short_repr(value)}{suffix}"
     )
 
 
@@ -355,17 +358,17 @@ def _build_unknown_name_error(
     The message suggests the closest known name.
     """
     return InvalidFilter(
-        f"{_format_filter_path(path)}: unknown {kind} {_format_value(name)}; "
+        f"{_format_filter_path(path)}: unknown {kind} {_format_short_repr(name)}; "
         f"{suggest_name(name, allowed)}"
     )
 
 
 def _format_filter_path(path: _FilterPath) -> str:
     """Format the location of a part of a filter for messages, such as `filter["$or"][0]`."""
-    return "filter" + "".join(f"[{_format_value(step)}]" for step in path)
+    return "filter" + "".join(f"[{_format_short_repr(step)}]" for step in path)
 
 
-def _format_value(value: object) -> str:
+def _format_short_repr(value: object) -> str:
     """Return the representation of a value, cut to 80 characters."""
     try:
         text = repr(value)
@@ -467,7 +470,7 @@ def _compile_comparison(name: str, operand: Any) -> _Predicate:
         case "array":
             return lambda value: isinstance(value, list) and len(value) == operand
         case "$eq":
-            return lambda value: _is_equal(value, operand)
+            return lambda value: _is_equal_json(value, operand)
         case "$in":
             return _compile_membership(operand)
         case "$exists":
@@ -476,7 +479,7 @@ def _compile_comparison(name: str, operand: Any) -> _Predicate:
             return lambda value: (
                 isinstance(operand, str) and operand in value
                 if isinstance(value, str)
-                else isinstance(value, list) and any(_is_equal(one, operand) for one in value)
+                else isinstance(value, list) and any(_is_equal_json(one, operand) for one in value)
             )
     compare = ORDER_OPERATORS[name]
     if isinstance(operand, str):
@@ -486,7 +489,7 @@ def _compile_comparison(name: str, operand: Any) -> _Predicate:
     )
 
 
-def _is_equal(left: Any, right: Any) -> bool:
+def _is_equal_json(left: Any, right: Any) -> bool:
     """Return whether two JSON values are equal.
 
     Objects must have the same keys, and arrays the same number of elements.
@@ -497,11 +500,13 @@ def _is_equal(left: Any, right: Any) -> bool:
         return (
             isinstance(left, dict)
             and left.keys() == right.keys()
-            and all(_is_equal(left[key], value) for key, value in right.items())
+            and all(_is_equal_json(left[key], value) for key, value in right.items())
         )
     if isinstance(right, list):
         return (
-            isinstance(left, list) and len(left) == len(right) and all(map(_is_equal, left, right))
+            isinstance(left, list)
+            and len(left) == len(right)
+            and all(map(_is_equal_json, left, right))
         )
     return bool(left == right)
 
@@ -513,7 +518,7 @@ def _compile_membership(operands: Sequence[Any]) -> _Predicate:
 
     def is_member(value: Any) -> bool:  # In a frozenset, 1 and 1.0 are the same element.
         if isinstance(value, _UNHASHABLE_OR_BOOL):
-            return any(_is_equal(value, one) for one in unhashable)
+            return any(_is_equal_json(value, one) for one in unhashable)
         return value in members
 
     return is_member

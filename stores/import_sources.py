@@ -24,7 +24,7 @@ from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 from perdure.stores.base import PROVENANCE, Namespace
 from perdure.stores.tombstones import ROOT
-from perdure.stores.values import decode_value, suggest_name
+from perdure.stores.values import decode_json_value, suggest_name
 
 PAGE = 500  # number of items or namespaces that are read at a time
 TIMES: Final = ("created_at", "valid_from", "valid_to", "expires_at")
@@ -38,7 +38,7 @@ Line = tuple[str, Mapping[str, Any] | ImportFailed]
 Lines = Generator[Line, None, None]
 
 
-def iter_text_lines(lines: Iterable[str], namespace: Namespace | None) -> Lines:
+def iter_items_of_json_lines(lines: Iterable[str], namespace: Namespace | None) -> Lines:
     """Yield the item of each line of text that is not empty.
 
     Args:
@@ -55,7 +55,7 @@ def iter_text_lines(lines: Iterable[str], namespace: Namespace | None) -> Lines:
         if not text.strip():
             continue
         try:
-            line = decode_value(text)
+            line = decode_json_value(text)
         except (ValueError, RecursionError) as exc:
             raise ImportFailed(
                 f"{line_name}: not JSON ({exc}); expected one object per line"
@@ -64,11 +64,11 @@ def iter_text_lines(lines: Iterable[str], namespace: Namespace | None) -> Lines:
             raise ImportFailed(
                 f"{line_name}: {str(line)[:60]!r} is not an object; expected one object per line"
             )
-        yield line_name, _complete_line(line_name, line, namespace)
+        yield line_name, _add_missing_namespace_and_key(line_name, line, namespace)
 
 
-def _complete_line(
-    line_name: str, line: dict[str, Any], namespace: Namespace | None
+def _add_missing_namespace_and_key(
+    line_name: str, line: dict[str, Any], default_namespace: Namespace | None
 ) -> Mapping[str, Any]:
     """Add a missing namespace and a missing key to an item that was read from a line of JSON.
 
@@ -76,20 +76,20 @@ def _complete_line(
     """
     if "value" not in line and "namespace" not in line:
         line = {"value": line, "key": line.get("key")}
-    _check_line_fields(line_name, line)
+    _check_item_line_fields(line_name, line)
     if "namespace" not in line:
-        if namespace is None:
+        if default_namespace is None:
             raise ImportFailed(
                 f"{line_name}: the line has no namespace; add one, or pass namespace="
             )
-        line["namespace"] = namespace
+        line["namespace"] = default_namespace
     if line.get("key") is None:
         text = json.dumps(line["value"], sort_keys=True)
         line["key"] = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
     return line
 
 
-def _check_line_fields(line_name: str, line: dict[str, Any]) -> None:
+def _check_item_line_fields(line_name: str, line: dict[str, Any]) -> None:
     """Raise an error for unknown fields, and for a value or a key of the wrong type."""
     provenance = line.get("provenance")
     provenance_fields = provenance if isinstance(provenance, dict) else {}

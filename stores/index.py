@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import AssociatedData, Seal
 from perdure.stores.namespaces import decode_path
-from perdure.stores.ranking import Arrangement, build_arrangement
+from perdure.stores.ranking import ThreadArrangement, build_thread_arrangement
 from perdure.stores.separation import (
     MAX_WORDED,
-    Separation,
+    VectorSeparation,
     compute_sample_size,
     find_pairs_sharing_words,
-    measure_separation,
+    measure_separation_of_related_rows,
 )
 from perdure.stores.text import Vocabulary
 from perdure.stores.vectors import Floats, Model, VectorMatrix, rescored_share
@@ -100,7 +100,7 @@ class _Sample(NamedTuple):
     """The measured separation of an index, and the ids of the rows that were measured."""
 
     ids: Ints
-    separation: Separation
+    separation: VectorSeparation
 
 
 class Coverage(NamedTuple):
@@ -135,9 +135,9 @@ class NamespaceIndex:
         )
         self.vectors: Vectors | None = None
         self._sample: _Sample | None = None
-        self._clear_recent()
+        self._drop_unsorted_words_and_vectors()
 
-    def _clear_recent(self) -> None:
+    def _drop_unsorted_words_and_vectors(self) -> None:
         """Drop the cached view, and all words and vectors that are not yet in the sorted arrays."""
         none = np.empty(0, np.int32)
         self._recent = (none, none, np.empty(0, np.uint8))  # unsorted words, their rows, and counts
@@ -211,11 +211,11 @@ class NamespaceIndex:
         rows = np.flatnonzero(np.isin(self.rows["id"], list(ids)))
         return list(zip(rows.tolist(), self.rows["id"][rows].tolist(), strict=True))
 
-    def _append_vectors(self, row: int, vectors: bytes) -> None:
+    def _append_vectors(self, row_index: int, vectors: bytes) -> None:
         """Append the encoded vectors of a row to the list of unsorted vectors."""
         if self.model is not None and vectors:
             self._recent_vectors.append(vectors)
-            self._recent_owners += [row] * (len(vectors) // self.model.vector_bytes)
+            self._recent_owners += [row_index] * (len(vectors) // self.model.vector_bytes)
 
     def remove_items(self, ids: Ints) -> None:
         """Remove the items with these ids."""
@@ -246,8 +246,8 @@ class NamespaceIndex:
         Removed rows are dropped, and so are words that no row contains.
         """
         rows = self.rows
-        order = sort_rows(rows, np.flatnonzero(rows["alive"]))
-        positions = build_positions(order, len(rows))
+        order = sort_rows_by_thread_and_position(rows, np.flatnonzero(rows["alive"]))
+        positions = build_position_of_each_row(order, len(rows))
         vectors = self._combine_vectors(positions)
         words, row_of_word, counts = self._recent
         starts, sorted_rows, sorted_counts = self.postings
@@ -275,16 +275,16 @@ class NamespaceIndex:
         row_type = np.uint16 if len(order) <= 1 << 16 else np.int32
         self.postings = Postings(np.append(starts[used], len(key)), key.astype(row_type), counts)
         rows = rows[order]
-        self.threads = _renumber_names(rows, "thread", self.threads)
-        self.actors = _renumber_names(rows, "actor", self.actors)
+        self.threads = _renumber_used_names_without_gaps(rows, "thread", self.threads)
+        self.actors = _renumber_used_names_without_gaps(rows, "actor", self.actors)
         self.rows = rows
         self.vectors = vectors
         self._sample = None
-        self._clear_recent()
+        self._drop_unsorted_words_and_vectors()
 
     def _combine_vectors(self, positions: NDArray[np.int32]) -> Vectors | None:
         """Return the vectors of all rows that have a position, in the order of the positions."""
-        parts = self._vector_parts()
+        parts = self._get_sorted_and_recent_vectors()
         if not parts:
             return None
         matrix = (
@@ -295,18 +295,25 @@ class NamespaceIndex:
         owner = positions[np.concatenate([part.owner for part in parts])]
         order = np.argsort(owner, kind="stable")
         order = order[np.count_nonzero(owner < 0) :]
-        return self.build_vectors(matrix.take_rows(order), owner[order]) if len(order) else None
+        return (
+            self.build_vectors_with_rows(matrix.take_rows(order), owner[order])
+            if len(order)
+            else None
+        )
 
-    def build_vectors(self, matrix: VectorMatrix, owner: NDArray[np.int32]) -> Vectors:
+    def build_vectors_with_rows(
+        self, matrix: VectorMatrix, row_of_each_vector: NDArray[np.int32]
+    ) -> Vectors:
         """Return the vectors with the row number of each vector.
 
         If there are many vectors, sketches are added, by which searches estimate similarities.
         """
         return Vectors(
-            matrix.with_sketches() if len(owner) > self._approximate_above else matrix, owner
+            matrix.with_sketches() if len(row_of_each_vector) > self._approximate_above else matrix,
+            row_of_each_vector,
         )
 
-    def _vector_parts(self) -> tuple[Vectors, ...]:
+    def _get_sorted_and_recent_vectors(self) -> tuple[Vectors, ...]:
         """Return the sorted vectors and the unsorted vectors, each only if there are any."""
         parts = [] if self.vectors is None else [self.vectors]
         if self._recent_owners and self.model is not None:
@@ -318,15 +325,15 @@ class NamespaceIndex:
 
     # -- expiry
 
-    def find_expiring(self, since: int, now: int) -> list[int]:
-        """Return the ids of the items whose expiry is after `since` and not after `now`.
+    def find_ids_expiring_between(self, after: int, until: int) -> list[int]:
+        """Return the ids of the items whose expiry is after `after` and not after `until`.
 
         Only the expiries that the index contains are compared.
         """
-        if self._is_view_valid(since) and self._is_view_valid(now):
+        if self._is_view_valid(after) and self._is_view_valid(until):
             return []
         rows = self.rows
-        is_expiring = rows["alive"] & (rows["expires"] > since) & (rows["expires"] <= now)
+        is_expiring = rows["alive"] & (rows["expires"] > after) & (rows["expires"] <= until)
         return list(rows["id"][is_expiring].tolist())
 
     def _is_view_valid(self, now: int) -> bool:
@@ -344,7 +351,7 @@ class NamespaceIndex:
     def ids_without_vectors(self) -> list[int]:
         """Return the ids of the items without vectors."""
         lacks_vector = self.rows["alive"].copy()
-        for _, owner in self._vector_parts():
+        for _, owner in self._get_sorted_and_recent_vectors():
             lacks_vector[owner] = False
         return list(self.rows["id"][lacks_vector].tolist())
 
@@ -352,7 +359,7 @@ class NamespaceIndex:
         """Return a view of the items that have not expired at the time `now`, in microseconds."""
         if self._view is not None and self._is_view_valid(now):
             return self._view
-        rows, parts = self.rows, self._vector_parts()
+        rows, parts = self.rows, self._get_sorted_and_recent_vectors()
         is_searchable = rows["length"] > 0
         # A row that has neither words nor vectors is left out, because no search can find the row.
         if not is_searchable.all():
@@ -364,7 +371,9 @@ class NamespaceIndex:
             expiries.max(where=expiries <= now, initial=-FOREVER),
             expiries.min(where=expiries > now, initial=FOREVER),
         )
-        order = sort_rows(rows, np.flatnonzero(is_searchable & (expiries > now)))
+        order = sort_rows_by_thread_and_position(
+            rows, np.flatnonzero(is_searchable & (expiries > now))
+        )
         self._view = IndexView(
             order,
             self.vocabulary,
@@ -375,11 +384,13 @@ class NamespaceIndex:
             self.postings,
             self._recent,
             parts,
-            self._get_separation(parts),
+            self._get_or_measure_vector_separation(parts),
         )
         return self._view
 
-    def _get_separation(self, parts: Sequence[Vectors]) -> Separation:
+    def _get_or_measure_vector_separation(
+        self, vector_parts: Sequence[Vectors]
+    ) -> VectorSeparation:
         """Return how well the vectors of the index separate related rows from random rows.
 
         The separation is measured in the oldest rows that have vectors. An earlier measurement is
@@ -387,27 +398,31 @@ class NamespaceIndex:
         are present.
         """
         embedded = np.zeros(len(self.rows), bool)
-        for _, owner in parts:
+        for _, owner in vector_parts:
             embedded[owner] = True
         embedded &= self.rows["alive"]
         size = compute_sample_size(int(np.count_nonzero(embedded)))
         if self._sample is None or len(self._sample.ids) != size:
             rows = np.flatnonzero(embedded)
             first = rows[np.argsort(self.rows["id"][rows], kind="stable")[:size]]
-            self._sample = _Sample(self.rows["id"][first], self._measure_separation(parts, first))
+            self._sample = _Sample(
+                self.rows["id"][first], self._measure_vector_separation(vector_parts, first)
+            )
         return self._sample.separation
 
-    def _measure_separation(self, parts: Sequence[Vectors], first: Ints) -> Separation:
-        """Measure in the rows `first` how well the vectors separate related rows from random rows.
+    def _measure_vector_separation(
+        self, vector_parts: Sequence[Vectors], first_rows: Ints
+    ) -> VectorSeparation:
+        """Measure in some rows how well the vectors separate related rows from random rows.
 
-        The rows `first` are the oldest rows that have vectors.
+        The rows `first_rows` are the oldest rows that have vectors.
         """
-        size = len(first)
+        size = len(first_rows)
         if not size:
-            return Separation()
-        positions = build_positions(first, len(self.rows))
+            return VectorSeparation()
+        positions = build_position_of_each_row(first_rows, len(self.rows))
         vectors: Floats | None = None
-        for matrix, owner in parts:
+        for matrix, owner in vector_parts:
             # index of the first vector of each row
             first_vectors = np.flatnonzero(np.diff(owner, prepend=-1))
             chosen = first_vectors[positions[owner[first_vectors]] >= 0]
@@ -417,8 +432,8 @@ class NamespaceIndex:
             )
             vectors[positions[owner[chosen]]] = float_rows
         assert vectors is not None
-        rows = self.rows[first]
-        return measure_separation(
+        rows = self.rows[first_rows]
+        return measure_separation_of_related_rows(
             vectors,
             rows["thread"],
             rows["position"],
@@ -428,10 +443,14 @@ class NamespaceIndex:
 
     def _find_pairs_sharing_words(self, positions: NDArray[np.int32], count: int) -> Rows:
         """Return pairs of rows that share a rare word and whose positions are below `count`."""
-        words, rows = self._collect_words_of_rows(np.where(positions < count, positions, -1))
+        words, rows = self._collect_words_and_their_row_positions(
+            np.where(positions < count, positions, -1)
+        )
         return find_pairs_sharing_words(words, rows, count)
 
-    def _collect_words_of_rows(self, positions: NDArray[np.int32]) -> tuple[Rows, Rows]:
+    def _collect_words_and_their_row_positions(
+        self, positions: NDArray[np.int32]
+    ) -> tuple[Rows, Rows]:
         """Return each word in the rows that have a position, as its number and its row's position.
 
         A row has no position if `positions` is -1 for the row.
@@ -456,7 +475,9 @@ def build_numbering(names: Iterable[str] = ()) -> dict[str, int]:
     return numbering
 
 
-def _renumber_names(rows: NDArray[Any], column: str, names: Mapping[str, int]) -> dict[str, int]:
+def _renumber_used_names_without_gaps(
+    rows: NDArray[Any], column: str, names: Mapping[str, int]
+) -> dict[str, int]:
     """Give consecutive numbers to the names that the rows use, and return the number of each name.
 
     Names that no row uses are dropped.
@@ -500,12 +521,12 @@ class Candidates:
         return np.asarray(self.rows["length"], np.float32)
 
     @cached_property
-    def arrangement(self) -> Arrangement | None:
+    def arrangement(self) -> ThreadArrangement | None:
         """The threads, neighbours and recency of the rows, or None if no row has a thread."""
         thread = np.asarray(self.rows["thread"], np.int64)
         if not (thread >= 0).any():
             return None
-        return build_arrangement(thread, self.lengths, self.rows["asks"], self.rows["at"])
+        return build_thread_arrangement(thread, self.lengths, self.rows["asks"], self.rows["at"])
 
 
 @dataclass(frozen=True)
@@ -526,7 +547,7 @@ class IndexView:
     recent: tuple[Rows, Rows, NDArray[np.uint8]]
     vectors: tuple[Vectors, ...]
     # how well vectors separate related rows from random rows, measured in all rows of the index
-    separation: Separation
+    separation: VectorSeparation
 
     @cached_property
     def _is_whole(self) -> bool:
@@ -535,7 +556,7 @@ class IndexView:
 
     @cached_property
     def _positions(self) -> NDArray[np.int32]:
-        return build_positions(self.order, len(self.rows))
+        return build_position_of_each_row(self.order, len(self.rows))
 
     @cached_property
     def candidates(self) -> Candidates:
@@ -606,7 +627,7 @@ class IndexView:
         return self if is_earlier.all() else replace(self, order=self.order[is_earlier])
 
 
-def sort_rows(rows: NDArray[Any], selected: Ints) -> Ints:
+def sort_rows_by_thread_and_position(rows: NDArray[Any], selected: Ints) -> Ints:
     """Return the selected rows sorted by thread, position in the thread, and age."""
     thread = rows["thread"][selected]
     if not (thread >= 0).any():
@@ -614,9 +635,12 @@ def sort_rows(rows: NDArray[Any], selected: Ints) -> Ints:
     return selected[np.lexsort((rows["id"][selected], rows["position"][selected], thread))]
 
 
-def build_positions(order: Ints, count: int) -> NDArray[np.int32]:
-    """Return for each of `count` rows its position in `order`, or -1 if the row is absent there."""
-    positions = np.full(count, -1, np.int32)
+def build_position_of_each_row(order: Ints, row_count: int) -> NDArray[np.int32]:
+    """Return for each of `row_count` rows its position in `order`.
+
+    The position is -1 if the row is absent there.
+    """
+    positions = np.full(row_count, -1, np.int32)
     positions[order] = np.arange(len(order), dtype=np.int32)
     return positions
 
@@ -640,7 +664,8 @@ def decode_index(
         body: The stored bytes.
         model: The model of the file.
         approximate_above: The number of vectors above which search is approximate.
-        index_form: How words and vectors are computed now, from `PutPreparer.describe_index_form`.
+        index_form: How words and vectors are computed now, from
+            `PutPreparer.describe_index_computation`.
 
     Returns:
         The index, and the part of the namespace that it contains.
@@ -726,5 +751,5 @@ def _decode_index_body(
     )
     if vector_arrays and model is not None and header["model"] == model.number:
         owner, vector_rows, *scale = vector_arrays
-        index.vectors = index.build_vectors(VectorMatrix(vector_rows, *scale), owner)
+        index.vectors = index.build_vectors_with_rows(VectorMatrix(vector_rows, *scale), owner)
     return index, Coverage(*header["covered"])

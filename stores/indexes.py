@@ -37,15 +37,15 @@ from perdure.stores.index import (
     Ints,
     NamespaceIndex,
     WordHits,
-    build_positions,
+    build_position_of_each_row,
     decode_index,
     encode_index,
-    sort_rows,
+    sort_rows_by_thread_and_position,
 )
 from perdure.stores.namespaces import prefix_range
 from perdure.stores.puts import PutPreparer
 from perdure.stores.reading import ItemReader, Selection
-from perdure.stores.separation import Separation
+from perdure.stores.separation import VectorSeparation
 from perdure.stores.text import STOP_WORDS, find_nearest_words, is_misspellable
 from perdure.stores.vectors import Floats, Model
 
@@ -112,7 +112,7 @@ class CandidatePool:
     # similarity of each row to the query: NaN for a row without a vector; None if no vectors are
     # comparable
     cosines: Floats | None
-    separation: Separation  # how well vectors separate related rows from random rows
+    separation: VectorSeparation  # how well vectors separate related rows from random rows
 
     def __len__(self) -> int:
         return len(self.candidates.rows)
@@ -132,18 +132,18 @@ class CandidatePool:
         np.maximum.at(counts, positions, np.concatenate([hits[1], stem_hits[1]]))
         return rows, counts
 
-    def merge_threads(self, names: Sequence[Hashable]) -> CandidatePool:
+    def merge_threads_with_equal_names(self, thread_names: Sequence[Hashable]) -> CandidatePool:
         """Return a copy of the pool in which threads with equal names have the same thread number.
 
         Args:
-            names: The name of each thread, by its number.
+            thread_names: The name of each thread, by its number.
         """
         numbers = dict[Hashable, int]()
-        new_numbers = [numbers.setdefault(name, len(numbers)) for name in names]
+        new_numbers = [numbers.setdefault(name, len(numbers)) for name in thread_names]
         rows = self.candidates.rows.copy()
         rows["thread"] = np.array([*new_numbers, -1])[rows["thread"]]
-        order = sort_rows(rows, np.arange(len(rows)))
-        positions = build_positions(order, len(rows)).astype(np.int64)
+        order = sort_rows_by_thread_and_position(rows, np.arange(len(rows)))
+        positions = build_position_of_each_row(order, len(rows)).astype(np.int64)
         terms = {
             word: (positions[rows_of_word], counts)
             for word, (rows_of_word, counts) in self.terms.items()
@@ -252,7 +252,7 @@ class Indexes:
             chosen_ids = np.array([*ids, *(number for _, number in closed)], np.int64)
         namespaces_statement = self.sql("namespaces_under", *prefix_range(selection.prefix))
         marks, rows = yield [self.sql("store_state"), namespaces_statement]
-        state = yield from self._sync_state(marks[0])
+        state = yield from self._parse_state_and_drop_erased_data(marks[0])
         closed_by_path = defaultdict[bytes, list[int]](list)
         for path, number in closed:
             closed_by_path[path].append(number)
@@ -261,10 +261,10 @@ class Indexes:
             for row in rows
         ]
         sources += [
-            (path, partial(self._load_closed_view, path, ids_of_path, state))
+            (path, partial(self._load_view_of_closed_versions, path, ids_of_path, state))
             for path, ids_of_path in closed_by_path.items()
         ]
-        read_views = partial(self._apply_to_views, sources, chosen_ids)
+        read_views = partial(self._call_with_each_nonempty_view, sources, chosen_ids)
         words = {form for word, synonyms in query.words.items() for form in (word, *synonyms)}
         threads: list[tuple[bytes, str]] = []
 
@@ -283,10 +283,10 @@ class Indexes:
 
         pool = _merge_pools((yield from read_views(build_part)))
         if unknown := _find_unknown_words(pool, query):
-            pool.terms.update((yield from _find_corrections(read_views, unknown)))
-        return pool.merge_threads(threads) if closed_by_path else pool
+            pool.terms.update((yield from _find_rows_of_most_similar_words(read_views, unknown)))
+        return pool.merge_threads_with_equal_names(threads) if closed_by_path else pool
 
-    def _apply_to_views(
+    def _call_with_each_nonempty_view(
         self,
         sources: Sequence[_ViewSource],
         chosen_ids: Ints | None,
@@ -303,7 +303,7 @@ class Indexes:
         total = 0
         for path, load_view in sources:
             # If the indexes loaded so far exceed the budget, further indexes are not cached.
-            view = yield from load_view(admit=total <= self.budget)
+            view = yield from load_view(may_cache=total <= self.budget)
             total += view.nbytes
             if chosen_ids is not None:
                 view = view.select_ids(chosen_ids)
@@ -314,11 +314,11 @@ class Indexes:
     def purge_erased(self) -> Flow[None]:
         """Drop all erased data from the indexes in memory. Each search does this as well."""
         with suppress(SnapshotOutdated):  # Another thread has already dropped the erased data.
-            yield from self._sync_state((yield self.sql("store_state"))[0])
+            yield from self._parse_state_and_drop_erased_data((yield self.sql("store_state"))[0])
 
     # -- the cache
 
-    def _sync_state(self, state_row: Row) -> Flow[_State]:
+    def _parse_state_and_drop_erased_data(self, state_row: Row) -> Flow[_State]:
         """Return the state of the store.
 
         If items have been erased, their data is dropped from memory first.
@@ -360,10 +360,10 @@ class Indexes:
                 cached.unsaved = namespace.items
             cached.erasures = state.erasures
 
-    def _get_cached_index(self, key: _Key, state: _State, *, admit: bool) -> _CachedIndex:
+    def _get_cached_index(self, key: _Key, state: _State, *, may_cache: bool) -> _CachedIndex:
         """Return the cached index of a namespace, or a new one.
 
-        If `admit` is true, a new index is added to the cache.
+        If `may_cache` is true, a new index is added to the cache.
         """
         with self._lock:
             cached = self._cached.get(key)
@@ -373,7 +373,7 @@ class Indexes:
             if cached is not None and cached.erasures > state.erasures:
                 raise SnapshotOutdated
             cached = _CachedIndex(state.erasures)
-            if admit:
+            if may_cache:
                 self._nbytes -= self._cached[key].nbytes if key in self._cached else 0
                 self._cached[key] = cached
             return cached
@@ -390,11 +390,17 @@ class Indexes:
                 self._nbytes -= dropped.nbytes
 
     def _load_view(
-        self, namespace: _NamespaceRow, state: _State, now: int, as_of: int | None, *, admit: bool
+        self,
+        namespace: _NamespaceRow,
+        state: _State,
+        now: int,
+        as_of: int | None,
+        *,
+        may_cache: bool,
     ) -> Flow[IndexView]:
         """Load a view of the items of a namespace, at present or at a time in the past."""
         key = (namespace.path, False)
-        cached = self._get_cached_index(key, state, admit=admit)
+        cached = self._get_cached_index(key, state, may_cache=may_cache)
         with cached.lock:
             if (
                 cached.changes > namespace.changes
@@ -410,8 +416,8 @@ class Indexes:
         self._record_index_size(key, cached, view.nbytes)
         return view if as_of is None else view.without_later_puts(as_of)
 
-    def _load_closed_view(
-        self, path: bytes, ids: Sequence[int], state: _State, *, admit: bool
+    def _load_view_of_closed_versions(
+        self, path: bytes, version_ids: Sequence[int], state: _State, *, may_cache: bool
     ) -> Flow[IndexView]:
         """Load an index view of versions that have been replaced or deleted in a namespace.
 
@@ -419,8 +425,8 @@ class Indexes:
         loaded. The view does not say how well its vectors separate related rows. A measurement
         would depend on the versions that earlier searches have loaded.
         """
-        cached = self._get_cached_index((path, True), state, admit=admit)
-        closed = np.array(ids, np.int64)
+        cached = self._get_cached_index((path, True), state, may_cache=may_cache)
+        closed = np.array(version_ids, np.int64)
         with cached.lock:
             if cached.model_number > state.number:
                 raise SnapshotOutdated
@@ -442,7 +448,7 @@ class Indexes:
                 cached.index.add_items(entries)
             view = cached.index.get_view(0)
         self._record_index_size((path, True), cached, view.nbytes)
-        return replace(view.select_ids(closed), separation=Separation())
+        return replace(view.select_ids(closed), separation=VectorSeparation())
 
     def _load_versions(self, ids: Sequence[int], state: _State) -> Flow[list[IndexedItem]]:
         """Load the search data of some versions.
@@ -508,7 +514,9 @@ class Indexes:
                 missing_count, index, cached.coverage, namespace, state
             )
         if state.model is not None and embedded != state.embedded:
-            cached.unsaved += yield from self._load_late_vectors(index, state.number)
+            cached.unsaved += yield from self._add_missing_vectors_and_count_items(
+                index, state.number
+            )
         cached.coverage = Coverage(newest, namespace.items, state.embedded, state.closed)
         cached.changes = namespace.changes
         if self.write_in_background is not None and _is_worth_saving(
@@ -545,7 +553,7 @@ class Indexes:
     ) -> Flow[NamespaceIndex]:
         """Load the index from the file, or return an empty index if the file has no usable one."""
         for (body,) in (yield self.sql("get_search_index", namespace.namespace_key)):
-            form = self.preparer.describe_index_form(state.model)
+            form = self.preparer.describe_index_computation(state.model)
             source = self.records.seal, namespace.path, body
             decoded = decode_index(*source, state.model, self.approximate_above, form)
             if decoded is not None:
@@ -553,7 +561,9 @@ class Indexes:
                 return index
         return NamespaceIndex(state.model, self.approximate_above)
 
-    def _load_late_vectors(self, index: NamespaceIndex, model_number: int) -> Flow[int]:
+    def _add_missing_vectors_and_count_items(
+        self, index: NamespaceIndex, model_number: int
+    ) -> Flow[int]:
         """Add vectors that were stored after their items, and return the number of items."""
         ids = index.ids_without_vectors()
         total = 0
@@ -579,7 +589,7 @@ class Indexes:
         change, so the next search reads them again.
         """
         since = min(cached.expired_until, now)  # the clock may have stepped back
-        if expiring := index.find_expiring(since, until):
+        if expiring := index.find_ids_expiring_between(since, until):
             index.update_expiries(dict((yield self.sql("expiries", json.dumps(expiring)))))
         cached.expired_until = now
 
@@ -596,7 +606,9 @@ class Indexes:
         entries = []
         for row, value in zip(rows, values, strict=True):
             number, path, key, version, _, since, _, expires, _, stored, vectors, fields = row
-            words, ends_with_question = self.preparer.analyse_words(value, fields)
+            words, ends_with_question = self.preparer.tokenize_value_and_detect_question(
+                value, fields
+            )
             provenance = self.records.decode_provenance(stored, path, key, version)
             position, sent_at = provenance.get("position"), provenance.get("at")
             entry = IndexedItem(
@@ -626,7 +638,7 @@ class Indexes:
     ) -> None:
         """Write the index to the file, unless an erasure happens before the write."""
         assert self.write_in_background is not None
-        form, coverage = self.preparer.describe_index_form(state.model), cached.coverage
+        form, coverage = self.preparer.describe_index_computation(state.model), cached.coverage
         body = encode_index(self.records.seal, namespace.path, index, coverage, form)
         cached.unsaved = 0
         if body is None:
@@ -672,16 +684,16 @@ def _find_unknown_words(pool: CandidatePool, query: QueryTerms) -> list[str]:
     return unknown[:_MAX_CORRECTED_WORDS]
 
 
-def _find_corrections(
-    read_views: Callable[[_ReadView], Flow[list[Any]]], words: Sequence[str]
+def _find_rows_of_most_similar_words(
+    read_views: Callable[[_ReadView], Flow[list[Any]]], unknown_words: Sequence[str]
 ) -> Flow[dict[str, WordHits]]:
     """Return a dict from each unknown word to the rows that contain the most similar word."""
     similar_words = yield from read_views(
-        lambda _, view: [view.vocabulary.similar_words(word) for word in words]
+        lambda _, view: [view.vocabulary.similar_words(word) for word in unknown_words]
     )
     corrections = {
         word: find_nearest_words(word, chain.from_iterable(candidates), _MAX_CORRECTIONS)
-        for word, candidates in zip(words, zip(*similar_words, strict=True), strict=True)
+        for word, candidates in zip(unknown_words, zip(*similar_words, strict=True), strict=True)
     }
     others = {other for candidates in corrections.values() for other in candidates}
     terms = _merge_rows_by_word(
@@ -724,7 +736,7 @@ def _merge_pools(parts: Sequence[CandidatePool]) -> CandidatePool:
         return parts[0]
     row_arrays, cosines = [np.empty(0, ROW_DTYPE)], [np.empty(0, np.float32)]
     numbers = dict[str, int]()
-    first_thread, separation = 0, Separation()
+    first_thread, separation = 0, VectorSeparation()
     for part in parts:
         rows = part.candidates.rows.copy()
         rows["thread"][rows["thread"] >= 0] += first_thread

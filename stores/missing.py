@@ -57,7 +57,7 @@ class MissingEmbeddings:
             put.vectors = vectors
         return model
 
-    async def retry_pending(self, put_count: int) -> None:
+    async def embed_some_pending_items(self, put_count: int) -> None:
         """Compute missing vectors after a put of `put_count` items.
 
         At most `put_count + 16` items receive vectors.

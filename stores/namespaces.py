@@ -23,17 +23,17 @@ _RESERVED_PATH = f"{RESERVED}\0".encode()
 EVERY_PATH = (b"", b"\xff")
 
 
-def check_namespace(namespace: Any, root: bytes = b"") -> bytes:
+def check_namespace_and_build_path(namespace: Any, root_path: bytes = b"") -> bytes:
     """Check a namespace that items will be put into, and return its path.
 
     Args:
         namespace: The labels, as a sequence of strings.
-        root: The path of the scope that the namespace belongs to.
+        root_path: The path of the scope that the namespace belongs to.
 
     Raises:
         InvalidNamespace: The namespace is empty, reserved, too long or otherwise invalid.
     """
-    path = root + check_prefix(namespace)
+    path = root_path + check_namespace_prefix_and_build_path(namespace)
     if not path:
         raise InvalidNamespace("the namespace is empty; give at least one label, like memories")
     if len(path) > MAX_KEY:
@@ -48,7 +48,7 @@ def check_namespace(namespace: Any, root: bytes = b"") -> bytes:
     return path
 
 
-def check_prefix(prefix: Any) -> bytes:
+def check_namespace_prefix_and_build_path(prefix: Any) -> bytes:
     """Check a namespace prefix and return its path. The empty prefix means all namespaces.
 
     Raises:
@@ -64,12 +64,12 @@ def check_prefix(prefix: Any) -> bytes:
                 f"the namespace {tuple(prefix)!r} has the label {label!r}; "
                 "expected non-empty text without NUL characters"
             )
-    return _encode_within_limit(
+    return _encode_and_check_length(
         "namespace", tuple(prefix), "".join(f"{label}\0" for label in prefix)
     )
 
 
-def check_key(key: Any) -> str:
+def check_item_key(key: Any) -> str:
     """Check the key of an item and return it as text.
 
     Integers and UUIDs are converted to text, as langgraph does.
@@ -87,15 +87,15 @@ def check_key(key: Any) -> str:
         raise InvalidNamespace(
             f"the key is {text!r}; expected non-empty text without NUL characters"
         )
-    _encode_within_limit("key", text, text)
+    _encode_and_check_length("key", text, text)
     return text
 
 
-def _encode_within_limit(kind: str, value: object, text: str) -> bytes:
+def _encode_and_check_length(value_kind: str, value: object, text: str) -> bytes:
     """Encode text in UTF-8 and check its length.
 
     Args:
-        kind: The kind of value in error messages, "namespace" or "key".
+        value_kind: The kind of value in error messages, "namespace" or "key".
         value: The value in error messages.
         text: The text to encode.
     """
@@ -103,11 +103,12 @@ def _encode_within_limit(kind: str, value: object, text: str) -> bytes:
         path = text.encode()
     except UnicodeEncodeError as exc:
         raise InvalidNamespace(
-            f"the {kind} {value!r} is not Unicode text ({exc.reason}); remove the lone surrogate"
+            f"the {value_kind} {value!r} is not Unicode text ({exc.reason}); remove the lone "
+            "surrogate"
         ) from exc
     if len(path) > MAX_KEY:
         raise InvalidNamespace(
-            f"the {kind} {str(value)[:60]!r}… takes {len(path)} bytes; at most {MAX_KEY} are "
+            f"the {value_kind} {str(value)[:60]!r}… takes {len(path)} bytes; at most {MAX_KEY} are "
             "allowed, so shorten it"
         )
     return path
@@ -165,7 +166,7 @@ def _matches_condition(condition: MatchCondition, namespace: Sequence[str]) -> b
     )
 
 
-def check_condition(condition: MatchCondition) -> None:
+def check_match_condition(condition: MatchCondition) -> None:
     """Check one condition of `list_namespaces`.
 
     Raises:
@@ -175,7 +176,7 @@ def check_condition(condition: MatchCondition) -> None:
         raise InvalidNamespace(
             f"match_type is {condition.match_type!r}; expected 'prefix' or 'suffix'"
         )
-    check_prefix(condition.path)
+    check_namespace_prefix_and_build_path(condition.path)
 
 
 def find_literal_prefix(conditions: Iterable[MatchCondition]) -> bytes:
@@ -185,5 +186,5 @@ def find_literal_prefix(conditions: Iterable[MatchCondition]) -> bytes:
         if condition.match_type == "prefix":
             path = tuple(condition.path)
             literal = path[: path.index("*")] if "*" in path else path
-            longest = max(longest, check_prefix(literal), key=len)
+            longest = max(longest, check_namespace_prefix_and_build_path(literal), key=len)
     return longest

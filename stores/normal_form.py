@@ -57,7 +57,7 @@ def hash_normal_form(text: str) -> str:
 
 def normalize_text(text: str) -> str:
     """Return the normal form of a text. The result is meant for comparison, not for display."""
-    plain = marked = unify_letters(text).casefold()
+    plain = marked = unify_letter_variants(text).casefold()
     if _MAY_HAVE_MEANINGFUL.search(plain):
         marked = _MEANINGFUL_INSIDE.sub(
             lambda match: _PLACEHOLDERS.get(match[0], _PLACEHOLDERS["-"]), plain
@@ -66,7 +66,7 @@ def normalize_text(text: str) -> str:
     return f"{words} ?" if words and ends_with_question(text) else words or plain.strip()
 
 
-def unify_letters(text: str) -> str:
+def unify_letter_variants(text: str) -> str:
     """Return the text with all variants of a letter replaced by one form, by Unicode normalisation.
 
     If a punctuation mark at the start or end of a word has a meaning, as in `5*`, a special

@@ -60,11 +60,11 @@ class _FoldedCharacters(dict[int, str]):
     """
 
     def __missing__(self, code: int) -> str:
-        folded = self[code] = _fold_character(chr(code))
+        folded = self[code] = _normalize_character_for_wordpiece(chr(code))
         return folded
 
 
-def _fold_character(char: str) -> str:
+def _normalize_character_for_wordpiece(char: str) -> str:
     """Return a character in lower case, or an empty string for an accent.
 
     Punctuation is surrounded with spaces.
@@ -129,7 +129,7 @@ class WordPieceTokenizer:
                 text = text.replace(control, "")
         return list(chain.from_iterable(map(self._memo.__getitem__, text.split())))
 
-    def share_of_known_letters(self, text: str) -> float:
+    def compute_share_of_letters_in_known_words(self, text: str) -> float:
         """Return the share of a text's letters that belong to words of the vocabulary.
 
         A word belongs to the vocabulary if the word or its stem can be split into word pieces that
@@ -202,7 +202,7 @@ class StaticEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Floats:
         """Return the vectors of texts, each of length 1 or zero; float32[len(texts), DIMS]."""
-        table, pieces, foreign = _load_weights()
+        table, pieces, foreign = _load_table_tokenizer_and_foreign_ids()
         sums = np.zeros((len(texts), DIMS), np.float64)
         for row, text in enumerate(texts):
             numbers = pieces.token_ids(text)
@@ -222,7 +222,10 @@ class StaticEmbedder:
         """
         is_known = (
             detect_language(text) == ENGLISH
-            and _load_weights()[1].share_of_known_letters(text) > _MIN_KNOWN_SHARE
+            and _load_table_tokenizer_and_foreign_ids()[1].compute_share_of_letters_in_known_words(
+                text
+            )
+            > _MIN_KNOWN_SHARE
         )
         vector: Floats = self.embed([text if is_known else ""])[0]
         return vector
@@ -241,7 +244,9 @@ _cached_weights: tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int]] | N
 _weights_lock = threading.Lock()
 
 
-def _load_weights() -> tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int]]:
+def _load_table_tokenizer_and_foreign_ids() -> tuple[
+    NDArray[np.int8], WordPieceTokenizer, frozenset[int]
+]:
     """Return the table of vectors, the tokenizer, and the ids of tokens that are not English.
 
     The table and the vocabulary are read once in a process.

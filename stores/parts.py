@@ -48,14 +48,14 @@ from perdure.stores.embedders import StoreEmbedder, embedder_from
 from perdure.stores.filter_sql import JSONLocation
 from perdure.stores.filters import Filter, parse_filter
 from perdure.stores.indexes import Indexes
-from perdure.stores.namespaces import check_prefix
+from perdure.stores.namespaces import check_namespace_prefix_and_build_path
 from perdure.stores.puts import IndexOption, ItemWriter, Limit, Put, PutPreparer
 from perdure.stores.reading import ItemReader, RecordCodec, Selection, to_microseconds
 from perdure.stores.text import ANALYZER
 from perdure.stores.values import (
     WHOLE,
     check_number,
-    describe_invalid_part,
+    describe_part_that_is_not_json,
     parse_setting,
     suggest_name,
 )
@@ -196,7 +196,7 @@ def resolve_searched_fields(
     """
     rows = yield sql("get_setting", _WORDS_SETTING)
     recorded_words = (
-        parse_setting(_WORDS_SETTING, rows[0][0], _is_valid_words_setting) if rows else None
+        parse_setting(_WORDS_SETTING, rows[0][0], _is_valid_stored_words_setting) if rows else None
     )
     if recorded_words is not None and recorded_words["kept"] != word_storage:
         raise ConfigurationError(
@@ -213,7 +213,7 @@ def resolve_searched_fields(
     return fields
 
 
-def _is_valid_words_setting(words: dict[str, Any]) -> bool:
+def _is_valid_stored_words_setting(words: dict[str, Any]) -> bool:
     """Return whether the recorded setting for the text index has valid values."""
     fields = words.get("fields")
     return (
@@ -227,7 +227,7 @@ def _is_valid_words_setting(words: dict[str, Any]) -> bool:
 # -- the parts
 
 
-def with_transcript_tables(script: str) -> str:
+def add_transcript_tables_to_script(script: str) -> str:
     """Return a schema script that creates a store's tables and the tables of transcripts.
 
     The tables of transcripts have the same columns as the tables of the store. Searches of the
@@ -388,7 +388,7 @@ class StoreParts:
 
     def resolve_prefix(self, prefix: Any) -> bytes:
         """Return the path of a caller's namespace prefix, with the path of the scope before it."""
-        return self.root + check_prefix(prefix)
+        return self.root + check_namespace_prefix_and_build_path(prefix)
 
     def build_selection(
         self,
@@ -468,7 +468,7 @@ def _parse_filter_cached(filter: Any, *, of_provenance: bool) -> Filter | None:
     if filter is None or filter == {}:
         return None
     try:
-        text = None if describe_invalid_part(filter) else orjson.dumps(filter)
+        text = None if describe_part_that_is_not_json(filter) else orjson.dumps(filter)
     # The filter contains text with lone surrogates, or an integer of more than 64 bits.
     except TypeError:
         text = None
@@ -679,10 +679,10 @@ class CallBatcher:
         except PerdureError as exc:
             future = loop.create_future()
             future.set_exception(exc)
-        future.add_done_callback(partial(_resolve_batch, batch))
+        future.add_done_callback(partial(_set_batch_results, batch))
 
 
-def _resolve_batch(batch: list[_Request], future: asyncio.Future[None]) -> None:
+def _set_batch_results(batch: list[_Request], future: asyncio.Future[None]) -> None:
     """Set the results of all promises of a batch that has run or failed."""
     error = asyncio.CancelledError() if future.cancelled() else future.exception()
     for _, promise in batch:

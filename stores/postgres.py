@@ -15,7 +15,7 @@ from perdure.storage.postgres import PostgresDatabase, PostgresOwner
 from perdure.storage.postgres_dsn import Dsn
 from perdure.stores.filter_sql import TRUNCATING, Condition, JSONLocation, join_with_or
 from perdure.stores.filters import ANY_ELEMENT, parse_path
-from perdure.stores.parts import TextIndex, with_transcript_tables
+from perdure.stores.parts import TextIndex, add_transcript_tables_to_script
 from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
@@ -46,7 +46,7 @@ class JSONBLocation(JSONLocation):
         """Whether indexes can be created for JSON paths of the column."""
         return False
 
-    def condition_on_row(self, condition: Condition) -> Condition:
+    def convert_document_condition_to_row_condition(self, condition: Condition) -> Condition:
         """Turn a condition on a JSON document into a condition on the document's row.
 
         The SQL condition parses the document only once. A row whose document cannot be parsed is
@@ -61,7 +61,7 @@ class JSONBLocation(JSONLocation):
         readable = _IS_READABLE.format(self.column)
         return condition._replace(text=f"CASE WHEN {readable} THEN {text} ELSE TRUE END")
 
-    def path_suffixes(self, key: str | int) -> Sequence[tuple[str, ...]]:
+    def list_json_path_suffixes(self, key: str | int) -> Sequence[tuple[str, ...]]:
         """Return the suffixes that extend a JSON path of this location to the value of `key`.
 
         In a path of Postgres, the label "0" and the array position 0 look the same, so a condition
@@ -168,7 +168,7 @@ class PostgresStore(PostgresOwner, WholeStore):
             JSONBLocation("i.value", ((),)),
             lambda begin: PostgresDatabase(
                 dsn,
-                Schema("stores", with_transcript_tables(sql["schema"])),
+                Schema("stores", add_transcript_tables_to_script(sql["schema"])),
                 begin=begin,
                 schema=schema,
                 tenant=tenant,

@@ -17,7 +17,12 @@ from perdure.errors import ConfigurationError, LimitExceeded, VersionConflict
 from perdure.storage.flow import Flow, LastRequest, NamedSQL, Row, Statement
 from perdure.stores.base import Provenance
 from perdure.stores.embedders import StoreEmbedder
-from perdure.stores.namespaces import check_key, check_namespace, decode_path, prefix_range
+from perdure.stores.namespaces import (
+    check_item_key,
+    check_namespace_and_build_path,
+    decode_path,
+    prefix_range,
+)
 from perdure.stores.reading import (
     RecordCodec,
     provenance_associated_data,
@@ -25,7 +30,12 @@ from perdure.stores.reading import (
     value_associated_data,
 )
 from perdure.stores.text import ANALYZER, ends_with_question, tokenize
-from perdure.stores.values import check_number, decode_value, encode_value, extract_texts
+from perdure.stores.values import (
+    check_number,
+    decode_json_value,
+    encode_value_as_json,
+    extract_texts,
+)
 from perdure.stores.vectors import Model
 
 IndexOption = Literal[False] | list[str] | None
@@ -107,7 +117,7 @@ class PutPreparer:
 
     def check_row_key(self, namespace: Any, key: Any) -> tuple[bytes, str]:
         """Check a namespace and a key, and return the namespace as a path and the key as text."""
-        return check_namespace(namespace, self.root), check_key(key)
+        return check_namespace_and_build_path(namespace, self.root), check_item_key(key)
 
     def prepare_put(
         self,
@@ -141,7 +151,7 @@ class PutPreparer:
         put = Put(
             path,
             key,
-            encode_value(value, self.max_bytes),
+            encode_value_as_json(value, self.max_bytes),
             ttl=None if ttl is None else _convert_ttl(ttl),
             if_version=if_version,
             provenance=provenance_to_json(provenance) if provenance else None,
@@ -149,18 +159,20 @@ class PutPreparer:
         if index is not None:
             put.fields = _check_index_fields(index) or None
             put.is_searched = put.fields is not None
-        return self.complete_put(put)
+        return self.add_limits_and_chunks(put)
 
-    def complete_put(self, put: Put) -> Put:
+    def add_limits_and_chunks(self, put: Put) -> Put:
         """Complete a put whose value is encoded, by adding the limits and the texts to embed."""
         put.limits, put.stores_vectors = self.limits, self.embeddings.stores_vectors
         if put.is_searched and put.stores_vectors:
             put.chunks = self.embeddings.split_texts(
-                extract_texts(decode_value(put.text or ""), put.fields or self.fields)
+                extract_texts(decode_json_value(put.text or ""), put.fields or self.fields)
             )
         return put
 
-    def analyse_words(self, value: Mapping[str, Any], fields: str | None) -> tuple[list[str], bool]:
+    def tokenize_value_and_detect_question(
+        self, value: Mapping[str, Any], fields: str | None
+    ) -> tuple[list[str], bool]:
         """Return the tokens of the text in a value, and whether the text ends with a question.
 
         Args:
@@ -176,7 +188,7 @@ class PutPreparer:
             words = [self.mask_word(word) for word in words]
         return words, ends_with_question(texts[-1])
 
-    def describe_index_form(self, file_model: Model | None) -> list[Any]:
+    def describe_index_computation(self, file_model: Model | None) -> list[Any]:
         """Return a description of how the words and the vectors of an index are computed.
 
         Indexes with different descriptions cannot be compared.
@@ -193,22 +205,27 @@ class PutPreparer:
         return self.fields if stored is None else json.loads(stored)
 
     def derive_vectors(
-        self, rows: Sequence[tuple[Mapping[str, Any], str | None]], file_model: Model | None
+        self,
+        values_and_field_lists: Sequence[tuple[Mapping[str, Any], str | None]],
+        file_model: Model | None,
     ) -> list[bytes | None]:
         """Compute the vectors of values whose vectors are not stored.
 
         Args:
-            rows: Each value, and the stored paths that it is searched by.
+            values_and_field_lists: Each value, and the stored paths that it is searched by.
             file_model: The model of the file.
 
         Returns:
             The encoded vectors of each value, or None if they cannot be derived.
         """
-        texts = [extract_texts(value, self.parse_fields(fields)) for value, fields in rows]
+        texts = [
+            extract_texts(value, self.parse_fields(fields))
+            for value, fields in values_and_field_lists
+        ]
         return self.embeddings.derive_vectors(texts, file_model)
 
 
-def are_quick_to_check(values: Sequence[Any]) -> bool:
+def are_small_enough_to_check_in_event_loop(values: Sequence[Any]) -> bool:
     """Return whether the given values are few and small enough to be checked on an event loop."""
     remaining = _BRIEF_COST
     parts = [value for value in values if value is not None]  # A value of None stands for a delete.
@@ -335,7 +352,7 @@ class ItemWriter:
         statements: Sequence[Statement] = (),
     ) -> Flow[None]:
         """Write the totals of a transaction, and check that no scope exceeds its limits."""
-        statements_at_end = [*statements, *self._build_shared_statements(totals)]
+        statements_at_end = [*statements, *self._build_index_error_and_size_statements(totals)]
         # A scope above its limit may still delete items or make them smaller.
         limits = dict.fromkeys(limit for put in puts for limit in put.limits)
         if not limits:
@@ -351,7 +368,7 @@ class ItemWriter:
             )
             yield from self._check_scope_limit(grown_limit, now)
 
-    def _build_shared_statements(self, totals: WriteTotals) -> list[Statement]:
+    def _build_index_error_and_size_statements(self, totals: WriteTotals) -> list[Statement]:
         """Build the statements that are executed once for all puts.
 
         The shared statements write index rows, embedding errors and the sizes of namespaces.
@@ -431,17 +448,19 @@ class ItemWriter:
         """
         return (yield self.sql("find_present", put.path, put.key))[0]  # type: ignore[no-any-return]
 
-    def build_close_statements(self, closings: Sequence[tuple[int, int]]) -> list[Statement]:
+    def build_close_statements(
+        self, end_times_and_ids: Sequence[tuple[int, int]]
+    ) -> list[Statement]:
         """Build the statements that end current versions.
 
-        A version is ended when it is replaced, deleted or expired. Each element of `closings` is a
-        pair of an end time and a version id.
+        A version is ended when it is replaced, deleted or expired. Each element of
+        `end_times_and_ids` is a pair of an end time and a version id.
         """
-        if not closings:
+        if not end_times_and_ids:
             return []
-        rows = [(row,) for _, row in closings]
+        rows = [(row,) for _, row in end_times_and_ids]
         return [
-            self.sql.build_batch("close_version", closings),
+            self.sql.build_batch("close_version", end_times_and_ids),
             self.sql.build_batch("drop_item", rows),
             self.sql.build_batch("drop_pending", rows),
         ]
@@ -470,7 +489,7 @@ class ItemWriter:
         rows = []
         for row, (put, namespace_key, version, times) in zip(ids, additions, strict=True):
             namespace_key = namespace_keys[put.path] if namespace_key is None else namespace_key
-            size, *encoded = self._encode_value_and_provenance(put, version)
+            size, *encoded = self._measure_and_encode_value_and_provenance(put, version)
             rows.append(
                 (
                     row,
@@ -493,7 +512,7 @@ class ItemWriter:
         """Build the statement that reserves new version ids and returns them in ascending order."""
         return self.sql("allocate_ids", json.dumps([*range(count)]))
 
-    def _encode_value_and_provenance(
+    def _measure_and_encode_value_and_provenance(
         self, put: Put, version: int
     ) -> tuple[int, str | bytes, str | bytes | None]:
         """Return the bytes of a value, and the stored forms of the value and its provenance."""
@@ -604,7 +623,7 @@ class ItemWriter:
         """Build the statement that records why a version has no vectors."""
         return self.sql("add_pending", row, self.records.encode_text(error, ("pending", row)))
 
-    def clear_errors(self) -> Flow[None]:
+    def clear_embedding_errors(self) -> Flow[None]:
         """Clear the recorded errors of failed embeddings, which may quote erased texts."""
         rows = yield self.sql("pending_ids")
         parameters = [(self.records.encode_text("", ("pending", row)), row) for (row,) in rows]
@@ -620,12 +639,14 @@ class ItemWriter:
         now = clock()
         yield Statement(self.sql["restart_ttl"], [(now, *key) for key in keys], execute_many=True)
 
-    def close_expired(self, now: int, limit: int, paths: Container[bytes]) -> Flow[int]:
+    def close_and_count_expired_items(
+        self, now: int, limit: int, namespace_paths: Container[bytes]
+    ) -> Flow[int]:
         """End the current versions of at most `limit` expired items, and return their number.
 
-        Items in namespaces other than `paths` are skipped.
+        Items in namespaces other than `namespace_paths` are skipped.
         """
-        rows = [row for row in (yield self.sql("expired", now, limit)) if row[4] in paths]
+        rows = [row for row in (yield self.sql("expired", now, limit)) if row[4] in namespace_paths]
         if rows:
             growth = [(-1, -size, namespace_key) for _, namespace_key, size, _, _ in rows]
             yield LastRequest(

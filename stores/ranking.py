@@ -50,7 +50,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perdure.stores.separation import USUAL, Calibration
+from perdure.stores.separation import USUAL, VectorCalibration
 
 Ints = NDArray[np.integer[Any]]
 Floats = NDArray[np.floating[Any]]
@@ -177,8 +177,8 @@ class Ranked:
     All arrays are float32[n].
     """
 
-    # The score of each row. Scores can be compared only within one search, until `to_comparable`
-    # has converted them to numbers from 0 to 1.
+    # The score of each row. Scores can be compared only within one search, until
+    # `with_scores_comparable_between_searches` has converted them to numbers from 0 to 1.
     scores: Scores
     parts: Mapping[str, Scores] = field(default_factory=dict)
     # The evidence of the best row, in nats, minus the evidence that the best of n random rows would
@@ -202,14 +202,14 @@ class Ranked:
         scores = np.clip(np.nan_to_num(cosines, nan=0), 0, 1)
         return cls(scores, {"vector": scores}, order=np.nan_to_num(cosines, nan=-np.inf))
 
-    def with_vectors_first(self, cosines: Floats) -> Ranked:
+    def with_rows_lacking_vectors_last(self, cosines: Floats) -> Ranked:
         """Return the ranking with all rows without a vector (NaN) at the end, with a score of 0."""
         has_vector = np.isfinite(cosines)
-        order = self.rank_keys - np.where(has_vector, np.float32(0), np.float32(_BELOW_ALL))
+        order = self.values_to_rank_by - np.where(has_vector, np.float32(0), np.float32(_BELOW_ALL))
         return replace(self, scores=self.scores * has_vector, order=order)
 
     @property
-    def rank_keys(self) -> Floats:
+    def values_to_rank_by(self) -> Floats:
         """The numbers by which the rows are ranked, highest first.
 
         Two rows with equal scores may have different ranking numbers.
@@ -222,7 +222,7 @@ class Ranked:
         scale = float(self.scores[row]) / total if total else 0.0
         return {name: float(part[row]) * scale for name, part in self.parts.items()}
 
-    def to_comparable(self) -> Ranked:
+    def with_scores_comparable_between_searches(self) -> Ranked:
         """Return the ranking with scores that are comparable between searches.
 
         A score is odds / (1 + odds). The odds of the best row are `exp(evidence /
@@ -249,12 +249,12 @@ def rank_rows(
     *,
     terms: Sequence[Term] = (),
     cosines: Floats | None = None,
-    arrangement: Arrangement | None = None,
+    arrangement: ThreadArrangement | None = None,
     actor: Bools | None = None,
     date: Bools | None = None,
     is_personal: bool = False,
     weights: Weights = DEFAULT,
-    calibration: Calibration = USUAL,
+    calibration: VectorCalibration = USUAL,
 ) -> Ranked:
     """Score the n rows of a scope.
 
@@ -278,16 +278,16 @@ def rank_rows(
     nearest = evidence = float(nearness.max(initial=0))
     neighbour_scores = np.zeros(n, np.float32)
     vector_share = np.float32(_compute_vector_weight(cosines, terms, weights, calibration))
-    evidence_of_terms = _compute_word_evidence(terms, n, arrangement)
+    evidence_of_terms = _compute_evidence_in_nats_by_word(terms, n, arrangement)
     if terms:
-        own_scores, shared_scores, parts["thread"], evidence_of_rows = _score_words(
+        own_scores, shared_scores, parts["thread"], evidence_of_rows = _score_rows_by_words(
             terms, evidence_of_terms, lengths, arrangement, actor, weights
         )
         scale = (1 - vector_share) / max(shared_scores.max(initial=np.float32(0)), np.float32(1e-9))
         parts["text"] = own_scores * scale
         neighbour_scores += (shared_scores - own_scores) * scale
     if cosines is not None:
-        own_scores = scale_above_mean(cosines)
+        own_scores = scale_mean_to_0_and_best_to_1(cosines)
         parts["vector"] = own_scores * vector_share
         if arrangement is not None:
             neighbour_scores += (
@@ -337,7 +337,7 @@ def _divide_by_best(scores: Scores) -> Scores:
 
 
 def _compute_vector_weight(
-    cosines: Floats | None, terms: Sequence[Term], weights: Weights, calibration: Calibration
+    cosines: Floats | None, terms: Sequence[Term], weights: Weights, calibration: VectorCalibration
 ) -> float:
     """Return the weight of vectors in the score of a row, from 0 to 1.
 
@@ -354,7 +354,7 @@ def _compute_vector_weight(
 
 
 def _score_threads_by_vectors(
-    vector_scores: Scores, arrangement: Arrangement, weights: Weights, gain: float
+    vector_scores: Scores, arrangement: ThreadArrangement, weights: Weights, gain: float
 ) -> Scores:
     """Return for each row the score that the row gains from the vectors in its whole thread.
 
@@ -380,7 +380,7 @@ def _score_threads_by_vectors(
     return np.asarray(shares[run_of_row] * arrangement.thread_share, np.float32)
 
 
-def scale_above_mean(cosines: Floats) -> Scores:
+def scale_mean_to_0_and_best_to_1(cosines: Floats) -> Scores:
     """Scale cosines so that the mean is 0 and the highest is 1.
 
     Cosines below the mean and NaN give 0.
@@ -401,7 +401,9 @@ def scale_above_mean(cosines: Floats) -> Scores:
     return np.where(has_vector, np.clip(scaled, 0, 1), np.float32(0))
 
 
-def _compute_nearness(cosines: Floats | None, row_count: int, calibration: Calibration) -> Scores:
+def _compute_nearness(
+    cosines: Floats | None, row_count: int, calibration: VectorCalibration
+) -> Scores:
     """Return how near each vector is to the query, from 0 (like an average vector) to 1 (equal).
 
     A row without a vector (NaN) has 0. The nearness of each row is multiplied by the trust that the
@@ -433,7 +435,7 @@ def inverse_document_frequency(count: int, rows: int) -> float:
     return math.log1p((rows - count + 0.5) / (count + 0.5))
 
 
-def compute_word_information(term: Term, n: int) -> float:
+def compute_word_information(term: Term, row_count: int) -> float:
     """Return the information of a word, in nats: -ln of the share of messages with the word.
 
     The share of messages with the word is counted over all messages in the language of the query.
@@ -444,13 +446,14 @@ def compute_word_information(term: Term, n: int) -> float:
     share = term.message_frequency or _UNLISTED_FREQUENCY
     if not term.message_frequency and not term.names_actor:
         share = (
-            max(_count_rows_with_word(term, n) - 1, 0) + _PRIOR_MESSAGES * _UNLISTED_FREQUENCY
-        ) / (n - 1 + _PRIOR_MESSAGES)
+            max(_count_rows_with_word(term, row_count) - 1, 0)
+            + _PRIOR_MESSAGES * _UNLISTED_FREQUENCY
+        ) / (row_count - 1 + _PRIOR_MESSAGES)
     return -math.log(share)
 
 
-def _compute_word_evidence(
-    terms: Sequence[Term], n: int, arrangement: Arrangement | None
+def _compute_evidence_in_nats_by_word(
+    terms: Sequence[Term], row_count: int, arrangement: ThreadArrangement | None
 ) -> list[float]:
     """Return the evidence, in nats, that each word of a query gives to a row with the word.
 
@@ -462,15 +465,17 @@ def _compute_word_evidence(
     information of a word is computed. If nearly all rows contain a word, the word's evidence is 0,
     unless nearly all rows contain every word of the query.
     """
-    is_only_question = np.zeros(n, bool) if arrangement is None else arrangement.is_only_question
+    is_only_question = (
+        np.zeros(row_count, bool) if arrangement is None else arrangement.is_only_question
+    )
     evidence, is_shared_list = list[float](), list[bool]()
     for term in terms:
         rows = term.rows[~is_only_question[term.rows]]
-        nats = compute_word_information(term._replace(rows=rows) if len(rows) else term, n)
+        nats = compute_word_information(term._replace(rows=rows) if len(rows) else term, row_count)
         if not term.message_frequency and not term.names_actor:
             nats = max(nats, min(2 * nats, -math.log(_UNLISTED_FREQUENCY)))
         evidence.append(nats)
-        is_shared_list.append(term.names_subject or is_in_nearly_all(len(term.rows), n))
+        is_shared_list.append(term.names_subject or is_in_nearly_all(len(term.rows), row_count))
     if all(is_shared_list):
         return evidence
     return [
@@ -483,24 +488,24 @@ def is_in_nearly_all(count: int, n: int) -> bool:
     return n >= _MIN_ROWS_NEARLY_ALL and count >= _NEARLY_ALL * n
 
 
-def compute_word_weight(term: Term, n: int) -> float:
+def compute_word_weight(term: Term, row_count: int) -> float:
     """Return the weight of a word.
 
     The weight is higher if the word is rare in the scope and in the language.
     """
     rarity = -math.log(term.message_frequency or _UNLISTED_FREQUENCY)
-    return inverse_document_frequency(_count_rows_with_word(term, n), n) * math.pow(
+    return inverse_document_frequency(_count_rows_with_word(term, row_count), row_count) * math.pow(
         rarity, _RARITY_POWER
     )
 
 
-def _count_rows_with_word(term: Term, n: int) -> int:
+def _count_rows_with_word(term: Term, row_count: int) -> int:
     """Return the number of rows that contain a word or, if none does, one of its synonyms."""
-    return min(len(term.rows) or sum(len(rows) for rows, _ in term.synonyms), n)
+    return min(len(term.rows) or sum(len(rows) for rows, _ in term.synonyms), row_count)
 
 
-def iter_count_blocks(
-    terms: Sequence[Term], n: int, weights: Weights = DEFAULT
+def iter_blocks_of_word_counts(
+    terms: Sequence[Term], row_count: int, weights: Weights = DEFAULT
 ) -> Iterator[tuple[Sequence[Term], Scores]]:
     """Yield blocks of the words that at least one row contains.
 
@@ -512,11 +517,11 @@ def iter_count_blocks(
     Source: Robertson and Zaragoza (2009), eq. 3.15. The constant factor (k1 + 1) is omitted, as in
     Lucene since version 8, because it does not affect the order.
     """
-    block_size = max(1, _BLOCK_COUNTS // max(n, 1))
+    block_size = max(1, _BLOCK_COUNTS // max(row_count, 1))
     matching = [term for term in terms if len(term.rows) or term.synonyms]
     for begin in range(0, len(matching), block_size):
         block = matching[begin : begin + block_size]
-        counts = np.zeros((len(block), n), np.float32)
+        counts = np.zeros((len(block), row_count), np.float32)
         for term_counts, term in zip(counts, block, strict=True):
             term_counts[term.rows] = term.tf
             for rows, similarity in term.synonyms:
@@ -538,20 +543,31 @@ def compute_length_penalty(
     return np.asarray(np.maximum(penalty, _MIN_PENALTY), np.float32)
 
 
-def _score_words(
+class _WordScores(NamedTuple):
+    """The scores of rows by the words of a query.
+
+    Attributes:
+        own: The score of the row's own words; float32[n].
+        shared: The score of the row's own words and of words that neighbours lend; float32[n].
+        thread: The score of the row's thread; float32[n].
+        evidence: The evidence of the row's words in nats; float32[n].
+    """
+
+    own: Scores
+    shared: Scores
+    thread: Scores
+    evidence: Scores
+
+
+def _score_rows_by_words(
     terms: Sequence[Term],
     evidence_of_terms: Sequence[float],
     lengths: Floats,
-    arrangement: Arrangement | None,
+    arrangement: ThreadArrangement | None,
     actor: Bools | None,
     weights: Weights,
-) -> tuple[Scores, Scores, Scores, Scores]:
-    """Score the rows by the words of the query.
-
-    Returns:
-        Four arrays float32[n]: the score of the row's own words; the same with words that
-        neighbours lend; the score of its thread; and the evidence of its words in nats.
-    """
+) -> _WordScores:
+    """Score the rows by the words of the query."""
     n = len(lengths)
     own_scores, score_sums = np.zeros(n, np.float32), np.zeros((2, n), np.float32)
     shared_scores, evidence_of_rows = score_sums
@@ -566,7 +582,7 @@ def _score_words(
         mean = thread_sizes.mean() if len(thread_sizes) else 0.0
         thread_penalty = compute_length_penalty(sizes, weights, mean)
     evidence = {id(term): nats for term, nats in zip(terms, evidence_of_terms, strict=True)}
-    for block, counts in iter_count_blocks(terms, n, weights):
+    for block, counts in iter_blocks_of_word_counts(terms, n, weights):
         factors_of_terms = [(compute_word_weight(term, n), evidence[id(term)]) for term in block]
         weights_of_terms, nats = factors = np.ascontiguousarray(
             np.array(factors_of_terms, np.float32).T
@@ -591,10 +607,10 @@ def _score_words(
     # word has its full evidence.
     evidence_of_rows *= 1 + penalty
     if arrangement is None:
-        return own_scores, shared_scores, np.zeros(n, np.float32), evidence_of_rows
+        return _WordScores(own_scores, shared_scores, np.zeros(n, np.float32), evidence_of_rows)
     best_thread = max(float(thread_scores.max(initial=0.0)), 1e-9)
     shares = (thread_scores * (weights.thread / best_thread)).astype(np.float32)
-    return (
+    return _WordScores(
         own_scores,
         shared_scores,
         shares[arrangement.run_of_row] * arrangement.thread_share,
@@ -606,10 +622,11 @@ def _score_words(
 
 
 @dataclass(frozen=True)
-class Arrangement:
+class ThreadArrangement:
     """The threads, the neighbours and the recency of the rows of a scope.
 
-    `build_arrangement` computes an arrangement once, and many searches use the same arrangement.
+    `build_thread_arrangement` computes an arrangement once, and many searches use the same
+    arrangement.
 
     `share_from_previous[k - 1][i]` is the share of row i's score that row i + k gains, because row
     i precedes it by k steps in the thread. The share of a score that a row gains from another row
@@ -630,9 +647,9 @@ class Arrangement:
     recency: Scores  # recency of each row: 1 for the newest, approaching 0 for old rows
 
 
-def build_arrangement(
+def build_thread_arrangement(
     thread: Ints, lengths: Floats, ends_with_question: Bools, sent_at: Floats
-) -> Arrangement:
+) -> ThreadArrangement:
     """Compute which rows are neighbours, and which share of its neighbours' scores each row gains.
 
     Args:
@@ -655,7 +672,7 @@ def build_arrangement(
     fading = np.exp2(
         later_count / np.float32(-_RECENCY_HALF_LIFE * max(len(known_times), 1))
     ).astype(np.float32)
-    return Arrangement(
+    return ThreadArrangement(
         starts,
         np.cumsum(is_run_start) - 1,
         is_in_thread[starts],
@@ -671,7 +688,7 @@ def build_arrangement(
     )
 
 
-def _lend_to_neighbours(scores: Scores, arrangement: Arrangement, weights: Weights) -> Scores:
+def _lend_to_neighbours(scores: Scores, arrangement: ThreadArrangement, weights: Weights) -> Scores:
     """Return for each row the maximum of its own score and the weighted scores of its neighbours.
 
     The result is float32[..., n].

@@ -34,7 +34,7 @@ from perdure.stores.namespaces import (
     prefix_range,
 )
 from perdure.stores.tombstones import is_note_namespace
-from perdure.stores.values import decode_value
+from perdure.stores.values import decode_json_value
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -163,7 +163,7 @@ class RecordCodec:
     def decode_row_value(self, row: Row) -> dict[str, Any]:
         """Return the value in a row."""
         try:
-            return decode_value(self.decode_row_text(row))
+            return decode_json_value(self.decode_row_text(row))
         except ValueError as exc:
             raise CorruptRecord(
                 f"the item {row[2]!r} of {decode_path(row[1])!r} cannot be read back ({exc}): "
@@ -175,7 +175,7 @@ class RecordCodec:
         if stored is None:
             return {}
         try:
-            return decode_value(
+            return decode_json_value(
                 self.decode_text(stored, provenance_associated_data(path, key, version))
             )
         except ValueError as exc:
@@ -304,12 +304,14 @@ class ItemReader:
             or self.records.is_encrypted
         ):
             return [row[0] for row, _ in (yield from self.read_page(selection, NO_LIMIT, 0))]
-        condition, indexed = yield from self._choose_sql_condition(selection)
+        condition, indexed = yield from self._choose_sql_condition_and_index_hint(selection)
         rows = yield self._build_matching_statement(
             selection, condition, indexed, "i.id, i.value", NO_LIMIT
         )
         matches = selection.filter.matches
-        return [row for row, value in rows if matches(decode_value(decode_text_or_bytes(value)))]
+        return [
+            row for row, value in rows if matches(decode_json_value(decode_text_or_bytes(value)))
+        ]
 
     def read_closed_versions(self, selection: Selection) -> Flow[list[Row]]:
         """Read the ids of replaced or deleted versions that match and were current at a past time.
@@ -337,7 +339,9 @@ class ItemReader:
         rows = yield self.sql("path_indexes")
         return sorted(name.removeprefix(_INDEX_PREFIX).replace("^", "") for (name,) in rows)
 
-    def _choose_sql_condition(self, selection: Selection) -> Flow[tuple[Condition, str]]:
+    def _choose_sql_condition_and_index_hint(
+        self, selection: Selection
+    ) -> Flow[tuple[Condition, str]]:
         """Return the SQL condition for the filter of a selection, and an `INDEXED BY` clause.
 
         The clause is empty if no index is selective enough.
@@ -370,7 +374,7 @@ class ItemReader:
 
     def _build_page_statement(self, selection: Selection) -> Flow[tuple[str, tuple[Any, ...]]]:
         """Return the SQL that reads a page of current items, and the parameters of its filter."""
-        condition, index_hint = yield from self._choose_sql_condition(selection)
+        condition, index_hint = yield from self._choose_sql_condition_and_index_hint(selection)
         sql = self.sql["page"].format(
             condition=condition.with_numbered_parameters(6),
             indexed=index_hint,

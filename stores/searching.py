@@ -33,7 +33,7 @@ from perdure.stores.reading import Selection, to_microseconds
 from perdure.stores.text import (
     STOP_WORDS,
     detect_language,
-    extract_query_words,
+    extract_query_words_with_stems,
     find_synonyms,
     message_frequency,
     split_words,
@@ -232,7 +232,9 @@ class Searcher:
             return RankExplanation(
                 "no item has a word of the query, and the item has no vector to compare"
             )
-        better_count = int((ranked.rank_keys > ranked.rank_keys[row_index[0]]).sum())
+        better_count = int(
+            (ranked.values_to_rank_by > ranked.values_to_rank_by[row_index[0]]).sum()
+        )
         reason = f"{better_count} of {len(pool)} items score higher"
         return RankExplanation(reason, better_count + 1, ranked.explain_row(row_index[0]))
 
@@ -260,7 +262,9 @@ class Searcher:
             score = ranked.scores[place]
             return bool(score >= min_score and (score > 0 or has_vector_scores))
 
-        best = takewhile(is_result, _iter_best_rows(ranked.rank_keys, pool.ids, offset + limit))
+        best = takewhile(
+            is_result, _iter_best_rows(ranked.values_to_rank_by, pool.ids, offset + limit)
+        )
         row_indexes = islice(best, offset, offset + limit)
         results: list[FoundItem] = []
         while batch := list(islice(row_indexes, _ROWS_PER_STATEMENT)):
@@ -287,7 +291,7 @@ class Searcher:
         # If words are hashed with a key, synonyms are not searched.
         uses_synonyms = by_words and vector is not None and self._mask is None
         query_words = islice(
-            extract_query_words(query.text[:_MAX_QUERY_LENGTH]).items(), _MAX_QUERY_WORDS
+            extract_query_words_with_stems(query.text[:_MAX_QUERY_LENGTH]).items(), _MAX_QUERY_WORDS
         )
         words: _QueryWords = {
             word: (stem, find_synonyms(word) if uses_synonyms else []) for word, stem in query_words
@@ -311,8 +315,8 @@ class Searcher:
         if not len(pool):
             return None
         cosines = pool.cosines
-        actors, names = _find_named_actors(pool, words)
-        subjects = set[str]() if self._mask else _find_subject_words(pool) - names
+        actors, names = _find_named_actor_codes_and_name_words(pool, words)
+        subjects = set[str]() if self._mask else _find_words_naming_common_subject(pool) - names
         terms, language = [], detect_language(query.text[:_MAX_QUERY_LENGTH])
         for word, (stem, all_synonyms) in words.items() if query.mode != "semantic" else ():
             others = [] if word in names else all_synonyms
@@ -357,9 +361,9 @@ class Searcher:
             date=is_in_period,
             weights=query.weights,
             calibration=pool.separation.calibration,
-        ).to_comparable()
+        ).with_scores_comparable_between_searches()
         if cosines is not None and not terms:
-            ranked = ranked.with_vectors_first(cosines)
+            ranked = ranked.with_rows_lacking_vectors_last(cosines)
         return ranked
 
     def _mask_word(self, word: str) -> str:
@@ -448,7 +452,9 @@ class Searcher:
             return None
 
 
-def _find_named_actors(pool: CandidatePool, words: Collection[str]) -> tuple[list[int], set[str]]:
+def _find_named_actor_codes_and_name_words(
+    pool: CandidatePool, words: Collection[str]
+) -> tuple[list[int], set[str]]:
     """Return the actors whom the query mentions by name, and all words of their names.
 
     A role, such as "user", does not count as a name.
@@ -465,7 +471,7 @@ def _find_named_actors(pool: CandidatePool, words: Collection[str]) -> tuple[lis
     return actors, names
 
 
-def _find_subject_words(pool: CandidatePool) -> set[str]:
+def _find_words_naming_common_subject(pool: CandidatePool) -> set[str]:
     """Return the words that name the person whom nearly all rows are about, or an empty set.
 
     Models that extract memories may write both "Ann likes figs" and "The user likes figs" about one

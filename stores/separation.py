@@ -72,7 +72,7 @@ _SHORT, _LONG = 40, 100
 _DEVIATIONS: Final = 4.0
 
 
-class Moments(NamedTuple):
+class SampleMoments(NamedTuple):
     """The number of values in a sample, the sum of the values, and the sum of their squares."""
 
     size: int = 0
@@ -85,9 +85,9 @@ class Moments(NamedTuple):
         exact = values.astype(np.float64)
         return cls(len(exact), float(exact.sum()), float((exact * exact).sum()))
 
-    def merge(self, other: Moments) -> Moments:
+    def merge(self, other: SampleMoments) -> SampleMoments:
         """Return the statistics of two samples combined into one sample."""
-        return Moments(
+        return SampleMoments(
             self.size + other.size, self.total + other.total, self.squares + other.squares
         )
 
@@ -102,10 +102,10 @@ class Moments(NamedTuple):
         return max(self.squares / self.size - self.mean**2, 0.0) if self.size else 0.0
 
 
-_NO_MOMENTS: Final = Moments()
+_NO_MOMENTS: Final = SampleMoments()
 
 
-class Calibration(NamedTuple):
+class VectorCalibration(NamedTuple):
     """The weight that vectors have in a search, computed from how well they separate related rows.
 
     Attributes:
@@ -119,12 +119,12 @@ class Calibration(NamedTuple):
     origin: float = 0.0
 
 
-USUAL: Final = Calibration()
+USUAL: Final = VectorCalibration()
 """The calibration of vectors that were not measured."""
 
 
 @dataclass(frozen=True)
-class Separation:
+class VectorSeparation:
     """Samples of cosines that show how well vectors separate related rows from random rows.
 
     The samples of cosines come from one or several namespaces.
@@ -136,14 +136,14 @@ class Separation:
         words: The number of words in each measured row.
     """
 
-    neighbours: Moments = _NO_MOMENTS
-    sharing: Moments = _NO_MOMENTS
-    random: Moments = _NO_MOMENTS
-    words: Moments = _NO_MOMENTS
+    neighbours: SampleMoments = _NO_MOMENTS
+    sharing: SampleMoments = _NO_MOMENTS
+    random: SampleMoments = _NO_MOMENTS
+    words: SampleMoments = _NO_MOMENTS
 
-    def merge(self, other: Separation) -> Separation:
+    def merge(self, other: VectorSeparation) -> VectorSeparation:
         """Return an object with the samples of both objects combined."""
-        return Separation(
+        return VectorSeparation(
             self.neighbours.merge(other.neighbours),
             self.sharing.merge(other.sharing),
             self.random.merge(other.random),
@@ -151,27 +151,27 @@ class Separation:
         )
 
     @cached_property
-    def calibration(self) -> Calibration:
+    def calibration(self) -> VectorCalibration:
         """The weight that vectors get in a search of the namespaces from which the samples come."""
         # There is no sample of random pairs if the rows were not measured, or if all vectors are
         # equal.
         if not self.random.size:
-            return Calibration(trust=0.0) if self.words.size else USUAL
+            return VectorCalibration(trust=0.0) if self.words.size else USUAL
         trust = self.compute_trust(self.sharing)
         if self.neighbours.size >= _PRIOR_PAIRS:
             trust = max(trust, self.compute_trust(self.neighbours))
-        strong = self._compute_separation(self.neighbours)
+        strong = self._compute_distance_from_random_pairs(self.neighbours)
         gain = _interpolate(strong, _STRONG, _STRONGEST) * _interpolate(
             self.words.mean, _SHORT, _LONG
         )
         lowest = self.random.mean - _DEVIATIONS * math.sqrt(self.random.variance)
-        return Calibration(trust, gain, max(lowest, 0.0))
+        return VectorCalibration(trust, gain, max(lowest, 0.0))
 
-    def compute_trust(self, sample: Moments) -> float:
+    def compute_trust(self, sample: SampleMoments) -> float:
         """Return how far one sample shows that vectors are useful, from 0 (not at all) to 1."""
-        return _interpolate(self._compute_separation(sample), _USELESS, _USEFUL)
+        return _interpolate(self._compute_distance_from_random_pairs(sample), _USELESS, _USEFUL)
 
-    def _compute_separation(self, sample: Moments) -> float:
+    def _compute_distance_from_random_pairs(self, sample: SampleMoments) -> float:
         """Return how much a sample's mean exceeds that of random pairs, in standard deviations.
 
         Both means are mean cosines.
@@ -203,29 +203,32 @@ def compute_sample_size(row_count: int) -> int:
     return min(row_count // step * step, MAX_ROWS)
 
 
-def measure_separation(
+def measure_separation_of_related_rows(
     vectors: Floats,
-    thread: Ints,
-    position: Floats,
+    thread_codes: Ints,
+    positions: Floats,
     lengths: Floats,
-    sharing: Callable[[], Ints],
-) -> Separation:
+    list_pairs_with_shared_word: Callable[[], Ints],
+) -> VectorSeparation:
     """Measure how well vectors separate related rows of a namespace.
 
     Each array has one element for each measured row, in the order of the row ids.
 
     Args:
         vectors: One vector of length 1 for each row; float[n, dims].
-        thread: A code for each row's thread, negative for none; int[n].
-        position: The position of each row in its thread; float[n].
+        thread_codes: A code for each row's thread, negative for none; int[n].
+        positions: The position of each row in its thread; float[n].
         lengths: The number of words in each row; float[n].
-        sharing: Returns pairs of rows that share a rare word; see `find_pairs_sharing_words`. The
-            function is called only if neighbours do not show that the vectors are useful.
+        list_pairs_with_shared_word: Returns pairs of rows that share a rare word; see
+            `find_pairs_sharing_words`. The function is called only if neighbours do not show that
+            the vectors are useful.
     """
     n = len(vectors)
-    order = np.lexsort((np.arange(n), position, thread))
+    order = np.lexsort((np.arange(n), positions, thread_codes))
     first_rows, second_rows = order[:-1], order[1:]
-    is_followed = (thread[first_rows] == thread[second_rows]) & (thread[first_rows] >= 0)
+    is_followed = (thread_codes[first_rows] == thread_codes[second_rows]) & (
+        thread_codes[first_rows] >= 0
+    )
     neighbour_pairs = np.column_stack([first_rows[is_followed], second_rows[is_followed]])
     # The pairs are sorted by row, because their order by thread number may differ between
     # processes.
@@ -233,25 +236,27 @@ def measure_separation(
     rows = np.arange(n)
     partners = np.concatenate([(rows + max(int(n * stride), 1)) % n for stride in _STRIDES])
     random_pairs = np.column_stack([np.tile(rows, len(_STRIDES)), partners])
-    strangers = (thread[random_pairs[:, 0]] != thread[random_pairs[:, 1]]) | (
-        thread[random_pairs[:, 0]] < 0
+    strangers = (thread_codes[random_pairs[:, 0]] != thread_codes[random_pairs[:, 1]]) | (
+        thread_codes[random_pairs[:, 0]] < 0
     )
     if strangers.any():
         random_pairs = random_pairs[strangers]
-    separation = Separation(
-        neighbours=_measure_pairs(vectors, neighbour_pairs),
-        random=_measure_pairs(vectors, random_pairs),
-        words=Moments.from_values(lengths),
+    separation = VectorSeparation(
+        neighbours=_compute_cosine_moments(vectors, neighbour_pairs),
+        random=_compute_cosine_moments(vectors, random_pairs),
+        words=SampleMoments.from_values(lengths),
     )
     if (
         separation.neighbours.size >= _PRIOR_PAIRS
         and separation.compute_trust(separation.neighbours) == 1
     ):
         return separation
-    return replace(separation, sharing=_measure_pairs(vectors, sharing()))
+    return replace(
+        separation, sharing=_compute_cosine_moments(vectors, list_pairs_with_shared_word())
+    )
 
 
-def _measure_pairs(vectors: Floats, pairs: Ints) -> Moments:
+def _compute_cosine_moments(vectors: Floats, pairs: Ints) -> SampleMoments:
     """Return statistics of the cosine similarities of the two rows in each pair.
 
     Pairs of rows with equal vectors are left out.
@@ -259,17 +264,19 @@ def _measure_pairs(vectors: Floats, pairs: Ints) -> Moments:
     If an assistant often repeats a text such as "Noted.", many random pairs would have a cosine of
     1 for this reason alone.
     """
-    chosen = _select_pairs_evenly(pairs)
+    chosen = _select_evenly_spaced_pairs(pairs)
     first_vectors, second_vectors = vectors[chosen[:, 0]], vectors[chosen[:, 1]]
     differ = (first_vectors != second_vectors).any(axis=1)
-    return Moments.from_values(np.einsum("ij,ij->i", first_vectors[differ], second_vectors[differ]))
+    return SampleMoments.from_values(
+        np.einsum("ij,ij->i", first_vectors[differ], second_vectors[differ])
+    )
 
 
-def _select_pairs_evenly(pairs: Ints) -> Ints:
+def _select_evenly_spaced_pairs(row_pairs: Ints) -> Ints:
     """Return at most `_MAX_PAIRS` of the given pairs, selected at regular intervals."""
-    if len(pairs) <= _MAX_PAIRS:
-        return pairs
-    return pairs[np.linspace(0, len(pairs) - 1, _MAX_PAIRS).astype(np.intp)]
+    if len(row_pairs) <= _MAX_PAIRS:
+        return row_pairs
+    return row_pairs[np.linspace(0, len(row_pairs) - 1, _MAX_PAIRS).astype(np.intp)]
 
 
 def find_pairs_sharing_words(words: Ints, rows: Ints, count: int) -> Ints:
@@ -289,4 +296,4 @@ def find_pairs_sharing_words(words: Ints, rows: Ints, count: int) -> Ints:
     rare = np.repeat(sizes <= max(count // _RARE_DIVISOR, 2), sizes)
     second = np.flatnonzero(rare & (place > 0) & (place <= _MAX_PAIRS_PER_WORD))
     pairs = np.unique(row[second - 1] * count + row[second])
-    return _select_pairs_evenly(np.column_stack(np.divmod(pairs, count)))
+    return _select_evenly_spaced_pairs(np.column_stack(np.divmod(pairs, count)))

@@ -15,14 +15,14 @@ from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import DURABLE, Synchronous
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 from perdure.stores.filter_sql import JSONLocation
-from perdure.stores.parts import TextIndex, with_transcript_tables
+from perdure.stores.parts import TextIndex, add_transcript_tables_to_script
 from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
 
 # The file is read at import, because an event loop must not wait for it later.
 _SQL: Final = load_sql("perdure.stores", "sqlite.sql", "sqlite_schema.sql")
-SCHEMA: Final = Schema("stores", with_transcript_tables(_SQL["schema"]))
+SCHEMA: Final = Schema("stores", add_transcript_tables_to_script(_SQL["schema"]))
 
 
 class SQLiteStore(WholeStore):

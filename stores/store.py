@@ -48,14 +48,14 @@ from perdure.stores.base import (
 from perdure.stores.erasure import ErasesMessages, forget
 from perdure.stores.missing import MissingEmbeddings
 from perdure.stores.namespaces import (
-    check_condition,
-    check_key,
-    check_prefix,
+    check_item_key,
+    check_match_condition,
+    check_namespace_prefix_and_build_path,
     decode_path,
     prefix_range,
 )
 from perdure.stores.parts import StoreParts
-from perdure.stores.puts import IndexOption, Put, are_quick_to_check
+from perdure.stores.puts import IndexOption, Put, are_small_enough_to_check_in_event_loop
 from perdure.stores.ranking import Weights
 from perdure.stores.reading import to_microseconds
 from perdure.stores.searching import Searcher, SearchQuery, build_query, check_page
@@ -104,7 +104,7 @@ class Store(BaseStore):
         """Run the operations that `batch` or `abatch` received, and return their results."""
         writes = [op for op in ops if isinstance(op, PutOp | PutItem)]
         prepare = partial(self._parts.prepare_batch, writes)
-        is_brief = are_quick_to_check([op.value for op in writes])
+        is_brief = are_small_enough_to_check_in_event_loop([op.value for op in writes])
         puts = prepare() if is_brief else await self._parts.runner.call_in_thread(prepare)
         results: list[Result] = [None] * len(ops)
         if len(writes) < len(ops):
@@ -150,7 +150,7 @@ class Store(BaseStore):
         model = await self._missing.embed_puts(puts)
         await self._parts.runner.put(puts, self._parts.now(), model)
         if model is not None:
-            await self._missing.retry_pending(len(puts))
+            await self._missing.embed_some_pending_items(len(puts))
 
     async def _put_item(self, namespace: Namespace, key: str, value: Any, *options: Any) -> None:
         """Put an item or, if the value is None, delete it."""
@@ -159,7 +159,7 @@ class Store(BaseStore):
         def prepare() -> Put:
             return parts.prepare_put(parts.preparer.check_row_key(namespace, key), value, *options)
 
-        is_brief = are_quick_to_check((value,))
+        is_brief = are_small_enough_to_check_in_event_loop((value,))
         await self._write_puts(
             [prepare() if is_brief else await parts.runner.call_in_thread(prepare)]
         )
@@ -257,7 +257,7 @@ class Store(BaseStore):
             as_of: A moment of the past to read, or None for the present.
         """
         parts = self._parts
-        path, text = parts.resolve_prefix(namespace), check_key(key)
+        path, text = parts.resolve_prefix(namespace), check_item_key(key)
         moment = None if as_of is None else to_microseconds(as_of)
         row = self.database.read(
             lambda: parts.reader.read_row(path, text, parts.now(), moment), snapshot=False
@@ -416,7 +416,7 @@ class Store(BaseStore):
 
         Namespaces in which every item has been deleted are included.
         """
-        parts, label_path = self._parts, check_prefix((label,))
+        parts, label_path = self._parts, check_namespace_prefix_and_build_path((label,))
         statement, bounds = parts.sql["all_paths"], prefix_range(parts.root)
         paths = [row[0] for row in self.database.read(lambda: fetch_rows(statement, *bounds))]
         namespaces = (decode_path(path[len(parts.root) :]) for path in paths if label_path in path)
@@ -450,7 +450,7 @@ class Store(BaseStore):
         """Return the namespaces that meet the conditions of an operation."""
         conditions, depth, parts = tuple(op.match_conditions or ()), op.max_depth, self._parts
         for condition in conditions:
-            check_condition(condition)
+            check_match_condition(condition)
         if depth is not None:
             check_number("max_depth", depth, "1 or more, or None", minimum=1, integer=True)
         page = check_page(op.limit, op.offset)
@@ -467,7 +467,7 @@ class Store(BaseStore):
     def history(self, namespace: Namespace, key: str) -> list[StoredItem]:
         """Return every version of a key, oldest first, with the period in which each was valid."""
         parts = self._parts
-        arguments = parts.resolve_prefix(namespace), check_key(key), parts.now()
+        arguments = parts.resolve_prefix(namespace), check_item_key(key), parts.now()
         return self.database.read(lambda: parts.reader.read_history(*arguments), snapshot=False)
 
     async def ahistory(self, namespace: Namespace, key: str) -> list[StoredItem]:
@@ -502,7 +502,7 @@ class Store(BaseStore):
         selection = self._parts.build_selection(searched_prefix, filter, provenance, as_of)
         search_query = build_query(query, mode, context, True, during=during)
         return self._searcher.why_not(
-            selection, search_query, self._parts.resolve_prefix(namespace), check_key(key)
+            selection, search_query, self._parts.resolve_prefix(namespace), check_item_key(key)
         )
 
     async def awhy_not(
@@ -523,7 +523,7 @@ class Store(BaseStore):
         searched_prefix = namespace if prefix is None else prefix
         selection = self._parts.build_selection(searched_prefix, filter, provenance, as_of)
         search_query = build_query(query, mode, context, True, during=during)
-        path, text = self._parts.resolve_prefix(namespace), check_key(key)
+        path, text = self._parts.resolve_prefix(namespace), check_item_key(key)
         search_query = await self._searcher.add_query_vector(search_query, selection)
         why_not = partial(self._searcher.why_not, selection, search_query, path, text)
         return await self._parts.runner.call_reader(why_not)

@@ -134,7 +134,7 @@ def tokenize(text: str) -> list[str]:
                 found_tokens.append(word[-1])
             else:
                 found_tokens.append(_TOKEN_OF_WORD[word])
-    found_tokens += _find_signs_and_symbols(text)
+    found_tokens += _find_signed_words_and_symbols(text)
     if foreign_stop_words().isdisjoint(words):
         return found_tokens
     unique = set(found_tokens)
@@ -167,11 +167,11 @@ def tokenize_query(text: str) -> list[str]:
             )
         else:
             query_tokens[_TOKEN_OF_WORD[word]] = None
-    query_tokens.update(dict.fromkeys(_find_signs_and_symbols(text)))
+    query_tokens.update(dict.fromkeys(_find_signed_words_and_symbols(text)))
     return list(query_tokens)
 
 
-def extract_query_words(text: str) -> dict[str, str]:
+def extract_query_words_with_stems(text: str) -> dict[str, str]:
     """Return the words that rank the results of a query, each with its stem.
 
     The result contains the words that `tokenize_query` returns, except the stop words of the
@@ -179,8 +179,10 @@ def extract_query_words(text: str) -> dict[str, str]:
     Chinese and Japanese, the text is split at function words, and the parts between them are used
     as words. In Japanese, endings are removed as well.
 
-    >>> extract_query_words("Wo sind die Häuser?"), extract_query_words("我的狗叫什么名字")
-    ({'hauser': 'haus'}, {'狗叫': '狗叫', '名字': '名字'})
+    >>> extract_query_words_with_stems("Wo sind die Häuser?")
+    {'hauser': 'haus'}
+    >>> extract_query_words_with_stems("我的狗叫什么名字")
+    {'狗叫': '狗叫', '名字': '名字'}
     """
     language = detect_language(text)
     stem_in_language = dict(iter_stems(text, language))
@@ -193,7 +195,7 @@ def extract_query_words(text: str) -> dict[str, str]:
                 stem_of.update(zip(pairs, pairs, strict=True))
         elif word not in stop_list:
             stem_of[_TOKEN_OF_WORD[word]] = stem_in_language.get(word, _TOKEN_OF_WORD[word])
-    stem_of.update((sign, sign) for sign in _find_signs_and_symbols(text))
+    stem_of.update((sign, sign) for sign in _find_signed_words_and_symbols(text))
     return stem_of or {token: token for token in tokenize_query(text)}
 
 
@@ -229,7 +231,7 @@ def detect_language(text: str) -> str:
     def count_stop_words(stops: frozenset[str]) -> int:
         return sum(map(stops.__contains__, words))
 
-    lists_by_language = _load_stop_words()
+    lists_by_language = _load_foreign_and_all_stop_words()
     best_language = max(
         lists_by_language, key=lambda name: tuple(map(count_stop_words, lists_by_language[name]))
     )
@@ -243,7 +245,9 @@ def split_words(text: str) -> list[str]:
 
     The text `isn't` is split into two sequences.
     """
-    return _LETTERS_ONLY.findall(text.lower() if text.isascii() else _fold_letters(text))
+    return _LETTERS_ONLY.findall(
+        text.lower() if text.isascii() else _lowercase_and_strip_accents(text)
+    )
 
 
 def stop_words(language: str) -> frozenset[str]:
@@ -251,17 +255,19 @@ def stop_words(language: str) -> frozenset[str]:
 
     In the stop words, variants of a letter are replaced by one form.
     """
-    return _load_stop_words()[language][1]
+    return _load_foreign_and_all_stop_words()[language][1]
 
 
 @cache
 def foreign_stop_words() -> frozenset[str]:
     """Return the stop words of all other languages in Latin letters, without English stop words."""
-    return frozenset().union(*(telling for telling, _ in _load_stop_words().values()))
+    return frozenset().union(
+        *(telling for telling, _ in _load_foreign_and_all_stop_words().values())
+    )
 
 
 @cache
-def _load_stop_words() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
+def _load_foreign_and_all_stop_words() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
     """Load two sets of stop words for each language.
 
     The first set contains the stop words that are not English stop words. The second set contains
@@ -307,7 +313,7 @@ def _iter_words(text: str) -> Iterator[str]:
     if text.isascii():
         yield from map(_strip_contraction, _ASCII_WORDS.findall(text.lower()))
         return
-    for word in _WORDS.findall(_fold_letters(text)):
+    for word in _WORDS.findall(_lowercase_and_strip_accents(text)):
         plain = _strip_contraction(word)
         if plain.isascii():
             yield plain
@@ -315,12 +321,12 @@ def _iter_words(text: str) -> Iterator[str]:
             yield from _SCRIPT_RUNS.findall(plain)
 
 
-def _find_signs_and_symbols(text: str) -> list[str]:
+def _find_signed_words_and_symbols(text: str) -> list[str]:
     """Return the words of a text that contain a symbol, such as "c#", and then the text's symbols.
 
-    >>> _find_signs_and_symbols("C++ and .NET, $5")
+    >>> _find_signed_words_and_symbols("C++ and .NET, $5")
     ['c++', '.net', '$']
-    >>> _find_signs_and_symbols("👩🏽‍💻 ate 🍕 in 🇳🇴, 20 °C → 5 €")
+    >>> _find_signed_words_and_symbols("👩🏽‍💻 ate 🍕 in 🇳🇴, 20 °C → 5 €")
     ['👩', '💻', '🍕', '🇳🇴', '°', '→', '€']
     """
     signs: list[str] = []
@@ -334,7 +340,7 @@ def _find_signs_and_symbols(text: str) -> list[str]:
     return signs
 
 
-def _fold_letters(text: str) -> str:
+def _lowercase_and_strip_accents(text: str) -> str:
     """Return the text in lower case, with each variant of a letter replaced by one form.
 
     Accents on letters are removed, except the accent of the Russian letter й.
@@ -368,9 +374,9 @@ def iter_stems(text: str, language: str) -> Iterator[tuple[str, str]]:
     for word in map(
         _strip_contraction, _WORDS.findall(unicodedata.normalize("NFC", _decompose(text)))
     ):
-        folded = _fold_letters(word)
+        folded = _lowercase_and_strip_accents(word)
         if folded.isascii() and folded not in stop_words(language):
-            yield folded, _fold_letters(_stem_word(word, language))
+            yield folded, _lowercase_and_strip_accents(_stem_word(word, language))
 
 
 def _is_unspaced(word: str) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from perdure.storage.flow import Flow, NamedSQL
 from perdure.stores.namespaces import decode_path, encode_path
 from perdure.stores.normal_form import hash_normal_form
-from perdure.stores.values import decode_value, to_prompt_json
+from perdure.stores.values import decode_json_value, to_prompt_json
 
 ROOT: Final = "perdure"
 """First label of the namespaces in which `perdure.memory` keeps notes about memories."""
@@ -59,7 +59,7 @@ def is_note_namespace(namespace: Sequence[str]) -> bool:
     return root == ROOT and kind in (*KINDS, TEMPLATES)
 
 
-def extract_text(value: Mapping[str, Any]) -> str:
+def extract_item_text(value: Mapping[str, Any]) -> str:
     """Return the text of a memory or of instructions, or the value of any other item as JSON."""
     for name in ("text", INSTRUCTIONS):
         if isinstance(text := value.get(name), str):
@@ -73,12 +73,14 @@ def hash_message(thread_id: str | None, message_id: str) -> str:
     return f"source:{blake2b(name, digest_size=16).hexdigest()}"
 
 
-def tombstone_keys(value: Mapping[str, Any], provenance: Mapping[str, Any] | None) -> set[str]:
+def list_refusing_tombstone_keys(
+    value: Mapping[str, Any], provenance: Mapping[str, Any] | None
+) -> set[str]:
     """Return the keys of all tombstones that would make an import refuse a given value."""
     value = {**value}
     stored = value.pop(SOURCE, None)
     source = provenance or (stored if isinstance(stored, Mapping) else {})
-    keys = {hash_normal_form(extract_text(value))}
+    keys = {hash_normal_form(extract_item_text(value))}
     previous = value.get(PREVIOUS)
     for entry in previous if isinstance(previous, list) else ():
         if isinstance(entry, Mapping) and isinstance(text := entry.get("text"), str):
@@ -132,10 +134,14 @@ class ItemContent:
     text: str  # the value as JSON
     provenance: Mapping[str, Any] | None
 
-    def tombstone_keys(self) -> set[str]:
+    def list_refusing_tombstone_keys(self) -> set[str]:
         """Return the keys of all tombstones that would make an import refuse the content."""
-        value = decode_value(self.text)
-        return tombstone_keys(value, self.provenance) if isinstance(value, Mapping) else set()
+        value = decode_json_value(self.text)
+        return (
+            list_refusing_tombstone_keys(value, self.provenance)
+            if isinstance(value, Mapping)
+            else set()
+        )
 
 
 @dataclass(slots=True)
@@ -154,16 +160,16 @@ class TombstoneReader:
     imported: Collection[tuple[bytes, str]] = ()
     _note_paths: dict[bytes, list[bytes]] = field(default_factory=dict)
 
-    def find_matching_keys(self, contents: Sequence[ItemContent]) -> Flow[list[set[str]]]:
+    def find_matching_tombstone_keys(self, contents: Sequence[ItemContent]) -> Flow[list[set[str]]]:
         """Return for each content, in order, the keys of the existing tombstones that match."""
-        yield from self._load_note_paths({content.path for content in contents})
+        yield from self._cache_tombstone_paths_of_namespaces({content.path for content in contents})
         candidates: list[tuple[int, bytes, str]] = []
         for number, content in enumerate(contents):
             if note_paths := self._note_paths[content.path]:
                 candidates += [
                     (number, note_path, key)
                     for note_path in note_paths
-                    for key in sorted(content.tombstone_keys())
+                    for key in sorted(content.list_refusing_tombstone_keys())
                 ]
         refused: list[set[str]] = [set() for _ in contents]
         unique = dict.fromkeys(candidate[1:] for candidate in candidates)
@@ -174,10 +180,12 @@ class TombstoneReader:
                 refused[number].add(key)
         return refused
 
-    def _load_note_paths(self, paths: Iterable[bytes]) -> Flow[None]:
+    def _cache_tombstone_paths_of_namespaces(self, namespace_paths: Iterable[bytes]) -> Flow[None]:
         """Find and cache the paths of namespaces that contain tombstones for other namespaces."""
         paths_of_namespaces = {
-            path: list_tombstone_paths(path) for path in paths if path not in self._note_paths
+            path: list_tombstone_paths(path)
+            for path in namespace_paths
+            if path not in self._note_paths
         }
         parameters = [
             (note_path,)

@@ -28,7 +28,7 @@ from perdure.stores.reading import (
     with_expiry,
 )
 from perdure.stores.tombstones import TOMBSTONES, ItemContent, TombstoneReader, is_note_path
-from perdure.stores.values import check_value_size, decode_value
+from perdure.stores.values import check_value_size, decode_json_value
 from perdure.stores.vectors import Model
 
 # number of keys that an export reads at a time, and number of lines that an import writes at a time
@@ -102,7 +102,9 @@ class Transfer:
 
     # -- export
 
-    def iter_versions(self, namespace_prefix: Namespace, *, closed: bool) -> Iterator[ItemVersion]:
+    def iter_versions(
+        self, namespace_prefix: Namespace, *, includes_closed: bool
+    ) -> Iterator[ItemVersion]:
         """Yield every version of every item under a prefix. Each key is read at one moment.
 
         Notes about memories come after all other items. If both an item and its tombstone exist,
@@ -117,7 +119,7 @@ class Transfer:
             after_key: str | None = ""
             while after_key is not None:
                 rows, after_key = database.read(
-                    partial(self._read_key_page, path, after_key, closed)
+                    partial(self._read_versions_page_and_last_key, path, after_key, includes_closed)
                 )
                 yield from map(self._build_item_version, rows)
 
@@ -125,8 +127,8 @@ class Transfer:
         """Return the paths of all namespaces under a prefix."""
         return [row[0] for row in (yield self._parts.sql("all_paths", *prefix_range(prefix)))]
 
-    def _read_key_page(
-        self, path: bytes, after_key: str, closed: bool
+    def _read_versions_page_and_last_key(
+        self, path: bytes, after_key: str, includes_closed: bool
     ) -> Flow[tuple[list[Row], str | None]]:
         """Return one page of versions of the keys after `after_key`, and the last key of the page.
 
@@ -137,7 +139,7 @@ class Transfer:
         for (key,) in (yield self._parts.sql("key_page", path, after_key, PAGE)):
             for row in (yield self._parts.sql("history", path, key)):
                 row = with_expiry(row, self._parts.now())
-                if closed or row[6] is None:
+                if includes_closed or row[6] is None:
                     versions.append(row)
                     size += (
                         len(row[_VALUE_COLUMN])
@@ -170,13 +172,13 @@ class Transfer:
     ) -> Iterator[dict[str, Any]]:
         """Yield every item version under a prefix as a JSON object; see `iter_versions`."""
         for put, version, created, since, until, expires in self.iter_versions(
-            namespace_prefix, closed=versions
+            namespace_prefix, includes_closed=versions
         ):
             times = zip(TIMES, (created, since, until, expires), strict=True)
             line: dict[str, Any] = {
                 "namespace": list(decode_path(put.path)),
                 "key": put.key,
-                "value": decode_value(put.text or ""),
+                "value": decode_json_value(put.text or ""),
                 "version": version,
                 **{
                     name: from_microseconds(microseconds).isoformat()
@@ -213,7 +215,7 @@ class Transfer:
         state = _ImportState(set() if skips else None)
         with closing(lines):
             while error is None:
-                batch, unsuitable, error = self._read_batch(lines, skips)
+                batch, unsuitable, error = self._read_batch_with_skip_count_and_error(lines, skips)
                 if not batch and not unsuitable and error is None:
                     return report
                 try:
@@ -232,8 +234,8 @@ class Transfer:
         count_text = f"{noun} before that is" if line_count == 1 else f"{noun}s before that are"
         raise ImportFailed(f"{error}. {line_count} {count_text} kept") from error
 
-    def _read_batch(
-        self, lines: Source, skips: bool
+    def _read_batch_with_skip_count_and_error(
+        self, lines: Source, skips_unsuitable: bool
     ) -> tuple[list[ItemVersion], int, ImportFailed | None]:
         """Read the next items of a source.
 
@@ -250,7 +252,7 @@ class Transfer:
                     if total_size > _PAGE_BYTES:
                         break
                 except ImportFailed as exc:
-                    if not skips:
+                    if not skips_unsuitable:
                         raise
                     unsuitable += 1
                     _LOG.warning("skipped: %s", exc)
@@ -285,7 +287,7 @@ class Transfer:
                 put = line.put
                 path, _ = preparer.check_row_key(decode_path(put.path), put.key)
                 check_value_size(len((put.text or "").encode()), preparer.max_bytes)
-                return line._replace(put=preparer.complete_put(replace(put, path=path)))
+                return line._replace(put=preparer.add_limits_and_chunks(replace(put, path=path)))
             provenance = line.get("provenance")
             if provenance and not isinstance(provenance.get("message_ids", []), list):
                 raise ValueError("the field message_ids of the provenance is not a list")
@@ -416,7 +418,7 @@ def _find_refused_keys(
     tombstone, because the item was stored again after its erasure.
     """
     reader = TombstoneReader(writer.sql, now, state.imported_tombstones)
-    keys_of_items = yield from reader.find_matching_keys([item.content for item in items])
+    keys_of_items = yield from reader.find_matching_tombstone_keys([item.content for item in items])
     refused = state.refused.intersection(item.row_key for item in items)
     for item, keys in zip(items, keys_of_items, strict=True):
         if not keys or item.row_key in refused:
@@ -424,7 +426,7 @@ def _find_refused_keys(
         rows = yield writer.sql("history", *item.row_key)
         newest = with_expiry(rows[-1], now) if rows else None
         if newest is not None and newest[6] is None:
-            keys = keys - _read_content(writer, newest).tombstone_keys()
+            keys = keys - _read_content(writer, newest).list_refusing_tombstone_keys()
         if keys and not any(
             row[3] == item.version and _has_same_content(writer, row, item.put) for row in rows
         ):

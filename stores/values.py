@@ -28,7 +28,7 @@ _LONG_INTEGER = re.compile(r"\d{19}")  # orjson converts an integer of more than
 _encode_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
-def encode_value(value: Any, max_bytes: int = MAX_BYTES) -> str:
+def encode_value_as_json(value: Any, max_bytes: int = MAX_BYTES) -> str:
     """Encode a value as JSON text.
 
     Args:
@@ -45,13 +45,13 @@ def encode_value(value: Any, max_bytes: int = MAX_BYTES) -> str:
         )
     if type(value) is not dict:
         value = dict(value)
-    if problem := describe_invalid_part(value):
+    if problem := describe_part_that_is_not_json(value):
         raise InvalidValue(f"{WHOLE}{problem}")
     try:
         body = orjson.dumps(value)
     # The value contains an integer of more than 64 bits, or text with lone surrogates.
     except TypeError:
-        if problem := describe_invalid_part(value, thorough=True):
+        if problem := describe_part_that_is_not_json(value, thorough=True):
             raise InvalidValue(f"{WHOLE}{problem}") from None
         body = _encode_json(value).encode()
     check_value_size(len(body), max_bytes)
@@ -67,7 +67,7 @@ def check_value_size(size: int, max_bytes: int) -> None:
         )
 
 
-def decode_value(text: str) -> dict[str, Any]:
+def decode_json_value(text: str) -> dict[str, Any]:
     """Decode the JSON text of a value."""
     try:
         value: Any = orjson.loads(text)
@@ -100,7 +100,7 @@ def parse_json_object(text: str, name: str) -> dict[str, Any]:
     return value
 
 
-def describe_invalid_part(value: Any, depth: int = 0, *, thorough: bool = False) -> str:
+def describe_part_that_is_not_json(value: Any, depth: int = 0, *, thorough: bool = False) -> str:
     """Describe the first part of a value that is not valid JSON, by its path and the problem.
 
     Args:
@@ -127,7 +127,7 @@ def describe_invalid_part(value: Any, depth: int = 0, *, thorough: bool = False)
         kind = type(part)
         if not thorough and (kind in _EXACT_TYPES or (kind is float and math.isfinite(part))):
             continue
-        if problem := describe_invalid_part(part, depth + 1, thorough=thorough):
+        if problem := describe_part_that_is_not_json(part, depth + 1, thorough=thorough):
             return f".{name}{problem}" if is_mapping else f"[{name}]{problem}"
     return ""
 
@@ -135,7 +135,7 @@ def describe_invalid_part(value: Any, depth: int = 0, *, thorough: bool = False)
 def _describe_invalid_leaf(value: Any, thorough: bool) -> str:
     """Describe why a value that is not a list or dict is not JSON. Empty if it is JSON."""
     if isinstance(value, str):
-        return _describe_invalid_text(value) if thorough else ""
+        return _describe_lone_surrogate(value) if thorough else ""
     if isinstance(value, int):  # includes bool
         is_too_long = value.bit_length() > _MAX_INTEGER_BITS
         return " is an integer of more than 3,900 digits; store it as text" if is_too_long else ""
@@ -148,21 +148,21 @@ def _describe_invalid_leaf(value: Any, thorough: bool) -> str:
     if value is None:
         return ""
     return (
-        f" is {_format_value(value)}, a {type(value).__name__}; a store takes JSON only: text, "
-        "numbers, booleans, None, and lists and dicts of these (for a pydantic model, use "
+        f" is {_format_short_repr(value)}, a {type(value).__name__}; a store takes JSON only: "
+        "text, numbers, booleans, None, and lists and dicts of these (for a pydantic model, use "
         "model_dump(mode='json'))"
     )
 
 
 def _describe_invalid_key(key: Any) -> str:
     return (
-        _describe_invalid_text(key)
+        _describe_lone_surrogate(key)
         if isinstance(key, str)
         else f" has the key {key!r}; the keys of JSON objects must be text"
     )
 
 
-def _describe_invalid_text(text: str) -> str:
+def _describe_lone_surrogate(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as exc:
@@ -170,7 +170,7 @@ def _describe_invalid_text(text: str) -> str:
     return ""
 
 
-def _format_value(value: Any) -> str:
+def _format_short_repr(value: Any) -> str:
     """Return the start of the `repr` of a value, or a substitute if `repr` fails."""
     try:
         return f"{value!r:.80}"

@@ -32,7 +32,11 @@ from perdure.stores.base import (
     VersionRetention,
 )
 from perdure.stores.filter_sql import JSONLocation, build_index_expression, check_index_path
-from perdure.stores.import_sources import iter_langgraph_items, iter_store_items, iter_text_lines
+from perdure.stores.import_sources import (
+    iter_items_of_json_lines,
+    iter_langgraph_items,
+    iter_store_items,
+)
 from perdure.stores.namespaces import decode_path, prefix_range
 from perdure.stores.offline import DIMS, StaticEmbedder
 from perdure.stores.parts import StoreParts, check_store_options
@@ -77,7 +81,7 @@ class WholeStore(DatabaseOwner, Store):
         )
         super().__init__(parts)
         self._transfer = Transfer(parts, self._missing)
-        self._sweeper: Sweeper | None = None
+        self._sweeper: ExpiredItemSweeper | None = None
 
     def close(self) -> None:
         """Stop the sweeper, and close the database after all pending writes."""
@@ -102,13 +106,13 @@ class WholeStore(DatabaseOwner, Store):
         Expired items are left out of all reads and searches, even before they are swept.
         """
         total = 0
-        while swept := self._sweep_batch():
+        while swept := self._close_batch_of_expired_items():
             total += swept
         return total
 
     asweep_ttl = make_async_twin(sweep_ttl)
 
-    def _sweep_batch(self) -> int:
+    def _close_batch_of_expired_items(self) -> int:
         """Turn the current versions of some expired items into past versions.
 
         While the versions are written, other sweepers must wait, and so must writers to the
@@ -118,12 +122,12 @@ class WholeStore(DatabaseOwner, Store):
         expired = self.database.read(lambda: fetch_rows(parts.sql["expired"], now, _BATCH_ROWS))
         paths = {row[4] for row in expired}
         return self.database.write(
-            lambda: parts.writer.close_expired(now, _BATCH_ROWS, paths),
+            lambda: parts.writer.close_and_count_expired_items(now, _BATCH_ROWS, paths),
             exclusive_names=[path.hex() for path in paths],
             deletes_rows=True,
         )
 
-    def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Sweeper:
+    def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> ExpiredItemSweeper:
         """Start a thread that sweeps repeatedly, until `stop_ttl_sweeper` or `close` is called.
 
         Args:
@@ -141,7 +145,7 @@ class WholeStore(DatabaseOwner, Store):
         check_number("the sweep interval", minutes, "minutes, more than zero", minimum=1e-9)
         sweeper = self._sweeper
         if sweeper is None or sweeper.stopped.is_set() or not sweeper.is_alive():
-            sweeper = self._sweeper = Sweeper(self.sweep_ttl, minutes)
+            sweeper = self._sweeper = ExpiredItemSweeper(self.sweep_ttl, minutes)
             sweeper.start()
         return sweeper
 
@@ -179,7 +183,9 @@ class WholeStore(DatabaseOwner, Store):
             ConfigurationError: See `retain`.
         """
         now = self._parts.now()
-        retention_bounds = (-1, 0) if rule is None else _compute_retention_bounds(rule, now)
+        retention_bounds = (
+            (-1, 0) if rule is None else _compute_closed_before_and_newer_count(rule, now)
+        )
         bounds = (*prefix_range(self._parts.resolve_prefix(prefix)), now, *retention_bounds)
         rows = self.database.read(lambda: fetch_rows(self._parts.sql["removable"], *bounds))
         return [
@@ -201,7 +207,7 @@ class WholeStore(DatabaseOwner, Store):
         """
         prefix_bounds, retention_bounds = (
             prefix_range(self._parts.resolve_prefix(prefix)),
-            _compute_retention_bounds(rule, self._parts.now()),
+            _compute_closed_before_and_newer_count(rule, self._parts.now()),
         )
         drop = partial(self._drop_versions, prefix_bounds, retention_bounds)
         total = dropped = self.database.write(drop, deletes_rows=True)
@@ -386,7 +392,9 @@ class WholeStore(DatabaseOwner, Store):
             ImportFailed: A line is malformed, has an unknown field, or contradicts an item of this
                 store. The lines before it are kept. The message says how many.
         """
-        return self._transfer.import_items(iter_text_lines(lines, namespace), progress, "line")
+        return self._transfer.import_items(
+            iter_items_of_json_lines(lines, namespace), progress, "line"
+        )
 
     aimport_lines = make_async_twin(import_lines)
 
@@ -435,7 +443,7 @@ class WholeStore(DatabaseOwner, Store):
             )
         lines: Source
         if isinstance(source, WholeStore):
-            versions = source._transfer.iter_versions((), closed=True)
+            versions = source._transfer.iter_versions((), includes_closed=True)
             lines = (
                 (f"{version.put.key!r} in {list(decode_path(version.put.path))!r}", version)
                 for version in versions
@@ -473,24 +481,24 @@ class WholeStore(DatabaseOwner, Store):
     ausage = make_async_twin(usage)
 
 
-class Sweeper(threading.Thread):
+class ExpiredItemSweeper(threading.Thread):
     """A thread that calls a function at intervals until it is stopped."""
 
     def __init__(self, sweep: Callable[[], object], minutes: float) -> None:
         super().__init__(name="perdure-sweep", daemon=True)
         self.stopped = threading.Event()
-        self._sweep_batch, self._interval_s = sweep, minutes * 60
+        self._close_batch_of_expired_items, self._interval_s = sweep, minutes * 60
 
     def run(self) -> None:
         """Call the function until the thread is stopped."""
         while not self.stopped.wait(self._interval_s):
             try:
-                self._sweep_batch()
+                self._close_batch_of_expired_items()
             except PerdureError:
                 _LOG.exception("expired items could not be swept; the next sweep tries again")
 
 
-def _compute_retention_bounds(rule: VersionRetention, now: int) -> tuple[int, int]:
+def _compute_closed_before_and_newer_count(rule: VersionRetention, now: int) -> tuple[int, int]:
     """Return the bounds of a retention rule.
 
     Returns:

@@ -43,13 +43,13 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 def analysed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that were analysed."""
     texts = []
-    plain = PutPreparer.analyse_words
+    plain = PutPreparer.tokenize_value_and_detect_question
 
     def noted(self: PutPreparer, value: Any, fields: str | None) -> Any:
         texts.append(value["text"])
         return plain(self, value, fields)
 
-    monkeypatch.setattr(PutPreparer, "analyse_words", noted)
+    monkeypatch.setattr(PutPreparer, "tokenize_value_and_detect_question", noted)
     return texts
 
 

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from perdure.settings import MIN_SCORE
 from perdure.stores.ranking import (
     DEFAULT,
-    Arrangement,
     Ranked,
     Term,
+    ThreadArrangement,
     Weights,
     compute_length_penalty,
     compute_word_information,
     compute_word_weight,
     inverse_document_frequency,
-    iter_count_blocks,
+    iter_blocks_of_word_counts,
     rank_rows,
-    scale_above_mean,
+    scale_mean_to_0_and_best_to_1,
 )
-from perdure.stores.ranking import build_arrangement as arranged
+from perdure.stores.ranking import build_thread_arrangement as arranged
 
 PLAIN = Weights(k1=1.2, b=0.75)
 
@@ -44,7 +44,7 @@ def arrange(
     lengths: np.ndarray,
     asks: np.ndarray | None = None,
     at: np.ndarray | None = None,
-) -> Arrangement:
+) -> ThreadArrangement:
     """Rows of which none asks, and of unknown time, unless it is told."""
     n = len(thread)
     asks = np.zeros(n, bool) if asks is None else asks
@@ -54,7 +54,7 @@ def arrange(
 def bm25(terms: list[Term], lengths: np.ndarray, weights: Weights = DEFAULT) -> np.ndarray:
     penalty = compute_length_penalty(lengths, weights)
     scores = np.zeros(len(lengths), np.float32)
-    for part, counts in iter_count_blocks(terms, len(scores), weights):
+    for part, counts in iter_blocks_of_word_counts(terms, len(scores), weights):
         worths = np.array([compute_word_weight(term, len(scores)) for term in part], np.float32)
         scores += worths @ (counts / (counts + penalty))
     return scores
@@ -220,11 +220,11 @@ def test_rows_without_vectors_keep_their_text() -> None:
 
 def test_above_mean_where_nothing_stands_out() -> None:
     """One row, or equal rows, keep their cosine; opposite ones get nothing."""
-    assert scale_above_mean(floats(0.5)).tolist() == [0.5]
-    assert scale_above_mean(floats(0.25, 0.25)).tolist() == [0.25, 0.25]
-    assert scale_above_mean(floats(-0.5, -0.5)).tolist() == [0, 0]
-    assert scale_above_mean(floats(-0.5)).tolist() == [0]
-    assert scale_above_mean(floats()).tolist() == []
+    assert scale_mean_to_0_and_best_to_1(floats(0.5)).tolist() == [0.5]
+    assert scale_mean_to_0_and_best_to_1(floats(0.25, 0.25)).tolist() == [0.25, 0.25]
+    assert scale_mean_to_0_and_best_to_1(floats(-0.5, -0.5)).tolist() == [0, 0]
+    assert scale_mean_to_0_and_best_to_1(floats(-0.5)).tolist() == [0]
+    assert scale_mean_to_0_and_best_to_1(floats()).tolist() == []
 
 
 def test_cues_and_questions() -> None:
@@ -278,7 +278,11 @@ def test_a_word_that_several_rows_have_and_no_list() -> None:
         asking = np.isin(np.arange(40), asks or [])
         made = arrange(np.arange(40), lengths, asking)
         words = [term(rows)._replace(message_frequency=0)]
-        return float(rank_rows(lengths, terms=words, arrangement=made).to_comparable().scores[0])
+        return float(
+            rank_rows(lengths, terms=words, arrangement=made)
+            .with_scores_comparable_between_searches()
+            .scores[0]
+        )
 
     assert best([0, 1]) >= MIN_SCORE
     assert best([0, 1, 2, 3]) >= MIN_SCORE
@@ -295,7 +299,7 @@ def test_a_word_that_nearly_all_rows_have_tells_nothing() -> None:
     )
 
     def passing(*terms: Term) -> list[int]:
-        scores = rank_rows(lengths, terms=terms).to_comparable().scores
+        scores = rank_rows(lengths, terms=terms).with_scores_comparable_between_searches().scores
         return np.flatnonzero(scores >= MIN_SCORE).tolist()
 
     assert passing(name, other) == [3]
@@ -313,7 +317,11 @@ def test_scores_that_mean_the_same_in_every_search() -> None:
     one, other = (term([row])._replace(message_frequency=math.exp(-8)) for row in (1, 0))
 
     def best(*terms: Term, **options: Any) -> float:
-        return float(rank_rows(lengths, terms=terms, **options).to_comparable().scores.max())
+        return float(
+            rank_rows(lengths, terms=terms, **options)
+            .with_scores_comparable_between_searches()
+            .scores.max()
+        )
 
     def score(evidence: float) -> float:
         return 1 / (1 + math.exp(-(evidence - math.log(3)) / 4))
@@ -339,7 +347,9 @@ def test_a_score_is_limited_by_the_evidence_of_its_own_row() -> None:
     kin = ((np.array([1, 2]), 0.1),)
     word = Term(np.array([0]), floats(1), kin, message_frequency=math.exp(-10))
     weights = Weights(kin=1.0)
-    found = rank_rows(np.ones(n), terms=[word], weights=weights).to_comparable()
+    found = rank_rows(
+        np.ones(n), terms=[word], weights=weights
+    ).with_scores_comparable_between_searches()
     tf = 0.1 * (1 + 1.2) / (0.1 + 1.2)  # a tenth of an occurrence; one occurrence counts 1
     limit = 10 * tf * tf**0.35 - math.log(n) / 4
 
@@ -358,7 +368,9 @@ def test_an_answer_lifts_no_row_without_evidence(n: int, answered: bool) -> None
     cosines[1] = 0.3
     words = [term([0] if answered else [])._replace(message_frequency=math.exp(-12))]
     cosines[0] = 0.9 if answered else 0.1
-    found = rank_rows(np.ones(n), terms=words, cosines=cosines).to_comparable()
+    found = rank_rows(
+        np.ones(n), terms=words, cosines=cosines
+    ).with_scores_comparable_between_searches()
 
     assert (found.scores[0] >= MIN_SCORE) == answered
     assert found.scores[1:].max() < MIN_SCORE
@@ -369,7 +381,9 @@ def test_a_neighbour_lends_its_evidence() -> None:
     made = arrange(np.array([0] * 5 + [1] * 5), np.ones(10))
     words = [term([2])._replace(message_frequency=math.exp(-12))]
     cosines = np.full(10, 0.1, np.float32)
-    found = rank_rows(np.ones(10), terms=words, cosines=cosines, arrangement=made).to_comparable()
+    found = rank_rows(
+        np.ones(10), terms=words, cosines=cosines, arrangement=made
+    ).with_scores_comparable_between_searches()
 
     assert (found.scores >= MIN_SCORE).tolist() == [True] * 5 + [False] * 5
 
@@ -385,10 +399,10 @@ def test_a_row_with_evidence_ranks_before_one_without() -> None:
     weights = Weights(actor=0.5, date=0.5)
     cues = {"actor": bonus, "date": bonus, "weights": weights}
     found = rank_rows(np.ones(40), terms=words, cosines=cosines, **cues)
-    after = found.to_comparable()
+    after = found.with_scores_comparable_between_searches()
 
     assert found.scores[2] > found.scores[1]
-    assert np.argsort(-after.rank_keys, kind="stable")[:3].tolist() == [0, 1, 2]
+    assert np.argsort(-after.values_to_rank_by, kind="stable")[:3].tolist() == [0, 1, 2]
     assert after.scores[1] >= MIN_SCORE > after.scores[2]
 
 
@@ -397,7 +411,7 @@ def test_what_comes_by_chance_is_no_evidence(n: int) -> None:
     """A word that one in n messages has, in one of n rows, has even odds: 0.5, for every n."""
     found = rank_rows(
         np.ones(n), terms=[term([0])._replace(message_frequency=1 / n)]
-    ).to_comparable()
+    ).with_scores_comparable_between_searches()
 
     assert found.scores.max() == pytest.approx(0.5, abs=1e-5)
 
@@ -453,9 +467,9 @@ def test_scores_of_a_search_lie_between_0_and_1(
             terms=[] if mode == "semantic" else words,
             cosines=None if mode == "text" else near,
             arrangement=made,
-        ).to_comparable()
-        found = found.with_vectors_first(near) if mode == "semantic" else found
-    in_order = np.argsort(-found.rank_keys, kind="stable")
+        ).with_scores_comparable_between_searches()
+        found = found.with_rows_lacking_vectors_last(near) if mode == "semantic" else found
+    in_order = np.argsort(-found.values_to_rank_by, kind="stable")
     lacking = np.isnan(cosines)
 
     assert ((found.scores >= 0) & (found.scores <= 1)).all()
@@ -497,7 +511,7 @@ def test_order_of_threads_does_not_matter(
     place = np.argsort(order)
     moved = [Term(place[word.rows], word.tf) for word in words]
 
-    def scores(made: Arrangement, terms: list[Term], at: np.ndarray) -> np.ndarray:
+    def scores(made: ThreadArrangement, terms: list[Term], at: np.ndarray) -> np.ndarray:
         found = rank_rows(lengths[at], terms=terms, cosines=cosines[at], arrangement=made)
         return found.scores
 

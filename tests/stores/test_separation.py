@@ -20,12 +20,12 @@ from perdure.stores.index import FOREVER, IndexedItem, NamespaceIndex
 from perdure.stores.ranking import Weights, rank_rows
 from perdure.stores.separation import (
     MAX_ROWS,
-    Calibration,
-    Moments,
-    Separation,
+    SampleMoments,
+    VectorCalibration,
+    VectorSeparation,
     compute_sample_size,
     find_pairs_sharing_words,
-    measure_separation,
+    measure_separation_of_related_rows,
 )
 from perdure.stores.vectors import Model, encode_vectors, normalize_rows
 from tests.store_backends import BACKENDS
@@ -254,15 +254,15 @@ MODEL = Model("made", DIMS, "int8", 1)
 
 def test_an_index_measures_its_first_rows() -> None:
     index = NamespaceIndex(MODEL, 1 << 30)
-    assert index.get_view(0).separation.calibration == Calibration()
+    assert index.get_view(0).separation.calibration == VectorCalibration()
     index.add_items(entries(1, 64, of_topic))
     strong = index.get_view(0).separation
-    assert strong._compute_separation(strong.neighbours) > 2
+    assert strong._compute_distance_from_random_pairs(strong.neighbours) > 2
     index.add_items(entries(65, 192, of_nothing))
     mixed = index.get_view(0).separation
-    assert mixed._compute_separation(mixed.neighbours) < strong._compute_separation(
-        strong.neighbours
-    )
+    assert mixed._compute_distance_from_random_pairs(
+        mixed.neighbours
+    ) < strong._compute_distance_from_random_pairs(strong.neighbours)
     index.remove_items(np.arange(1, 65))
     weak = index.get_view(0).separation
     assert weak.calibration.trust == 0
@@ -303,12 +303,12 @@ def test_sample_sizes_grow_in_steps() -> None:
 
 def test_moments_of_parts_are_those_of_all() -> None:
     values = np.random.default_rng(1).standard_normal(50)
-    joined = Moments.from_values(values[:20]).merge(Moments.from_values(values[20:]))
+    joined = SampleMoments.from_values(values[:20]).merge(SampleMoments.from_values(values[20:]))
     assert joined.size == 50
     assert joined.mean == pytest.approx(values.mean())
     assert joined.variance == pytest.approx(values.var())
-    assert Moments().mean == Moments().variance == 0
-    assert Separation().merge(Separation()) == Separation()
+    assert SampleMoments().mean == SampleMoments().variance == 0
+    assert VectorSeparation().merge(VectorSeparation()) == VectorSeparation()
 
 
 def test_pairs_share_a_word_that_is_rare() -> None:
@@ -328,7 +328,7 @@ def test_rows_without_threads_are_measured_by_their_words() -> None:
     random = normalize_rows(draw.standard_normal((n, DIMS)))
     related = normalize_rows(np.repeat(draw.standard_normal((n // 2, DIMS)), 2, axis=0) + random)
     for vectors, trust in ((related, 1), (random, 0)):
-        found = measure_separation(
+        found = measure_separation_of_related_rows(
             vectors, none, np.zeros(n), np.full(n, 9), partial(np.copy, pairs)
         )
         assert found.neighbours.size == 0
@@ -343,7 +343,8 @@ def test_the_numbers_of_threads_change_nothing() -> None:
         draw = np.random.default_rng(seed)
         vectors, numbers = normalize_rows(draw.standard_normal((500, DIMS))), draw.permutation(20)
         one, other = (
-            measure_separation(vectors, x, rows, rows, none) for x in (threads, numbers[threads])
+            measure_separation_of_related_rows(vectors, x, rows, rows, none)
+            for x in (threads, numbers[threads])
         )
         assert one == other
 
@@ -359,12 +360,12 @@ def test_equal_rows_are_not_compared() -> None:
     vectors[1::2] = vectors[1]  # every other row is the same reply
     pairs = np.column_stack([np.arange(0, n, 4), np.arange(2, n, 4)])
     thread, rows = np.arange(n) // 2, np.arange(n, dtype=np.float64)
-    found = measure_separation(vectors, thread, rows, rows, partial(np.copy, pairs))
+    found = measure_separation_of_related_rows(vectors, thread, rows, rows, partial(np.copy, pairs))
     assert found.calibration.trust == 1
     assert found.random.mean < 0.2
     same = np.repeat(vectors[:1], n, axis=0)
-    nothing = measure_separation(same, thread, rows, rows, partial(np.copy, pairs))
-    assert nothing.calibration == Calibration(trust=0)
+    nothing = measure_separation_of_related_rows(same, thread, rows, rows, partial(np.copy, pairs))
+    assert nothing.calibration == VectorCalibration(trust=0)
 
 
 # -- the ranking
@@ -375,10 +376,10 @@ def test_a_calibration_changes_the_weight_of_the_vector() -> None:
     weights, cosines = Weights(), floats(0.9, 0.1, 0.2)
     args: dict[str, Any] = {"terms": [term([1])], "cosines": cosines}
     for calibration, share in (
-        (Calibration(), weights.vector),
-        (Calibration(trust=0), 0),
-        (Calibration(trust=0.5), weights.vector / 2),
-        (Calibration(gain=1), 1.6 * weights.vector),
+        (VectorCalibration(), weights.vector),
+        (VectorCalibration(trust=0), 0),
+        (VectorCalibration(trust=0.5), weights.vector / 2),
+        (VectorCalibration(gain=1), 1.6 * weights.vector),
     ):
         found = rank_rows(np.ones(3), calibration=calibration, **args)
         assert found.scores.tolist() == pytest.approx([share, 1 - share, 0], abs=1e-6)
@@ -393,7 +394,7 @@ def test_the_three_nearest_rows_count_for_their_thread() -> None:
         terms=[term([5])],
         cosines=cosines,
         arrangement=made,
-        calibration=Calibration(gain=1),
+        calibration=VectorCalibration(gain=1),
         weights=Weights(thread=0),
     )
     assert found.parts["thread"].tolist() == pytest.approx([0.21] * 4 + [0, 0])
@@ -403,5 +404,5 @@ def test_similarity_is_compared_with_that_of_random_rows() -> None:
     """Two of few rows with cosines around 0.8 are not near if random rows have as much."""
     args: dict[str, Any] = {"terms": [term([])], "cosines": floats(0.8, 0.82, 0.81)}
     near = rank_rows(np.ones(3), **args).evidence
-    far = rank_rows(np.ones(3), calibration=Calibration(origin=0.8), **args).evidence
+    far = rank_rows(np.ones(3), calibration=VectorCalibration(origin=0.8), **args).evidence
     assert near > far + 2

@@ -18,7 +18,7 @@ from perdure.stores.text import (
     compute_edit_distances,
     detect_language,
     ends_with_question,
-    extract_query_words,
+    extract_query_words_with_stems,
     find_nearest_words,
     find_synonyms,
     is_misspellable,
@@ -99,7 +99,7 @@ def test_query_drops_stop_words_and_repetitions(text: str, expected: list[str]) 
 )
 def test_the_words_that_rank(text: str, expected: dict[str, str]) -> None:
     """Stop words of the query's language go, of others they stay; each word has its stem there."""
-    assert expected == extract_query_words(text)
+    assert expected == extract_query_words_with_stems(text)
 
 
 PIECES = (
@@ -114,7 +114,9 @@ def test_a_text_is_found_by_its_own_words(text: str) -> None:
     """Of each word of a query, whatever its language, a document of the same text has a token."""
     found = set(tokenize(text))
 
-    assert [pair for pair in extract_query_words(text).items() if found.isdisjoint(pair)] == []
+    assert [
+        pair for pair in extract_query_words_with_stems(text).items() if found.isdisjoint(pair)
+    ] == []
 
 
 @given(FOREIGN, FOREIGN)
@@ -123,7 +125,9 @@ def test_no_word_is_lost_by_the_language_of_the_text(one: str, other: str) -> No
     together = set(tokenize(f"{one} {other}"))
 
     assert set() == set(tokenize_query(one)) - together
-    assert [pair for pair in extract_query_words(one).items() if together.isdisjoint(pair)] == []
+    assert [
+        pair for pair in extract_query_words_with_stems(one).items() if together.isdisjoint(pair)
+    ] == []
 
 
 @given(st.text())
@@ -321,7 +325,8 @@ def calls(function: Callable[[str], object], text: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "function", [tokenize, tokenize_query, extract_query_words, detect_language, ends_with_question]
+    "function",
+    [tokenize, tokenize_query, extract_query_words_with_stems, detect_language, ends_with_question],
 )
 @pytest.mark.parametrize(
     "unit",

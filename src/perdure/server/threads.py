@@ -50,7 +50,7 @@ from perdure.server.person import find_person
 from perdure.server.reply import encode_json
 from perdure.settings import SEARCH_LIMIT, check_user
 from perdure.stores.store import Store
-from perdure.stores.values import encode_value
+from perdure.stores.values import encode_value_as_json
 
 Thread = dict[str, Any]
 """A thread in the form of langgraph's API, without its values."""
@@ -612,7 +612,7 @@ def _copy_storable_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InvalidValue: The metadata cannot be stored as JSON.
     """
-    encode_value(metadata)
+    encode_value_as_json(metadata)
     return dict(metadata)
 
 
