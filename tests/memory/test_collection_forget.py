@@ -16,7 +16,7 @@ from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate, Verdict
 from perdure.stores import SQLiteStore
 from tests.memory.kept import ANN, GHENT, TEA, done, texts
-from tests.stores.erasing import raw
+from tests.stores.erasing import read_all_bytes
 
 # -- deleting and forgetting
 
@@ -68,7 +68,7 @@ def test_forgetting(tmp_path: Path, colour: str) -> None:
     assert left == [GHENT]
     assert deeper is not None
     for secret in (b"zorbax", b"quimbo"):
-        assert secret not in raw(tmp_path)
+        assert secret not in read_all_bytes(tmp_path)
 
 
 def test_forgetting_what_was_deleted(ours: SQLiteStore) -> None:

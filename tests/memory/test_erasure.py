@@ -17,7 +17,7 @@ from perdure.memory.collection import Collection, Quarantine
 from perdure.memory.extraction import Extraction
 from perdure.memory.records import NOTE_KINDS
 from perdure.stores import Receipt, SQLiteStore
-from tests.stores.erasing import raw
+from tests.stores.erasing import read_all_bytes
 
 ANN: Any = {"configurable": {"user_id": "ann", "thread_id": "t1"}}
 BO: Any = {"configurable": {"user_id": "bo", "thread_id": "t2"}}
@@ -57,7 +57,7 @@ def test_everything_of_a_user(tmp_path: Path, colour: str) -> None:
                 receipt = asyncio.run(collection.aforget_all(config=ANN))
             again = collection.forget_all(config=ANN)
             rest = left(store)
-        found = raw(tmp_path)
+        found = read_all_bytes(tmp_path)
         with SQLiteStore.open(tmp_path / "m.db", index=None) as store:
             formed = Extraction(saver, store).extract("t1", ANN)
 

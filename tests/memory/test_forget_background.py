@@ -6,7 +6,7 @@ from pathlib import Path
 
 from perdure import people
 from tests.memory.background_runs import Runs, until
-from tests.stores.erasing import raw
+from tests.stores.erasing import read_all_bytes
 
 TEXT = "zqquinceqz is her sister's name"
 
@@ -21,9 +21,9 @@ def test_no_text_is_in_the_file_of_the_queue(tmp_path: Path) -> None:
         with runs.background(retries=1) as background:
             until(lambda: runs.memories("done"))
             dead = until(lambda: [job for job in background.jobs() if job.state == "dead"])
-        before = raw(tmp_path)
+        before = read_all_bytes(tmp_path)
         people.forget("ann", runs.saver, runs.store)
-        after = raw(tmp_path)
+        after = read_all_bytes(tmp_path)
     finally:
         runs.close()
 

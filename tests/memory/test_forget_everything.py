@@ -19,7 +19,7 @@ from perdure.memory.records import RESERVED_LABEL
 from perdure.stores import SQLiteStore
 from tests.backends import Place
 from tests.backends import places as places_in
-from tests.stores.erasing import raw
+from tests.stores.erasing import read_all_bytes
 from tests.talks import talk
 
 ANN: Any = {"configurable": {"user_id": "ann"}}
@@ -83,7 +83,7 @@ def test_the_bytes_of_the_file_have_none_of_it(tmp_path: Path) -> None:
         store.delete(("cities", "bob"), "k")
         store.forget(("cities", "bob"))
         receipt = memory.forget(everything=True, store=store, config=BOB)
-    left = raw(tmp_path)
+    left = read_all_bytes(tmp_path)
 
     assert receipt.clean
     assert (b"zorbax" in left, b"bob" in left, b"figs" in left) == (False, False, True)

@@ -19,7 +19,7 @@ from perdure.memory.records import QUARANTINE, build_notes_namespace
 from perdure.stores import Provenance, open_store
 from tests import postgres_server
 from tests.memory.test_teams import TEAM, of
-from tests.stores.erasing import raw
+from tests.stores.erasing import read_all_bytes
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -95,7 +95,11 @@ def test_forgetting_a_person_erases_what_she_wrote_into_teams(store: Any, where:
     assert first.text == "The cup is Otter"
     if "postgres" not in where:
         assert receipt.clean
-        assert words(raw(Path(where).parent).decode(errors="replace")) == ["Canoe", "Toad", "Otter"]
+        assert words(read_all_bytes(Path(where).parent).decode(errors="replace")) == [
+            "Canoe",
+            "Toad",
+            "Otter",
+        ]
     assert forget(everything=True, store=store, config=of("ann")).items == 0
 
 

@@ -45,7 +45,7 @@ from tests.people import (
 )
 from tests.rounds import rounds
 from tests.server.test_tenants import dsn  # noqa: F401 - a fixture
-from tests.stores.erasing import raw
+from tests.stores.erasing import read_all_bytes
 
 BOB: Any = {"configurable": {"user_id": "bob"}}
 TABLES = (
@@ -117,10 +117,12 @@ def test_no_byte_of_it_is_left(tmp_path: Path) -> None:
     with opened(str(folder / "m.db")) as both:
         fill(both, "ann", "anns")
         fill(both, "bob", "bobs")
-        assert [each for each in marks("ann") if each not in raw(folder)] == [b"zqanncityqz"]
+        assert [each for each in marks("ann") if each not in read_all_bytes(folder)] == [
+            b"zqanncityqz"
+        ]
         report = people.forget("ann", both.saver, both.store)
-        during = raw(folder)
-    left = raw(folder)
+        during = read_all_bytes(folder)
+    left = read_all_bytes(folder)
 
     assert report.scrubbed
     assert [each for each in (*marks("ann"), b"ann\0", b"anns") if each in during] == []
@@ -359,7 +361,7 @@ def test_a_kill_at_any_point_leaves_what_a_repeated_call_erases(
                 assert both.store.find_namespaces("ann") == []
             assert after[1:] == before[1:]
             if backend == "file":
-                left = raw(folder)
+                left = read_all_bytes(folder)
                 assert [each for each in (*marks("ann"), b"ann\0", b"anns") if each in left] == []
 
 

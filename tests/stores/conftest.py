@@ -1,4 +1,4 @@
-"""Fixtures of the stores' tests: each backend through each door."""
+"""Fixtures for the tests of the stores: each backend with blocking and with awaited calls."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import pytest
 from perdure.stores import SQLiteStore
 from tests.store_backends import BACKENDS, DOORS, Awaited, Clock, like_langgraph, through
 from tests.stores import filter_rows
-from tests.stores.filter_rows import LetThrough
+from tests.stores.filter_rows import EvaluateFilter
 
-# each backend through one door, and both kinds of databases through both; the rest with --all
+# Without --all, each backend is tested with either blocking or awaited calls, and one backend of
+# each kind of database with both.
 SLOW = {"memory-awaited", "file-blocking", "sealed-awaited", "postgres-awaited"}
 SLOW |= {"postgres-pool-blocking"}  # differs from "postgres" in how connections are lent
 OURS = [
     pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
     for name in (f"{backend}-{door}" for backend in BACKENDS for door in DOORS)
-    # these differ from "sealed" in the index alone, and from "postgres" in the bytes of a row
+    # these differ from "sealed" only in the index, and from "postgres" only in the bytes of a row
     if name not in {"keyed-blocking", "postgres-sealed-blocking", "postgres-pool-awaited"}
 ]
 
 
 @pytest.fixture
 def clock() -> Clock:
-    """What the stores of a test tell the time by."""
+    """Return the clock that the stores of a test use."""
     return Clock()
 
 
@@ -34,30 +35,30 @@ def clock() -> Clock:
 def any_store(
     request: pytest.FixtureRequest, tmp_path: Path, clock: Clock
 ) -> Iterator[SQLiteStore]:
-    """A store of each backend through each door, langgraph's own among them."""
-    yield from _opened(request.param, tmp_path, clock)
+    """Yield a store of each backend, and langgraph's own, with blocking and awaited calls."""
+    yield from _open_store(request.param, tmp_path, clock)
 
 
 @pytest.fixture(params=OURS)
 def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[SQLiteStore]:
-    """A store of each of our backends through each door."""
-    yield from _opened(request.param, tmp_path, clock)
+    """Yield a store of each of our backends, with blocking and with awaited calls."""
+    yield from _open_store(request.param, tmp_path, clock)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def let_through(request: pytest.FixtureRequest) -> LetThrough:
-    """Whether a filter's condition is true of a document, in each database."""
-    return partial(filter_rows.let_through, request.param)
+def evaluate_filter(request: pytest.FixtureRequest) -> EvaluateFilter:
+    """Return a function that evaluates a filter's SQL condition for a document."""
+    return partial(filter_rows.evaluate_filter, request.param)
 
 
 @pytest.fixture
-def plain(tmp_path: Path, clock: Clock) -> Iterator[SQLiteStore]:
-    """A store in a plain file."""
+def file_store(tmp_path: Path, clock: Clock) -> Iterator[SQLiteStore]:
+    """Yield a store in an unencrypted file."""
     with BACKENDS["file"](tmp_path, clock=clock) as opened:
         yield opened
 
 
-def _opened(name: str, folder: Path, clock: Clock) -> Iterator[SQLiteStore]:
+def _open_store(name: str, folder: Path, clock: Clock) -> Iterator[SQLiteStore]:
     backend, door = name.rsplit("-", 1)
     if backend == "langgraph":
         opened = like_langgraph(folder)

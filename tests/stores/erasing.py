@@ -1,4 +1,4 @@
-"""What the tests of forgetting share: a store with something in every state, and its raw bytes."""
+"""Helpers for the tests of `forget`: a store with items in every state, and its raw bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECRETS = [
 
 
 class Dense:
-    """An embedder without zeros, so that a vector's bytes are found nowhere by chance."""
+    """An embedder whose vectors have no zeros, so that their bytes are found nowhere by chance."""
 
     name = "dense"
     dims = DENSE
@@ -46,31 +46,42 @@ class Dense:
         return self.embed(texts)
 
 
-def opened(backend: str, folder: Path, clock: Clock, embedder: Dense) -> SQLiteStore:
-    """A store of a backend that embeds so."""
+def open_dense_store(backend: str, folder: Path, clock: Clock, embedder: Dense) -> SQLiteStore:
+    """Open a store of a backend that embeds with `embedder`."""
     return BACKENDS[backend](folder, clock=clock, index={"embed": embedder, "dims": DENSE})
 
 
-def said(thread: str, *messages: str, actor: str | None = None) -> Provenance:
+def make_provenance(thread: str, *messages: str, actor: str | None = None) -> Provenance:
     return Provenance(thread_id=thread, message_ids=messages, actor=actor)
 
 
-def fill(store: SQLiteStore, clock: Clock, embedder: Dense | None = None) -> None:
-    """Alice's items: of several versions, deleted, expired, unsearched, pending; and others'."""
+def fill_store(store: SQLiteStore, clock: Clock, embedder: Dense | None = None) -> None:
+    """Put items of others and of Alice (old versions, deleted, expired, unsearchable, pending)."""
     for n, secret in enumerate(SECRETS[:3]):
         text = f"{secret} horses were running"
-        store.put(ALICE, "versions", {"text": text, "n": n}, provenance=said("t", f"m{n}"))
-        store.put(BOB, "versions", {"text": "tea and horses", "n": n}, provenance=said("b", "b0"))
+        store.put(
+            ALICE, "versions", {"text": text, "n": n}, provenance=make_provenance("t", f"m{n}")
+        )
+        store.put(
+            BOB,
+            "versions",
+            {"text": "tea and horses", "n": n},
+            provenance=make_provenance("b", "b0"),
+        )
         clock.forward()
-    store.put(ALICE, "deleted", {"text": SECRETS[3], "n": 7}, provenance=said("t", "m0", "m7"))
+    store.put(
+        ALICE, "deleted", {"text": SECRETS[3], "n": 7}, provenance=make_provenance("t", "m0", "m7")
+    )
     clock.forward()
     store.delete(ALICE, "deleted")
-    store.put(ALICE, "expired", {"text": SECRETS[4]}, ttl=1, provenance=said("t2", "x"))
+    store.put(ALICE, "expired", {"text": SECRETS[4]}, ttl=1, provenance=make_provenance("t2", "x"))
     clock.forward(120)
     store.put(ALICE, "unsearched", {"list": [{"word": SECRETS[5]}]}, index=False)
     store.put(DEEP, "deep", {"text": "a horse runs"}, provenance=Provenance(actor="Eve"))
     store.put(NEAR, "near", {"text": "they run with a horse", "n": 1})
-    store.put(BOB, "other", {"text": "coffee", "n": 1}, provenance=said("t", actor="Eve"))
+    store.put(
+        BOB, "other", {"text": "coffee", "n": 1}, provenance=make_provenance("t", actor="Eve")
+    )
     store.put(BOB, "plain", {"text": "milk and tea"})
     if embedder is not None:
         embedder.failing = True
@@ -79,19 +90,19 @@ def fill(store: SQLiteStore, clock: Clock, embedder: Dense | None = None) -> Non
         embedder.failing = False
 
 
-def raw(folder: Path) -> bytes:
-    """All bytes of what lies in a folder."""
+def read_all_bytes(folder: Path) -> bytes:
+    """Return the bytes of all files in a folder."""
     return b"".join(path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file())
 
 
-def hashed(*values: Any) -> tuple[str, ...]:
-    """The hashes a receipt should have of values."""
+def hash_values(*values: Any) -> tuple[str, ...]:
+    """Return the hashes that a receipt should contain for these values."""
     texts = [json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in values]
     return tuple(sorted(hashlib.blake2b(t.encode(), digest_size=16).hexdigest() for t in texts))
 
 
-def traces(path: Path, namespace: Sequence[str]) -> list[bytes]:
-    """The bytes that tell of what is under a namespace: cells of its rows, words and stems."""
+def collect_traces(path: Path, namespace: Sequence[str]) -> list[bytes]:
+    """Return bytes that reveal items under a namespace: cells of their rows, words and stems."""
     low = "".join(f"{label}\0" for label in namespace).encode()
     rows = (
         "SELECT {} FROM {} JOIN store_namespaces n USING (namespace_key) "

@@ -1,4 +1,4 @@
-"""The documented rules of filters, read off once more, slowly, and sharing no code with them."""
+"""A second, slow implementation of the documented rules of filters, independent of the product."""
 
 from __future__ import annotations
 
@@ -9,76 +9,76 @@ from typing import Any
 NOTHING = object()
 
 
-def holds(filter: dict[str, Any], document: dict[str, Any]) -> bool:
-    """Whether a document meets a filter."""
+def matches_filter(filter: dict[str, Any], document: dict[str, Any]) -> bool:
+    """Return whether a document matches a filter."""
     for key, asked in filter.items():
         if key == "$and":
-            met = all(holds(part, document) for part in asked)
+            met = all(matches_filter(part, document) for part in asked)
         elif key == "$or":
-            met = any(holds(part, document) for part in asked)
+            met = any(matches_filter(part, document) for part in asked)
         elif key == "$not":
-            met = not holds(asked, document)
+            met = not matches_filter(asked, document)
         else:
-            met = any(meets(value, asked) for value in reached(document, key))
+            met = any(meets_condition(value, asked) for value in reached_values(document, key))
         if not met:
             return False
     return True
 
 
-def reached(document: dict[str, Any], key: str) -> list[Any]:
-    """All values a key reaches; what is not there counts as one."""
+def reached_values(document: dict[str, Any], key: str) -> list[Any]:
+    """Return all values that a key reaches. A missing value is returned as `NOTHING`."""
     if key in document:
         return [document[key]]
     values: list[Any] = [document]
-    for step in _steps(key):
-        values = [after for value in values for after in _after(value, step)]
+    for step in _parse_path(key):
+        values = [after for value in values for after in _follow_step(value, step)]
     return values
 
 
-def meets(value: Any, asked: Any) -> bool:
-    """Whether a value meets what is asked of a field."""
+def meets_condition(value: Any, asked: Any) -> bool:
+    """Return whether a value meets the condition on a field."""
     if isinstance(asked, list):
         return (
             isinstance(value, list)
             and len(value) == len(asked)
-            and all(meets(one, part) for one, part in zip(value, asked, strict=True))
+            and all(meets_condition(one, part) for one, part in zip(value, asked, strict=True))
         )
     if isinstance(asked, dict) and any(name.startswith("$") for name in asked):
-        return all(_operator(value, name, operand) for name, operand in asked.items())
+        return all(_meets_operator(value, name, operand) for name, operand in asked.items())
     if isinstance(asked, dict):
-        return isinstance(value, dict) and holds(asked, value)
-    return _form(value) == _form(asked)
+        return isinstance(value, dict) and matches_filter(asked, value)
+    return _comparable_form(value) == _comparable_form(asked)
 
 
-def _operator(value: Any, name: str, operand: Any) -> bool:
-    forms = [_form(one) for one in value] if isinstance(value, list) else []
+def _meets_operator(value: Any, name: str, operand: Any) -> bool:
+    forms = [_comparable_form(one) for one in value] if isinstance(value, list) else []
     match name:
         case "$and":
-            return all(meets(value, part) for part in operand)
+            return all(meets_condition(value, part) for part in operand)
         case "$or":
-            return any(meets(value, part) for part in operand)
+            return any(meets_condition(value, part) for part in operand)
         case "$not":
-            return not meets(value, operand)
+            return not meets_condition(value, operand)
         case "$eq":
-            return _form(value) == _form(operand)
+            return _comparable_form(value) == _comparable_form(operand)
         case "$ne" | "$nin":
-            return not _operator(value, {"$ne": "$eq", "$nin": "$in"}[name], operand)
+            return not _meets_operator(value, {"$ne": "$eq", "$nin": "$in"}[name], operand)
         case "$in":
-            return _form(value) in [_form(one) for one in operand]
+            return _comparable_form(value) in [_comparable_form(one) for one in operand]
         case "$exists":
             return bool((value is not NOTHING) == operand)
         case "$contains":
             within = isinstance(value, str) and isinstance(operand, str) and operand in value
-            return within or _form(operand) in forms
-    left, right = _form(value), _form(operand)
+            return within or _comparable_form(operand) in forms
+    left, right = _comparable_form(value), _comparable_form(operand)
     if left[0] != right[0]:
         return False
     orders = {"$gt": left > right, "$gte": left >= right, "$lt": left < right}
     return bool(orders.get(name, left <= right))
 
 
-def _form(value: Any) -> tuple[Any, ...]:
-    """A value with its kind, so that equal forms are equal JSON."""
+def _comparable_form(value: Any) -> tuple[Any, ...]:
+    """Return a value with its kind. Two forms are equal if the values are equal JSON."""
     if value is NOTHING:
         return ("nothing",)
     if value is None:
@@ -91,12 +91,12 @@ def _form(value: Any) -> tuple[Any, ...]:
     if isinstance(value, str):
         return ("string", [ord(sign) for sign in value])
     if isinstance(value, list):
-        return ("array", [_form(part) for part in value])
-    return ("object", {key: _form(part) for key, part in value.items()})
+        return ("array", [_comparable_form(part) for part in value])
+    return ("object", {key: _comparable_form(part) for key, part in value.items()})
 
 
-def _steps(key: str) -> list[Any]:
-    """`a.b[0]` as `["a", "b", 0]`; a key that is no path as itself."""
+def _parse_path(key: str) -> list[Any]:
+    """Return the steps of a path, such as `["a", "b", 0]` for `a.b[0]`, or else the whole key."""
     steps: list[Any] = []
     for part in key.split("."):
         label, *indexes = part.split("[")
@@ -115,7 +115,7 @@ def _steps(key: str) -> list[Any]:
     return steps
 
 
-def _after(value: Any, step: Any) -> list[Any]:
+def _follow_step(value: Any, step: Any) -> list[Any]:
     if isinstance(step, str):
         return [value.get(step, NOTHING) if isinstance(value, dict) else NOTHING]
     if not isinstance(value, list):

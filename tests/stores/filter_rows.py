@@ -1,4 +1,4 @@
-"""Documents as rows of each database, and which of them a filter's condition lets through."""
+"""Documents as rows of each database, and the rows for which a filter's SQL condition is true."""
 
 from __future__ import annotations
 
@@ -18,53 +18,57 @@ from perdure.stores.postgres import JSONBLocation
 from tests import postgres_server
 
 
-def table(pool: list[dict[str, Any]], *, ascii_only: bool = False) -> sqlite3.Connection:
-    """A table `items` of `id` and `value`; ASCII as well if UTF-8 cannot hold a text."""
+def make_items_table(pool: list[dict[str, Any]], *, ascii_only: bool = False) -> sqlite3.Connection:
+    """Create a table `items` (`id`, `value`). A text that UTF-8 cannot hold is escaped as ASCII."""
     connection = sqlite3.connect(":memory:")
     connection.execute("CREATE TABLE items (id INTEGER PRIMARY KEY, value TEXT NOT NULL)")
     for number, document in enumerate(pool):
-        text = json.dumps(document, ensure_ascii=ascii_only or not _whole(document))
+        text = json.dumps(document, ensure_ascii=ascii_only or not _is_utf8_encodable(document))
         connection.execute("INSERT INTO items VALUES (?, ?)", (number, text))
     return connection
 
 
-def ids(connection: sqlite3.Connection, filter: Filter, indexed: Collection[str] = ()) -> set[int]:
-    """The rows for which the filter's condition is true."""
+def matching_ids(
+    connection: sqlite3.Connection, filter: Filter, indexed: Collection[str] = ()
+) -> set[int]:
+    """Return the ids of the rows for which the filter's condition is true."""
     condition = build_condition(filter, JSONLocation("i.value"), indexed)
     query = f"SELECT id FROM items AS i WHERE {condition.text}"
     return {row[0] for row in connection.execute(query, condition.params)}
 
 
-def sqlite_ids(
+def sqlite_matching_ids(
     pool: list[dict[str, Any]],
     filter: Filter,
     *,
     ascii_only: bool,
     indexed: Collection[str] = (),
 ) -> set[int]:
-    """The rows of documents for which the filter's condition is true, with indexes on paths."""
-    connection = table(pool, ascii_only=ascii_only)
+    """Return the ids of matching documents in SQLite, with indexes on the given paths."""
+    connection = make_items_table(pool, ascii_only=ascii_only)
     for number, path in enumerate(sorted(indexed)):
         expression = build_index_expression(path, "value")
         connection.execute(f"CREATE INDEX i{number} ON items ({expression})")
-    passed = ids(connection, filter, indexed)
+    passed = matching_ids(connection, filter, indexed)
     connection.close()
     return passed
 
 
 @cache
-def _connection() -> psycopg.Connection[tuple[Any, ...]]:
+def _postgres_connection() -> psycopg.Connection[tuple[Any, ...]]:
     connection = psycopg.connect(postgres_server.dsn(), autocommit=True)
     atexit.register(connection.close)
     return connection
 
 
-def postgres_ids(pool: list[dict[str, Any]], filter: Filter, *, ascii_only: bool) -> set[int]:
-    """The same on Postgres, where rows are as a store keeps them, in UTF-8."""
+def postgres_matching_ids(
+    pool: list[dict[str, Any]], filter: Filter, *, ascii_only: bool
+) -> set[int]:
+    """Return the ids of matching documents in Postgres, with rows as a store writes them."""
     texts = {
         number: json.dumps(document, ensure_ascii=ascii_only, separators=(",", ":"))
         for number, document in enumerate(pool)
-        if _whole(document)
+        if _is_utf8_encodable(document)
     }
     condition = build_condition(filter, JSONBLocation("i.value", ((),)))
     query = (
@@ -72,22 +76,22 @@ def postgres_ids(pool: list[dict[str, Any]], filter: Filter, *, ascii_only: bool
         f"WHERE {condition.with_numbered_parameters(3)}"
     )
     bodies = [TextOrBytes(text).to_column_bytes() for text in texts.values()]
-    with psycopg.RawCursor(_connection()) as cursor:
+    with psycopg.RawCursor(_postgres_connection()) as cursor:
         bound = ([*texts], bodies, *condition.params)
         cursor.execute(query.replace("?", "$").encode(), bound, binary=True)
         return {row[0] for row in cursor} | (set(range(len(pool))) - set(texts))
 
 
-LetThrough = Callable[[Filter, dict[str, Any]], set[bool]]
+EvaluateFilter = Callable[[Filter, dict[str, Any]], set[bool]]
 
 
-def let_through(database: str, filter: Filter, document: dict[str, Any]) -> set[bool]:
-    """Whether the condition is true of a document in a database, however JSON is written."""
-    rows = postgres_ids if database == "postgres" else sqlite_ids
+def evaluate_filter(database: str, filter: Filter, document: dict[str, Any]) -> set[bool]:
+    """Return the results of the condition for a document, with and without ASCII escapes."""
+    rows = postgres_matching_ids if database == "postgres" else sqlite_matching_ids
     return {bool(rows([document], filter, ascii_only=ascii_only)) for ascii_only in (False, True)}
 
 
-def _whole(document: dict[str, Any]) -> bool:
+def _is_utf8_encodable(document: dict[str, Any]) -> bool:
     try:
         json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError:

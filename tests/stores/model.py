@@ -1,4 +1,4 @@
-"""What a store should hold, as plain lists of versions."""
+"""A model of what a store should contain: plain lists of versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TICK = 1_000_000  # microseconds a second
 
 @dataclass
 class Version:
-    """What the model knows of one version; times in microseconds."""
+    """One version of an item in the model. Times are in microseconds."""
 
     number: int
     value: dict[str, Any]
@@ -26,7 +26,7 @@ class Version:
         return self.until is None and (self.expires is None or self.expires > now)
 
     def seen(self, when: int) -> bool:
-        """Whether it was the one to see at a moment."""
+        """Return whether a read as of `when` returns this version."""
         end = self.expires if self.until is None else self.until
         return self.since <= when and (end is None or end > when)
 
@@ -46,7 +46,7 @@ class Key:
         return last if last is not None and last.until is None else None
 
     def put(self, version: Version | None, now: int) -> None:
-        """Close what is present; open another version, or none."""
+        """Close the present version, and append `version` unless it is None."""
         present, created, since, number = self.present, now, now, 0
         if present is not None:
             alive, number = present.alive(now), present.number

@@ -1,4 +1,4 @@
-"""Values that are no JSON objects: refused with the path of the offending part."""
+"""Values that are not JSON objects are refused, with the path of the offending part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.store_backends import BACKENDS, FEWER, keys
 A = ("a",)
 
 
-class Accessor(str):
+class TextSubclass(str):
     """Text of a subclass, as langchain's `message.text` is."""
 
     __slots__ = ()
@@ -29,14 +29,14 @@ class Level(IntEnum):
     HIGH = 3
 
 
-class Odd:
-    """Something whose repr raises."""
+class FailingRepr:
+    """An object whose repr raises."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no repr")
 
 
-def deep(levels: int) -> Any:
+def nest_list(levels: int) -> Any:
     value: Any = 1
     for _ in range(levels):
         value = [value]
@@ -62,25 +62,27 @@ WRONG: list[tuple[Any, str]] = [
     ({"a": "\ud800"}, "surrogate"),
     ({"\udfff": 1}, "surrogate"),
     ({"a": 10**5000}, r"\$\.a.*digits"),
-    ({"a": deep(100)}, "nested"),
+    ({"a": nest_list(100)}, "nested"),
     (LOOP, "nested"),
-    ({"a": Odd()}, r"\$\.a"),
+    ({"a": FailingRepr()}, r"\$\.a"),
     ({"a": b"x" * 1_000_000}, r"\$\.a"),
 ]
 
 
 @FEWER
-def test_subclasses_of_what_json_has(store: SQLiteStore) -> None:
-    """Text, dicts and numbers of a subclass are stored as what they are, and found."""
-    store.put(A, "k", {"text": Accessor("green tea"), "more": OrderedDict(b=1), "n": Level.HIGH})
+def test_values_of_json_subclasses_are_stored_as_plain_types(store: SQLiteStore) -> None:
+    """Subclasses of str, dict and int are stored as their base types, and search finds them."""
+    store.put(
+        A, "k", {"text": TextSubclass("green tea"), "more": OrderedDict(b=1), "n": Level.HIGH}
+    )
     found = store.search(A, query="tea")
 
     assert [item.value for item in found] == [{"text": "green tea", "more": {"b": 1}, "n": 3}]
 
 
 @FEWER
-def test_integers_beyond_all_floats(store: SQLiteStore) -> None:
-    """They are stored, found and listed as they are."""
+def test_integers_larger_than_any_float_are_stored_and_found(store: SQLiteStore) -> None:
+    """Integers beyond the range of floats are stored, found and listed unchanged."""
     value = {"text": "tea", "n": 10**400, "more": [-(10**309)]}
     store.put(A, "k", value)
 
@@ -89,11 +91,13 @@ def test_integers_beyond_all_floats(store: SQLiteStore) -> None:
 
 
 @FEWER
-@pytest.mark.parametrize(("value", "named"), WRONG, ids=lambda each: type(each).__name__)
-def test_values_that_are_no_json(value: Any, named: str, store: SQLiteStore) -> None:
-    """The error names the place, is short, and nothing is written: what was there stays."""
+@pytest.mark.parametrize(("value", "expected_message"), WRONG, ids=lambda each: type(each).__name__)
+def test_put_refuses_value_that_is_not_json(
+    value: Any, expected_message: str, store: SQLiteStore
+) -> None:
+    """The error is short and names the path of the bad part, and the stored item is unchanged."""
     store.put(A, "k", {"text": "tea"})
-    with pytest.raises(InvalidValue, match=named) as caught:
+    with pytest.raises(InvalidValue, match=expected_message) as caught:
         store.put(A, "k", value)
     item = store.get(A, "k")
 
@@ -103,8 +107,8 @@ def test_values_that_are_no_json(value: Any, named: str, store: SQLiteStore) -> 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_values_that_are_too_large(backend: str, tmp_path: Path) -> None:
-    """A value over the limit is refused with both sizes; one just at it is stored."""
+def test_put_refuses_value_over_max_value_bytes(backend: str, tmp_path: Path) -> None:
+    """A value over the limit is refused with both sizes; a value of exactly the limit is stored."""
     with BACKENDS[backend](tmp_path, max_value_bytes=100) as store:
         store.put(A, "fits", {"text": "x" * 89})
         with pytest.raises(InvalidValue, match=r"101 bytes .* at most 100"):
@@ -115,8 +119,8 @@ def test_values_that_are_too_large(backend: str, tmp_path: Path) -> None:
         assert keys(store.search(A)) == ["fits"]
 
 
-def test_any_mapping_is_a_value(store: SQLiteStore) -> None:
-    """What is a mapping but no dict is stored as one, and searched."""
+def test_put_accepts_any_mapping_as_value(store: SQLiteStore) -> None:
+    """A mapping that is not a dict is stored as an object, and search finds it."""
     store.put(A, "k", MappingProxyType({"text": "zebra"}))
     store.put(A, "o", OrderedDict(text="otter", inside=OrderedDict(n=1)))
 
@@ -124,12 +128,12 @@ def test_any_mapping_is_a_value(store: SQLiteStore) -> None:
     assert keys(store.search(A, query="otter", mode="text")) == ["o"]
 
 
-def test_values_at_the_edge(store: SQLiteStore) -> None:
-    """Empty, deep, long, large and odd values that are JSON come back as they were."""
+def test_extreme_json_values_come_back_unchanged(store: SQLiteStore) -> None:
+    """Empty, deep, long, large and unusual JSON values are returned unchanged."""
     values: list[dict[str, Any]] = [
         {},
         {"": ""},
-        {"a": deep(60)},
+        {"a": nest_list(60)},
         {"n": 2**63, "m": -(2**200), "f": 1e308, "s": 5e-324, "z": -0.0},
         {"text": "x" * 300_000},
         {"text": "word " * 30_000},
@@ -146,8 +150,8 @@ def test_values_at_the_edge(store: SQLiteStore) -> None:
     assert len(store.search(A, query="word", limit=100)) > 0
 
 
-def test_a_closed_store(tmp_path: Path) -> None:
-    """Every call on a closed store says that it is closed; closing twice is no error."""
+def test_every_call_on_closed_store_raises(tmp_path: Path) -> None:
+    """Every call on a closed store says that the store is closed; closing twice is not an error."""
     store = BACKENDS["file"](tmp_path)
     store.put(A, "k", {})
     store.close()
@@ -164,8 +168,8 @@ def test_a_closed_store(tmp_path: Path) -> None:
             call()
 
 
-def test_a_store_that_only_reads(tmp_path: Path) -> None:
-    """Opened read-only, it reads and searches, also what expires; writing is refused."""
+def test_read_only_store_reads_and_refuses_writes(tmp_path: Path) -> None:
+    """A read-only store gets and searches items, also those with a TTL, and refuses writes."""
     with BACKENDS["file"](tmp_path) as store:
         store.put(A, "k", {"text": "tea"}, ttl=5)
     with BACKENDS["file"](tmp_path, read_only=True) as store:
@@ -184,8 +188,8 @@ def test_a_store_that_only_reads(tmp_path: Path) -> None:
 
 @FEWER
 @pytest.mark.parametrize("depth", [0, -1, "1", 1.5, True], ids=repr)
-def test_depths_that_make_no_sense(depth: Any, store: SQLiteStore) -> None:
-    """A max_depth that is no whole number from 1 is refused, and so are pages below zero."""
+def test_list_namespaces_refuses_bad_depth_limit_and_offset(depth: Any, store: SQLiteStore) -> None:
+    """The depth must be an integer from 1, and limit and offset must not be negative."""
     with pytest.raises(PerdureError, match="max_depth"):
         store.list_namespaces(max_depth=depth)
     for name in ("limit", "offset"):

@@ -1,4 +1,4 @@
-"""Long texts in pieces: nothing is lost, and pieces are no longer than agreed."""
+"""Long texts are split into chunks: no text is lost, and no chunk is longer than the limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIXED = st.text("ab .。\n中文字日本語のカナ한국어👍", max_size=60
 
 @given(PROSE, st.integers(1, 60), st.integers(0, 30))
 def test_every_word_is_in_a_chunk(text: str, limit: int, overlap: int) -> None:
-    """Words stay whole and in order; a chunk has at most `limit` of them."""
+    """Words stay whole and in order, and a chunk has at most `limit` words."""
     words = text.split()
     pieces = split_into_chunks(text, limit, overlap)
     at = 0
@@ -36,8 +36,8 @@ def test_every_word_is_in_a_chunk(text: str, limit: int, overlap: int) -> None:
 
 
 @given(MIXED, st.integers(1, 50))
-def test_no_character_is_lost_in_any_script(text: str, limit: int) -> None:
-    """Pieces of the text as it is cover it all, but for white space between them."""
+def test_chunking_loses_no_character_in_any_script(text: str, limit: int) -> None:
+    """Chunks are substrings that together cover the text, except for white space between them."""
     reached = 0
     for piece in split_into_chunks(text, limit):
         blank = len(text[reached:]) - len(text[reached:].lstrip())
@@ -48,29 +48,28 @@ def test_no_character_is_lost_in_any_script(text: str, limit: int) -> None:
 
 
 @given(PROSE, st.integers(1, 60))
-def test_chunks_of_the_same_text_are_the_same(text: str, limit: int) -> None:
-    """Chunking has no memory."""
+def test_chunking_same_text_twice_gives_same_chunks(text: str, limit: int) -> None:
     assert split_into_chunks(text, limit) == split_into_chunks(text, limit)
 
 
-def test_a_short_text_is_one_chunk_as_it_is() -> None:
-    """White space included; a text without words needs no vector."""
+def test_short_text_is_returned_as_one_unchanged_chunk() -> None:
+    """White space is kept. A text without words has no chunks."""
     assert split_into_chunks("  one two.\n") == ["  one two.\n"]
     assert split_into_chunks("word " * 200) == ["word " * 200]
     assert split_into_chunks("") == []
     assert split_into_chunks(" \n" * 500) == []
 
 
-def test_borders_are_where_sentences_end() -> None:
-    """A chunk ends with a sentence when one ends in its last quarter, and the next begins there."""
+def test_chunks_end_where_sentences_end() -> None:
+    """A chunk ends with a sentence if one ends in the last quarter of the chunk."""
     text = " ".join(f"Sentence {i} says a thing of its own." for i in range(100))
     pieces = split_into_chunks(text, 50, 8)
 
     assert all(piece.startswith("Sentence") and piece.endswith("own.") for piece in pieces)
 
 
-def test_neighbours_share_words() -> None:
-    """What stands across a border is in one piece too."""
+def test_neighbouring_chunks_overlap_by_twenty_words() -> None:
+    """A phrase that crosses a border is whole in one chunk."""
     words = [f"w{i}" for i in range(1000)]
     pieces = [piece.split() for piece in split_into_chunks(" ".join(words))]
 
@@ -78,8 +77,8 @@ def test_neighbours_share_words() -> None:
     assert min(map(len, pieces)) > 150, "alike in length: no tiny last one"
 
 
-def test_a_script_without_spaces_is_cut_by_characters() -> None:
-    """A Chinese text becomes chunks of at most `limit` characters, each pair of them in one."""
+def test_text_in_script_without_spaces_is_split_by_characters() -> None:
+    """A Chinese text becomes chunks of at most `limit` characters that overlap."""
     text = "天地玄黄宇宙洪荒" * 200
     pieces = split_into_chunks(text)
 
@@ -87,8 +86,8 @@ def test_a_script_without_spaces_is_cut_by_characters() -> None:
     assert len(text) <= sum(map(len, pieces)) < 1.2 * len(text)
 
 
-def test_a_run_without_spaces_is_cut_too() -> None:
-    """An address or a blob of 100,000 characters is no single chunk."""
+def test_long_text_without_spaces_is_split_into_chunks() -> None:
+    """A URL or blob of 100,000 characters becomes more than one chunk."""
     pieces = split_into_chunks("x" * 100_000)
 
     assert max(map(len, pieces)) <= 200 * 32
@@ -96,7 +95,7 @@ def test_a_run_without_spaces_is_cut_too() -> None:
 
 
 @pytest.mark.parametrize(("limit", "overlap"), [(0, 0), (-1, 5), (10, -1)])
-def test_impossible_limits_are_refused(limit: int, overlap: int) -> None:
-    """Less than one word a chunk cannot be."""
+def test_split_refuses_impossible_limit_or_overlap(limit: int, overlap: int) -> None:
+    """The limit must be at least one word, and the overlap must not be negative."""
     with pytest.raises(ConfigurationError, match="expected a limit of at least"):
         split_into_chunks("text", limit, overlap)

@@ -1,4 +1,4 @@
-"""What a put does not write because a search can find it out."""
+"""A put does not write data that a search can derive."""
 
 from __future__ import annotations
 
@@ -19,52 +19,59 @@ A, B = ("a",), ("b",)
 CAR, TEA, HIDDEN = {"text": "my car"}, {"text": "green tea"}, {"text": "a hidden car"}
 
 
-def offline(path: Path, **options: Any) -> SQLiteStore:
+def open_offline_store(path: Path, **options: Any) -> SQLiteStore:
     return SQLiteStore.open(path, synchronous="normal", **options)
 
 
-def filled(store: SQLiteStore) -> None:
+def fill_store(store: SQLiteStore) -> None:
     store.batch([PutOp(A, "car", CAR), PutOp(A, "tea", TEA), PutOp(B, "car", CAR)])
     store.put(A, "hidden", HIDDEN, index=False)
 
 
-def rows(path: Path) -> list[Any]:
+def read_search_data(path: Path) -> list[Any]:
     with closing(sqlite3.connect(path)) as db:
         return db.execute("SELECT id, vectors IS NULL, fields FROM store_search_data").fetchall()
 
 
 @pytest.mark.parametrize("key", [None, KEY])
-def test_a_put_writes_no_row_for_search(key: bytes | None, tmp_path: Path) -> None:
-    """Neither with the offline table nor by words alone; an own path is recorded."""
-    with offline(tmp_path / "x.db", key=key) as store:
-        filled(store)
+def test_put_writes_no_search_row_unless_index_paths_are_given(
+    key: bytes | None, tmp_path: Path
+) -> None:
+    """Neither the offline embedder nor word search needs a row; a put with index paths does."""
+    with open_offline_store(tmp_path / "x.db", key=key) as store:
+        fill_store(store)
         store.put(A, "own", {"title": "an automobile", "text": "tea"}, index=["title"])
         found = keys(store.search(A, query="automobile", mode="semantic"))
-    with offline(tmp_path / "words.db", index=None, key=key) as store:
-        filled(store)
+    with open_offline_store(tmp_path / "words.db", index=None, key=key) as store:
+        fill_store(store)
         by_words = keys(store.search(A, query="car"))
 
-    assert rows(tmp_path / "x.db") == [(5, 1, '["title"]')]
-    assert rows(tmp_path / "words.db") == []
+    assert read_search_data(tmp_path / "x.db") == [(5, 1, '["title"]')]
+    assert read_search_data(tmp_path / "words.db") == []
     assert set(found[:2]) == {"own", "car"}
     assert "hidden" not in found
     assert by_words == ["car"]
 
 
-def test_vectors_after_words_alone(tmp_path: Path) -> None:
-    """An index that was kept without vectors is made anew by a store that makes them."""
-    with offline(tmp_path / "x.db") as store:
+def test_index_without_vectors_is_rebuilt_when_embedder_is_added(tmp_path: Path) -> None:
+    """A store with an embedder rebuilds an index that was saved without vectors."""
+    with open_offline_store(tmp_path / "x.db") as store:
         store.batch([PutOp(A, f"k{n}", {"text": f"my car {n}"}) for n in range(40)])
-    for index, count in ((None, 0), ("offline", 40), (None, 0), ("offline", 40)):
-        with offline(tmp_path / "x.db", index=index) as store:
+    for index, count in (
+        (None, 0),
+        ("offline", 40),
+        (None, 0),
+        ("offline", 40),
+    ):
+        with open_offline_store(tmp_path / "x.db", index=index) as store:
             found = store.search(A, query="automobile", limit=50)
             assert len(found) == count
 
 
-def test_the_past_is_searched(tmp_path: Path) -> None:
-    """Closed versions have their vectors made too; those that were not searched are not."""
-    with offline(tmp_path / "x.db") as store:
-        filled(store)
+def test_search_of_the_past_embeds_closed_versions(tmp_path: Path) -> None:
+    """Closed versions are embedded on demand, except those that were put with index=False."""
+    with open_offline_store(tmp_path / "x.db") as store:
+        fill_store(store)
         at = store.get(A, "hidden")
         assert at is not None
         for key in ("car", "hidden"):
@@ -76,36 +83,39 @@ def test_the_past_is_searched(tmp_path: Path) -> None:
     assert keys(past) == ["car", "tea"]
 
 
-def test_to_another_model_and_back(tmp_path: Path) -> None:
-    """Until reembed() no vectors are mixed; after it all items have those of the new model."""
+def test_reembed_switches_to_another_model_and_back(tmp_path: Path) -> None:
+    """Vectors of two models are never mixed.
+
+    After reembed() all items have vectors of the new model.
+    """
     path = tmp_path / "x.db"
-    with offline(path) as store:
-        filled(store)
+    with open_offline_store(path) as store:
+        fill_store(store)
     with SQLiteStore.open(path, **of_words()) as store:
         with pytest.raises(EmbedderMismatch):
             store.put(A, "more", CAR)
         assert store.reembed() == 3
         assert store.stats().pending == 0
         assert keys(store.search(A, query="automobile", mode="semantic", limit=1)) == ["car"]
-    assert [bare for _, bare, _ in rows(path)] == [0, 0, 0]
-    with offline(path) as store:
+    assert [bare for _, bare, _ in read_search_data(path)] == [0, 0, 0]
+    with open_offline_store(path) as store:
         with pytest.raises(EmbedderMismatch):
             store.search(A, query="car")
         assert store.reembed() == 3
         assert store.stats().pending == 0
         assert keys(store.search(A, query="automobile", mode="semantic", limit=1)) == ["car"]
         assert "hidden" not in keys(store.search(A, query="hidden car"))
-    assert [bare for _, bare, _ in rows(path)] == [1, 1, 1]
+    assert [bare for _, bare, _ in read_search_data(path)] == [1, 1, 1]
 
 
-def test_what_no_model_has_seen_is_pending(tmp_path: Path) -> None:
-    """What was put by words alone into a file whose model was replaced has no vectors of it."""
+def test_item_put_without_embedder_is_pending_after_model_change(tmp_path: Path) -> None:
+    """The file's model was replaced before, so the item has no vectors of the new model."""
     path = tmp_path / "x.db"
-    with offline(path) as store:
-        filled(store)
+    with open_offline_store(path) as store:
+        fill_store(store)
     with SQLiteStore.open(path, **of_words()) as store:
         store.reembed()
-    with offline(path, index=None) as store:
+    with open_offline_store(path, index=None) as store:
         store.put(A, "late", CAR)
         store.put(A, "unsearched", CAR, index=False)
     with SQLiteStore.open(path, **of_words()) as store:
@@ -114,9 +124,9 @@ def test_what_no_model_has_seen_is_pending(tmp_path: Path) -> None:
         assert store.stats().pending == 0
 
 
-def test_keys_that_were_there(tmp_path: Path) -> None:
-    """New keys are added without looking; those that are there, or were, go on from there."""
-    with offline(tmp_path / "x.db", index=None) as store:
+def test_put_continues_versions_of_existing_and_deleted_keys(tmp_path: Path) -> None:
+    """New keys are inserted without a lookup; existing and deleted keys continue their versions."""
+    with open_offline_store(tmp_path / "x.db", index=None) as store:
         store.put(A, "deleted", {"n": 1})
         store.delete(A, "deleted")
         store.put(A, "there", {"n": 1})
@@ -133,9 +143,9 @@ def test_keys_that_were_there(tmp_path: Path) -> None:
     assert lengths == [1, 2, 2]
 
 
-def test_limits_count_what_is_added(tmp_path: Path) -> None:
-    """A batch that is refused leaves the counts as they were."""
-    with offline(tmp_path / "x.db", index=None) as store:
+def test_refused_batch_leaves_item_count_unchanged(tmp_path: Path) -> None:
+    """A batch over max_items is refused and does not change the counts."""
+    with open_offline_store(tmp_path / "x.db", index=None) as store:
         scope = store.scoped(A, max_items=2)
         scope.put(("x",), "one", {})
         with pytest.raises(Exception, match="would contain 3 items"):

@@ -1,4 +1,4 @@
-"""A span of time that a query means: what was said then is lifted, and nothing else changes."""
+"""The `during` option of a search ranks items from a time span first and changes nothing else."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ MOMENTS = {
 }
 
 
-def fill(store: SQLiteStore) -> None:
-    """The same said at each moment, and once at an unknown one."""
+def put_items_at_each_moment(store: SQLiteStore) -> None:
+    """Put one item with the same text at each moment, and one without a time."""
     for key, at in MOMENTS.items():
         store.put(A, key, {"text": "tea"}, provenance=Provenance(at=at))
     store.put(A, "unknown", {"text": "tea"})
 
 
-def test_what_was_said_within_the_span_comes_first(store: SQLiteStore) -> None:
-    """From its start up to its end, in every mode; what was said at other times is still found."""
-    fill(store)
+def test_search_ranks_items_from_the_span_first(store: SQLiteStore) -> None:
+    """The span includes its start and excludes its end. Items from other times are still found."""
+    put_items_at_each_moment(store)
     modes: list[Any] = ["hybrid", "text", "semantic"]
     for mode in modes:
         found = keys(store.search(A, query="tea", mode=mode, during=WEEK))
@@ -41,9 +41,9 @@ def test_what_was_said_within_the_span_comes_first(store: SQLiteStore) -> None:
 
 
 @FEWER
-def test_the_weight_of_a_span(store: SQLiteStore) -> None:
-    """It is the part `date`, which may be weighed otherwise; a date in the query's text is none."""
-    fill(store)
+def test_span_contributes_date_part_of_score(store: SQLiteStore) -> None:
+    """With a span, `date` weighs the span, and a date in the query's text is ignored."""
+    put_items_at_each_moment(store)
     parts = {
         found.key: found.parts and found.parts["date"]
         for found in store.search(A, query="tea on 13 May 2024", during=WEEK, explain=True)
@@ -60,9 +60,9 @@ def test_the_weight_of_a_span(store: SQLiteStore) -> None:
 
 
 @FEWER
-def test_a_span_counts_where_context_does(store: SQLiteStore) -> None:
-    """Without context, each item is ranked by itself; without a query, there is nothing to rank."""
-    fill(store)
+def test_span_has_no_effect_without_context_or_query(store: SQLiteStore) -> None:
+    """Without context each item is ranked by itself; without a query there is no ranking."""
+    put_items_at_each_moment(store)
     plain = store.search(A, query="tea", context=False, explain=True)
     found = store.search(A, query="tea", context=False, during=WEEK, explain=True)
 
@@ -80,10 +80,12 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("during", "expected"), WRONG, ids=repr)
-def test_what_is_no_span_is_refused(during: Any, expected: str, plain: SQLiteStore) -> None:
-    """With what was given, and what was expected."""
-    with pytest.raises(ConfigurationError, match=expected):
-        plain.search(A, query="tea", during=during)
-    with pytest.raises(ConfigurationError, match=expected):
-        plain.why_not(A, "first", query="tea", during=during)
+@pytest.mark.parametrize(("during", "expected_message"), WRONG, ids=repr)
+def test_search_refuses_invalid_span(
+    during: Any, expected_message: str, file_store: SQLiteStore
+) -> None:
+    """The error says which value was passed and what was expected."""
+    with pytest.raises(ConfigurationError, match=expected_message):
+        file_store.search(A, query="tea", during=during)
+    with pytest.raises(ConfigurationError, match=expected_message):
+        file_store.why_not(A, "first", query="tea", during=during)

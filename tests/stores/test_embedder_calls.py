@@ -1,4 +1,4 @@
-"""Calling embedders that raise, hang or are given up, from threads and event loops."""
+"""Calls of embedders that raise, hang or are cancelled, from threads and event loops."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from perdure.stores.embedders import embedder_from
 
 
 @pytest.mark.parametrize("error", [ValueError, TimeoutError, StopIteration, KeyError])
-def test_what_a_model_raises_is_the_cause(error: type[Exception]) -> None:
-    """The model's own error is kept, in both colours, from blocking and async models."""
+def test_error_of_model_is_cause_of_embedding_failed(error: type[Exception]) -> None:
+    """The model's own error is the cause, for blocking and async models and calls."""
 
     def raises(texts: list[str]) -> Any:
         raise error("no quota")
@@ -35,18 +35,18 @@ def test_what_a_model_raises_is_the_cause(error: type[Exception]) -> None:
         assert all(caught.value.__cause__ for caught in (blocking, query, awaited))
 
 
-class Hanging:
-    """A model that does not answer until told to."""
+class HangingModel:
+    """A model that does not return until it is released."""
 
     def __init__(self) -> None:
-        self.go_on = threading.Event()
-        self.begun = threading.Semaphore(0)
+        self.released = threading.Event()
+        self.started = threading.Semaphore(0)
         self.calls = 0
 
     def blocking(self, texts: list[str]) -> list[list[float]]:
         self.calls += 1
-        self.begun.release()
-        self.go_on.wait(30)
+        self.started.release()
+        self.released.wait(30)
         return [[1.0]] * len(texts)
 
     async def asynchronous(self, texts: list[str]) -> list[list[float]]:
@@ -55,9 +55,9 @@ class Hanging:
 
 
 @pytest.mark.parametrize("kind", ["blocking", "asynchronous"])
-def test_a_model_that_hangs_is_given_up(kind: str) -> None:
-    """Blocking or async, awaited or waited for: after `timeout_s` it is an error."""
-    hanging = Hanging()
+def test_call_of_hanging_model_fails_after_timeout(kind: str) -> None:
+    """A blocking or async call of a blocking or async model fails after `timeout_s`."""
+    hanging = HangingModel()
     embedder = embedder_from(getattr(hanging, kind), timeout_s=0.05, name="slow")
     try:
         with pytest.raises(EmbeddingFailed, match=r"'slow' did not answer within 0.05 s"):
@@ -67,37 +67,37 @@ def test_a_model_that_hangs_is_given_up(kind: str) -> None:
         with pytest.raises(EmbeddingFailed, match="did not answer"):
             embedder.embed_query("a")
     finally:
-        hanging.go_on.set()
+        hanging.released.set()
 
 
-def test_the_event_loop_goes_on_while_a_blocking_model_works() -> None:
-    """The model returns only because the loop, in the meantime, lets it."""
-    hanging = Hanging()
+def test_event_loop_runs_while_blocking_model_works() -> None:
+    """The model returns only because the event loop releases it in the meantime."""
+    hanging = HangingModel()
 
     async def main() -> Any:
         task = asyncio.ensure_future(embedder_from(hanging.blocking).aembed(["a"]))
-        await asyncio.to_thread(hanging.begun.acquire)
-        hanging.go_on.set()
+        await asyncio.to_thread(hanging.started.acquire)
+        hanging.released.set()
         return await task
 
     assert asyncio.run(main()).tolist() == [[1.0]]
 
 
-def test_a_storm_of_cancelled_calls_starts_few_threads() -> None:
-    """10,000 calls are given up behind a model that hangs; eight reached it, the next is served."""
-    hanging = Hanging()
+def test_ten_thousand_cancelled_calls_start_few_threads() -> None:
+    """Eight of 10,000 cancelled calls reach a hanging model, and the next call is served."""
+    hanging = HangingModel()
     embedder = embedder_from(hanging.blocking)
 
     async def main() -> Any:
         tasks = [asyncio.ensure_future(embedder.aembed([f"text {i}"])) for i in range(10_000)]
         for _ in range(8):
-            await asyncio.to_thread(hanging.begun.acquire)
+            await asyncio.to_thread(hanging.started.acquire)
         for task in tasks:
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         last = asyncio.ensure_future(embedder.aembed(["last"]))
         await asyncio.sleep(0.01)
-        hanging.go_on.set()
+        hanging.released.set()
         return ended, await last
 
     ended, last = asyncio.run(main())
@@ -111,8 +111,8 @@ def test_a_storm_of_cancelled_calls_starts_few_threads() -> None:
     assert hanging.calls == 9
 
 
-def test_async_models_run_on_one_loop_for_those_who_block() -> None:
-    """Connections of async clients belong to a loop: from blocking calls it is always the same."""
+def test_blocking_calls_run_async_model_on_one_event_loop() -> None:
+    """Connections of async clients belong to an event loop, so it must stay the same one."""
     loops = []
 
     async def model(texts: list[str]) -> list[list[float]]:

@@ -1,4 +1,4 @@
-"""What a store does with embedders that fail, differ, change, and with texts longer than theirs."""
+"""Stores with embedders that fail, differ or change, and items that wait for their vectors."""
 
 from __future__ import annotations
 
@@ -20,23 +20,27 @@ from tests.store_backends import BACKENDS, DIMS, Words, keys, of_words, open_sto
 A = ("a",)
 
 
-def opened(path: Path, embed: Any, dims: int | None = None, **options: Any) -> SQLiteStore:
-    """A store with an embedder."""
+def open_store_with_embedder(
+    path: Path, embed: Any, dims: int | None = None, **options: Any
+) -> SQLiteStore:
+    """Open a store with an embedder."""
     return SQLiteStore.open(
         path, index={"embed": embed, "dims": dims}, synchronous="normal", **options
     )
 
 
-def with_words(backend: str, folder: Path) -> tuple[SQLiteStore, Words]:
+def open_store_with_words(backend: str, folder: Path) -> tuple[SQLiteStore, Words]:
     options = of_words()
     return BACKENDS[backend](folder, **options), options["index"]["embed"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("door", ["blocking", "awaited"])
-def test_an_embedder_that_fails(backend: str, door: str, tmp_path: Path) -> None:
+def test_item_put_while_embedder_fails_is_pending_and_embedded_later(
+    backend: str, door: str, tmp_path: Path
+) -> None:
     """The item is stored, found by its words, listed as pending, and embedded later."""
-    store, words = with_words(backend, tmp_path)
+    store, words = open_store_with_words(backend, tmp_path)
     with store:
         write(store, A, before="a dog")
         words.failing = True
@@ -65,9 +69,9 @@ def test_an_embedder_that_fails(backend: str, door: str, tmp_path: Path) -> None
     assert keys(by_vector) == ["k"]
 
 
-def test_the_next_put_embeds_what_waits(tmp_path: Path) -> None:
-    """Once the embedder answers again, items that wait get their vectors on the way."""
-    store, words = with_words("file", tmp_path)
+def test_next_put_embeds_pending_items(tmp_path: Path) -> None:
+    """Once the embedder works again, a put also embeds the pending items."""
+    store, words = open_store_with_words("file", tmp_path)
     with store:
         words.failing = True
         write(store, A, a="my car", b="my dog", c="gone soon", d="replaced soon")
@@ -81,8 +85,8 @@ def test_the_next_put_embeds_what_waits(tmp_path: Path) -> None:
     assert found == ["a"]
 
 
-class Meddling(Words):
-    """Does something else before it embeds."""
+class HookedWords(Words):
+    """An embedder that calls `before` before each call."""
 
     before: Callable[[], object] = staticmethod(lambda: None)
 
@@ -91,9 +95,9 @@ class Meddling(Words):
         return super().embed(texts)
 
 
-def test_only_present_versions_wait(tmp_path: Path) -> None:
-    """Of versions that one transaction closes again, and of what goes meanwhile, none waits."""
-    words = Meddling()
+def test_closed_versions_are_not_pending(tmp_path: Path) -> None:
+    """Neither versions that the same transaction closes nor items deleted meanwhile are pending."""
+    words = HookedWords()
     lines = [
         json.dumps({"namespace": ["i"], "key": "k", "value": {"text": f"{n}"}, "version": n})
         for n in (1, 2, 3)
@@ -102,27 +106,27 @@ def test_only_present_versions_wait(tmp_path: Path) -> None:
     async def put_at_once() -> None:
         await asyncio.gather(*(store.aput(A, "k", {"text": f"tea {n}"}) for n in range(3)))
 
-    with opened(tmp_path / "x.db", words) as store:
+    with open_store_with_embedder(tmp_path / "x.db", words) as store:
         words.failing = True
         asyncio.run(put_at_once())
         store.import_lines(lines)
-        waiting, counted = len(store.pending_embeddings()), store.stats().pending
+        listed_count, pending_count = len(store.pending_embeddings()), store.stats().pending
 
         words.before = lambda: store.delete(A, "k")
         with pytest.raises(EmbeddingFailed):
             store.embed_pending()
-        left = store.stats().pending
+        pending_after_delete = store.stats().pending
 
-    assert (waiting, counted, left) == (2, 2, 1)
+    assert (listed_count, pending_count, pending_after_delete) == (2, 2, 1)
 
 
-def test_pending_after_reopening(tmp_path: Path) -> None:
-    """What waits is remembered in the file, whoever opens it."""
-    store, words = with_words("file", tmp_path)
+def test_pending_items_are_remembered_after_reopening(tmp_path: Path) -> None:
+    """Pending items are recorded in the file, for every process that opens it."""
+    store, words = open_store_with_words("file", tmp_path)
     with store:
         words.failing = True
         write(store, A, a="my car")
-    store, words = with_words("file", tmp_path)
+    store, words = open_store_with_words("file", tmp_path)
     with store:
         waiting = store.pending_embeddings()
         done = store.embed_pending()
@@ -133,7 +137,7 @@ def test_pending_after_reopening(tmp_path: Path) -> None:
     assert found == ["a"]
 
 
-ANSWERS: dict[str, Any] = {
+WRONG_ANSWERS: dict[str, Any] = {
     "too few": lambda texts: [[1.0, 0.0]] * (len(texts) - 1),
     "too many": lambda texts: [[1.0, 0.0]] * (len(texts) + 1),
     "other dims": lambda texts: [[1.0, 0.0, 0.0]] * len(texts),
@@ -145,14 +149,14 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("answer", ANSWERS)
-def test_wrong_answers(answer: str, tmp_path: Path) -> None:
-    """An answer of the wrong count, dimension or numbers is stored nowhere; the item is."""
-    with opened(tmp_path / "x.db", ANSWERS[answer], 2) as store:
+@pytest.mark.parametrize("answer", WRONG_ANSWERS)
+def test_invalid_vectors_from_embedder_are_not_stored(answer: str, tmp_path: Path) -> None:
+    """Vectors with a wrong count, dimension or numbers are not stored; the item is."""
+    with open_store_with_embedder(tmp_path / "x.db", WRONG_ANSWERS[answer], 2) as store:
         store.put(A, "k", {"text": "tea", "more": ["milk"]}, index=["text", "more[*]"])
         pending = store.pending_embeddings()
         found = keys(store.search(A, query="tea", mode="text"))
-        if answer != "ragged":  # one vector alone is not
+        if answer != "ragged":  # a single vector is never ragged
             with pytest.raises(EmbeddingFailed):
                 store.search(A, query="tea", mode="semantic")
 
@@ -160,8 +164,8 @@ def test_wrong_answers(answer: str, tmp_path: Path) -> None:
     assert "returned" in pending[0].error
 
 
-def renamed(name: str, dims: int = DIMS) -> Words:
-    """The same under another name, or with other dimensions."""
+def make_other_embedder(name: str, dims: int = DIMS) -> Words:
+    """Return an embedder like `Words` with another name or other dimensions."""
 
     class Other(Words):
         @staticmethod
@@ -177,11 +181,13 @@ def renamed(name: str, dims: int = DIMS) -> Words:
     ("name", "dims"), [("other", DIMS), ("words", 2 * DIMS), ("other", 2 * DIMS)]
 )
 @pytest.mark.parametrize("backend", ["file", "sealed"])
-def test_another_model(backend: str, name: str, dims: int, tmp_path: Path) -> None:
-    """Another model or dimension is an error that says what to do; reembed() does it."""
+def test_other_model_is_refused_until_reembed(
+    backend: str, name: str, dims: int, tmp_path: Path
+) -> None:
+    """Another model or dimension raises an error that recommends reembed(), which then fixes it."""
     with BACKENDS[backend](tmp_path) as store:
         write(store, A, a="my car", b="the sea")
-    other = renamed(name, dims)
+    other = make_other_embedder(name, dims)
     with BACKENDS[backend](tmp_path, index={"embed": other, "dims": dims}) as store:
         with pytest.raises(EmbedderMismatch, match=r"words.*reembed"):
             store.search(A, query="automobile")
@@ -206,12 +212,14 @@ def test_another_model(backend: str, name: str, dims: int, tmp_path: Path) -> No
     assert again == 0
 
 
-def test_vectors_stored_in_another_way(tmp_path: Path) -> None:
-    """It is the option that differs, not the embedder, and the error says which."""
+def test_other_vector_encoding_is_refused_with_option_name(tmp_path: Path) -> None:
+    """The error says that the option `vectors` differs, not the embedder."""
     with BACKENDS["file"](tmp_path, vectors="float32") as store:
         write(store, A, a="my car")
     with BACKENDS["file"](tmp_path) as store:
-        assert keys(store.search(A, query="automobile")) == ["a"]  # unless it is given
+        assert keys(store.search(A, query="automobile")) == [
+            "a"
+        ]  # without the option, the encoding of the file is used
     with (
         BACKENDS["file"](tmp_path, vectors="int8") as store,
         pytest.raises(EmbedderMismatch, match=r"with vectors='int8': open it with vectors='float3"),
@@ -219,19 +227,19 @@ def test_vectors_stored_in_another_way(tmp_path: Path) -> None:
         store.search(A, query="automobile")
 
 
-def test_reembedding_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    """Cut off by a failure, what is done stays done; meanwhile text search finds everything."""
+def test_reembed_continues_after_failure(tmp_path: Path) -> None:
+    """After a failure, finished items stay finished; text search finds all items meanwhile."""
     with BACKENDS["file"](tmp_path) as store:
         for n in range(600):
             store.put(A, f"k{n}", {"text": f"word{n} tea"})
-    other = renamed("other")
+    other = make_other_embedder("other")
 
-    def stop(done: int, of: int | None) -> None:
+    def start_failing(done: int, of: int | None) -> None:
         other.failing = True
 
     with BACKENDS["file"](tmp_path, index={"embed": other, "dims": DIMS}) as store:
         with pytest.raises(EmbeddingFailed):
-            store.reembed(stop)
+            store.reembed(start_failing)
         meanwhile = len(store.search(A, query="tea", mode="text", limit=1000))
         other.failing = False
         half = len(other.calls)
@@ -247,61 +255,61 @@ def test_reembedding_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["file", "sealed"])
-@pytest.mark.parametrize("threaded", [False, True])
-def test_what_reembedding_has_not_come_to(
-    backend: str, threaded: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("with_provenance", [False, True])
+def test_items_not_yet_reembedded_are_found_by_words_only(
+    backend: str, with_provenance: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Cut off, it leaves items that words alone find: counted, told once, and ranked last."""
+    """Items without new vectors are counted as pending, logged once, and ranked last."""
 
-    def whence(n: int) -> Provenance | None:
-        return Provenance("t", actor="Ann", position=n) if threaded else None
+    def make_item_provenance(n: int) -> Provenance | None:
+        return Provenance("t", actor="Ann", position=n) if with_provenance else None
 
     with BACKENDS[backend](tmp_path) as store:
         for n in range(300):
-            store.put(A, f"k{n}", {"text": f"word{n} tea"}, provenance=whence(n))
+            store.put(A, f"k{n}", {"text": f"word{n} tea"}, provenance=make_item_provenance(n))
         store.put(A, "bare", {"n": None})
-    other = renamed("other")
+    other = make_other_embedder("other")
 
-    def stop(done: int, of: int | None) -> None:
+    def start_failing(done: int, of: int | None) -> None:
         other.failing = True
 
     with BACKENDS[backend](tmp_path, index={"embed": other, "dims": DIMS}) as store:
         with pytest.raises(EmbeddingFailed):
-            store.reembed(stop)
+            store.reembed(start_failing)
         other.failing = False
-        left = store.stats().pending
+        pending = store.stats().pending
         for n in (299, 7):  # without a vector, with one
             found = store.search(A, query=f"word{n}", mode="semantic", limit=301)
-            assert {f"k{n}" for n in range(256, 300)} == set(keys(found[-left:]))
-            assert [0] * left == [item.score for item in found[-left:]]
+            assert {f"k{n}" for n in range(256, 300)} == set(keys(found[-pending:]))
+            assert [0] * pending == [item.score for item in found[-pending:]]
         by_words = keys(store.search(A, query="word299", limit=1))
-        told = [r.getMessage() for r in caplog.records if "their words only" in r.getMessage()]
+        warnings = [r.getMessage() for r in caplog.records if "their words only" in r.getMessage()]
         past = store.search(A, query="tea", as_of=found[0].valid_from)
-        done, rest = store.reembed(), store.stats().pending
+        done, pending_after = store.reembed(), store.stats().pending
         first = keys(store.search(A, query="word299", mode="semantic", limit=1))
 
-    assert (left, rest) == (44, 0)
-    assert len(told) == 1
-    assert told[0].startswith("44 of 300 items are found by their words only")
+    assert (pending, pending_after) == (44, 0)
+    assert len(warnings) == 1
+    assert warnings[0].startswith("44 of 300 items are found by their words only")
     assert by_words == first == ["k299"]
-    assert done >= left
+    assert done >= pending
     assert past
 
 
-def test_reembedding_while_others_write(tmp_path: Path) -> None:
-    """Puts, replacements and deletions between its batches keep their meaning."""
+def test_writes_during_reembed_are_kept(tmp_path: Path) -> None:
+    """Puts, replacements and deletions between the batches of reembed() keep their effect."""
     with BACKENDS["file"](tmp_path) as store:
         for n in range(600):
             store.put(A, f"k{n}", {"text": f"tea {n}"})
-    other = renamed("other")
+    other = make_other_embedder("other")
     with BACKENDS["file"](tmp_path, index={"embed": other, "dims": DIMS}) as store:
 
-        def meddle(done: int, of: int | None) -> None:
+        def write_between_batches(done: int, of: int | None) -> None:
             store.delete(A, "k599")
             store.put(A, "k598", {"text": "my car"})
             store.search(A, query="tea")
 
-        store.reembed(meddle)
+        store.reembed(write_between_batches)
         found = store.search(A, query="automobile", mode="semantic", limit=1)
         every = keys(store.search(A, query="tea", mode="semantic", limit=1000))
 
@@ -309,8 +317,8 @@ def test_reembedding_while_others_write(tmp_path: Path) -> None:
     assert sorted(f"k{n}" for n in range(599)) == sorted(every)
 
 
-class Counted(sqlite3.Connection):
-    """Counts the statements of all its kind."""
+class CountingConnection(sqlite3.Connection):
+    """A connection class that counts all statements of its instances."""
 
     count = 0
 
@@ -319,30 +327,32 @@ class Counted(sqlite3.Connection):
         return super().execute(*args)
 
 
-def test_searching_while_others_embed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search takes in the vectors made meanwhile with a few statements, however many lack."""
+def test_search_loads_vectors_of_other_process_in_few_statements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of statements does not grow with the number of new vectors."""
     monkeypatch.setattr("perdure.stores.indexes._PAGE_ROWS", 100)  # so that there are several pages
-    store, words = with_words("file", tmp_path)
+    store, words = open_store_with_words("file", tmp_path)
     with store:
         write(store, A, first="milk")
         words.failing = True
         store.batch([PutOp(A, f"k{n}", {"text": f"word{n}"}) for n in range(800)])
-        options = of_words(read_only=True, connections=Counted)
+        options = of_words(read_only=True, connections=CountingConnection)
         with open_store(tmp_path / "plain.db", **options) as other:
             other.search(A, query="milk")
             words.failing = False
             done = store.embed_pending()
-            before = Counted.count
+            before = CountingConnection.count
             found = other.search(A, query="word7", mode="semantic", limit=1000)
-            used = Counted.count - before - len(found)  # each result is read by itself
+            used = CountingConnection.count - before - len(found)  # each result is read by itself
 
     assert done == 800
     assert "k7" in keys(found[:3])  # some words share an axis
     assert used <= 30
 
 
-def test_no_embedder_to_embed_with(tmp_path: Path) -> None:
-    """Without an embedder there is nothing to reembed with, and the error says so."""
+def test_reembed_without_embedder_raises(tmp_path: Path) -> None:
+    """Without an embedder, reembed() raises an error and embed_pending() does nothing."""
     with SQLiteStore.open(tmp_path / "x.db", index=None) as store:
         write(store, A, a="tea")
         with pytest.raises(ConfigurationError, match="embedder"):
@@ -357,8 +367,8 @@ def test_no_embedder_to_embed_with(tmp_path: Path) -> None:
     + [{"embed": Words(), "fields": fields} for fields in ("text", [""], [1], 3)],
     ids=repr,
 )
-def test_configurations_that_make_no_sense(index: Any, tmp_path: Path) -> None:
-    """A wrong configuration is refused before the file is made."""
+def test_open_refuses_invalid_index_configuration(index: Any, tmp_path: Path) -> None:
+    """An invalid configuration is refused before the file is created."""
     with pytest.raises(ConfigurationError):
         SQLiteStore.open(tmp_path / "x.db", index=index)
 
@@ -366,9 +376,9 @@ def test_configurations_that_make_no_sense(index: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("index", [True, "text", [1], [""], {"a": 1}, 7], ids=repr)
-def test_indexes_of_a_put_that_make_no_sense(index: Any, plain: SQLiteStore) -> None:
-    """A wrong `index` of a put is refused, and nothing is written."""
+def test_put_refuses_invalid_index_argument(index: Any, file_store: SQLiteStore) -> None:
+    """An invalid `index` of a put is refused, and nothing is written."""
     with pytest.raises(ConfigurationError, match="index"):
-        plain.put(A, "k", {"text": "tea"}, index=index)
+        file_store.put(A, "k", {"text": "tea"}, index=index)
 
-    assert plain.get(A, "k") is None
+    assert file_store.get(A, "k") is None

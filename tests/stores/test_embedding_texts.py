@@ -1,4 +1,4 @@
-"""Which texts an embedder is given: long ones in pieces, equal ones once, many together."""
+"""Which texts an embedder receives: long ones in chunks, equal ones once, many in one call."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from langgraph.store.base import PutOp
 
 from perdure.stores import SQLiteStore
 from tests.store_backends import BACKENDS, DIMS, Words, keys, write
-from tests.stores.test_embedders import opened, with_words
+from tests.stores.test_embedders import open_store_with_embedder, open_store_with_words
 
 A = ("a",)
 
 
-class Few(Words):
-    """Sees no filler."""
+class FillerBlindWords(Words):
+    """An embedder that ignores filler words."""
 
     @staticmethod
     def vector(text: str) -> Any:
@@ -26,9 +26,9 @@ class Few(Words):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_long_text_is_not_cut(backend: str, tmp_path: Path) -> None:
+def test_long_text_is_found_by_its_first_and_last_words(backend: str, tmp_path: Path) -> None:
     """The first and the last words of a text of 20,000 words are found by meaning."""
-    words = Few()
+    words = FillerBlindWords()
     middle = " ".join(f"filler{n}" for n in range(20_000))
     with BACKENDS[backend](tmp_path, index={"embed": words, "dims": DIMS}) as store:
         store.put(A, "long", {"text": f"my physician. {middle}. the last journey"})
@@ -45,17 +45,16 @@ def test_a_long_text_is_not_cut(backend: str, tmp_path: Path) -> None:
 
 
 def test_equal_texts_are_embedded_once(tmp_path: Path) -> None:
-    """Putting the same text again asks the model for nothing."""
-    store, words = with_words("file", tmp_path)
+    """Putting the same text again does not call the model."""
+    store, words = open_store_with_words("file", tmp_path)
     with store:
         for n in range(5):
             store.put(A, f"k{n}", {"text": "the same"})
     assert words.calls == [["the same"]]
 
 
-def test_many_are_embedded_at_once(tmp_path: Path) -> None:
-    """The texts of a batch go to the model together."""
-    store, words = with_words("file", tmp_path)
+def test_texts_of_batch_are_embedded_in_one_call(tmp_path: Path) -> None:
+    store, words = open_store_with_words("file", tmp_path)
     with store:
         store.batch([PutOp(A, f"k{n}", {"text": f"text {n}"}) for n in range(50)])
     assert [[f"text {n}" for n in range(50)]] == words.calls
@@ -71,16 +70,16 @@ async def embed_async(texts: list[str]) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("embed", [embed_blocking, embed_async])
-def test_functions_as_embedders(embed: Any, tmp_path: Path) -> None:
-    """A function, blocking or async, serves both doors."""
+def test_blocking_and_async_functions_work_as_embedders(embed: Any, tmp_path: Path) -> None:
+    """Both kinds of functions serve blocking and async calls."""
 
-    async def both(store: SQLiteStore) -> list[str]:
+    async def put_and_search(store: SQLiteStore) -> list[str]:
         await store.aput(A, "a", {"text": "my car"})
         await store.aput(A, "b", {"text": "the sea"})
         return keys(await store.asearch(A, query="automobile", mode="semantic", limit=1))
 
-    with opened(tmp_path / "x.db", embed, DIMS) as store:
-        awaited = asyncio.run(both(store))
+    with open_store_with_embedder(tmp_path / "x.db", embed, DIMS) as store:
+        awaited = asyncio.run(put_and_search(store))
         write(store, A, c="my dog")
         blocking = keys(store.search(A, query="dog", mode="semantic", limit=1))
 

@@ -1,4 +1,4 @@
-"""Filters against an oracle, against both databases, and against langgraph's own store."""
+"""Filters are compared with an oracle, with both databases, and with langgraph's own store."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
 
 from perdure.stores.filters import parse_filter
-from tests.stores.filter_oracle import holds
-from tests.stores.filter_rows import postgres_ids, sqlite_ids
+from tests.stores.filter_oracle import matches_filter
+from tests.stores.filter_rows import postgres_matching_ids, sqlite_matching_ids
 
 KEYS = [
     "a",
@@ -49,27 +49,27 @@ values = st.recursive(
 documents = st.dictionaries(st.sampled_from(KEYS), values, min_size=1, max_size=5)
 
 
-def places(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every path into a document and what is there."""
+def iter_paths(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every path into a document with the value at that path."""
     if path:
         yield path, value
     if isinstance(value, dict):
         for key, part in value.items():
-            yield from places(part, f"{path}.{key}" if path else key)
+            yield from iter_paths(part, f"{path}.{key}" if path else key)
     if isinstance(value, list) and path:
         for number, part in enumerate(value):
             for index in (number, number - len(value), "*"):
-                yield from places(part, f"{path}[{index}]")
+                yield from iter_paths(part, f"{path}[{index}]")
 
 
 @st.composite
 def conditions(draw: st.DrawFn, near: Any, depth: int = 2) -> Any:
-    """What may be asked of a field, likely of one that has the value `near`."""
+    """Draw a condition on a field, often related to its value `near`."""
     value = draw(st.sampled_from([near, near, draw(values)]))
     kinds = ["plain", "operators", "operators", *(["logical"] if depth else [])]
     kind = draw(st.sampled_from(kinds))
     if kind == "plain":
-        plain = draw(st.just(value) | st.builds(some_of, st.just(value)))
+        plain = draw(st.just(value) | st.builds(take_first_entries, st.just(value)))
         assume(plain != {} or value == {})
         return plain
     if kind == "logical":
@@ -80,16 +80,16 @@ def conditions(draw: st.DrawFn, near: Any, depth: int = 2) -> Any:
     return {name: draw(operands(name, value)) for name in names}
 
 
-def some_of(value: Any) -> Any:
-    """The first entry of an object, and so on inwards."""
+def take_first_entries(value: Any) -> Any:
+    """Return an object with only its first entry, recursively."""
     if isinstance(value, dict):
-        return {key: some_of(part) for key, part in list(value.items())[:1]}
+        return {key: take_first_entries(part) for key, part in list(value.items())[:1]}
     return value
 
 
 @st.composite
 def operands(draw: st.DrawFn, name: str, value: Any) -> Any:
-    """An operand of a right type, related to a value."""
+    """Draw an operand of a valid type that is related to a value."""
     if name == "$exists":
         return draw(st.booleans())
     if name in ("$in", "$nin"):
@@ -108,9 +108,9 @@ def operands(draw: st.DrawFn, name: str, value: Any) -> Any:
 
 @st.composite
 def filters(draw: st.DrawFn, pool: list[dict[str, Any]], depth: int = 2) -> dict[str, Any]:
-    """A filter that has a chance of matching some of the documents."""
+    """Draw a filter that may match some of the documents."""
     found: dict[str, Any] = {}
-    known = [place for document in pool for place in places(document)]
+    known = [place for document in pool for place in iter_paths(document)]
     for _ in range(draw(st.integers(1, 2))):
         kind = draw(st.sampled_from(["field"] * 4 + (["$and", "$or", "$not"] if depth else [])))
         if kind == "field":
@@ -124,8 +124,8 @@ def filters(draw: st.DrawFn, pool: list[dict[str, Any]], depth: int = 2) -> dict
 
 
 @st.composite
-def questions(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Documents as they are read back, and a filter over them."""
+def documents_with_filter(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Draw documents, as they are read back from JSON, and a filter."""
     pool = draw(st.lists(documents, min_size=2, max_size=6))
     pool = [json.loads(json.dumps(document)) for document in pool]
     filter = draw(filters(pool))
@@ -133,35 +133,39 @@ def questions(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return pool, filter
 
 
-@given(questions())
-def test_matches_means_what_is_documented(question: tuple[Any, Any]) -> None:
-    """The evaluator agrees with the slow reading of the rules on every document."""
+@given(documents_with_filter())
+def test_filter_matches_same_documents_as_oracle(question: tuple[Any, Any]) -> None:
+    """The evaluator agrees with the slow implementation of the rules on every document."""
     pool, filter = question
     parsed = parse_filter(filter)
 
-    assert [holds(filter, one) for one in pool] == [parsed.matches(one) for one in pool]
+    assert [matches_filter(filter, one) for one in pool] == [parsed.matches(one) for one in pool]
 
 
-@given(questions(), st.booleans(), st.sets(st.sampled_from(["a", "b", "a.b", "tags"])))
-def test_sql_lets_through_all_that_match(
+@given(documents_with_filter(), st.booleans(), st.sets(st.sampled_from(["a", "b", "a.b", "tags"])))
+def test_sqlite_condition_selects_all_matching_rows(
     question: tuple[Any, Any], ascii_only: bool, indexed: set[str]
 ) -> None:
-    """No row that matches is left out, with and without indexes, however the JSON is written."""
+    """No matching row is left out, with and without indexes, with and without ASCII escapes."""
     pool, filter = question
     parsed = parse_filter(filter)
     matching = {number for number, one in enumerate(pool) if parsed.matches(one)}
 
-    assert set() == matching - sqlite_ids(pool, parsed, ascii_only=ascii_only, indexed=indexed)
+    assert set() == matching - sqlite_matching_ids(
+        pool, parsed, ascii_only=ascii_only, indexed=indexed
+    )
 
 
-@given(questions(), st.booleans())
-def test_postgres_lets_through_all_that_match(question: tuple[Any, Any], ascii_only: bool) -> None:
-    """Nor in Postgres."""
+@given(documents_with_filter(), st.booleans())
+def test_postgres_condition_selects_all_matching_rows(
+    question: tuple[Any, Any], ascii_only: bool
+) -> None:
+    """No matching row is left out in Postgres either."""
     pool, filter = question
     parsed = parse_filter(filter)
     matching = {number for number, one in enumerate(pool) if parsed.matches(one)}
 
-    assert set() == matching - postgres_ids(pool, parsed, ascii_only=ascii_only)
+    assert set() == matching - postgres_matching_ids(pool, parsed, ascii_only=ascii_only)
 
 
 NAMES = ["a", "b", "c"]
@@ -176,8 +180,11 @@ plain = st.recursive(
 
 
 @st.composite
-def claimed(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """What InMemoryStore claims to do: no nulls or truths, and numbers wherever order is asked."""
+def documents_with_simple_filter(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Draw documents and a filter that InMemoryStore supports.
+
+    There are no nulls and no booleans, and only numbers are ordered.
+    """
     full = st.fixed_dictionaries({"n": numbers}, optional=dict.fromkeys(NAMES, plain))
     pool = draw(st.lists(full, min_size=1, max_size=6))
     filter: dict[str, Any] = {}
@@ -185,7 +192,7 @@ def claimed(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         key, near = draw(st.sampled_from([place for one in pool for place in one.items()]))
         name = draw(st.sampled_from(["plain", "$eq", "$ne", "$gt", "$gte", "$lt", "$lte"]))
         if name == "plain":
-            filter[key] = draw(st.sampled_from([near, some_of(near)]))
+            filter[key] = draw(st.sampled_from([near, take_first_entries(near)]))
         elif name in ("$eq", "$ne"):
             filter[key] = {name: near}
         else:
@@ -193,9 +200,9 @@ def claimed(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return pool, filter
 
 
-@given(claimed())
-def test_what_the_in_memory_store_claims_is_the_same(question: tuple[Any, Any]) -> None:
-    """Where langgraph's InMemoryStore has the feature, a filter finds the same documents."""
+@given(documents_with_simple_filter())
+def test_filter_finds_same_documents_as_in_memory_store(question: tuple[Any, Any]) -> None:
+    """A filter that langgraph's InMemoryStore supports finds the same documents in both stores."""
     pool, filter = question
     store = InMemoryStore()
     for number, document in enumerate(pool):

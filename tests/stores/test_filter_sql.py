@@ -16,7 +16,7 @@ from perdure.stores.filter_sql import (
     find_indexable_paths,
 )
 from perdure.stores.filters import MAX_OPERANDS, parse_filter
-from tests.stores.filter_rows import LetThrough, ids, table
+from tests.stores.filter_rows import EvaluateFilter, make_items_table, matching_ids
 
 DOCUMENT: dict[str, Any] = {
     "n": 5,
@@ -48,9 +48,9 @@ DOCUMENT: dict[str, Any] = {
     ],
     ids=repr,
 )
-def test_sql_narrows_the_scan(filter: dict[str, Any], let_through: LetThrough) -> None:
+def test_sql_narrows_the_scan(filter: dict[str, Any], evaluate_filter: EvaluateFilter) -> None:
     """The condition is no mere formality: it holds back what it can be asked about."""
-    assert {False} == let_through(parse_filter(filter), DOCUMENT)
+    assert {False} == evaluate_filter(parse_filter(filter), DOCUMENT)
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,12 @@ def test_sql_narrows_the_scan(filter: dict[str, Any], let_through: LetThrough) -
     ],
     ids=["in", "floats", "or", "and", "list", "wild"],
 )
-def test_the_largest_filters_run(filter: dict[str, Any], let_through: LetThrough) -> None:
+def test_the_largest_filters_run(filter: dict[str, Any], evaluate_filter: EvaluateFilter) -> None:
     """What is within the limits stays within SQL's, and means the same there."""
     parsed = parse_filter(filter)
 
     for document in ({"a": 7}, {"a": 7.25}, {"a": [*range(MAX_OPERANDS)]}):
-        assert not parsed.matches(document) or {True} == let_through(parsed, document)
+        assert not parsed.matches(document) or {True} == evaluate_filter(parsed, document)
 
 
 HOSTILE = [
@@ -84,7 +84,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text)[:30])
-def test_no_text_is_ever_syntax(text: str, let_through: LetThrough) -> None:
+def test_no_text_is_ever_syntax(text: str, evaluate_filter: EvaluateFilter) -> None:
     """Anything is a key and an operand: no database objects, and the answer is right."""
     key = f".{text}" if text.startswith("$") else text  # a key in $ is an operator, or an error
     document = json.loads(json.dumps({key: text, "k": {key: [text, 1]}, "s": f"<{text}>"}))
@@ -104,7 +104,7 @@ def test_no_text_is_ever_syntax(text: str, let_through: LetThrough) -> None:
         assert parsed.matches(document)
         assert not parsed.matches({"other": "x", "s": "", "k": {}})
         assert text not in condition.text or len(text) < 8
-        assert {True} == let_through(parsed, document)
+        assert {True} == evaluate_filter(parsed, document)
 
 
 @pytest.mark.parametrize(
@@ -128,13 +128,13 @@ def test_an_index_on_a_path_is_used(filter: dict[str, Any], path: str) -> None:
         for number in range(200)
     ]
     pool.append({"author.name": "k7", "author": {"name": "other"}})  # the literal key counts
-    connection = table(pool)
+    connection = make_items_table(pool)
     connection.execute(f"CREATE INDEX by_path ON items ({build_index_expression(path, 'value')})")
     parsed = parse_filter(filter)
     condition = build_condition(parsed, JSONLocation("i.value"), [path])
     query = f"EXPLAIN QUERY PLAN SELECT * FROM items AS i WHERE {condition.text}"
     plan = [row[3] for row in connection.execute(query, condition.params)]
-    found = ids(connection, parsed, [path])
+    found = matching_ids(connection, parsed, [path])
     connection.close()
 
     assert path in find_indexable_paths(parsed)

@@ -12,8 +12,8 @@ import pytest
 from perdure.errors import InvalidFilter
 from perdure.stores.filter_sql import JSONLocation, build_condition
 from perdure.stores.filters import MAX_OPERANDS, OPERATORS, parse_filter
-from tests.stores.filter_oracle import holds
-from tests.stores.filter_rows import LetThrough
+from tests.stores.filter_oracle import matches_filter
+from tests.stores.filter_rows import EvaluateFilter
 
 DOCUMENT: dict[str, Any] = {
     "n": 5,
@@ -146,19 +146,19 @@ MISSES: list[Any] = [
 
 
 @pytest.mark.parametrize("filter", MATCHES, ids=repr)
-def test_matches(filter: dict[str, Any], let_through: LetThrough) -> None:
+def test_matches(filter: dict[str, Any], evaluate_filter: EvaluateFilter) -> None:
     """The document is found, by Python, by the oracle and among SQLite's rows."""
     parsed = parse_filter(filter)
 
-    assert holds(filter, DOCUMENT)
+    assert matches_filter(filter, DOCUMENT)
     assert parsed.matches(DOCUMENT)
-    assert {True} == let_through(parsed, DOCUMENT)
+    assert {True} == evaluate_filter(parsed, DOCUMENT)
 
 
 @pytest.mark.parametrize("filter", MISSES, ids=repr)
 def test_misses(filter: dict[str, Any]) -> None:
     """The document is not found, and the oracle agrees."""
-    assert not holds(filter, DOCUMENT)
+    assert not matches_filter(filter, DOCUMENT)
     assert not parse_filter(filter).matches(DOCUMENT)
 
 
@@ -263,11 +263,11 @@ BIG = 10**400  # beyond the largest real
     ],
 )
 def test_numbers_that_are_not_finite(
-    condition: Any, found: list[Any], let_through: LetThrough
+    condition: Any, found: list[Any], evaluate_filter: EvaluateFilter
 ) -> None:
     """Infinities compare with numbers, and NaN with nothing, in Python and in SQLite."""
     values: list[Any] = [-1, 0.5, BIG, "x", None, [0.5]]
     parsed = parse_filter({"a": condition})
 
     assert found == [value for value in values if parsed.matches({"a": value})]
-    assert all({True} == let_through(parsed, {"a": value}) for value in found)
+    assert all({True} == evaluate_filter(parsed, {"a": value}) for value in found)

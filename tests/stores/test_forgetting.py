@@ -18,9 +18,9 @@ from tests.stores.erasing import (
     NEAR,
     SECRETS,
     Dense,
-    fill,
-    hashed,
-    opened,
+    fill_store,
+    hash_values,
+    open_dense_store,
 )
 
 OF_ALICE = [(ALICE, key) for key in ("deleted", "expired", "pending", "unsearched", "versions")]
@@ -111,8 +111,8 @@ def test_what_goes(choice: str, tmp_path: Path, clock: Clock) -> None:
     """A key goes whole if one version meets all; a dry run counts the same; others stay."""
     asked, gone, counts = CHOICES[choice]
     embedder = Dense()
-    with opened("file", tmp_path, clock, embedder) as store:
-        fill(store, clock, embedder)
+    with open_dense_store("file", tmp_path, clock, embedder) as store:
+        fill_store(store, clock, embedder)
         before = state(store, gone)
         rehearsed = store.forget(**asked, dry_run=True)
         untouched = state(store, gone)
@@ -141,11 +141,11 @@ def test_what_goes(choice: str, tmp_path: Path, clock: Clock) -> None:
 @FEWER
 def test_a_receipt(store: SQLiteStore, clock: Clock) -> None:
     """It tells what went, from which threads, when, and the hashes of every version."""
-    fill(store, clock)
+    fill_store(store, clock)
     receipt = store.forget(ALICE, query="horses")
 
     values = [{"text": f"{SECRETS[n]} horses were running", "n": n} for n in range(3)]
-    assert hashed(*values, {"text": "a horse runs"}) == receipt.hashes
+    assert hash_values(*values, {"text": "a horse runs"}) == receipt.hashes
     assert receipt.keys == ((ALICE, "versions"), (DEEP, "deep"))
     assert (("t",), clock.at(), True) == (receipt.threads, receipt.at, receipt.clean)
 
@@ -153,7 +153,7 @@ def test_a_receipt(store: SQLiteStore, clock: Clock) -> None:
 def test_nothing_finds_it(store: SQLiteStore, clock: Clock) -> None:
     """No search, moment of the past, history or listing has it; what stays keeps its scores."""
     moments = [clock.at()]
-    fill(store, clock)
+    fill_store(store, clock)
     moments += [clock.at(seconds) for seconds in (0, 60, 121, 122, 123)]
     modes: list[Any] = ["hybrid", "text", "semantic"]
 
@@ -196,7 +196,7 @@ def test_nothing_finds_it(store: SQLiteStore, clock: Clock) -> None:
 @FEWER
 def test_a_forgotten_key_begins_anew(store: SQLiteStore, clock: Clock) -> None:
     """Put again it is version 1, is found, and has no past."""
-    fill(store, clock)
+    fill_store(store, clock)
     before = clock.at()
     store.forget(ALICE)
     clock.forward()
@@ -228,13 +228,13 @@ def test_a_forgotten_key_begins_anew(store: SQLiteStore, clock: Clock) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_not_told_what(plain: SQLiteStore, asked: dict[str, Any], dry_run: bool) -> None:
+def test_not_told_what(file_store: SQLiteStore, asked: dict[str, Any], dry_run: bool) -> None:
     """Nothing to go by, or a query without words, is refused and nothing is erased."""
-    plain.put(ALICE, "k", {"text": "tea"})
+    file_store.put(ALICE, "k", {"text": "tea"})
     with pytest.raises(ConfigurationError):
-        plain.forget(**asked, dry_run=dry_run)
+        file_store.forget(**asked, dry_run=dry_run)
 
-    assert keys(plain.search(())) == ["k"]
+    assert keys(file_store.search(())) == ["k"]
 
 
 @pytest.mark.parametrize(
@@ -252,19 +252,21 @@ def test_not_told_what(plain: SQLiteStore, asked: dict[str, Any], dry_run: bool)
     ],
     ids=str,
 )
-def test_wrong_choices(plain: SQLiteStore, asked: dict[str, Any], error: type[Exception]) -> None:
+def test_wrong_choices(
+    file_store: SQLiteStore, asked: dict[str, Any], error: type[Exception]
+) -> None:
     """A wrong filter or prefix, an empty text among them, is refused and nothing is erased."""
-    plain.put(ALICE, "k", {"text": "tea"})
+    file_store.put(ALICE, "k", {"text": "tea"})
     with pytest.raises(error):
-        plain.forget(**asked)
+        file_store.forget(**asked)
 
-    assert keys(plain.search(())) == ["k"]
+    assert keys(file_store.search(())) == ["k"]
 
 
 def test_the_embedder_forgets_too(tmp_path: Path, clock: Clock) -> None:
     """The vector of a text that was embedded before is made again, for it is no longer kept."""
     embedder = Dense()
-    with opened("file", tmp_path, clock, embedder) as store:
+    with open_dense_store("file", tmp_path, clock, embedder) as store:
         store.put(BOB, "k", {"text": "tea"})
         store.put(ALICE, "k", {"text": "zorbaxing"})
         store.search((), query="zorbaxing")
@@ -277,23 +279,23 @@ def test_the_embedder_forgets_too(tmp_path: Path, clock: Clock) -> None:
     assert (known, known + 1) == (same, embedder.calls.count("zorbaxing"))
 
 
-def test_a_dry_run_keeps_no_filter(plain: SQLiteStore) -> None:
+def test_a_dry_run_keeps_no_filter(file_store: SQLiteStore) -> None:
     """What is looked for may be what has to go: no cache holds it."""
     before = _parse_json_filter.cache_info().currsize
-    plain.forget((), filter={"name": "Ann 7f3a"}, provenance={"actor": "u7"}, dry_run=True)
+    file_store.forget((), filter={"name": "Ann 7f3a"}, provenance={"actor": "u7"}, dry_run=True)
 
     assert before == _parse_json_filter.cache_info().currsize
 
 
-def test_forgetting_within_a_scope(plain: SQLiteStore, clock: Clock) -> None:
+def test_forgetting_within_a_scope(file_store: SQLiteStore, clock: Clock) -> None:
     """It reaches only what is in the scope, names it as the scope does, and no threads."""
-    fill(plain, clock)
-    scope = plain.scoped(ALICE)
+    fill_store(file_store, clock)
+    scope = file_store.scoped(ALICE)
     of_key = scope.forget(("deep",), key="versions")
     receipt = scope.forget((), query="horse")
     everywhere = scope.forget(())
 
     assert of_key.keys == ()
     assert receipt.keys == (((), "versions"), (("deep",), "deep"))
-    assert plain.list_namespaces() == [NEAR, BOB]
+    assert file_store.list_namespaces() == [NEAR, BOB]
     assert (everywhere.items, everywhere.versions) == (3, 1)

@@ -23,7 +23,17 @@ from perdure.stores.vectors import encode_vectors
 from tests.backends import KEY
 from tests.contracts.puts import put, texts
 from tests.store_backends import Clock, keys, of_words
-from tests.stores.erasing import ALICE, BOB, SECRETS, Dense, fill, opened, raw, said, traces
+from tests.stores.erasing import (
+    ALICE,
+    BOB,
+    SECRETS,
+    Dense,
+    collect_traces,
+    fill_store,
+    make_provenance,
+    open_dense_store,
+    read_all_bytes,
+)
 
 FILES = ("file", "sealed", "keyed")
 PATIENCE_S = 60.0
@@ -41,17 +51,17 @@ def test_no_byte_is_left(backend: str, tmp_path: Path, clock: Clock) -> None:
     """No value, word, stem or vector, in clear or as it was encrypted, nor any key's name."""
     embedder = Dense()
     secret = Dense().embed(["zorbaxing horses were running"]).astype("<f4").tobytes()
-    with opened(backend, tmp_path, clock, embedder) as store:
-        fill(store, clock, embedder)
+    with open_dense_store(backend, tmp_path, clock, embedder) as store:
+        fill_store(store, clock, embedder)
         store.search((), query="horse")
         store.put(BOB, "late", {"text": "tea"})  # after the words were handed over
         path = Path(store.database.path)
-        told = [*traces(path, ALICE), b"unsearched", b"alice\0deep", secret]
-        before = [part for part in told if part in raw(tmp_path)]
+        told = [*collect_traces(path, ALICE), b"unsearched", b"alice\0deep", secret]
+        before = [part for part in told if part in read_all_bytes(tmp_path)]
         receipt = store.forget(ALICE)
-        during = [part for part in told if part in raw(tmp_path)]
+        during = [part for part in told if part in read_all_bytes(tmp_path)]
         found = keys(store.search((), query="horse"))
-    after = [part for part in told if part in raw(tmp_path)]
+    after = [part for part in told if part in read_all_bytes(tmp_path)]
 
     assert receipt.clean
     assert len(before) > 15
@@ -76,14 +86,14 @@ def test_vectors_that_were_being_made(again: str, tmp_path: Path, clock: Clock) 
     embedder = Forgetful()
     secret = encode_vectors(Dense().embed([SECRETS[0]]).astype(np.float32), "int8")
     embedder.failing = again == "embed_pending"
-    with opened("file", tmp_path, clock, embedder) as store:
+    with open_dense_store("file", tmp_path, clock, embedder) as store:
         store.put(ALICE, "k", {"text": SECRETS[0]})
     embedder.failing = False
     embedder.name = Dense.name if again == "embed_pending" else "other"
-    with opened("file", tmp_path, clock, embedder) as store:
+    with open_dense_store("file", tmp_path, clock, embedder) as store:
         embedder.store = store
         getattr(store, again)()
-        left = raw(tmp_path)
+        left = read_all_bytes(tmp_path)
         rows = store.database.read(lambda: fetch_rows("SELECT count(*) FROM store_search_data"))
 
     assert rows == [(0,)]
@@ -93,7 +103,7 @@ def test_vectors_that_were_being_made(again: str, tmp_path: Path, clock: Clock) 
 def test_what_was_forgotten_while_a_search_began(tmp_path: Path, clock: Clock) -> None:
     """A search of the past does not answer it either, if its query took long to embed."""
     embedder = Forgetful()
-    with opened("file", tmp_path, clock, embedder) as store:
+    with open_dense_store("file", tmp_path, clock, embedder) as store:
         store.put(ALICE, "k", {"text": SECRETS[0]})
         store.put(BOB, "k", {"text": SECRETS[0]})
         embedder.store = store
@@ -107,17 +117,17 @@ def test_no_byte_is_left_by_ways_past(backend: str, tmp_path: Path, clock: Clock
     """Nor of what was closed, dropped, swept, embedded again, or lay in large values."""
     embedder = Dense()
     long = " ".join(f"{secret}{n}" for n in range(900) for secret in SECRETS)
-    with opened(backend, tmp_path, clock, embedder) as store:
-        fill(store, clock, embedder)
+    with open_dense_store(backend, tmp_path, clock, embedder) as store:
+        fill_store(store, clock, embedder)
         store.put(ALICE, "long", {"text": long})
         store.put(ALICE, "long", {"text": f"short {SECRETS[0]}"})
         store.delete(ALICE, "long")
         store.sweep_ttl()
         if backend == "file":
             store.create_index("text")
-        told = [*traces(Path(store.database.path), ALICE), *(s.encode() for s in SECRETS)]
+        told = [*collect_traces(Path(store.database.path), ALICE), *(s.encode() for s in SECRETS)]
         receipt = store.forget(query=SECRETS[0]), store.forget(ALICE)
-        during = [part[:40] for part in told if part in raw(tmp_path)]
+        during = [part[:40] for part in told if part in read_all_bytes(tmp_path)]
 
     assert during == []
     assert [each.clean for each in receipt] == [True, True]
@@ -143,12 +153,16 @@ def test_messages_go_with_their_items(door: str, key: bytes | None, tmp_path: Pa
         messages(saver, "t", "m0", "m1", "m2", "m3")
         messages(saver, "b", "m0")
         messages(saver, "whole", "m0", "m1")
-        store.put(ALICE, "k", {"text": "zorbaxing"}, provenance=said("t", "m0", "unknown"))
-        store.put(ALICE, "k", {"text": "horse"}, provenance=said("t", "m2"))
-        store.put(ALICE, "nowhere", {"text": "x"}, provenance=said("no such thread", "m0"))
+        store.put(
+            ALICE, "k", {"text": "zorbaxing"}, provenance=make_provenance("t", "m0", "unknown")
+        )
+        store.put(ALICE, "k", {"text": "horse"}, provenance=make_provenance("t", "m2"))
+        store.put(
+            ALICE, "nowhere", {"text": "x"}, provenance=make_provenance("no such thread", "m0")
+        )
         store.put(ALICE, "threadless", {"text": "x"}, provenance=Provenance(message_ids=("m3",)))
         store.put(ALICE, "unspecific", {"text": "x"}, provenance=Provenance(thread_id="b"))
-        store.put(BOB, "k", {"text": "horse"}, provenance=said("t", "m3"))
+        store.put(BOB, "k", {"text": "horse"}, provenance=make_provenance("t", "m3"))
         asked: dict[str, Any] = {"checkpointer": saver, "threads": ["whole"]}
         rehearsed = store.forget(ALICE, dry_run=True, **asked)
         there = texts(saver, "t"), texts(saver, "b"), texts(saver, "whole")
@@ -158,7 +172,7 @@ def test_messages_go_with_their_items(door: str, key: bytes | None, tmp_path: Pa
             receipt = asyncio.run(store.aforget(ALICE, **asked))
         left = texts(saver, "t"), texts(saver, "b")
         threads = {info.thread_id for info in saver.threads()}
-        bytes_ = raw(tmp_path)
+        bytes_ = read_all_bytes(tmp_path)
 
     assert [len(each) for each in there] == [4, 1, 2]
     assert left == (["t m1 zorbaxing", "t m3 zorbaxing"], ["b m0 zorbaxing"])
@@ -179,7 +193,7 @@ def test_only_threads(tmp_path: Path) -> None:
     ):
         messages(saver, "t", "m0")
         messages(saver, "b", "m0")
-        store.put(ALICE, "k", {"text": "tea"}, provenance=said("b", "m0"))
+        store.put(ALICE, "k", {"text": "tea"}, provenance=make_provenance("b", "m0"))
         rehearsed = store.forget(threads=["t"], checkpointer=saver, dry_run=True)
         receipt = store.forget(threads=["t"], checkpointer=saver)
         left, items = texts(saver, "b"), keys(store.search(()))

@@ -20,7 +20,7 @@ from perdure.stores import Provenance, SQLiteStore, TransferReport
 from perdure.stores.transfer import PAGE
 from tests.backends import KEY
 from tests.store_backends import Clock, keys, of_words, open_store
-from tests.stores.erasing import fill
+from tests.stores.erasing import fill_store
 
 SPACES = [("a",), ("a", "b"), ("users", "ümit", "notes")]
 
@@ -44,7 +44,9 @@ def shapes(store: Any) -> list[Any]:
 
 @pytest.mark.parametrize("timed", [False, True])
 @pytest.mark.parametrize("door", ["sync", "async"])
-def test_a_file_of_langgraphs(door: str, timed: bool, tmp_path: Path, plain: SQLiteStore) -> None:
+def test_a_file_of_langgraphs(
+    door: str, timed: bool, tmp_path: Path, file_store: SQLiteStore
+) -> None:
     """Its items come with their times and what is left of their lives; again, nothing does."""
     path = str(tmp_path / "theirs.db")
 
@@ -84,32 +86,32 @@ def test_a_file_of_langgraphs(door: str, timed: bool, tmp_path: Path, plain: SQL
         assert mortal.expires_at - mortal.updated_at >= timedelta(minutes=59)
 
 
-def test_langgraphs_memory(plain: SQLiteStore) -> None:
+def test_langgraphs_memory(file_store: SQLiteStore) -> None:
     """Its items come with both times; changed, as a new version."""
     source = InMemoryStore()
     write(source)
-    report = plain.import_from(source)
-    again = plain.import_from(source)
+    report = file_store.import_from(source)
+    again = file_store.import_from(source)
     times = {tuple(i.namespace): (i.created_at, i.updated_at) for i in source.search((), limit=99)}
-    ours = {i.namespace: (i.created_at, i.updated_at) for i in plain.search((), limit=99)}
+    ours = {i.namespace: (i.created_at, i.updated_at) for i in file_store.search((), limit=99)}
     source.put(("a",), "k", {"text": "changed"})
-    changed = asyncio.run(plain.aimport_from(source))
+    changed = asyncio.run(file_store.aimport_from(source))
 
     assert (TransferReport(3), TransferReport(skipped=3)) == (report, again)
     assert times == ours
     assert TransferReport(1, 0, 2) == changed
-    assert [item.version for item in plain.history(("a",), "k")] == [1, 2]
+    assert [item.version for item in file_store.history(("a",), "k")] == [1, 2]
 
 
-def test_what_cannot_be_stored(plain: SQLiteStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_stored(file_store: SQLiteStore, caplog: pytest.LogCaptureFixture) -> None:
     """One such value ends it, and tells how many are kept; or it is passed over, and counted."""
     source = InMemoryStore()
     source.batch([PutOp(("a",), f"k{n}", {"n": {n} if n == 2 else n}) for n in range(5)])
     with pytest.raises(ImportFailed, match=r"'k2' in \('a',\): .* a set; .* 2 items before that"):
-        plain.import_from(source)
-    kept = len(plain.search(()))
-    report = plain.import_from(source, on_unsuitable="skip")
-    again = asyncio.run(plain.aimport_from(source, on_unsuitable="skip"))
+        file_store.import_from(source)
+    kept = len(file_store.search(()))
+    report = file_store.import_from(source, on_unsuitable="skip")
+    again = asyncio.run(file_store.aimport_from(source, on_unsuitable="skip"))
 
     assert kept == 2
     assert TransferReport(2, 0, 2, 1) == report
@@ -117,27 +119,27 @@ def test_what_cannot_be_stored(plain: SQLiteStore, caplog: pytest.LogCaptureFixt
     assert "skipped: 'k2' in ('a',)" in caplog.text
     wrong: Any = "ignore"
     with pytest.raises(ConfigurationError, match="on_unsuitable is 'ignore'; expected one of"):
-        plain.import_from(source, on_unsuitable=wrong)
+        file_store.import_from(source, on_unsuitable=wrong)
 
 
-def test_labels_of_any_store(plain: SQLiteStore) -> None:
+def test_labels_of_any_store(file_store: SQLiteStore) -> None:
     """Labels that langgraph's own doors refuse, though its batches take them, come too."""
     source = InMemoryStore()
     source.batch([PutOp(("a.b", "*"), "k", {"text": "dots"}), PutOp(("a",), "k", {"n": 1})])
 
-    assert TransferReport(2) == plain.import_from(source)
-    assert plain.list_namespaces() == [("a",), ("a.b", "*")]
+    assert TransferReport(2) == file_store.import_from(source)
+    assert file_store.list_namespaces() == [("a",), ("a.b", "*")]
 
 
-def test_more_than_a_page(plain: SQLiteStore) -> None:
+def test_more_than_a_page(file_store: SQLiteStore) -> None:
     """Nested and large namespaces beyond a page come whole."""
     source = InMemoryStore()
     many = [PutOp(("a", f"n{n}"), "k", {"n": n}) for n in range(PAGE + 3)]
     source.batch([*many, *(PutOp(("a",), f"k{n}", {"n": n}) for n in range(PAGE + 3))])
-    report = plain.import_from(source)
+    report = file_store.import_from(source)
 
     assert TransferReport(2 * (PAGE + 3)) == report
-    assert len(plain.list_namespaces(limit=9999)) == PAGE + 4
+    assert len(file_store.list_namespaces(limit=9999)) == PAGE + 4
 
 
 @pytest.mark.parametrize("key", [None, KEY])
@@ -147,7 +149,7 @@ def test_another_of_ours(key: bytes | None, tmp_path: Path, clock: Clock) -> Non
         open_store(tmp_path / "one.db", clock=clock, **of_words()) as source,
         open_store(tmp_path / "two.db", clock=clock, key=key, **of_words()) as target,
     ):
-        fill(source, clock)
+        fill_store(source, clock)
         lines = list(source.export())
         report, again = target.import_from(source), target.import_from(source)
 
@@ -189,7 +191,7 @@ def test_another_of_ours_as_it_is_stored(tmp_path: Path) -> None:
     assert rows[0][0][1] == '{ "n": 1e2, "m": 10.50 }'
 
 
-def test_what_is_no_source(tmp_path: Path, plain: SQLiteStore) -> None:
+def test_what_is_no_source(tmp_path: Path, file_store: SQLiteStore) -> None:
     """No file, another database, another thing, a damaged value: told, and nothing is taken."""
     (tmp_path / "text.db").write_text("no database, though long enough for one" * 99)
     with closing(sqlite3.connect(tmp_path / "other.db")) as db:
@@ -213,21 +215,21 @@ def test_what_is_no_source(tmp_path: Path, plain: SQLiteStore) -> None:
     ]
     for source, error, says in wrong:
         with pytest.raises(error, match=says):
-            plain.import_from(source)
-    assert plain.list_namespaces() == []
+            file_store.import_from(source)
+    assert file_store.list_namespaces() == []
     with pytest.raises(ImportFailed, match=r"a\.b.*1 item before that is kept"):
-        plain.import_from(tmp_path / "bad.db")
+        file_store.import_from(tmp_path / "bad.db")
 
-    assert plain.list_namespaces() == [("a",)]
-    assert TransferReport(1, 0, 1, 1) == plain.import_from(
+    assert file_store.list_namespaces() == [("a",)]
+    assert TransferReport(1, 0, 1, 1) == file_store.import_from(
         tmp_path / "bad.db", on_unsuitable="skip"
     )
     with pytest.raises(NotADatabase, match="perdure: export its items to JSON Lines"):
-        plain.import_from(plain.database.path)
+        file_store.import_from(file_store.database.path)
     assert not (tmp_path / "none.db").exists()
 
 
-def test_a_damaged_source(tmp_path: Path, plain: SQLiteStore) -> None:
+def test_a_damaged_source(tmp_path: Path, file_store: SQLiteStore) -> None:
     """Of a file with damaged pages or keys, what comes before the damage is kept."""
     for name, sql in (
         ("page", "SELECT 1"),
@@ -244,4 +246,4 @@ def test_a_damaged_source(tmp_path: Path, plain: SQLiteStore) -> None:
             whole = path.read_bytes()
             path.write_bytes(whole[: len(whole) // 2] + b"\xff" * (len(whole) // 2))
         with pytest.raises(ImportFailed, match="an item cannot be read"):
-            plain.import_from(path, on_unsuitable="skip")
+            file_store.import_from(path, on_unsuitable="skip")

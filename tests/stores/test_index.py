@@ -27,7 +27,7 @@ from perdure.stores.vectors import Model, encode_vectors
 from tests.backends import KEY
 from tests.rounds import rounds
 from tests.store_backends import Clock, Words, keys, of_words, open_store
-from tests.stores.erasing import raw
+from tests.stores.erasing import read_all_bytes
 
 A, B = ("a",), ("b",)
 MODEL = Model("made", 8, "float32", 1)
@@ -470,13 +470,13 @@ def test_no_word_survives(key: bytes | None, tmp_path: Path) -> None:
         store.put(B, "closed", {"text": "milk"})
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    clear = [word in raw(tmp_path) for word in (b"zorbax", b"quimbo", b"tea")]
+    clear = [word in read_all_bytes(tmp_path) for word in (b"zorbax", b"quimbo", b"tea")]
     with opened(tmp_path, key=key) as store:
         store.search((), query="tea")
         store.retain(VersionRetention(last=0), prefix=B)
         retained = [word in b"".join(forms(path).values()) for word in (b"zorbax", b"quimbo")]
         store.forget(A, key="secret")
-        left = raw(tmp_path)
+        left = read_all_bytes(tmp_path)
         found = len(store.search((), query="tea", mode="text", limit=99))
 
     assert clear == [key is None] * 3
@@ -588,7 +588,7 @@ def test_a_form_that_comes_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(late) == 1
     assert after == {}
     assert set(forms(path)) == {"a\0"}
-    assert b"zorbax" not in raw(tmp_path)
+    assert b"zorbax" not in read_all_bytes(tmp_path)
 
 
 # -- dropped

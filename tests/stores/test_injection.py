@@ -152,27 +152,27 @@ def test_as_provenance(filled: SQLiteStore) -> None:
     assert len(filled.search(("said",), query="tea", limit=1000)) == len(STORABLE)
 
 
-def test_as_path_of_an_index(plain: SQLiteStore) -> None:
+def test_as_path_of_an_index(file_store: SQLiteStore) -> None:
     """A path index is made of names joined by dots, anything else is refused."""
-    plain.put(PLAIN, "secret", {"text": "zebra", "a": {"b": 1}})
+    file_store.put(PLAIN, "secret", {"text": "zebra", "a": {"b": 1}})
     refused = 0
     for text in CORPUS:
         try:
-            plain.create_index(text)
+            file_store.create_index(text)
         except ConfigurationError:
             refused += 1
-    made = plain.indexes()
+    made = file_store.indexes()
 
     assert sorted(made) == sorted(
         {"NULL", "a.b", "_", "store_items", "OR", "AND", "NOT", "NEAR", "a" * 300}
     )
     assert refused == len(CORPUS) - len(made)
     for path in made:
-        assert plain.search(PLAIN, filter={path: "nothing"}) == []
-        assert path in plain.explain_query(PLAIN, filter={path: "nothing"}).indexes
-        plain.drop_index(path)
-    assert plain.indexes() == []
-    assert keys(plain.search(PLAIN, filter={"a.b": 1})) == ["secret"]
+        assert file_store.search(PLAIN, filter={path: "nothing"}) == []
+        assert path in file_store.explain_query(PLAIN, filter={path: "nothing"}).indexes
+        file_store.drop_index(path)
+    assert file_store.indexes() == []
+    assert keys(file_store.search(PLAIN, filter={"a.b": 1})) == ["secret"]
 
 
 @FEWER

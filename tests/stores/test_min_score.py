@@ -62,17 +62,17 @@ def test_it_is_a_bound_of_the_score(store: SQLiteStore) -> None:
     assert found(min_score=1) == []
 
 
-def test_without_a_query_there_is_no_score(plain: SQLiteStore) -> None:
+def test_without_a_query_there_is_no_score(file_store: SQLiteStore) -> None:
     """Then all are listed."""
-    fill(plain)
+    fill(file_store)
 
-    assert len(plain.search(A, min_score=0.9)) == len(BANANAS)
+    assert len(file_store.search(A, min_score=0.9)) == len(BANANAS)
 
 
 @pytest.mark.parametrize(
     "wrong", ["0.5", True, float("nan"), float("inf"), pytest.param(10**400, id="large")]
 )
-def test_what_is_no_number_is_refused(wrong: Any, plain: SQLiteStore) -> None:
+def test_what_is_no_number_is_refused(wrong: Any, file_store: SQLiteStore) -> None:
     """With what was given."""
     with pytest.raises(ConfigurationError, match=r"min_score is .*; expected a number"):
-        plain.search(A, query="tea", min_score=wrong)
+        file_store.search(A, query="tea", min_score=wrong)

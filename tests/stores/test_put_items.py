@@ -66,11 +66,11 @@ def test_they_expire_as_puts_do(tmp_path: Path) -> None:
         assert keys(store.search(A)) == ["2"]
 
 
-def test_they_count_in_a_scope(plain: SQLiteStore) -> None:
+def test_they_count_in_a_scope(file_store: SQLiteStore) -> None:
     """A scope's limits hold for them, and its namespaces begin at its prefix."""
-    scope = plain.scoped(A, max_items=1)
+    scope = file_store.scoped(A, max_items=1)
     scope.batch([PutItem(("x",), "1", {"n": 1})])
     with pytest.raises(LimitExceeded):
         scope.batch([PutItem(("x",), "2", {"n": 2})])
 
-    assert [(*A, "x")] == plain.list_namespaces()
+    assert [(*A, "x")] == file_store.list_namespaces()

@@ -186,19 +186,19 @@ def test_what_waits_in_a_scope(tmp_path: Path) -> None:
     assert (1, {("ab", "m"), ("*", "m")}) == (done, left)
 
 
-def test_bad_prefixes(plain: SQLiteStore) -> None:
+def test_bad_prefixes(file_store: SQLiteStore) -> None:
     """A scope has a prefix of sound labels, and langgraph's own root stays closed through it."""
     for prefix in ((), "alice", None, 5, ("",), ("a", 1), ("a\0b",), ("\ud800",)):
         with pytest.raises(InvalidNamespace):
-            plain.scoped(prefix)  # type: ignore[arg-type]  # what is tested
+            file_store.scoped(prefix)  # type: ignore[arg-type]  # what is tested
     for prefix in ("m", None, ("",), ("\ud800",)):
         with pytest.raises(InvalidNamespace):
-            plain.scoped(("a",)).scoped(prefix)  # type: ignore[arg-type]  # what is tested
+            file_store.scoped(("a",)).scoped(prefix)  # type: ignore[arg-type]  # what is tested
     with pytest.raises(InvalidNamespace, match="langgraph"):
-        plain.scoped(("langgraph",)).put((), "k", {})
-    plain.scoped(("a",)).put(("langgraph",), "k", {"text": "tea"})
+        file_store.scoped(("langgraph",)).put((), "k", {})
+    file_store.scoped(("a",)).put(("langgraph",), "k", {"text": "tea"})
 
-    assert plain.list_namespaces() == [("a", "langgraph")]
+    assert file_store.list_namespaces() == [("a", "langgraph")]
 
 
 @FEWER

@@ -76,12 +76,12 @@ def test_bytes(store: SQLiteStore) -> None:
     assert {"k1": {"t": "é" * 11}, "k2": sized(70)} == held(scope)
 
 
-def test_over_a_limit(plain: SQLiteStore) -> None:
+def test_over_a_limit(file_store: SQLiteStore) -> None:
     """Who holds too much already may delete, and replace by what is no larger, but not grow."""
-    whole = plain.scoped(A)
+    whole = file_store.scoped(A)
     for n in range(4):
         whole.put(M, f"k{n}", sized(50))
-    for scope in (plain.scoped(A, max_items=2), plain.scoped(A, max_bytes=100)):
+    for scope in (file_store.scoped(A, max_items=2), file_store.scoped(A, max_bytes=100)):
         refused(scope, "new", {})
         scope.put(M, "k0", sized(50))
         scope.put(M, "k0", sized(49))
@@ -91,7 +91,7 @@ def test_over_a_limit(plain: SQLiteStore) -> None:
         whole.put(M, "k3", sized(50))
         whole.put(M, "k0", sized(50))
     for limits in ({"max_items": 0}, {"max_bytes": 0}, {"max_items": 0, "max_bytes": 0}):
-        none = plain.scoped(A, **limits)
+        none = file_store.scoped(A, **limits)
         refused(none, "new", {})
         none.put(M, "k0", sized(20))
         whole.put(M, "k0", sized(50))
@@ -118,10 +118,10 @@ def test_expired_items_make_room(store: SQLiteStore, clock: Clock) -> None:
 
 @pytest.mark.parametrize("limit", [{"max_items": 2}, {"max_bytes": 25}], ids=str)
 def test_a_key_that_expired_counts_anew(
-    limit: dict[str, int], plain: SQLiteStore, clock: Clock
+    limit: dict[str, int], file_store: SQLiteStore, clock: Clock
 ) -> None:
     """Its room may have been given to another."""
-    scope = plain.scoped(A, **limit)
+    scope = file_store.scoped(A, **limit)
     scope.put(M, "k0", sized(10), ttl=1)
     scope.put(M, "k1", sized(10))
     clock.forward(61)
@@ -131,9 +131,9 @@ def test_a_key_that_expired_counts_anew(
     assert held(scope).keys() == {"k1", "k2"}
 
 
-def test_nested_scopes(plain: SQLiteStore) -> None:
+def test_nested_scopes(file_store: SQLiteStore) -> None:
     """The limits of every scope around hold, each over all that is under it."""
-    outer = plain.scoped(A, max_items=3, max_bytes=300)
+    outer = file_store.scoped(A, max_items=3, max_bytes=300)
     inner, other = outer.scoped(("i",), max_items=2), outer.scoped(("o",), max_bytes=100)
     inner.put(M, "k0", sized(20))
     inner.put(M, "k1", sized(20))
@@ -150,9 +150,9 @@ def test_nested_scopes(plain: SQLiteStore) -> None:
     assert {"k0", "k1", "k9"} == set(held(outer))
 
 
-def test_a_batch_that_passes_a_limit(plain: SQLiteStore) -> None:
+def test_a_batch_that_passes_a_limit(file_store: SQLiteStore) -> None:
     """It is refused whole, the deletes and the puts that would fit too."""
-    scope = plain.scoped(A, max_items=2)
+    scope = file_store.scoped(A, max_items=2)
     scope.put(M, "k0", {"n": 0})
     scope.batch([PutOp(M, "k0", None), PutOp(M, "k1", {"n": 1}), PutOp(M, "k2", {"n": 2})])
     before = held(scope)
@@ -197,9 +197,9 @@ def test_writers_at_once(kind: str, backend: str, tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("limit", [-1, 1.5, "5", True, float("nan")])
 @pytest.mark.parametrize("name", ["max_items", "max_bytes"])
-def test_no_limit(plain: SQLiteStore, name: str, limit: Any) -> None:
+def test_no_limit(file_store: SQLiteStore, name: str, limit: Any) -> None:
     """A limit is a whole number, zero or more."""
-    for store in (plain, plain.scoped(A)):
+    for store in (file_store, file_store.scoped(A)):
         with pytest.raises(ConfigurationError, match=name):
             store.scoped(M, **{name: limit})
 

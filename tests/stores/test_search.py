@@ -333,12 +333,14 @@ def test_a_reopened_store_searches_the_same(tmp_path: Path) -> None:
         ]
 
 
-def test_a_misspelt_word_is_corrected_among_the_rows_that_are_searched(plain: SQLiteStore) -> None:
+def test_a_misspelt_word_is_corrected_among_the_rows_that_are_searched(
+    file_store: SQLiteStore,
+) -> None:
     for letter in "abcdefghij":
-        plain.put(A, letter, {"text": f"server{letter}", "who": "ann"})
-    plain.put(A, "mine", {"text": "sarver", "who": "bob"})
+        file_store.put(A, letter, {"text": f"server{letter}", "who": "ann"})
+    file_store.put(A, "mine", {"text": "sarver", "who": "bob"})
 
-    found = plain.search(A, query="server", filter={"who": "bob"}, mode="text")
+    found = file_store.search(A, query="server", filter={"who": "bob"}, mode="text")
 
     assert keys(found) == ["mine"]
 

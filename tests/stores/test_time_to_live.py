@@ -227,17 +227,17 @@ def test_a_sweep_of_many(store: SQLiteStore, clock: Clock) -> None:
     assert store.stats().items == 600
 
 
-def test_the_sweeper_sweeps(plain: SQLiteStore, clock: Clock) -> None:
+def test_the_sweeper_sweeps(file_store: SQLiteStore, clock: Clock) -> None:
     """Started, it sweeps by itself until it is stopped; starting it twice starts one."""
-    plain.put(A, "k", {}, ttl=1)
+    file_store.put(A, "k", {}, ttl=1)
     clock.forward(MINUTE)
-    thread = plain.start_ttl_sweeper(0.0005)
-    again = plain.start_ttl_sweeper(0.0005)
+    thread = file_store.start_ttl_sweeper(0.0005)
+    again = file_store.start_ttl_sweeper(0.0005)
     for _ in range(1000):
-        if plain.stats().items == 0:
+        if file_store.stats().items == 0:
             break
         time.sleep(0.01)
-    left, stopped = plain.stats().items, plain.stop_ttl_sweeper(10)
+    left, stopped = file_store.stats().items, file_store.stop_ttl_sweeper(10)
 
     assert left == 0
     assert thread is again
@@ -265,25 +265,25 @@ def test_sweeping_may_be_awaited(tmp_path: Path, clock: Clock) -> None:
     assert asyncio.run(course()) == (1, False, True, False)
 
 
-def test_a_sweeper_that_was_stopped_is_replaced(plain: SQLiteStore) -> None:
+def test_a_sweeper_that_was_stopped_is_replaced(file_store: SQLiteStore) -> None:
     """Also while its thread has not ended yet."""
-    first = plain.start_ttl_sweeper(60)
-    plain.stop_ttl_sweeper(0)
-    second = plain.start_ttl_sweeper(60)
+    first = file_store.start_ttl_sweeper(60)
+    file_store.stop_ttl_sweeper(0)
+    second = file_store.start_ttl_sweeper(60)
 
     assert first is not second
     assert second.is_alive()
 
 
 def test_a_sweeper_that_died_is_replaced(
-    plain: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+    file_store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An unexpected error, or a fork, ends the thread; the next start begins another."""
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
-    monkeypatch.setattr(plain, "sweep_ttl", lambda: 1 / 0)
-    first = plain.start_ttl_sweeper(0.0001)
+    monkeypatch.setattr(file_store, "sweep_ttl", lambda: 1 / 0)
+    first = file_store.start_ttl_sweeper(0.0001)
     first.join(10)
-    second = plain.start_ttl_sweeper(60)
+    second = file_store.start_ttl_sweeper(60)
 
     assert not first.is_alive()
     assert second.is_alive()
@@ -319,7 +319,7 @@ def test_extreme_times_to_live(ttl: float, store: SQLiteStore, clock: Clock) -> 
 
 
 @pytest.mark.parametrize("minutes", [-1, "1", True])
-def test_sweep_intervals_that_make_no_sense(minutes: Any, plain: SQLiteStore) -> None:
+def test_sweep_intervals_that_make_no_sense(minutes: Any, file_store: SQLiteStore) -> None:
     """An interval that is no positive number of minutes is refused; no thread is started."""
     with pytest.raises(ConfigurationError, match="interval"):
-        plain.start_ttl_sweeper(minutes)
+        file_store.start_ttl_sweeper(minutes)

@@ -209,14 +209,14 @@ def test_what_is_imported_is_found(tmp_path: Path) -> None:
     assert (found, waiting, sorted(by_text)) == (["k0"], ["new"], ["k1", "new"])
 
 
-def test_values_of_ones_own(plain: SQLiteStore) -> None:
+def test_values_of_ones_own(file_store: SQLiteStore) -> None:
     """A line without namespace and value is a value; its key is its own, or of its content."""
     lines = ['{"text": "tea"}', "", '{"key": "named", "text": "milk"}', '{"key": null}', "  \n"]
     addressed = '{"namespace": ["b"], "key": "k", "value": {"text": "elsewhere"}}'
-    report = plain.import_lines([*lines, addressed, '{"value": {"n": 1}}'], namespace=A)
-    again = plain.import_lines([*lines, '{"value": {"n": 1}}'], namespace=A)
-    changed = plain.import_lines(['{"key": "named", "text": "cream"}'], namespace=A)
-    found = {item.key: item.value for item in plain.search(A)}
+    report = file_store.import_lines([*lines, addressed, '{"value": {"n": 1}}'], namespace=A)
+    again = file_store.import_lines([*lines, '{"value": {"n": 1}}'], namespace=A)
+    changed = file_store.import_lines(['{"key": "named", "text": "cream"}'], namespace=A)
+    found = {item.key: item.value for item in file_store.search(A)}
 
     assert (TransferReport(5), TransferReport(skipped=4)) == (report, again)
     assert TransferReport(1) == changed
@@ -226,44 +226,44 @@ def test_values_of_ones_own(plain: SQLiteStore) -> None:
         {"n": 1},
         {"text": "tea"},
     ]
-    assert [item.version for item in plain.history(A, "named")] == [1, 2]
+    assert [item.version for item in file_store.history(A, "named")] == [1, 2]
     with pytest.raises(ImportFailed, match="line 1: the line has no namespace"):
-        plain.import_lines(['{"text": "tea"}'])
+        file_store.import_lines(['{"text": "tea"}'])
     with pytest.raises(ImportFailed, match=r"line 1: the key is 7; expected text in quotes"):
-        plain.import_lines(['{"key": 7}'], namespace=A)
+        file_store.import_lines(['{"key": 7}'], namespace=A)
 
 
-def test_what_contradicts(plain: SQLiteStore) -> None:
+def test_what_contradicts(file_store: SQLiteStore) -> None:
     """A version of a number that is here and holds something else stops the import."""
-    plain.put(A, "k", {"n": 1})
-    plain.put(A, "k", {"n": 2})
+    file_store.put(A, "k", {"n": 1})
+    file_store.put(A, "k", {"n": 2})
     line = {"namespace": ["a"], "key": "k", "version": 2}
     for value, said in (({"n": 9}, {}), ({"n": 2}, {"provenance": {"actor": "Eve"}})):
         with pytest.raises(ImportFailed, match="version 2 of 'k'"):
-            plain.import_lines([json.dumps({**line, "value": value, **said})])
-    plain.retain(VersionRetention(last=0))
-    older = plain.import_lines([json.dumps({**line, "value": {"n": 9}, "version": 1})])
-    newer = plain.import_lines([json.dumps({**line, "value": {"n": 9}, "version": 7})])
+            file_store.import_lines([json.dumps({**line, "value": value, **said})])
+    file_store.retain(VersionRetention(last=0))
+    older = file_store.import_lines([json.dumps({**line, "value": {"n": 9}, "version": 1})])
+    newer = file_store.import_lines([json.dumps({**line, "value": {"n": 9}, "version": 7})])
 
     assert (TransferReport(skipped=1), TransferReport(items=1)) == (older, newer)
-    assert [item.version for item in plain.history(A, "k")] == [2, 7]
+    assert [item.version for item in file_store.history(A, "k")] == [2, 7]
 
 
-def test_times_are_kept(plain: SQLiteStore, clock: Clock) -> None:
+def test_times_are_kept(file_store: SQLiteStore, clock: Clock) -> None:
     """When it was made, put, closed and will expire come from the line, to the microsecond."""
     at = [f"2020-01-0{day}T00:00:00.000001+00:00" for day in range(1, 5)]
     line = {"namespace": ["a"], "key": "k", "value": {}, "created_at": at[0]}
     until = "2099-01-01T02:00:00+02:00"
-    plain.import_lines(
+    file_store.import_lines(
         [
             json.dumps({**line, "version": 3, "valid_from": at[1], "valid_to": at[2]}),
             json.dumps({**line, "version": 4, "valid_from": at[3], "expires_at": until, "ttl": 5}),
         ]
     )
-    first, last = plain.history(A, "k")
+    first, last = file_store.history(A, "k")
     moments = [datetime.fromisoformat(each) for each in at]
 
     assert [moments[0]] * 2 == [first.created_at, last.created_at]
     assert (moments[1:3], moments[3]) == ([first.valid_from, first.valid_to], last.valid_from)
     assert (None, datetime(2099, 1, 1, tzinfo=UTC)) == (last.valid_to, last.expires_at)
-    assert plain.get(A, "k", as_of=moments[2]) is None
+    assert file_store.get(A, "k", as_of=moments[2]) is None

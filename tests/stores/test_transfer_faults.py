@@ -96,13 +96,13 @@ BAD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_line(kind: str, plain: SQLiteStore) -> None:
+def test_a_bad_line(kind: str, file_store: SQLiteStore) -> None:
     """The third of four lines is wrong: it is named, two are kept, the fourth is not read."""
     before = [json.dumps({**GOOD, "key": f"k{n}"}) for n in range(2)]
     with pytest.raises(ImportFailed, match=r"^line 4: "):
-        plain.import_lines([before[0], "", before[1], BAD[kind], json.dumps(GOOD)])
-    kept = sorted(keys(plain.search(())))
-    searched = sorted(keys(plain.search((), query="tea")))
+        file_store.import_lines([before[0], "", before[1], BAD[kind], json.dumps(GOOD)])
+    kept = sorted(keys(file_store.search(())))
+    searched = sorted(keys(file_store.search((), query="tea")))
 
     assert ["k0", "k1"] == kept == searched
 
@@ -121,31 +121,31 @@ def test_a_bad_line(kind: str, plain: SQLiteStore) -> None:
         (without("value"), "the line has no field 'value'; expected a JSON object there"),
     ],
 )
-def test_what_would_be_lost_is_named(bad: str, says: str, plain: SQLiteStore) -> None:
+def test_what_would_be_lost_is_named(bad: str, says: str, file_store: SQLiteStore) -> None:
     """A field that nothing reads, or that is missing, with what was meant; and what is kept."""
     with pytest.raises(
         ImportFailed, match=rf"^line 2: {re.escape(says)}.*\. 1 line before that is"
     ):
-        plain.import_lines([json.dumps(GOOD), bad])
+        file_store.import_lines([json.dumps(GOOD), bad])
 
-    assert keys(plain.search(())) == ["k"]
+    assert keys(file_store.search(())) == ["k"]
 
 
 @pytest.mark.parametrize("at", range(6))
-def test_wherever_it_is(at: int, plain: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wherever_it_is(at: int, file_store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """In whichever place of a batch the bad line is, all before it are kept; mended, it goes on."""
     monkeypatch.setattr(transfer, "PAGE", 2)
     lines = [json.dumps({**GOOD, "key": f"k{n}"}) for n in range(6)]
     with pytest.raises(ImportFailed, match=rf"^line {at + 1}: "):
-        plain.import_lines([*lines[:at], "{", *lines[at + 1 :]])
-    kept = sorted(keys(plain.search(A)))
-    report = plain.import_lines(lines)
+        file_store.import_lines([*lines[:at], "{", *lines[at + 1 :]])
+    kept = sorted(keys(file_store.search(A)))
+    report = file_store.import_lines(lines)
 
     assert [f"k{n}" for n in range(at)] == kept
     assert (6 - at, at) == (report.items, report.skipped)
 
 
-def test_lines_that_fail(plain: SQLiteStore) -> None:
+def test_lines_that_fail(file_store: SQLiteStore) -> None:
     """An error of the one who gives the lines is theirs, and nothing is half done."""
 
     def given() -> Iterator[str]:
@@ -153,19 +153,19 @@ def test_lines_that_fail(plain: SQLiteStore) -> None:
         raise OSError("the pipe broke")
 
     with pytest.raises(OSError, match="the pipe broke"):
-        plain.import_lines(given())
-    assert {"k"} >= set(keys(plain.search(A)))
+        file_store.import_lines(given())
+    assert {"k"} >= set(keys(file_store.search(A)))
 
 
-def test_lines_stream(plain: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_stream(file_store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more lines than a batch are read ahead of what is written."""
     monkeypatch.setattr(transfer, "PAGE", 3)
     ahead = []
 
     def given() -> Iterator[str]:
         for n in range(10):
-            ahead.append(n - plain.stats().items)
+            ahead.append(n - file_store.stats().items)
             yield json.dumps({**GOOD, "key": f"k{n}"})
 
-    assert plain.import_lines(given()).items == 10
+    assert file_store.import_lines(given()).items == 10
     assert max(ahead) == 2
