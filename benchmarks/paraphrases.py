@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from perdure.memory.sameness import is_equivalent_text, is_same_normalized_text
+from perdure.memory.sameness import is_same_normalized_text, is_text_stating_same_fact
 
 PAIRS = Path(__file__).parent / "data" / "paraphrases.jsonl"
 
@@ -37,7 +37,7 @@ def main() -> None:
         for group in (kind, *(["all changes"] if kind != "paraphrase" else [])):
             total[group] += 1
             by_form[group] += is_same_normalized_text(a, b)
-            by_both[group] += is_equivalent_text(a, b)
+            by_both[group] += is_text_stating_same_fact(a, b)
     print(f"{'':12} {'pairs':>5} {'the same by normal form':>24} {'and by vectors':>15}")
     for group, count in total.items():
         print(f"{group:12} {count:5} {by_form[group]:24} {by_both[group]:15}")

@@ -55,6 +55,8 @@ from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 # Annotations in the class `Checkpointer` use the alias `_List`, because `list` is a method of the
 # class.
 _List = list
+# how many erasures and deletions were recorded for a thread id
+RemovalCount = int
 
 
 class Checkpointer(CheckpointSaver):
@@ -431,14 +433,14 @@ class Checkpointer(CheckpointSaver):
         thread_id = check_thread_id(thread_id)
         ids = None if message_ids is None else check_texts("message_ids", message_ids)
         arguments = self._reader, self._maintenance, thread_id, ids
-        report = self._maintenance.execute_deletion(
+        report = self._maintenance.delete_and_drop_cached_thread(
             thread_id, lambda: erase_from_thread(*arguments)
         )
         return replace(report, scrubbed=self.database.scrub_deleted_rows())
 
     aerase = make_async_twin(erase)
 
-    def removals(self, thread_id: str) -> int:
+    def removals(self, thread_id: str) -> RemovalCount:
         """Return how many erasures and deletions were recorded for a thread id.
 
         With the returned number, you can find out which messages were erased while you processed
@@ -606,7 +608,8 @@ class Checkpointer(CheckpointSaver):
         """
         address = build_address(thread_id, checkpoint_ns, checkpoint_id)
         if not self.database.write(
-            lambda: self._writer.set_explicit_head(address), exclusive_names=(thread_id,)
+            lambda: self._writer.make_checkpoint_head_if_exists(address),
+            exclusive_names=(thread_id,),
         ):
             raise build_not_found_error(address._replace(checkpoint_id=checkpoint_id))
 

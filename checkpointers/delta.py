@@ -91,23 +91,29 @@ class ChannelUpdate:
                 parts.append(entry.item if position is None else (position, position + 1))
         return parts
 
-    def compute_value_ranges(self, added_positions: Sequence[int | None]) -> Ranges:
+    def compute_value_ranges(self, added_position_by_entry: Sequence[int | None]) -> Ranges:
         """Compute the log ranges of the channel's value after this update is applied.
 
         Args:
-            added_positions: For each entry, the log position of the item that the entry adds, or
-                None if it adds nothing.
+            added_position_by_entry: For each entry, the log position of the item that the entry
+                adds, or None if it adds nothing.
         """
         base = self.base or []
         ids = [entry.message_id for entry in self.entries if entry.message_id is not None]
-        if not self.positions_by_id and None not in added_positions and len({*ids}) == len(ids):
-            return join_ranges([*base, *((p, p + 1) for p in added_positions if p is not None)])
+        if (
+            not self.positions_by_id
+            and None not in added_position_by_entry
+            and len({*ids}) == len(ids)
+        ):
+            return join_ranges(
+                [*base, *((p, p + 1) for p in added_position_by_entry if p is not None)]
+            )
         value: list[int | None] = [*iter_positions(base)]
         order = {position: number for number, position in enumerate(value)}
         numbers = {
             message_id: order[position] for message_id, position in self.positions_by_id.items()
         }
-        for entry, position in zip(self.entries, added_positions, strict=True):
+        for entry, position in zip(self.entries, added_position_by_entry, strict=True):
             if entry.clears:
                 value, numbers = [], {}
             elif position is None:
@@ -265,7 +271,7 @@ def find_positions_by_message_id(codec: Codec, log: ChannelLog, ranges: Ranges) 
     }
 
 
-def message_comparison_key(message: BaseMessage) -> tuple[str, str]:
+def build_key_of_type_content_and_calls(message: BaseMessage) -> tuple[str, str]:
     """Return the type, the content and the tool calls of a message as a key for comparison.
 
     Messages that differ only in their ids or their metadata have equal comparison keys, and so do a
@@ -327,7 +333,7 @@ class Transcript:
         A value that is not a message takes an index as well, but never matches any message.
         """
         if isinstance(message, BaseMessage):
-            entries = self._entries.setdefault(message_comparison_key(message), [])
+            entries = self._entries.setdefault(build_key_of_type_content_and_calls(message), [])
             entries.append((self._count, message.id or None))
         self._count += 1
 
@@ -337,7 +343,7 @@ class Transcript:
         A transcript message that was returned once is not returned again.
         """
         candidates = (
-            self._entries.get(message_comparison_key(message), [])
+            self._entries.get(build_key_of_type_content_and_calls(message), [])
             if isinstance(message, BaseMessage)
             else []
         )

@@ -129,7 +129,7 @@ def _erase_messages(
     events = len((yield reader.sql("drop_events", *all_runs, NO_LIMIT)))
     eraser = _Eraser(reader, thread_id, rows[0], remover)
     yield from eraser.read_all_log_items()
-    yield from eraser.visit_whole_thread(collect_only=True)
+    yield from eraser.find_or_erase_in_whole_thread(finds_only=True)
     if not eraser.remover.has_match:
         yield from eraser.remove_quotations_from_list_entry()
         if events:
@@ -141,9 +141,9 @@ def _erase_messages(
     # transcript before it visited the dict to which items of the transcript belong.
     if eraser.dicts:
         channels = TextSet(eraser.remover.channels)
-        yield from eraser.visit_whole_thread(collect_only=True)
+        yield from eraser.find_or_erase_in_whole_thread(finds_only=True)
         eraser.remover.channels = channels
-    yield from eraser.visit_whole_thread(collect_only=False)
+    yield from eraser.find_or_erase_in_whole_thread(finds_only=False)
     yield eraser.additions.build_statements()
     items, _ = yield from maintenance.delete_unreferenced_items(thread_id, rows[0][0])
     yield reader.sql("mark_rows_removed", rows[0][0])
@@ -350,13 +350,13 @@ class _Eraser:
             return True
         return any(name in stored for name in self._types_with_texts)
 
-    def visit_whole_thread(self, *, collect_only: bool) -> Flow[None]:
+    def find_or_erase_in_whole_thread(self, *, finds_only: bool) -> Flow[None]:
         """Visit all checkpoints, pending writes, runs, crons and webhooks of the thread once.
 
         Args:
-            collect_only: Whether only to find messages and their channels, and to write nothing.
+            finds_only: Whether only to find messages and their channels, and to write nothing.
         """
-        self._collect_only, self._subgraph_prefixes = collect_only, ()
+        self._collect_only, self._subgraph_prefixes = finds_only, ()
         self._replacements.clear()
         self.cancelled.clear()
         for key, items in self._items_by_log.items():

@@ -104,7 +104,7 @@ class Maintenance:
     def delete_threads(self, thread_ids: Sequence[str], *, add_removal_record: bool = True) -> None:
         """Delete threads and free their disk space; see `delete_thread`."""
         for thread_id in check_thread_ids(thread_ids):
-            self.execute_deletion(
+            self.delete_and_drop_cached_thread(
                 thread_id,
                 partial(self.delete_thread, thread_id, add_removal_record=add_removal_record),
             )
@@ -123,9 +123,11 @@ class Maintenance:
                 if thread_id in (None, owner_id):
                     keys_by_thread[owner_id].add(key)
         for owner_id, keys in keys_by_thread.items():
-            self.execute_deletion(owner_id, partial(self._add_rollback_record, owner_id, keys))
+            self.delete_and_drop_cached_thread(
+                owner_id, partial(self._add_rollback_record, owner_id, keys)
+            )
             self._prune_in_batches(owner_id, partial(_keep_all_except, keys))
-            self.execute_deletion(
+            self.delete_and_drop_cached_thread(
                 owner_id, partial(self.refresh_list_entry, owner_id, is_metadata_deleted=True)
             )
         if keys_by_thread:
@@ -183,7 +185,9 @@ class Maintenance:
         for thread_id in self._resolve_thread_ids(thread_ids):
             info = self.database.read(partial(find_idle, thread_id, False))
             if info is not None and not dry_run:
-                info = self.execute_deletion(thread_id, partial(find_idle, thread_id, True))
+                info = self.delete_and_drop_cached_thread(
+                    thread_id, partial(find_idle, thread_id, True)
+                )
             if info is not None:
                 deleted.append(info)
         if deleted and not dry_run:
@@ -211,19 +215,26 @@ class Maintenance:
         total = PruneReport()
         while True:
             flow = partial(self.delete_checkpoint_batch, thread_id, keep, keeps_history)
-            report = self.execute_deletion(thread_id, partial(flow, spares_runs=spares_runs))
+            report = self.delete_and_drop_cached_thread(
+                thread_id, partial(flow, spares_runs=spares_runs)
+            )
             total += report
             if report.checkpoints < PRUNE_BATCH:
                 return total
 
-    def execute_deletion(self, thread_id: str, make_flow: Callable[[], Flow[T]]) -> T:
+    def delete_and_drop_cached_thread(
+        self, thread_id: str, make_deletion_flow: Callable[[], Flow[T]]
+    ) -> T:
         """Execute the deletion of parts of a thread, and drop the thread from the cache.
 
         The deletion is a flow, a generator that yields SQL statements.
         """
         forget = self.reader.cache.drop_thread
         return self.database.write(
-            make_flow, lambda _: forget(thread_id), exclusive_names=(thread_id,), deletes_rows=True
+            make_deletion_flow,
+            lambda _: forget(thread_id),
+            exclusive_names=(thread_id,),
+            deletes_rows=True,
         )
 
     def refresh_list_entry(
@@ -293,23 +304,27 @@ class Maintenance:
             packed_ids |= {row[0] for row in (yield self.sql("namespace_writes", namespace))}
         return {unpack_id(uid) or "" for uid in packed_ids}
 
-    def delete_checkpoints_of_namespace(self, thread_id: str, ns: str, namespace: int) -> Flow[int]:
+    def delete_checkpoints_of_namespace(
+        self, thread_id: str, checkpoint_ns: str, namespace_key: int
+    ) -> Flow[int]:
         """Delete the checkpoints of a namespace and their pending writes.
 
         Returns:
             The number of deleted checkpoints.
         """
-        rows = yield self.sql("checkpoints_page", *key_range(namespace), NO_LIMIT)
+        rows = yield self.sql("checkpoints_page", *key_range(namespace_key), NO_LIMIT)
         for row in rows:
             try:
-                metadata = self.reader.decode_metadata(self.reader.decrypt_row(thread_id, ns, row))
+                metadata = self.reader.decode_metadata(
+                    self.reader.decrypt_row(thread_id, checkpoint_ns, row)
+                )
             except CorruptRecord:
                 # The tags are unknown, so search all entries of the index for the checkpoint.
                 yield self.sql("drop_tags", row[0])
             else:
                 yield self._build_tag_deletes(row[0], metadata)
-        yield self.sql("drop_namespace_checkpoints", *key_range(namespace))
-        yield self.sql("drop_namespace_writes", namespace)
+        yield self.sql("drop_namespace_checkpoints", *key_range(namespace_key))
+        yield self.sql("drop_namespace_writes", namespace_key)
         return len(rows)
 
     def _build_tag_deletes(self, key: int, metadata: Mapping[str, Any]) -> list[Statement]:

@@ -134,7 +134,7 @@ class MergePlanner:
             current_head: The checkpoint that is the head.
             parent_id: The id of the pruned parent.
         """
-        base = _infer_pruned_checkpoint(put, current_head, parent_id)
+        base = _infer_versions_of_pruned_checkpoint(put, current_head, parent_id)
         if put.metadata.get("source") == "update":
             return (
                 self._plan_state_update(put, current_head, base)
@@ -267,7 +267,7 @@ class MergePlanner:
             put.metadata, lambda: "metadata", exact=True
         )
 
-    def finish_merge(self, merge: Merge, head: Head) -> Flow[bool]:
+    def finish_merge_and_check_change(self, merge: Merge, head: Head) -> Flow[bool]:
         """Complete a merge after its checkpoint was stored.
 
         If the new checkpoint is an update of the state, and a task of the run has failed or waits
@@ -479,7 +479,7 @@ def _find_channels_written_since(current_head: Snapshot, base: Snapshot) -> set[
     }
 
 
-def _infer_pruned_checkpoint(
+def _infer_versions_of_pruned_checkpoint(
     put: CheckpointPut, current_head: Snapshot, checkpoint_id: str
 ) -> Snapshot:
     """Infer the channel versions of a pruned checkpoint from a new child of the checkpoint.

@@ -310,12 +310,12 @@ class PersonRows:
         means that deleted data is overwritten.
         """
         maintenance, reader = self.saver._maintenance, self.saver._reader
-        return maintenance.execute_deletion(
+        return maintenance.delete_and_drop_cached_thread(
             thread_id, lambda: erase_from_thread(reader, maintenance, thread_id, None)
         )
 
 
 def _find_owner_of_thread(thread: ListedThread) -> Any:
     """Return the `owner` in the metadata of a thread's head, or else in the client's metadata."""
-    client = thread.client if thread.uses_client_metadata and thread.client else None
+    client = thread.client if thread.is_described_by_client_metadata and thread.client else None
     return (thread.head_metadata or {}).get("owner") or (client and client.metadata.get("owner"))

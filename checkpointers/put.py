@@ -257,7 +257,9 @@ class CheckpointPut:
         for channel in self._values.keys() - self._inline.keys():
             self._encode_channel(codec, channel)
 
-    def detach_from_cache(self, thread_key: int, generation: int) -> None:
+    def replace_cache_references_and_mutable_objects(
+        self, thread_key: int, generation: int
+    ) -> None:
         """Replace everything in this request that may change before the transaction runs.
 
         The cache may change, and so may message objects. References to log items are replaced with
@@ -379,7 +381,7 @@ class CheckpointPut:
         A `Continuation` is returned as the list of its items.
         """
         self.encode_unchanged_channels(codec)
-        self.detach_from_cache(0, -1)
+        self.replace_cache_references_and_mutable_objects(0, -1)
         values = {
             channel: decode_value_of_inline_reference(codec, ref)
             for channel, ref in self._inline.items()

@@ -175,14 +175,18 @@ class CheckpointReader:
         return rows, bool(found_ids) and unpack_id(found_ids[0][0]) == checkpoint_id
 
     def _find_cached_thread(
-        self, thread_id: str, state: tuple[int, int, int], is_cache_valid: bool
+        self, thread_id: str, key_generation_and_removal: tuple[int, int, int], is_cache_valid: bool
     ) -> Thread:
-        """Return the cached thread if its key, generation and newest removal equal `state`.
+        """Return the cached thread if its key, generation and newest removal equal these values.
 
         If the cached thread has another state or the cache is not valid, return a `Thread` without
         data.
         """
-        return self.cache.get_or_add_thread(thread_id, *state) if is_cache_valid else Thread(*state)
+        return (
+            self.cache.get_or_add_thread(thread_id, *key_generation_and_removal)
+            if is_cache_valid
+            else Thread(*key_generation_and_removal)
+        )
 
     def verify_checkpoint_missing(self, address: Address) -> Flow[None]:
         """Check the indexes for damage after a search has found no checkpoint at an address.

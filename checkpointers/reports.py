@@ -9,6 +9,8 @@ from operator import add
 from typing import Any, Literal
 
 ThreadState = Literal["waiting", "unfinished", "idle"]
+# the node that asks, and the value that it passed to `interrupt()`
+NodeAndInterruptValue = tuple[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class ThreadStatus:
         return tuple(one for task in self.tasks if not task.done for one in task.interrupts)
 
     @property
-    def questions(self) -> tuple[tuple[str, Any], ...]:
+    def questions(self) -> tuple[NodeAndInterruptValue, ...]:
         """The open questions, as pairs of the asking node and the interrupt's value."""
         open_tasks = [task for task in self.tasks if not task.done]
         return tuple(

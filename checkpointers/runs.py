@@ -73,7 +73,7 @@ class RunTable(ServerTable):
         super().__init__(saver)
         self._threads = ThreadList(saver)
 
-    async def accept_run(
+    async def accept_run_and_list_live_run_ids(
         self,
         run: RunRow,
         *,
@@ -417,7 +417,7 @@ class RunTable(ServerTable):
         rows = await self._read_rows("runs_of_thread", thread_id, run_id)
         return [decrypt_run(self._seal, row) for row in rows]
 
-    async def search_runs(
+    async def search_runs_with_is_last_flags(
         self, query: ThreadQuery, status: str | None, limit: int, offset: int
     ) -> list[tuple[RunRow, bool]]:
         """Return one page of runs, newest first, from all threads that may match a query.

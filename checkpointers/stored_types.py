@@ -262,7 +262,7 @@ class StoredTypes:
         return texts
 
 
-def parse_class_name(label: str, name: Any) -> Name:
+def parse_class_name(description_in_error: str, name: Any) -> Name:
     """Parse a class name, given as a pair or as text like 'module:Name', to a pair.
 
     Raises:
@@ -273,7 +273,7 @@ def parse_class_name(label: str, name: Any) -> Name:
         module, qualified = pair
         if all(isinstance(part, str) and part.strip() for part in (module, qualified)):
             return module, qualified
-    raise ConfigurationError(f"{label} is {name!r:.80}; expected {_NAME}")
+    raise ConfigurationError(f"{description_in_error} is {name!r:.80}; expected {_NAME}")
 
 
 def map_class_name(name: Name, table: Mapping[Name, Name]) -> Name:

@@ -576,7 +576,7 @@ class DatabaseMerge:
                     f"thread {target!r} of this database as well"
                 )
             delete = partial(self.target.delete_thread, target, add_removal_record=False)
-            self.target.execute_deletion(target, delete)
+            self.target.delete_and_drop_cached_thread(target, delete)
 
     def _read_records(self, thread_id: str) -> Flow[ThreadRecords]:
         """Read a thread with its items, and check the properties on which the target relies.

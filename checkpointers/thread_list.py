@@ -104,7 +104,7 @@ class ListedThread:
     expires_at: datetime | None = None
 
     @property
-    def uses_client_metadata(self) -> bool:
+    def is_described_by_client_metadata(self) -> bool:
         """Whether the metadata that clients set describes the stored conversation.
 
         A client can reserve a thread id and set metadata before the thread has checkpoints. If
@@ -126,7 +126,11 @@ class ListedThread:
         the thread may belong to another user.
         """
         head_metadata = self.head_metadata or {}
-        client = self.client if self.uses_client_metadata and self.client else ClientMetadata({})
+        client = (
+            self.client
+            if self.is_described_by_client_metadata and self.client
+            else ClientMetadata({})
+        )
         user = head_metadata.get("user_id")
         owner = head_metadata.get("owner", user)
         if owner is None or (user is not None and user == client.source_user):
@@ -138,7 +142,9 @@ class ListedThread:
     @property
     def display_title(self) -> str:
         """The title that a client set, or the title of the head if no client has set one."""
-        metadata = self.client.metadata if self.uses_client_metadata and self.client else {}
+        metadata = (
+            self.client.metadata if self.is_described_by_client_metadata and self.client else {}
+        )
         return str(metadata.get("title") or self.title)
 
 
@@ -491,7 +497,7 @@ class ThreadList:
                 yield from maintenance.delete_thread(thread_id)
             return int(rows[0][1])
 
-        keeps = maintenance.execute_deletion(thread_id, flow)
+        keeps = maintenance.delete_and_drop_cached_thread(thread_id, flow)
         if keeps:
             maintenance.retain(Retention(last=0), [thread_id])
             self._update_row(thread_id, "mark_latest_kept", now)

@@ -174,7 +174,7 @@ class ThreadReader:
         )
         times = yield from self.reader.read_item_times(log.key, missing_ranges)
         for position, stored_at in times.items():
-            log.stored_times[position] = _to_datetime(thread_id, stored_at)
+            log.stored_times[position] = _convert_stored_seconds_to_datetime(thread_id, stored_at)
 
     def _is_dict_and_are_items_known(self, ref: ValueReference | None) -> tuple[bool, bool]:
         """Return whether a reference stands for a dict, and whether the value's items are known.
@@ -359,7 +359,10 @@ class ThreadReader:
             stored_title, _ = decrypt_list_entry(self.reader.seal, thread_id, title)
             if stored_title is None and head is not None:
                 stored_title = yield from self._read_title(thread_id, head, metadata)
-            times = _to_datetime(thread_id, updated_at), _to_datetime(thread_id, created_at)
+            times = (
+                _convert_stored_seconds_to_datetime(thread_id, updated_at),
+                _convert_stored_seconds_to_datetime(thread_id, created_at),
+            )
             text = stored_title.text if stored_title is not None else ""
             heads.append(ThreadHead(thread_id, checkpoint_id, metadata, *times, status, text))
         return heads
@@ -495,7 +498,8 @@ class ThreadReader:
             message_count = count_positions(head.snapshot.transcript.get("messages", (0, []))[1])
             active_at = self.reader.read_activity_time(head.snapshot, updated_at)
         created, updated, active = (
-            _to_datetime(thread_id, seconds) for seconds in (created_at, updated_at, active_at)
+            _convert_stored_seconds_to_datetime(thread_id, seconds)
+            for seconds in (created_at, updated_at, active_at)
         )
         return ThreadInfo(
             thread_id, checkpoints, items, size, created, updated, names, active, message_count
@@ -589,7 +593,7 @@ def _merge_positions_with_branch_flags(
     return entries + [(position, True) for position in reversed(remaining)]
 
 
-def _to_datetime(thread_id: str, seconds: float) -> datetime:
+def _convert_stored_seconds_to_datetime(thread_id: str, seconds: float) -> datetime:
     """Convert seconds since 1970 to a time in UTC.
 
     Raises:

@@ -297,7 +297,7 @@ class Converter:
         if cls is tuple:
             return self._encode_exactly(_TUPLE, list(value))
         if cls is DetachedFields:
-            return self._encode_detached(value)
+            return self._encode_fields_of_detached_object(value)
         if (registered := self._types.by_class.get(cls)) is not None:
             return self._encode_registered(value, registered)
         if self.replacing and isinstance(value, BaseMessage):
@@ -428,7 +428,7 @@ class Converter:
             map(self._contains_extension_value, value)
         )
 
-    def _encode_detached(self, value: DetachedFields) -> ormsgpack.Ext:
+    def _encode_fields_of_detached_object(self, value: DetachedFields) -> ormsgpack.Ext:
         code, name, rest = value.origin
         self._allowlist.check_allowed(name)
         payload = dict(value) if value.is_payload else value.get("value")
@@ -492,7 +492,9 @@ class Converter:
                 )
             except Exception as exc:
                 # Return the payload, as langgraph's serializer does if it cannot rebuild an object.
-                _log_detached_class((module, name), f"the object cannot be rebuilt ({exc})")
+                _log_that_class_is_read_as_dict(
+                    (module, name), f"the object cannot be rebuilt ({exc})"
+                )
                 return payload
         return self._rebuild_object((code, (module, name), rest), payload)
 
@@ -527,7 +529,7 @@ class Converter:
                 reason = "the class is not a pydantic model, dataclass, enum or named tuple"
         except Exception as exc:
             reason = f"the object cannot be rebuilt ({exc})"
-        _log_detached_class(name, reason)
+        _log_that_class_is_read_as_dict(name, reason)
         return _build_detached_fields(
             origin, payload, is_payload=type(payload) is dict and kind != "enum"
         )
@@ -549,7 +551,7 @@ class Converter:
                     raise
                 reason = f"the value cannot be loaded: {exc}"
         remedy = "open the checkpointer with types=[StoredType(cls, dump, load)] for it"
-        _log_detached_class(name, reason, remedy)
+        _log_that_class_is_read_as_dict(name, reason, remedy)
         return _build_detached_fields(
             (_REGISTERED, name, []), payload, is_payload=type(payload) is dict
         )
@@ -618,7 +620,7 @@ _noted: set[Name] = set()
 _MAX_NOTED: Final = 1000
 
 
-def _log_detached_class(name: Name, reason: str, remedy: str = "") -> None:
+def _log_that_class_is_read_as_dict(name: Name, reason: str, remedy: str = "") -> None:
     """Log that objects of a class are returned as dicts, with advice on how to get objects.
 
     The message is logged once for each class.

@@ -538,7 +538,11 @@ class CheckpointWriter:
         ) = yield from self._read_thread_head_key_and_cache_validity(
             put.address, put.checkpoint["id"]
         )
-        if (stale := (yield from self._read_stale_put(put, thread.newest_removal))) is not None:
+        if (
+            stale := (
+                yield from self._build_filter_if_removals_are_newer(put, thread.newest_removal)
+            )
+        ) is not None:
             # an erasure removes all views of a thread
             if put.address.checkpoint_ns == VIEWS_NAMESPACE:
                 return Commit(self.cache, self.watch, thread_id, thread, [])
@@ -546,7 +550,7 @@ class CheckpointWriter:
             yield from self.removals.add_texts_to_newest_record(
                 thread_id, stale.collect_found_texts_by_kind()
             )
-        put.detach_from_cache(
+        put.replace_cache_references_and_mutable_objects(
             *self._choose_key_and_generation_for_references(
                 put, (thread.key, thread.generation), is_cache_valid
             )
@@ -557,7 +561,7 @@ class CheckpointWriter:
             parent = thread.committed_snapshot(put.address.checkpoint_ns, parent_id)
             if parent is None:
                 rows = yield self.sql("find_checkpoint", head.namespace_key, pack_id(parent_id))
-                parent = yield from self._decrypt_first_row(put.address, thread, rows)
+                parent = yield from self._decrypt_snapshot_of_first_row(put.address, thread, rows)
         if parent is not None and (put.delta_channels or put.snapshot_channels):
             stored_parent = StoredCheckpoint(thread, head.namespace_key, parent)
             rows = (
@@ -570,7 +574,7 @@ class CheckpointWriter:
             )
         if existing_key is not None:
             rows = yield self.sql("checkpoint_row", existing_key)
-            replaced = yield from self._decrypt_first_row(put.address, thread, rows)
+            replaced = yield from self._decrypt_snapshot_of_first_row(put.address, thread, rows)
         planner = MergePlanner(self.reader, thread_id, put.address.checkpoint_ns, thread, head)
         put.merge = (yield from planner.plan_merge(put, parent)) if replaced is None else None
         commit = self._plan_checkpoint(put, thread, head, parent, replaced)
@@ -586,10 +590,12 @@ class CheckpointWriter:
         )
         commit.record_whether_head_has_writes((yield commit.statements)[0])
         if put.merge is not None and commit.head is not None:
-            commit.replaces_checkpoint |= yield from planner.finish_merge(put.merge, commit.head)
+            commit.replaces_checkpoint |= yield from planner.finish_merge_and_check_change(
+                put.merge, commit.head
+            )
         return commit
 
-    def _read_stale_put(
+    def _build_filter_if_removals_are_newer(
         self, request: CheckpointPut | TaskWrites, newest_removal: int
     ) -> Flow[Any]:
         """Return a `StalePut` if data was removed since a request's state was loaded, else None."""
@@ -674,12 +680,12 @@ class CheckpointWriter:
         snapshot = None
         if head_key is not None:
             rows = yield self.sql("checkpoint_row", head_key)
-            snapshot = yield from self._decrypt_first_row(address, thread, rows)
+            snapshot = yield from self._decrypt_snapshot_of_first_row(address, thread, rows)
         head = Head(namespace_key, explicit_head, snapshot)
         add_recent_entry(thread.heads, checkpoint_ns, head)
         return thread, head, existing_key, is_cache_valid
 
-    def _decrypt_first_row(
+    def _decrypt_snapshot_of_first_row(
         self, address: Address, thread: Thread, rows: list[Row]
     ) -> Flow[Snapshot | None]:
         """Decrypt the snapshot in the first row. Return None if there is no row."""
@@ -689,7 +695,7 @@ class CheckpointWriter:
         yield from self.reader.unflatten_ranges_in_snapshot(address.thread_id, thread, snapshot)
         return snapshot
 
-    def set_explicit_head(self, address: Address) -> Flow[bool]:
+    def make_checkpoint_head_if_exists(self, address: Address) -> Flow[bool]:
         """Make a checkpoint the head. Return whether the checkpoint exists."""
         packed_id = pack_id(address.checkpoint_id)
         rows = yield self.sql(
@@ -778,7 +784,7 @@ class CheckpointWriter:
             rows[0][9] if rows else (yield from self.removals.read_newest_number(thread_id))
         )
         stale, has_interrupt = (
-            (yield from self._read_stale_put(request, newest_removal)),
+            (yield from self._build_filter_if_removals_are_newer(request, newest_removal)),
             request.has_interrupt,
         )
         # Allocate keys before writing any row; see `allocate_keys`.

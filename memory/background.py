@@ -59,6 +59,8 @@ except ImportError as exc:
         'background extraction needs DBOS: pip install ".[background]" in a checkout'
     ) from exc
 
+ThreadId = str
+
 logger = logging.getLogger("perdure.background")
 _WORKER_LOST_ERROR: Final = "the worker ended before the extraction was done"
 # Maximum number of jobs on the queue. While the queue is full, no jobs for further due threads are
@@ -254,7 +256,7 @@ class Background:
         jobs = {job.key: job for job in queue.list_done_jobs()} | due
         return [job for job in jobs.values() if state in (None, job.state)]
 
-    def unassigned(self) -> list[str]:
+    def unassigned(self) -> list[ThreadId]:
         """Return the ids of threads that cannot be extracted because their user is unknown.
 
         A thread is unassigned if its newest checkpoint lacks a value with which the namespace

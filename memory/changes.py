@@ -68,9 +68,9 @@ from perdure.memory.records import (
     Role,
     StoreAdapter,
     build_next_value,
-    build_note_put,
     build_notes_namespace,
     build_removal,
+    build_unsearched_permanent_note_put,
     convert_item_to_memory,
 )
 from perdure.memory.run_config import read_thread_and_checkpoint_id_of_run
@@ -127,7 +127,7 @@ async def build_change_counter_puts(adapter: StoreAdapter, namespace: Namespace)
     counter = await adapter.get(notes_namespace, _CHANGE_COUNTER_KEY)
     number, version = (0, 0) if counter is None else (counter.value["number"], counter.version)
     return [
-        build_note_put(
+        build_unsearched_permanent_note_put(
             notes_namespace, _CHANGE_COUNTER_KEY, {"number": number + 1}, if_version=version
         )
     ]

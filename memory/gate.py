@@ -27,12 +27,12 @@ from perdure.memory.records import (
     Outcome,
     StoreAdapter,
     Verdict,
-    build_note_put,
     build_notes_namespace,
     build_previous_text_filter,
     build_put,
+    build_unsearched_permanent_note_put,
 )
-from perdure.memory.sameness import is_equivalent_text
+from perdure.memory.sameness import is_text_stating_same_fact
 from perdure.stores.base import Namespace, Provenance, PutItem
 from perdure.stores.normal_form import hash_normal_form
 from perdure.stores.tombstones import hash_message
@@ -149,7 +149,9 @@ def build_tombstone(
     """
     removed_at = datetime.now(UTC).isoformat()
     value = {"change": removal, "at": removed_at, _MESSAGE_IDS: list(message_ids)}
-    return build_note_put(build_notes_namespace(TOMBSTONES, namespace), key, value)
+    return build_unsearched_permanent_note_put(
+        build_notes_namespace(TOMBSTONES, namespace), key, value
+    )
 
 
 Check = Callable[[Candidate], Verdict | None]
@@ -462,7 +464,7 @@ async def _refuse_facts_already_stored_or_outdated(
 def _find_equivalent_fact(facts: Sequence[Memory], text: str, key: str | None) -> Memory | None:
     """Return a memory that states the same fact as the text under a different key, or None."""
     others = (memory for memory in facts if memory.key != key)
-    return next((memory for memory in others if is_equivalent_text(memory.text, text)), None)
+    return next((memory for memory in others if is_text_stating_same_fact(memory.text, text)), None)
 
 
 def _explain_why_text_is_outdated(
@@ -475,7 +477,7 @@ def _explain_why_text_is_outdated(
     """
     said_at = source.at if source else None
     for previous in (previous for memory in facts for previous in memory.previous):
-        if (said_at is None or said_at < previous.until) and is_equivalent_text(
+        if (said_at is None or said_at < previous.until) and is_text_stating_same_fact(
             previous.text, text
         ):
             return f"the text was {previous.change} on {previous.until.date()}, and said before"
@@ -513,7 +515,7 @@ def _refuse_repeated_candidates(judgement: _Judgement) -> None:
             (
                 earlier
                 for earlier in distinct
-                if is_equivalent_text(judgement.get_text(earlier), text)
+                if is_text_stating_same_fact(judgement.get_text(earlier), text)
             ),
             None,
         )

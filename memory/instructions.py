@@ -474,15 +474,15 @@ def _extract_new_instructions(previous_text: str, answer: Any) -> str:
     return rewritten
 
 
-def _find_length_fault(previous: str, rewritten: str) -> str | None:
+def _find_length_fault(previous_text: str, rewritten_text: str) -> str | None:
     """Return the reason why a text is too short or too long for a replacement, or None."""
-    length, base = len(rewritten), max(len(previous), _MIN_BASE_CHARS)
+    length, base = len(rewritten_text), max(len(previous_text), _MIN_BASE_CHARS)
     maximum = min(MAX_LEARNED_CHARS, int(base / _MIN_RATIO))
-    if not any(map(str.isalnum, rewritten)):
+    if not any(map(str.isalnum, rewritten_text)):
         return "they contain no letter and no digit"
-    if length < _MIN_RATIO * len(previous):
-        return f"they have {length} characters, less than 40 % of the current {len(previous)}"
+    if length < _MIN_RATIO * len(previous_text):
+        return f"they have {length} characters, less than 40 % of the current {len(previous_text)}"
     if length > maximum:
         expected = f"at most {maximum} allowed"
-        return f"they have {length} characters instead of {len(previous)}; {expected}"
+        return f"they have {length} characters instead of {len(previous_text)}; {expected}"
     return None

@@ -118,7 +118,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             if splits or isinstance(learner, RememberTurns):
                 messages = state[learner.messages_key]
                 if (await learner.learn_from_messages(messages, state, config)) is None:
-                    due.skip_turn(state)
+                    due.stop_summarizing_in_current_turn(state)
                     return None
         return (await call_method(due, "invoke", state, config)) or None
 

@@ -219,7 +219,7 @@ class Leaf(NamedTuple):
     value: Any
 
     @property
-    def label(self) -> str:
+    def label_for_detectors(self) -> str:
         """The field names that lead to the leaf, joined to a label that is checked with the value.
 
         Detectors of secrets need the label.
@@ -272,7 +272,7 @@ def render_search_text(document: Document) -> str:
     lines: dict[str, list[str]] = {}
     for leaf in iter_leaves(document):
         if leaf.text:
-            lines.setdefault(leaf.label, []).append(leaf.text)
+            lines.setdefault(leaf.label_for_detectors, []).append(leaf.text)
     return "\n".join(label + ", ".join(texts) for label, texts in lines.items())
 
 
@@ -571,11 +571,13 @@ class Profile(Generic[M]):
         except InvalidPatch as exc:
             raise InvalidPatch(self.gate.sensitive.redact(str(exc))) from None
         # Values that are stored already are not checked again, even if they move within a list.
-        stored = {(leaf.label, repr(leaf.value)) for leaf in iter_leaves(state.document)}
+        stored = {
+            (leaf.label_for_detectors, repr(leaf.value)) for leaf in iter_leaves(state.document)
+        }
         leaves = [
             leaf
             for leaf in iter_leaves(new_document)
-            if (leaf.label, repr(leaf.value)) not in stored
+            if (leaf.label_for_detectors, repr(leaf.value)) not in stored
         ]
         values = await _list_leaf_values_after_gate_checks(self.gate, leaves, handle)
         profile = validate_profile(self.schema, replace_leaves(new_document, leaves, values))
@@ -611,7 +613,7 @@ async def _list_leaf_values_after_gate_checks(
     gate: Gate, leaves: Sequence[Leaf], handle: ItemHandle
 ) -> list[Any]:
     """Check the values of profile leaves with the gate. Return the value to store for each leaf."""
-    candidates = [_build_leaf_candidate(leaf, handle) for leaf in leaves]
+    candidates = [_build_candidate_of_profile_value(leaf, handle) for leaf in leaves]
     verdicts = [gate.sensitive.judge(candidate) for candidate in candidates]
     filled_indices = [i for i, leaf in enumerate(leaves) if leaf.text]
     answers = await gate.apply_checks(
@@ -632,8 +634,8 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
     if verdict.action == "keep":
         if verdict.text is None:
             return leaf.value
-        if isinstance(leaf.value, str) and verdict.text.startswith(leaf.label):
-            return verdict.text.removeprefix(leaf.label)
+        if isinstance(leaf.value, str) and verdict.text.startswith(leaf.label_for_detectors):
+            return verdict.text.removeprefix(leaf.label_for_detectors)
     path = ""
     # If the verdict says that a detector raised an error, the path of the leaf is left out of the
     # message, because the detector would raise the error again when the path is redacted.
@@ -650,11 +652,11 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
     )
 
 
-def _build_leaf_candidate(leaf: Leaf, handle: ItemHandle) -> Candidate:
+def _build_candidate_of_profile_value(leaf: Leaf, handle: ItemHandle) -> Candidate:
     """Build the memory candidate by which the gate checks the value of a profile's leaf."""
     # Email addresses and phone numbers are kept if the application sets them or if a user's message
     # contains them.
-    text, explicit = leaf.label + leaf.text, handle.user_texts is None
+    text, explicit = leaf.label_for_detectors + leaf.text, handle.user_texts is None
     if handle.user_texts is not None:
         messages = [_normalize_letters(message) for message in handle.user_texts]
         contacts = (

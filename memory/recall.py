@@ -29,7 +29,7 @@ from perdure.memory.records import (
 )
 from perdure.memory.repeated_questions import is_same_as_query, rank_answers_first_and_count_answers
 from perdure.memory.run_config import Template
-from perdure.memory.sameness import is_equivalent_text
+from perdure.memory.sameness import is_text_stating_same_fact
 from perdure.memory.tokens import token_counter
 from perdure.settings import SEARCH_LIMIT, SHOWN_LIMIT
 from perdure.stores.base import Namespace
@@ -464,7 +464,7 @@ def merge_rankings_by_reciprocal_rank(
                 similar_numbers = (
                     n
                     for n, (representative, _) in first
-                    if is_equivalent_text(representative.text, memory.text)
+                    if is_text_stating_same_fact(representative.text, memory.text)
                 )
                 numbers[text] = next(similar_numbers, len(entries))
             number = numbers[text]

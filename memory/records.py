@@ -648,7 +648,7 @@ def build_put(
     return PutItem(namespace, key, value, index, if_version=if_version, provenance=provenance)
 
 
-def build_note_put(
+def build_unsearched_permanent_note_put(
     namespace: Namespace, key: str, value: Mapping[str, Any], *, if_version: int | None = None
 ) -> PutItem:
     """Build the put that stores one of perdure's own notes.

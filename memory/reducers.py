@@ -22,6 +22,8 @@ from perdure.memory.message_updates import merge_duplicate_messages
 from perdure.memory.tool_calls import list_call_ids
 
 Reducer = Callable[[Any, Any], Any]
+# a reducer for a list channel that also accepts `Keep` in updates
+ReducerAcceptingKeep = Reducer
 
 
 class Keep(dict[str, Any]):
@@ -42,7 +44,7 @@ class Keep(dict[str, Any]):
         return f"Keep(start={self['from']!r}, end={self['to']!r})"
 
 
-def messages(left: Any, right: Any) -> Any:
+def messages(current_messages: Any, update: Any) -> Any:
     """Merge an update into a list of messages.
 
     Use this reducer in a state's schema: `Annotated[list[AnyMessage], messages]`.
@@ -51,50 +53,51 @@ def messages(left: Any, right: Any) -> Any:
     `RemoveMessage` and `REMOVE_ALL_MESSAGES`. The update may also be a `Keep(...)` or its JSON
     form, or a list that contains them. The returned messages have unique ids, because a later
     message replaces an earlier message with the same id. The ids are unique even if the update
-    contains `REMOVE_ALL_MESSAGES`, and even if the current list `left` contains duplicates.
+    contains `REMOVE_ALL_MESSAGES`, and even if the current list `current_messages` contains
+    duplicates.
 
     Raises:
         InvalidUpdate: A `Keep` would separate a tool call from its result.
     """
-    value: Any = [] if left is None else left
-    if not _has_keep(right):
-        return _merge_messages(value, right)
+    value: Any = [] if current_messages is None else current_messages
+    if not _has_keep(update):
+        return _merge_messages(value, update)
     value = _merge_messages(value, [])
-    for part in _split_update_at_keeps(right):
+    for part in _split_update_at_keeps(update):
         if isinstance(part, Mapping):
-            value = _select_kept_messages(list(value), part)
+            value = _select_messages_in_kept_range(list(value), part)
         else:
             value = _merge_messages(value, part)
     return value
 
 
-def _merge_messages(left: Any, right: Any) -> Any:
+def _merge_messages(current_messages: Any, update: Any) -> Any:
     """Return the result of `add_messages`, with unique ids.
 
     langgraph's `add_messages` returns the messages that follow `REMOVE_ALL_MESSAGES` unchanged.
     `add_messages` neither merges those messages nor applies removals among them, so this function
     merges the result again if it contains duplicate ids.
     """
-    merged: Any = add_messages(left, right)
+    merged: Any = add_messages(current_messages, update)
     if merge_duplicate_messages(merged) is merged:
         return merged
-    left = merge_duplicate_messages(add_messages(left, []))  # type: ignore[arg-type]
-    merged = add_messages(left, right)
+    current_messages = merge_duplicate_messages(add_messages(current_messages, []))  # type: ignore[arg-type]
+    merged = add_messages(current_messages, update)
     return add_messages([], merged)
 
 
-def keepable(reducer: Reducer = operator.add) -> Reducer:
+def keepable(reducer: Reducer = operator.add) -> ReducerAcceptingKeep:
     """Extend a list channel's reducer, so that it also accepts `Keep` in updates.
 
     >>> keepable()(["a", "b", "c"], [Keep(start=-1), "d"])
     ['c', 'd']
     """
 
-    def reduce_with_keeps(left: Any, right: Any) -> Any:
-        value = [] if left is None else left
-        if not _has_keep(right):
-            return reducer(value, right)
-        for part in _split_update_at_keeps(right):
+    def reduce_with_keeps(current_list: Any, update: Any) -> Any:
+        value = [] if current_list is None else current_list
+        if not _has_keep(update):
+            return reducer(value, update)
+        for part in _split_update_at_keeps(update):
             value = (
                 list(value)[_to_slice(part)] if isinstance(part, Mapping) else reducer(value, part)
             )
@@ -103,8 +106,8 @@ def keepable(reducer: Reducer = operator.add) -> Reducer:
     return reduce_with_keeps
 
 
-def append_new(left: Any, right: Any) -> list[Any]:
-    """Append the elements of the update `right` that the list `left` does not contain yet.
+def append_new(current_ids: Any, new_ids: Any) -> list[Any]:
+    """Append the elements of the update `new_ids` that the list `current_ids` does not contain yet.
 
     Use this function as the reducer of a list of ids. With `operator.add`, a list that a subgraph
     shares with its parent doubles at each call of the subgraph, because the subgraph returns the
@@ -113,14 +116,14 @@ def append_new(left: Any, right: Any) -> list[Any]:
     >>> append_new(["a", "b"], ["a", "b", "c"])
     ['a', 'b', 'c']
     """
-    for name, ids in (("list", left), ("update", right)):
+    for name, ids in (("list", current_ids), ("update", new_ids)):
         if isinstance(ids, str | bytes) or not isinstance(ids, Iterable | None):
             raise InvalidUpdate(f"the {name} is {ids!r:.80}; expected a list of ids")
     try:
-        return list(dict.fromkeys(chain(left or (), right or ())))
+        return list(dict.fromkeys(chain(current_ids or (), new_ids or ())))
     except TypeError as exc:
         raise InvalidUpdate(
-            f"the update {right!r:.80} of a channel, or the channel's list, contains an element "
+            f"the update {new_ids!r:.80} of a channel, or the channel's list, contains an element "
             f"that is not hashable ({exc}); expected a list of ids"
         ) from exc
 
@@ -178,7 +181,7 @@ def _to_slice(keep: Mapping[str, Any]) -> slice:
     return slice(keep.get("from"), keep.get("to"))
 
 
-def _select_kept_messages(
+def _select_messages_in_kept_range(
     messages_in_state: list[BaseMessage], keep_update: Mapping[str, Any]
 ) -> list[BaseMessage]:
     """Return the messages that a `Keep` update selects.

@@ -35,7 +35,7 @@ def is_same_normalized_text(left_text: str, right_text: str) -> bool:
 _normalize: Final = lru_cache(1 << 8)(normalize_text)
 
 
-def is_equivalent_text(left_text: str, right_text: str) -> bool:
+def is_text_stating_same_fact(left_text: str, right_text: str) -> bool:
     """Return whether two texts state the same fact.
 
     The docstring of the module `perdure.memory.sameness` describes when two texts state the same

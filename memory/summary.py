@@ -300,7 +300,7 @@ class Summarize(MessagesNode):
         if thread is None or self._background is None:
             return
         messages = read_messages(state, self.messages_key)
-        if self._with_lower_trigger()._select_from_messages(messages, state).messages:
+        if self._copy_with_lower_trigger()._select_from_messages(messages, state).messages:
             ids = (message.id for message in reversed(messages) if message.id is not None)
             newest = next(ids, None)
             self._background.schedule(
@@ -358,7 +358,7 @@ class Summarize(MessagesNode):
             return False
         state = head.values
         messages = read_messages(state, self.messages_key)
-        selection = self._with_lower_trigger()._select_from_messages(messages, state)
+        selection = self._copy_with_lower_trigger()._select_from_messages(messages, state)
         if not selection.messages:
             return False
         previous = read_summary(read_channel(state, SUMMARY))
@@ -370,7 +370,7 @@ class Summarize(MessagesNode):
         )
         return await store_summary(thread, head, self.messages_key, writes)
 
-    def _with_lower_trigger(self) -> Self:
+    def _copy_with_lower_trigger(self) -> Self:
         """Return a copy of the node with a trigger that is lowered to three quarters."""
         early = copy(self)
         early.trigger = self.trigger[0] * _BACKGROUND_SHARE, self.trigger[1] * _BACKGROUND_SHARE
@@ -400,7 +400,7 @@ class Summarize(MessagesNode):
         """Return whether the node would summarise a part of the newest turn."""
         return bool(self._select_from_state(state).steps)
 
-    def skip_turn(self, state: Any) -> None:
+    def stop_summarizing_in_current_turn(self, state: Any) -> None:
         """Prevent the node from summarising messages in the current turn.
 
         A caller uses this method if a learner or a model has failed during the turn, so that no

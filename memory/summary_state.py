@@ -49,30 +49,30 @@ class Summary(TypedDict):
     answered: NotRequired[str]
 
 
-def merge_summaries(left: Any, right: Any) -> Any:
+def merge_summaries(current_summary: Any, new_summary: Any) -> Any:
     """Merge two values of the channel `summary`. `merge_summaries` is the reducer of this channel.
 
-    The result is usually the new summary `right`.
+    The result is usually the new summary `new_summary`.
 
     Subgraphs that run in parallel and share the channel `summary` return two summaries in the same
     superstep. If one of the two summaries extends the other, the longer summary is returned. If the
     two summaries were made independently from the same previous summary, their texts are joined.
     """
-    ours, theirs = _get_digests(left), _get_digests(right)
+    ours, theirs = _get_digests(current_summary), _get_digests(new_summary)
     if not ours or not theirs or ours[-1] in theirs:
-        return right
+        return new_summary
     if theirs[-1] in ours:
-        return left
+        return current_summary
     our_digests = set(ours)
     added = [digest for digest in theirs if digest not in our_digests]
     summary = Summary(
-        text=f"{left['text']}\n\n{right['text']}",
-        last=right["last"],
-        count=left["count"] + len(added),
+        text=f"{current_summary['text']}\n\n{new_summary['text']}",
+        last=new_summary["last"],
+        count=current_summary["count"] + len(added),
         digests=[*ours, *added][-_MAX_DIGESTS:],
     )
-    if right.get("answered") is not None:
-        summary["answered"] = right["answered"]
+    if new_summary.get("answered") is not None:
+        summary["answered"] = new_summary["answered"]
     return summary
 
 

@@ -35,8 +35,8 @@ from perdure.memory.records import (
     WATERMARKS,
     Role,
     StoreAdapter,
-    build_note_put,
     build_notes_namespace,
+    build_unsearched_permanent_note_put,
 )
 from perdure.stores.base import Namespace, PutItem
 
@@ -190,7 +190,10 @@ async def read_channel_values(saver: Any, head: CheckpointTuple) -> dict[str, An
 
 
 async def read_history(
-    saver: Any, thread_id: str, channel: str = "messages", timed_ids: Collection[str] = ()
+    saver: Any,
+    thread_id: str,
+    channel: str = "messages",
+    ids_with_known_times: Collection[str] = (),
 ) -> ThreadHistory:
     """Read the messages of a thread.
 
@@ -198,13 +201,13 @@ async def read_history(
         saver: The checkpointer.
         thread_id: The thread.
         channel: The channel of the messages.
-        timed_ids: Ids of messages whose times need not be read.
+        ids_with_known_times: Ids of messages whose times need not be read.
 
     Raises:
         UnknownThread: There is no such thread.
     """
     if hasattr(saver, "history") and hasattr(saver, "checkpoints"):
-        return await _read_perdure_history(saver, thread_id, channel, timed_ids)
+        return await _read_perdure_history(saver, thread_id, channel, ids_with_known_times)
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
     head = await call_method(saver, "get_tuple", config)
     if head is None:
@@ -299,17 +302,19 @@ async def _list_checkpoints(saver: Any, thread_id: str, limit: int | None) -> li
     return infos
 
 
-def _select_latest_versions(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessage]:
+def _select_latest_versions(
+    versions_with_is_in_state: Iterable[tuple[ThreadMessage, bool]],
+) -> list[ThreadMessage]:
     """Select one version of each message. Return the versions in the order of first occurrence.
 
-    `versions` contains pairs of a message version and a flag, which says whether the current state
-    may contain that version. The last unshortened version in the state is selected. If the state
-    contains only shortened versions of a message, the last unshortened version outside the state is
-    selected.
+    `versions_with_is_in_state` contains pairs of a message version and a flag, which says whether
+    the current state may contain that version. The last unshortened version in the state is
+    selected. If the state contains only shortened versions of a message, the last unshortened
+    version outside the state is selected.
     """
     latest: dict[str, ThreadMessage] = {}
     settled_ids: set[str] = set()
-    for message, is_in_state in versions:
+    for message, is_in_state in versions_with_is_in_state:
         if message.id not in latest or not (message.is_shortened or message.id in settled_ids):
             latest[message.id] = message
         if is_in_state and not message.is_shortened:
@@ -515,7 +520,9 @@ class Watermark:
             build_notes_namespace(WATERMARKS, namespace),
             _build_watermark_key(self.extractor, thread_id),
         )
-        return build_note_put(namespace_of_note, key, value, if_version=self.version)
+        return build_unsearched_permanent_note_put(
+            namespace_of_note, key, value, if_version=self.version
+        )
 
 
 # Converts the values of notes to watermarks and back.

@@ -411,7 +411,7 @@ def _build_arguments_model(schema: type[BaseModel] | None, *, has_team: bool) ->
     memory_type: Any = str | None
     if schema is not None:
         optional: Any = schema | None
-        memory_type = Annotated[optional, BeforeValidator(_parse_memory_argument)]
+        memory_type = Annotated[optional, BeforeValidator(_parse_memory_argument_as_fields)]
     fields: dict[str, Any] = {
         "action": (action, ...),
         TEXT if schema is None else "memory": (
@@ -430,7 +430,7 @@ def _clean_action(action: Any) -> Any:
     return action.strip(_STRAY_CHARS).lower() if isinstance(action, str) else action
 
 
-def _parse_memory_argument(memory: Any) -> Any:
+def _parse_memory_argument_as_fields(memory: Any) -> Any:
     """Parse a memory that a model wrote as a string, either JSON or plain text."""
     if not isinstance(memory, str):
         return memory

@@ -234,27 +234,31 @@ class Trim(MessagesNode):
         self,
         model_input: ModelInput,
         counter: TokenCounter,
-        reserve: float = 0,
-        measure: Measure | None = None,
+        reserved_tokens: float = 0,
+        count_message_tokens: Measure | None = None,
     ) -> ModelInput:
-        """Return the part of `model_input` that fits into the budget minus `reserve` tokens.
+        """Return the part of `model_input` that fits into the budget minus `reserved_tokens`.
 
-        `measure` returns the number of tokens of a message. The default is
+        `count_message_tokens` returns the number of tokens of a message. The default is
         `counter.message_counter`.
         """
-        measure = measure or counter.message_counter
-        fixed = (counter.count_fixed_tokens(self._tools) + self._prompt) * counter.scale + reserve
+        count_message_tokens = count_message_tokens or counter.message_counter
+        fixed = (
+            counter.count_fixed_tokens(self._tools) + self._prompt
+        ) * counter.scale + reserved_tokens
         options = self.strategy, self.start_on, self._adds_left_out_line
-        window = select_turns(model_input, self.size - fixed, measure, *options)
+        window = select_turns(model_input, self.size - fixed, count_message_tokens, *options)
         shortens_for_line = self.allow_partial and self._adds_left_out_line and window.left_out > 0
         if window.excess <= 0 and not shortens_for_line:
             return replace(model_input, turns=iter(window.turns))
         required = [message for unit in window.required_units for message in unit]
-        room = sum(map(measure, required)) - max(0, window.excess)
+        room = sum(map(count_message_tokens, required)) - max(0, window.excess)
         shortened = None
         if shortens_for_line:
-            line = measure(add_left_out_line(required[0], window.left_out)) - measure(required[0])
-            shortened = _shorten_to_fit(required, room - line, measure)
+            line = count_message_tokens(
+                add_left_out_line(required[0], window.left_out)
+            ) - count_message_tokens(required[0])
+            shortened = _shorten_to_fit(required, room - line, count_message_tokens)
             shortened = shortened and [
                 add_left_out_line(shortened[0], window.left_out),
                 *shortened[1:],
@@ -262,10 +266,12 @@ class Trim(MessagesNode):
         if shortened is None and window.excess <= 0:
             return replace(model_input, turns=iter(window.turns))
         if shortened is None and self.allow_partial:
-            shortened = _shorten_to_fit(required, room, measure)
+            shortened = _shorten_to_fit(required, room, count_message_tokens)
         if shortened is None:
-            parts = [*iter_system_message_tokens(model_input, measure)]
-            parts += [(f"{message.type} message", measure(message)) for message in required]
+            parts = [*iter_system_message_tokens(model_input, count_message_tokens)]
+            parts += [
+                (f"{message.type} message", count_message_tokens(message)) for message in required
+            ]
             parts.append(("fixed part of the request with its tools", fixed))
             raise build_budget_error(
                 self.size, parts, _SEND_LESS if self.allow_partial else _ALLOW_PARTIAL

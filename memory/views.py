@@ -36,6 +36,8 @@ from perdure.memory.options import check_instance, check_text
 from perdure.memory.summary import HEADING
 from perdure.memory.tokens import TokenCounter, token_counter
 
+RequestPart = str
+TokenCount = int
 # Keys in content blocks whose values may be the binary data of an image or a file.
 _DATA_KEYS: Final = {"base64", "data", "file_data", "image_url", "url"}
 # Maximum number of characters of a value under one of the keys in `_DATA_KEYS`. A longer value is
@@ -177,7 +179,7 @@ class ModelView:
     tools: int
 
     @property
-    def parts(self) -> dict[str, int]:
+    def parts(self) -> dict[RequestPart, TokenCount]:
         """The number of tokens of each part of the request, except parts without tokens.
 
         The parts of system messages are `"summary"`, `"memories"`, `"profile"`, `"examples"`, and

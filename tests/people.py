@@ -151,7 +151,7 @@ def accept_run(
     due = now + delay_s if delay_s else None
     row = RunRow(live, now, now, about, request=asked, not_before=due)
     accepted, _ = asyncio.run(
-        RunTable(saver).accept_run(
+        RunTable(saver).accept_run_and_list_live_run_ids(
             row, reject_if_busy=False, cancel_action=None, stores_events=True
         )
     )

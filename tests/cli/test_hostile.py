@@ -214,7 +214,9 @@ async def run_and_schedule(saver: SQLiteCheckpointer) -> None:
     live = LiveRun(THREAD, 0, 0, f"run {NAME}", "pending", "", NAME, 1, None)
     about = {"assistant_id": NAME, "user": NAME, "person": NAME, "metadata": {}}
     row = RunRow(live, now, now, about, request={})
-    accepted, _ = await table.accept_run(row, reject_if_busy=False, cancel_action=None)
+    accepted, _ = await table.accept_run_and_list_live_run_ids(
+        row, reject_if_busy=False, cancel_action=None
+    )
     assert accepted is not None
     await table.end_run(accepted, "error", {"error": NAME, "message": SPOKEN})
     payload = {"assistant_id": NAME, "schedule": NAME, "timezone": NAME}

@@ -44,7 +44,7 @@ def list_crons(saver: Saver) -> list[CronRow]:
 def accept_due_run(saver: Saver, due: DueCron) -> LiveRun | None:
     live = LiveRun("t", 0, 0, str(uuid4()), "pending", "me", "chat", 1, None)
     row = RunRow(live, 1.0, 1.0, {"metadata": {}}, request=asked("hi"))
-    accepting = RunTable(saver).accept_run(
+    accepting = RunTable(saver).accept_run_and_list_live_run_ids(
         row, reject_if_busy=False, cancel_action=None, due_cron=due
     )
     return asyncio.run(accepting)[0]

@@ -36,7 +36,9 @@ def steps(saver: SQLiteCheckpointer, thread_id: str, many: int) -> None:
 def accept(saver: SQLiteCheckpointer, thread_id: str, **more: Any) -> LiveRun:
     live = LiveRun(thread_id, 0, 0, "r", "pending", "me", "graph", 1, None)
     row = RunRow(live, 1.0, 1.0, {"metadata": {}}, request={}, **more)
-    accepting = RunTable(saver).accept_run(row, reject_if_busy=False, cancel_action=None)
+    accepting = RunTable(saver).accept_run_and_list_live_run_ids(
+        row, reject_if_busy=False, cancel_action=None
+    )
     accepted, _ = asyncio.run(accepting)
     assert accepted is not None
     return accepted

@@ -61,7 +61,7 @@ def accept(
     now = time.time()
     row = RunRow(live, now, now, about, request=request or asked("hi"), not_before=not_before)
     return asyncio.run(
-        RunTable(saver).accept_run(
+        RunTable(saver).accept_run_and_list_live_run_ids(
             row, reject_if_busy=rejects, cancel_action=cancels, stores_events=events
         )
     )
@@ -303,7 +303,7 @@ def test_runs_of_threads_are_listed_newest_first(talked: Saver) -> None:
     everything = ThreadQuery(is_exact=True)
 
     def newest(query: ThreadQuery, status: str | None, *page: int) -> list[tuple[str, bool]]:
-        listed = asyncio.run(table.search_runs(query, status, *page))
+        listed = asyncio.run(table.search_runs_with_is_last_flags(query, status, *page))
         return [(row.live.run_id, is_last) for row, is_last in listed]
 
     assert newest(everything, None, 9, 0) == [

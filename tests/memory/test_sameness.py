@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.memory.sameness import is_equivalent_text, is_same_normalized_text
+from perdure.memory.sameness import is_same_normalized_text, is_text_stating_same_fact
 from perdure.stores.normal_form import hash_normal_form
 
 PAIRS = Path(__file__).parents[2] / "benchmarks" / "data" / "paraphrases.jsonl"
@@ -56,7 +56,7 @@ def test_capitals_punctuation_and_spaces_make_no_difference(a: str, b: str) -> N
     """Texts that differ in these only are the same, and have the same digest."""
     assert is_same_normalized_text(a, b)
     assert hash_normal_form(a) == hash_normal_form(b)
-    assert is_equivalent_text(a, b)
+    assert is_text_stating_same_fact(a, b)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_signs_that_mean_something_make_one(a: str, b: str) -> None:
     """A decimal point, a minus, a sign of a name, a thumb."""
     assert not is_same_normalized_text(f"It is {a}", f"It is {b}")
     assert hash_normal_form(f"It is {a}") != hash_normal_form(f"It is {b}")
-    assert not is_equivalent_text(f"It is {a}", f"It is {b}")
+    assert not is_text_stating_same_fact(f"It is {a}", f"It is {b}")
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_signs_that_mean_something_make_one(a: str, b: str) -> None:
 )
 def test_near_words_and_moved_ones_make_no_difference(a: str, b: str) -> None:
     """In both directions; such texts are not the same letter for letter."""
-    assert is_equivalent_text(a, b)
-    assert is_equivalent_text(b, a)
+    assert is_text_stating_same_fact(a, b)
+    assert is_text_stating_same_fact(b, a)
     assert not is_same_normalized_text(a, b)
 
 
@@ -145,15 +145,15 @@ def test_near_words_and_moved_ones_make_no_difference(a: str, b: str) -> None:
 )
 def test_what_carries_meaning_keeps_texts_apart(a: str, b: str) -> None:
     """Negations, numbers, dates, names, tenses, directions, who does what to whom."""
-    assert not is_equivalent_text(a, b)
-    assert not is_equivalent_text(b, a)
+    assert not is_text_stating_same_fact(a, b)
+    assert not is_text_stating_same_fact(b, a)
 
 
 def test_one_more_word_is_news_in_a_long_text_too() -> None:
     """A text that says something more is no duplicate, however much it repeats."""
     long = "She has told me at length about the garden behind the old house by the river where " * 3
 
-    assert not is_equivalent_text(long, f"{long} roses grow")
+    assert not is_text_stating_same_fact(long, f"{long} roses grow")
 
 
 def test_a_text_of_marks_alone_is_gone_over_once() -> None:
@@ -166,8 +166,8 @@ def test_a_text_of_marks_alone_is_gone_over_once() -> None:
 @given(SENTENCES, SENTENCES)
 def test_equivalence_is_symmetric(a: str, b: str) -> None:
     """Whatever two texts are; what is the same is equivalent, and has the same digest."""
-    assert is_equivalent_text(a, b) == is_equivalent_text(b, a)
-    assert is_equivalent_text(a, b) or not is_same_normalized_text(a, b)
+    assert is_text_stating_same_fact(a, b) == is_text_stating_same_fact(b, a)
+    assert is_text_stating_same_fact(a, b) or not is_same_normalized_text(a, b)
     assert is_same_normalized_text(a, b) == (hash_normal_form(a) == hash_normal_form(b))
 
 
@@ -175,7 +175,7 @@ def test_equivalence_is_symmetric(a: str, b: str) -> None:
 def test_any_text_has_a_digest_and_is_the_same_as_itself(text: str) -> None:
     """No text breaks it; upper case and lower case of English are one."""
     assert is_same_normalized_text(text, text)
-    assert is_equivalent_text(text, text)
+    assert is_text_stating_same_fact(text, text)
     assert len(hash_normal_form(text)) == 32
 
 
@@ -196,7 +196,7 @@ def test_changes_are_kept_apart() -> None:
     found: dict[str, list[bool]] = {}
     for line in PAIRS.read_text("utf-8").splitlines():
         pair = json.loads(line)
-        found.setdefault(pair["kind"], []).append(is_equivalent_text(pair["a"], pair["b"]))
+        found.setdefault(pair["kind"], []).append(is_text_stating_same_fact(pair["a"], pair["b"]))
     paraphrases = found.pop("paraphrase")
 
     assert len(paraphrases) >= 100

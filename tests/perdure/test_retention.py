@@ -298,13 +298,13 @@ def test_a_thread_that_goes_on_meanwhile_stays(
     """Between the look at it and the transaction that would delete it."""
     saver, store = parts
     talk(saver, "t", 30)
-    write = saver._maintenance.execute_deletion
+    write = saver._maintenance.delete_and_drop_cached_thread
 
     def late(*args: Any) -> Any:
         talk(saver, "t", 0)
         return write(*args)
 
-    monkeypatch.setattr(saver._maintenance, "execute_deletion", late)
+    monkeypatch.setattr(saver._maintenance, "delete_and_drop_cached_thread", late)
     assert retention.apply(Rules(idle_days=7), saver, store).count("idle threads") == 0
     assert checkpoints(saver) == {"t": 8}
 

@@ -287,7 +287,7 @@ def test_a_run_that_was_rolled_back_while_it_waited_does_not_begin(
 ) -> None:
     """The first run ends before its server learns that the second one is gone."""
     hold_end(monkeypatch, gate)
-    accept = RunTable.accept_run
+    accept = RunTable.accept_run_and_list_live_run_ids
 
     async def accept_late(self: RunTable, row: Any, **options: Any) -> Any:
         accepted = await accept(self, row, **options)
@@ -298,7 +298,7 @@ def test_a_run_that_was_rolled_back_while_it_waited_does_not_begin(
             await asyncio.sleep(0.05)
         return accepted
 
-    monkeypatch.setattr(RunTable, "accept_run", accept_late)
+    monkeypatch.setattr(RunTable, "accept_run_and_list_live_run_ids", accept_late)
     with served(db) as (client, _):
         started(client, "first")
         assert gate.reached.wait(60)

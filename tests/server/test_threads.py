@@ -48,7 +48,9 @@ async def accepted(saver: Checkpointer, thread_id: str) -> tuple[RunTable, LiveR
     """A run that is under way on a thread, of nobody."""
     live, table = LiveRun(thread_id, 0, 0, "a run", "pending", "", "chat", 1, None), RunTable(saver)
     row = RunRow(live, 0.0, 0.0, {}, request={})
-    made, _ = await table.accept_run(row, reject_if_busy=True, cancel_action=None)
+    made, _ = await table.accept_run_and_list_live_run_ids(
+        row, reject_if_busy=True, cancel_action=None
+    )
     assert made is not None
     return table, made
 

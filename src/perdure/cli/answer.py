@@ -34,7 +34,8 @@ from perdure.errors import (
 if TYPE_CHECKING:
     from langgraph_sdk.client import SyncLangGraphClient
 
-    from perdure.checkpointers import Checkpointer, ThreadHead
+    from perdure.checkpointers import ThreadHead
+    from perdure.checkpointers.checkpointer import Checkpointer
 
 # Maximum number of seconds to wait until another run of the thread ends.
 _LOCK_TIMEOUT_S: Final = 30
@@ -360,7 +361,7 @@ async def _resume_run(
                 resume=resume_value if question_id is None else {question_id: resume_value}
             )
             options: dict[str, Any] = {
-                "context": _build_run_context(graph, person),
+                "context": _build_context_with_person(graph, person),
                 "durability": "sync",
             }
             try:
@@ -449,7 +450,7 @@ def _find_person(saver: Checkpointer, head: ThreadHead) -> Any:
     return head.metadata.get("owner")
 
 
-def _build_run_context(graph: Any, person: Any) -> Any:
+def _build_context_with_person(graph: Any, person: Any) -> Any:
     """Build the context of a resumed run, which contains the id of the thread's person.
 
     Return None if the graph's context schema has no field `user_id`.

@@ -103,7 +103,7 @@ def chat(
             _extract_memories(database)
             stack.callback(_extract_memories, database)
         _resume_thread(session)
-        for text in [message] if message is not None else _iter_typed_messages(thread):
+        for text in [message] if message is not None else _iter_messages_typed_by_user(thread):
             update = {"messages": [{"role": "user", "content": text}]}
             session.run_turn(update, "Your message is stored; start the chat again for an answer")
 
@@ -285,7 +285,7 @@ def _resume_thread(session: _ChatSession) -> None:
         session.run_turn(None, "The last turn is still unfinished, and no new message was sent")
 
 
-def _iter_typed_messages(thread_id: str) -> Iterator[str]:
+def _iter_messages_typed_by_user(thread_id: str) -> Iterator[str]:
     """Yield each line that the user types as a message, until /quit or the end of input.
 
     Blank lines are skipped, and /help prints the help.

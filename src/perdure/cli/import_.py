@@ -536,13 +536,13 @@ def _collect_conversations_if_any(
     from perdure.memory.message_forms import is_message
 
     is_object = isinstance(value, dict)
-    if is_object and depth == _MAX_DEPTH and parts.archive.add_line(value):
+    if is_object and depth == _MAX_DEPTH and parts.archive.add_line_if_in_archive(value):
         pass
     elif is_object and (read := _find_conversation_builder(value)) is not None:
         parts.reader.conversations.append(read(value))
     elif is_object and (read_texts := _find_text_reader(value)) is not None:
         parts.reader.texts.extend(read_texts(value))
-    elif is_object and depth == _MAX_DEPTH and parts.sessions.add_line(value):
+    elif is_object and depth == _MAX_DEPTH and parts.sessions.add_line_if_in_session(value):
         pass
     elif is_object and is_batch_line(value):
         parts.reader.batches.add_line(

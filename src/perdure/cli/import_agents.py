@@ -71,7 +71,7 @@ class SessionsReader:
         # Maps the id of a message to the title of the session that contains the message.
         self._summaries: dict[str, str] = {}
 
-    def add_line(self, line: Mapping[str, Any]) -> bool:
+    def add_line_if_in_session(self, line: Mapping[str, Any]) -> bool:
         """Add a line that belongs to a session. Return False for any other line."""
         kind = line.get("type")
         if kind in _CODEX_LINE_TYPES and isinstance(line.get("payload"), dict):

@@ -29,7 +29,7 @@ class ArchiveLines:
         self._user = ""
         self._items: list[Mapping[str, Any]] = []
 
-    def add_line(self, value: Mapping[str, Any]) -> bool:
+    def add_line_if_in_archive(self, value: Mapping[str, Any]) -> bool:
         """Add a line of an archive. Return False if the line is a thread or not from an archive."""
         if is_archive_header(value):
             self.is_archive, self._user = True, value["user"]

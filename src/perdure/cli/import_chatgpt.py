@@ -366,14 +366,14 @@ def _find_deep_research_report(part: _MessagePart) -> _MessagePart | None:
     report = _MessagePart("assistant", "", _REPORT_KIND, content, meta, created_at, False)
     if not report.plain_text.strip():
         return None
-    report.text = report.plain_text + _format_uncited_sources(meta, report.plain_text)
+    report.text = report.plain_text + _list_sources_not_cited_in_report(meta, report.plain_text)
     return report
 
 
-def _format_uncited_sources(meta: Mapping[str, Any], text: str) -> str:
+def _list_sources_not_cited_in_report(report_metadata: Mapping[str, Any], text: str) -> str:
     """Return a list of the sources that a report does not cite, to be put after its text."""
     lines: dict[str, None] = {}
-    for reference in get_by_path(meta, list, "content_references"):
+    for reference in get_by_path(report_metadata, list, "content_references"):
         matched = get_by_path(reference, str, "matched_text")
         if matched.strip() and matched in text:
             continue

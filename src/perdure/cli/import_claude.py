@@ -161,7 +161,7 @@ def _iter_attachments(message: Mapping[str, Any]) -> Iterator[_MessagePiece]:
 def _iter_blocks(
     message: Mapping[str, Any], key: str, conversation: Conversation
 ) -> Iterator[_MessagePiece]:
-    """Yield a `_Piece` for each content block of a message that is imported."""
+    """Yield a `_MessagePiece` for each content block of a message that is imported."""
     for block in get_by_path(message, list, "content") or [message.get("text")]:
         block = block if isinstance(block, dict) else {"type": "text", "text": block}
         kind, text = block.get("type"), block.get("text")

@@ -172,7 +172,7 @@ async def _find_runs(
     query = ThreadQuery(ids=None if thread_id is None else [thread_id])
     persons: dict[str, str] = {}  # The person of each thread, by the id of the thread.
     while len(matches) < limit:
-        page = await run_table.search_runs(query, status, limit, offset)
+        page = await run_table.search_runs_with_is_last_flags(query, status, limit, offset)
         for row, _ in page:
             row_thread_id = row.live.thread_id
             if user is not None and row_thread_id not in persons:

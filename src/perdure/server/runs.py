@@ -425,7 +425,8 @@ class Runs:
                 `Run.protocol`.
             temporary: Whether the thread is deleted at the end of the run.
             recorded: Whether the events are stored, for readers on any server.
-            due: The cron that starts the run, or None; see `RunTable.accept_run`.
+            due: The cron that starts the run, or None; see
+                `RunTable.accept_run_and_list_live_run_ids`.
             sender: The sender of the run, or None for the user of the call.
             person: The person whose memories the run will use, as far as known before the start.
 
@@ -466,7 +467,7 @@ class Runs:
         try:
             cancel_action = None if not_before else CANCEL_ACTIONS.get(strategy)
             is_rejecting = strategy == "reject"
-            accepted, live_ids = await runs.table.accept_run(
+            accepted, live_ids = await runs.table.accept_run_and_list_live_run_ids(
                 row,
                 reject_if_busy=is_rejecting,
                 cancel_action=cancel_action,

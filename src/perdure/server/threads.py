@@ -517,7 +517,9 @@ class Threads:
         table, sql_query = RunTable(self._saver), self._build_sql_query_for_permitted_threads(query)
         matching: list[tuple[RunRow, bool, Thread]] = []
         for start in count(0, _RUNS_PER_READ):
-            page = await table.search_runs(sql_query, status, _RUNS_PER_READ, start)
+            page = await table.search_runs_with_is_last_flags(
+                sql_query, status, _RUNS_PER_READ, start
+            )
             ids = [*{row.live.thread_id for row, _ in page}]
             threads_by_id = {
                 thread["thread_id"]: thread
@@ -648,7 +650,7 @@ def _choose_client_metadata_and_run_status(
     client = thread.client or ClientMetadata({})
     if not client.is_reserved or thread.head_metadata is None:
         return client, thread.last_run_status
-    if thread.uses_client_metadata:
+    if thread.is_described_by_client_metadata:
         return client._replace(is_reserved=False), thread.last_run_status
     return ClientMetadata({}), "idle"
 
@@ -664,7 +666,7 @@ def _is_unchanged(thread: ListedThread, status: RunStatus) -> bool:
 def _build_thread(thread: ListedThread) -> Thread:
     """Return a thread in the form of langgraph's API."""
     status = _choose_status(
-        thread.status, thread.last_run_status if thread.uses_client_metadata else "idle"
+        thread.status, thread.last_run_status if thread.is_described_by_client_metadata else "idle"
     )
     ttl = thread.ttl and {
         "strategy": "keep_latest" if thread.ttl.keeps_latest else "delete",
