@@ -42,7 +42,7 @@ from perdure.stores import Provenance, SQLiteStore
 from perdure.stores.whole_store import WholeStore
 from tests import backends, postgres_server, store_backends
 from tests.cli.commands import error, read, run
-from tests.contracts.puts import at, put
+from tests.contracts.puts import config_at, put
 from tests.contracts.test_import import build, everything
 from tests.contracts.test_runs import accepted
 from tests.contracts.test_runs import of as of_thread
@@ -260,13 +260,13 @@ def test_a_copy_knows_what_was_erased(target: str, database: Any) -> None:
     message = HumanMessage("what a run still holds", id="m0")
     for thread in ("erased", "deleted"):
         put(old.saver, {"messages": [message]}, thread=thread, uid="one")
-    before = old.saver.get_tuple(at("erased"))
+    before = old.saver.get_tuple(config_at("erased"))
     old.saver.erase("erased", ["m0"])
     old.saver.delete_thread("deleted")
     copy(old, new)
     put(new.saver, {"messages": [message]}, before.config)
     with pytest.raises(ThreadDeleted):
-        put(new.saver, {"messages": [message]}, at("deleted", uid="one"))
+        put(new.saver, {"messages": [message]}, config_at("deleted", uid="one"))
 
     assert new.saver.history("erased") == []
 

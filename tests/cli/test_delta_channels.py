@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import InvalidMessages
 from tests.cli.commands import attempt, read, run
-from tests.contracts.puts import at
+from tests.contracts.puts import config_at
 
 
 def by_id(state: Any, updates: Sequence[Any]) -> Any:
@@ -46,11 +46,11 @@ def talk(thread: str, *texts: str, removed: int = 0) -> None:
     with SQLiteCheckpointer.open(os.environ["PERDURE_DB"]) as saver:
         graph = builder.compile(checkpointer=saver)
         for text in texts:
-            graph.invoke({"messages": [HumanMessage(text)], "words": [text]}, at(thread))
-        ids = [message.id for message in graph.get_state(at(thread)).values["messages"]]
+            graph.invoke({"messages": [HumanMessage(text)], "words": [text]}, config_at(thread))
+        ids = [message.id for message in graph.get_state(config_at(thread)).values["messages"]]
         for uid in ids[:removed]:
             update = {"messages": [RemoveMessage(uid)]}
-            graph.update_state(at(thread), update, as_node="node")
+            graph.update_state(config_at(thread), update, as_node="node")
 
 
 def test_lists_and_history(db: Path) -> None:
@@ -92,7 +92,7 @@ def test_an_export_that_lacks_messages_fails(db: Path, value: Any) -> None:
         checkpoint: Any = {**empty_checkpoint(), "channel_versions": {"messages": 1}}
         if value is not None:
             checkpoint["channel_values"] = {"messages": value}
-        saver.put(at("odd"), checkpoint, {"step": 1, "source": "update"}, {"messages": 1})
+        saver.put(config_at("odd"), checkpoint, {"step": 1, "source": "update"}, {"messages": 1})
     found = attempt("export", "--all")
 
     assert found.exit_code != 0

@@ -1,4 +1,4 @@
-"""What the tests of erasing share: all that can be read of a thread, and its raw bytes."""
+"""Helpers of the tests of erasure, which read a whole thread and the raw bytes of a database."""
 
 from __future__ import annotations
 
@@ -17,38 +17,40 @@ from perdure.checkpointers import ErasureReport, SQLiteCheckpointer
 from perdure.checkpointers.address import REMOVALS_KEY
 from perdure.checkpointers.postgres import PostgresCheckpointer
 from perdure.storage.flow import fetch_rows
-from tests.contracts.puts import at, shape
+from tests.contracts.puts import config_at, render_with_types
 
 Saver = SQLiteCheckpointer
 SECRET = "the harbour master's safe opens at nine"
 
 
-def human(uid: str, text: str = "") -> HumanMessage:
+def human_message(uid: str, text: str = "") -> HumanMessage:
     return HumanMessage(text or f"says {uid}", id=uid)
 
 
-doomed = human("a", SECRET)
+doomed_message = human_message("a", SECRET)
 
 
-def awaited(saver: Saver, *args: Any) -> ErasureReport:
+def erase_async(saver: Saver, *args: Any) -> ErasureReport:
     return asyncio.run(saver.aerase(*args))
 
 
 Erase = Callable[..., ErasureReport]
-DOORS: dict[str, Erase] = {"erase": Saver.erase, "aerase": awaited}
-both_doors = pytest.mark.parametrize("erase", DOORS.values(), ids=DOORS.keys())
+ERASE_METHODS: dict[str, Erase] = {"erase": Saver.erase, "aerase": erase_async}
+both_erase_methods = pytest.mark.parametrize(
+    "erase", ERASE_METHODS.values(), ids=ERASE_METHODS.keys()
+)
 
 
-def raw(saver: Saver) -> bytes:
-    """All bytes of a database and what lies beside it; of Postgres, of all rows."""
+def read_raw_bytes(saver: Saver) -> bytes:
+    """Return all bytes of the files of a SQLite database, or of all rows of a Postgres schema."""
     if isinstance(saver, PostgresCheckpointer):
-        return b"\n".join(b"\t".join(map(_field, row)) for row in _rows(saver))
+        return b"\n".join(b"\t".join(map(_encode_field, row)) for row in _iter_rows(saver))
     path = Path(saver.database.path)
     files = [*path.parent.glob(f"{path.name}*")] if saver.database.path != ":memory:" else []
     return b"".join(file.read_bytes() for file in files)
 
 
-def _rows(saver: Saver) -> Iterator[Sequence[Any]]:
+def _iter_rows(saver: Saver) -> Iterator[Sequence[Any]]:
     def read(sql: str) -> Any:
         return saver.database.read(lambda: fetch_rows(sql))
 
@@ -57,17 +59,20 @@ def _rows(saver: Saver) -> Iterator[Sequence[Any]]:
         yield from read(f"SELECT * FROM {table}")
 
 
-def _field(value: Any) -> bytes:
+def _encode_field(value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
-def everything(saver: Saver, thread: str = "t") -> str:
-    """All that can be read of a thread, without how many removals a checkpoint leaves out."""
+def render_thread(saver: Saver, thread: str = "t") -> str:
+    """Render everything that can be read from a thread, except the counts of removals."""
     infos = saver.checkpoints(thread)
     channels = {channel for info in infos for channel in info.counts} | {"messages"}
-    return shape(
+    return render_with_types(
         [
-            [[_address(found.config), *found[1:]] for found in saver.list(at(thread))],
+            [
+                [_without_removals_key(record.config), *record[1:]]
+                for record in saver.list(config_at(thread))
+            ],
             [info.metadata for info in infos],
             [
                 item.value
@@ -84,5 +89,5 @@ def everything(saver: Saver, thread: str = "t") -> str:
     )
 
 
-def _address(config: RunnableConfig) -> dict[str, Any]:
+def _without_removals_key(config: RunnableConfig) -> dict[str, Any]:
     return {name: value for name, value in config["configurable"].items() if name != REMOVALS_KEY}

@@ -10,7 +10,7 @@ from typing import Any
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
-from tests.contracts.puts import shape
+from tests.contracts.puts import render_with_types
 
 PAD = "x" * 160  # more than stands in place, so that each element is an item of its own
 SPLIT = ("messages", "notes", "facts")  # channels whose history is kept
@@ -25,8 +25,8 @@ def items_of(channel: str, value: Any) -> list[tuple[str, str]]:
     """The items a value is stored as."""
     parts = list(map(list, value.items())) if isinstance(value, dict) else value
     if isinstance(parts, list):
-        return [(channel, shape(part)) for part in parts]
-    return [(channel, shape(value))] if value == PAD else []
+        return [(channel, render_with_types(part)) for part in parts]
+    return [(channel, render_with_types(value))] if value == PAD else []
 
 
 @dataclass

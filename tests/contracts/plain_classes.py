@@ -1,4 +1,4 @@
-"""Plain data classes of every kind, and a codec that rebuilds them."""
+"""Data classes of every kind, and a codec that rebuilds their objects."""
 
 from __future__ import annotations
 
@@ -150,6 +150,6 @@ CODEC = Codec(JsonPlusSerializer(allowed_msgpack_modules=[Allowlist.LOADED]))
 STRICT = Codec(JsonPlusSerializer(allowed_msgpack_modules=None))
 
 
-def again(value: Any) -> Any:
-    """A value stored and read back."""
+def store_and_read_back(value: Any) -> Any:
+    """Encode a value and decode the bytes again."""
     return CODEC.decode(CODEC.encode(value, lambda: "value"))

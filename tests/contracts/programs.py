@@ -1,7 +1,7 @@
-"""Random courses of a graph with everything in it, and what of them can be compared.
+"""Random sequences of actions on a graph with all features, and their comparable results.
 
-A *world* is a checkpointer and the graph on it. The same actions in two worlds must leave the same
-threads behind; ids are random, so each is replaced by the number of its first appearance.
+A *world* is a checkpointer and a graph that uses it. The same actions in two worlds must produce
+equal threads. Ids are random, so each id is replaced by the number of its first occurrence.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ THREAD: Any = {"configurable": {"thread_id": "t"}}
 # -- the graph
 
 
-def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+def merge_dicts(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return {**old, **new}
 
 
@@ -38,42 +38,46 @@ class State(TypedDict):
     todo: list[str]
     log: Annotated[list[str], operator.add]
     messages: Annotated[list[AnyMessage], add_messages]
-    table: Annotated[dict[str, Any], merged]
+    table: Annotated[dict[str, Any], merge_dicts]
 
 
-class Given(TypedDict):
-    """What a subgraph is told."""
+class SubgraphInput(TypedDict):
+    """The input of a subgraph."""
 
     todo: list[str]
 
 
-class Told(TypedDict):
-    """What a subgraph gives back."""
+class SubgraphOutput(TypedDict):
+    """The output of a subgraph."""
 
     log: Annotated[list[str], operator.add]
 
 
-class Part(Given, Told):
+class SubgraphState(SubgraphInput, SubgraphOutput):
     """The state of a subgraph."""
 
-    kept: Annotated[dict[str, Any], merged]
+    kept: Annotated[dict[str, Any], merge_dicts]
 
 
 def plan(state: State) -> dict[str, Any]:
     n = len(state["log"])
-    said = AIMessage(f"plan {n}", id=f"ai{n}")
-    return {"log": [f"plan {n}"], "messages": [said], "table": {"plans": n, f"p{n % 5}": "x" * n}}
+    message = AIMessage(f"plan {n}", id=f"ai{n}")
+    return {
+        "log": [f"plan {n}"],
+        "messages": [message],
+        "table": {"plans": n, f"p{n % 5}": "x" * n},
+    }
 
 
 def route(state: State) -> list[Send | str]:
-    """Where a run goes: to all that it is told to do at once, but fails alone."""
+    """Return the nodes for all words of `todo`, in one step; if `fail` is a word, only `fail`."""
     todo = state["todo"]
     if "fail" in todo:
         return ["fail"]
-    found: list[Send | str] = [word for word in ("ask", "child", "keeper") if word in todo]
-    found += ["edit"] if EDITS.keys() & set(todo) else []
-    found += [Send("worker", {"n": n}) for n in range(3)] if "send" in todo else []
-    return found or ["finish"]
+    targets: list[Send | str] = [word for word in ("ask", "child", "keeper") if word in todo]
+    targets += ["edit"] if EDITS.keys() & set(todo) else []
+    targets += [Send("worker", {"n": n}) for n in range(3)] if "send" in todo else []
+    return targets or ["finish"]
 
 
 def worker(task: dict[str, int]) -> dict[str, Any]:
@@ -84,8 +88,8 @@ def ask(state: State) -> dict[str, Any]:
     answers = [str(interrupt({"asked at": len(state["log"])}))]
     if "twice" in state["todo"]:
         answers.append(str(interrupt("and then?")))
-    said = [HumanMessage(answer, id=f"h{len(state['log'])}.{answer}") for answer in answers]
-    return {"log": [f"told {answer}" for answer in answers], "messages": said}
+    messages = [HumanMessage(answer, id=f"h{len(state['log'])}.{answer}") for answer in answers]
+    return {"log": [f"told {answer}" for answer in answers], "messages": messages}
 
 
 def fail(state: State) -> dict[str, Any]:
@@ -94,13 +98,13 @@ def fail(state: State) -> dict[str, Any]:
     return {"log": ["mended"]}
 
 
-def _replaced(messages: list[AnyMessage]) -> list[BaseMessage]:
+def _replace_first_message(messages: list[AnyMessage]) -> list[BaseMessage]:
     return [HumanMessage("said otherwise", id=message.id) for message in messages[:1]]
 
 
 EDITS: dict[str, Callable[[list[AnyMessage]], list[BaseMessage]]] = {
     "remove": lambda messages: [RemoveMessage(id=str(m.id)) for m in messages[:1]],
-    "replace": _replaced,
+    "replace": _replace_first_message,
     "again": lambda messages: [
         *(RemoveMessage(id=str(m.id)) for m in messages[1:2]),
         *messages[1:2],
@@ -118,29 +122,29 @@ def finish(state: State) -> dict[str, Any]:
     return {"log": ["finish"], "todo": []}
 
 
-def part(name: str, checkpointer: Literal[True] | None) -> Any:
-    """A subgraph of two nodes; the second asks if the run is told so."""
+def build_subgraph(name: str, checkpointer: Literal[True] | None) -> Any:
+    """Build a subgraph of two nodes; the second one interrupts if `todo` contains its question."""
 
-    def first(state: Part) -> dict[str, Any]:
+    def first(state: SubgraphState) -> dict[str, Any]:
         kept = len(state.get("kept", {}))
         return {"log": [f"{name} has {kept}"], "kept": {f"{name} {kept}": kept}}
 
-    def second(state: Part) -> dict[str, Any]:
+    def second(state: SubgraphState) -> dict[str, Any]:
         word = interrupt(f"{name} asks") if f"{name} asks" in state["todo"] else "nothing"
         return {"log": [f"{name} hears {word}"], "kept": {str(word): 0}}
 
-    builder = StateGraph(Part, input_schema=Given, output_schema=Told)
+    builder = StateGraph(SubgraphState, input_schema=SubgraphInput, output_schema=SubgraphOutput)
     builder.add_node("first", first).add_node("second", second)
     builder.add_edge(START, "first").add_edge("first", "second")
     return builder.compile(checkpointer=checkpointer)
 
 
-def built(saver: Any) -> Any:
-    """The graph."""
+def build_graph(saver: Any) -> Any:
+    """Build the graph that all worlds use."""
     builder: Any = StateGraph(State)
     nodes: dict[str, Any] = {
         **{"plan": plan, "worker": worker, "ask": ask, "fail": fail, "edit": edit},
-        **{"child": part("child", None), "keeper": part("keeper", True)},
+        **{"child": build_subgraph("child", None), "keeper": build_subgraph("keeper", True)},
     }
     for name, node in nodes.items():
         builder.add_node(name, node)
@@ -157,73 +161,75 @@ def built(saver: Any) -> Any:
 
 @dataclass(frozen=True)
 class Turn:
-    """An input, from the head or (`at`) from the checkpoint of that place in the history."""
+    """A run with an input, from the head or from the checkpoint at `history_index`."""
 
     todo: list[str]
-    named: bool
+    has_message_id: bool
     blocking: bool
     durability: Durability
-    at: int | None = None
+    history_index: int | None = None
 
 
 @dataclass(frozen=True)
 class Resume:
-    """An answer to what a run asked."""
+    """A run that answers an interrupt."""
 
     answer: str
     blocking: bool
     durability: Durability
-    at: int | None = None
+    history_index: int | None = None
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A run from a checkpoint on, without an input."""
+    """A run without an input, from a checkpoint."""
 
     blocking: bool
     durability: Durability
-    at: int | None = None
+    history_index: int | None = None
 
 
 @dataclass(frozen=True)
 class Update:
-    """A person's edit, as if a node had made it."""
+    """An update of the state in the name of a node."""
 
     as_node: str | None
     word: str
     blocking: bool
-    at: int | None = None
+    history_index: int | None = None
 
 
 @dataclass(frozen=True)
 class Reopen:
-    """The process ends and another opens the file."""
+    """A restart, in which another process opens the file."""
 
 
 Action = Turn | Resume | Replay | Update | Reopen
 
-_durabilities = st.sampled_from(["sync", "async", "exit"])
-_places = st.none() | st.integers(0, 9)
-_words = ["send", "ask", "twice", "fail", *EDITS]
-_parts = ["keeper", "keeper asks", "child", "child asks", "send", "ask"]
-_answers = st.sampled_from(["yes", "no"])
-_nodes = st.sampled_from([None, "plan", "edit", "finish", START])
-_edits = st.sampled_from(["mended", "said", "nothing", "remove"])
+DURABILITIES = st.sampled_from(["sync", "async", "exit"])
+HISTORY_INDEXES = st.none() | st.integers(0, 9)
+WORDS = ["send", "ask", "twice", "fail", *EDITS]
+SUBGRAPH_WORDS = ["keeper", "keeper asks", "child", "child asks", "send", "ask"]
+ANSWERS = st.sampled_from(["yes", "no"])
+NODES = st.sampled_from([None, "plan", "edit", "finish", START])
+EDIT_WORDS = st.sampled_from(["mended", "said", "nothing", "remove"])
 
 
-def actions(*, subgraphs: bool) -> st.SearchStrategy[list[Action]]:
-    """Courses of up to nine actions, which begin with a turn."""
-    words = st.lists(st.sampled_from(_parts if subgraphs else _words), max_size=3, unique=True)
-    if subgraphs:  # what keeps its state has some to be read back
-        words = words.map(lambda found: [*found, "keeper"])
-    color = st.booleans()
-    turn = st.builds(Turn, words, st.booleans(), color, _durabilities, st.none())
-    fork = st.builds(Turn, words, st.booleans(), color, _durabilities, _places)
-    resume = st.builds(Resume, _answers, color, _durabilities, _places)
-    replay = st.builds(Replay, color, _durabilities, _places)
-    update = st.builds(Update, _nodes, _edits, color, _places)
-    one = st.one_of(turn, fork, resume, resume, replay, update, st.just(Reopen()))
-    return st.tuples(turn, st.lists(one, max_size=8)).map(lambda pair: [pair[0], *pair[1]])
+def action_lists(*, subgraphs: bool) -> st.SearchStrategy[list[Action]]:
+    """Return a strategy for lists of up to nine actions that begin with a turn."""
+    words = st.lists(
+        st.sampled_from(SUBGRAPH_WORDS if subgraphs else WORDS), max_size=3, unique=True
+    )
+    if subgraphs:  # the subgraph "keeper" keeps its state, and there must be some to read
+        words = words.map(lambda drawn: [*drawn, "keeper"])
+    blocking = st.booleans()
+    turn = st.builds(Turn, words, st.booleans(), blocking, DURABILITIES, st.none())
+    fork = st.builds(Turn, words, st.booleans(), blocking, DURABILITIES, HISTORY_INDEXES)
+    resume = st.builds(Resume, ANSWERS, blocking, DURABILITIES, HISTORY_INDEXES)
+    replay = st.builds(Replay, blocking, DURABILITIES, HISTORY_INDEXES)
+    update = st.builds(Update, NODES, EDIT_WORDS, blocking, HISTORY_INDEXES)
+    action = st.one_of(turn, fork, resume, resume, replay, update, st.just(Reopen()))
+    return st.tuples(turn, st.lists(action, max_size=8)).map(lambda pair: [pair[0], *pair[1]])
 
 
 # -- worlds
@@ -231,12 +237,12 @@ def actions(*, subgraphs: bool) -> st.SearchStrategy[list[Action]]:
 
 @dataclass
 class World:
-    """A checkpointer, the graph on it, and the numbers of the ids that were seen.
+    """A checkpointer, a graph that uses it, and the number of each id that has occurred.
 
     Attributes:
-        open: Opens the checkpointer, again after `Reopen`.
+        open: The function that opens the checkpointer; called again for `Reopen`.
         saver: The open checkpointer.
-        runner: Runs the asynchronous calls.
+        runner: The runner of the asynchronous calls.
     """
 
     open: Callable[[], Any]
@@ -248,21 +254,21 @@ class World:
     answered_at_exit: bool = False
 
     def __post_init__(self) -> None:
-        self.graph = built(self.saver)
+        self.graph = build_graph(self.saver)
 
-    def act(self, action: Action) -> Any:
-        """Do it, and say what came of it: values, or the error."""
+    def perform(self, action: Action) -> Any:
+        """Perform an action, and return the resulting values, or the type and text of the error."""
         if isinstance(action, Reopen):
             self.saver = self.open()
-            self.graph = built(self.saver)
+            self.graph = build_graph(self.saver)
             return None
         try:
-            return self.plain(self._done(action))
+            return self.normalize(self._perform_on_graph(action))
         except Exception as error:
-            return [type(error).__name__, self.plain(str(error))]
+            return [type(error).__name__, self.normalize(str(error))]
 
-    def _done(self, action: Turn | Resume | Replay | Update) -> Any:
-        config = self._config(action.at)
+    def _perform_on_graph(self, action: Turn | Resume | Replay | Update) -> Any:
+        config = self._build_config(action.history_index)
         if isinstance(action, Update):
             values = UPDATES[action.word](self.graph.get_state(config).values)
             if action.blocking:
@@ -270,99 +276,113 @@ class World:
             else:
                 self.runner.run(self.graph.aupdate_state(config, values, action.as_node))
             return None
-        given: Any = None
+        graph_input: Any = None
         if isinstance(action, Resume):
             self.answered_at_exit |= action.durability == "exit"
-            asked = sorted(self.graph.get_state(config).interrupts, key=lambda i: _blank(i.value))
-            # to several, the answer is one question's: which task of them takes it is chance;
-            # from an older checkpoint on, tasks that had not asked may ask as well
-            is_shared = len(asked) > 1 or action.at is not None
-            many = {asked[0].id: action.answer} if asked and is_shared else None
-            given = Command(resume=many or action.answer)
+            questions = sorted(
+                self.graph.get_state(config).interrupts, key=lambda i: _mask_ids(i.value)
+            )
+            # With several questions, the answer names one of them, because it is random which task
+            # would take it. From an older checkpoint, more tasks than these may ask.
+            is_shared = len(questions) > 1 or action.history_index is not None
+            answers = {questions[0].id: action.answer} if questions and is_shared else None
+            graph_input = Command(resume=answers or action.answer)
         elif isinstance(action, Turn):
             self.turns += 1
-            name = f"u{self.turns}" if action.named else None
-            said = HumanMessage(f"turn {self.turns}", id=name)
-            given = {"todo": action.todo, "messages": [said], "log": [f"turn {self.turns}"]}
+            message_id = f"u{self.turns}" if action.has_message_id else None
+            message = HumanMessage(f"turn {self.turns}", id=message_id)
+            graph_input = {
+                "todo": action.todo,
+                "messages": [message],
+                "log": [f"turn {self.turns}"],
+            }
         if action.blocking:
-            return self.graph.invoke(given, config, durability=action.durability)
-        return self.runner.run(self.graph.ainvoke(given, config, durability=action.durability))
+            return self.graph.invoke(graph_input, config, durability=action.durability)
+        return self.runner.run(
+            self.graph.ainvoke(graph_input, config, durability=action.durability)
+        )
 
-    def _config(self, at: int | None) -> Any:
-        if at is None or not self.history:
+    def _build_config(self, history_index: int | None) -> Any:
+        if history_index is None or not self.history:
             return THREAD
-        uid = self.history[at % len(self.history)]
+        uid = self.history[history_index % len(self.history)]
         return {"configurable": {**ROOT["configurable"], "checkpoint_id": uid}}
 
-    # -- what can be seen
+    # -- readable results
 
-    def thread(self) -> Any:
-        """The state with its subgraphs, and the history."""
+    def read_thread(self) -> Any:
+        """Return the normalized state, with its subgraphs, and the normalized history."""
         history = list(self.graph.get_state_history(THREAD))
         self.history = [s.config["configurable"]["checkpoint_id"] for s in history]
         state = self.graph.get_state(THREAD, subgraphs=True)
-        return self.plain([state, history])
+        return self.normalize([state, history])
 
-    def listings(self, number: int) -> dict[str, Any]:
-        """What `list` says of the thread, with and without its options, in both colours."""
-        before = {"before": self._config(number)} if self.history else {}
+    def list_checkpoints(self, number: int) -> dict[str, Any]:
+        """Return the normalized results of `list` and `alist`, with and without their options."""
+        before = {"before": self._build_config(number)} if self.history else {}
         options: list[dict[str, Any]] = [
             *({}, {"limit": number}, {"filter": {"source": "loop"}}, before),
             {"filter": {"source": "input"}, "limit": 1},
             {**before, "filter": {"source": "loop"}, "limit": 2},
         ]
-        found = {str(n): list(self.saver.list(ROOT, **given)) for n, given in enumerate(options)}
-        every = sorted(self.saver.list(THREAD), key=lambda each: str(each.checkpoint["id"]))
-        for each in every:  # of each namespace, from the oldest on
-            found.setdefault(each.config["configurable"]["checkpoint_ns"], []).append(each)
-        found["alist"] = self.runner.run(self._alist(options[-1]))
-        plain: dict[str, Any] = self.plain(found)
-        return plain
+        results = {
+            str(n): list(self.saver.list(ROOT, **listing_options))
+            for n, listing_options in enumerate(options)
+        }
+        records = sorted(self.saver.list(THREAD), key=lambda each: str(each.checkpoint["id"]))
+        for record in records:  # grouped by namespace, oldest first
+            results.setdefault(record.config["configurable"]["checkpoint_ns"], []).append(record)
+        results["alist"] = self.runner.run(self._list_async(options[-1]))
+        normalized: dict[str, Any] = self.normalize(results)
+        return normalized
 
-    async def _alist(self, options: dict[str, Any]) -> list[CheckpointTuple]:
-        return [found async for found in self.saver.alist(ROOT, **options)]
+    async def _list_async(self, options: dict[str, Any]) -> list[CheckpointTuple]:
+        return [record async for record in self.saver.alist(ROOT, **options)]
 
     # -- ids as numbers
 
-    def plain(self, value: Any) -> Any:
-        """A value with each random id as a number, without times and versions."""
+    def normalize(self, value: Any) -> Any:
+        """Replace each random id in a value by a number, and drop times and versions."""
         match value:
             case str():
-                return _IDS.sub(self._number, value)
+                return _IDS.sub(self._replace_id, value)
             case dict():
-                pairs = sorted(value.items(), key=lambda pair: _blank(pair[0]))
+                pairs = sorted(value.items(), key=lambda pair: _mask_ids(pair[0]))
                 return {
-                    self.plain(key): self.plain(item)
+                    self.normalize(key): self.normalize(item)
                     for key, item in pairs
                     if not str(key).startswith("__pregel_")  # the checkpointer of a subgraph
                 }
             case Interrupt():
-                return ["interrupt", self.plain(value.value), self.plain(value.id)]
+                return ["interrupt", self.normalize(value.value), self.normalize(value.id)]
             case BaseMessage():
                 # a write is stored before or after the reducer gave an id to a message without one
                 own = value.id is not None and not _IDS.fullmatch(value.id)
-                return [value.type, self.plain(value.content), value.id if own else "random"]
+                return [value.type, self.normalize(value.content), value.id if own else "random"]
             case StateSnapshot() | PregelTask():
                 named = value._asdict()
                 named.pop("created_at", None)
-                return self.plain(named)
+                return self.normalize(named)
             case CheckpointTuple():
                 values = value.checkpoint["channel_values"]
-                parts = self.plain([value.config, value.parent_config, value.metadata, values])
+                parts = self.normalize([value.config, value.parent_config, value.metadata, values])
                 pending = value.pending_writes or []
                 if self.answered_at_exit:
-                    # langgraph writes the answer at the exit or not, by which of two tasks was
-                    # first: it takes the answer out of a list that another task has replaced
+                    # It depends on the order of two tasks whether langgraph writes the answer at
+                    # the exit: one task removes the answer from a list that another replaces.
                     pending = [w for w in pending if w[:2] != (NULL_TASK_ID, RESUME)]
-                writes = sorted(pending, key=lambda write: _blank(write[1:]))
-                return [parts, sorted(self.plain(writes), key=repr)]  # in the order of threads
+                writes = sorted(pending, key=lambda write: _mask_ids(write[1:]))
+                return [
+                    parts,
+                    sorted(self.normalize(writes), key=repr),
+                ]  # OS threads write in any order
             case list() | tuple():
                 if all(isinstance(item, Interrupt) for item in value):
-                    value = sorted(value, key=_blank)
-                return [self.plain(item) for item in value]
-        return value if isinstance(value, int | float | None) else self.plain(str(value))
+                    value = sorted(value, key=_mask_ids)
+                return [self.normalize(item) for item in value]
+        return value if isinstance(value, int | float | None) else self.normalize(str(value))
 
-    def _number(self, match: re.Match[str]) -> str:
+    def _replace_id(self, match: re.Match[str]) -> str:
         return f"#{self.numbers.setdefault(match[0], len(self.numbers))}"
 
 
@@ -370,7 +390,7 @@ NULL_TASK_ID, RESUME = "00000000-0000-0000-0000-000000000000", "__resume__"
 _IDS = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{32}\b")
 
 
-def _blank(value: Any) -> str:
+def _mask_ids(value: Any) -> str:
     return _IDS.sub("#", repr(value))
 
 

@@ -12,7 +12,7 @@ from perdure.checkpointers.assistants import AssistantRow, AssistantTable
 from perdure.errors import CorruptRecord
 from perdure.storage.flow import fetch_rows
 from tests.backends import BACKENDS
-from tests.contracts.erased import SECRET, raw
+from tests.contracts.erased import SECRET, read_raw_bytes
 
 Saver = Any  # a checkpointer of any kind
 
@@ -120,7 +120,7 @@ def test_assistant_content_is_stored_encrypted(kind: str, tmp_path: Path) -> Non
         stored = str(saver.database.read(lambda: fetch_rows("SELECT * FROM assistants")))
         assert SECRET not in stored
         assert asyncio.run(table.get("a")).content == content  # type: ignore[union-attr]
-        assert SECRET.encode() not in raw(saver)
+        assert SECRET.encode() not in read_raw_bytes(saver)
 
 
 def test_content_moved_from_another_version_is_refused_as_corrupt(tmp_path: Path) -> None:

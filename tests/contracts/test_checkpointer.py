@@ -25,7 +25,16 @@ from perdure.errors import (
     UnknownThread,
 )
 from tests.backends import KEY
-from tests.contracts.puts import at, listed, put, shape, texts, told, uid_of, values_at
+from tests.contracts.puts import (
+    checkpoint_id_of,
+    config_at,
+    list_checkpoint_ids,
+    put,
+    read_channel_values,
+    read_history_texts,
+    render_with_types,
+    texts_and_seen,
+)
 from tests.contracts.test_types import Point
 
 
@@ -49,7 +58,7 @@ def put_steps(saver: SQLiteCheckpointer, thread: str = "t", steps: int = 4) -> l
             metadata=metadata,
         )
         saver.put_writes(parent, [("n", i)], f"task{i}")
-        checkpoint_ids.append(uid_of(parent))
+        checkpoint_ids.append(checkpoint_id_of(parent))
     return checkpoint_ids
 
 
@@ -74,17 +83,17 @@ def test_delete_thread_removes_all_data_of_thread(saver: SQLiteCheckpointer) -> 
     saver.delete_thread("t")
     put(saver, {"n": 1})
 
-    assert len(listed(saver, at())) == 1
+    assert len(list_checkpoint_ids(saver, config_at())) == 1
     assert saver.thread("t").checkpoints == 1
     assert saver.history("t") == []
-    assert len(listed(saver, at("other"))) == 4
-    assert texts(saver, "other") == ["says 0", "says 1", "says 2", "says 3"]
+    assert len(list_checkpoint_ids(saver, config_at("other"))) == 4
+    assert read_history_texts(saver, "other") == ["says 0", "says 1", "says 2", "says 3"]
 
 
 def test_labelled_context_value_is_copied_to_later_checkpoints(saver: SQLiteCheckpointer) -> None:
     """A labelled value of a run's context is in the run's checkpoints and in those that follow."""
     context: Any = Runtime(context={"user_id": "ann", "secret": "x"})
-    run: Any = {"configurable": {**at()["configurable"], "runtime": context}}
+    run: Any = {"configurable": {**config_at()["configurable"], "runtime": context}}
     before = put(saver, {"n": 1}, run)
     saver.label("t", ["user_id", "team"])
     during = put(
@@ -92,12 +101,12 @@ def test_labelled_context_value_is_copied_to_later_checkpoints(saver: SQLiteChec
     )
     after = put(saver, {"n": 3}, during)
     put(saver, {"n": 4}, after, metadata={"user_id": "bob"})
-    user_ids = [stored.metadata.get("user_id") for stored in saver.list(at())]
+    user_ids = [stored.metadata.get("user_id") for stored in saver.list(config_at())]
 
     assert user_ids == ["bob", "ann", "ann", None]
-    assert not any("secret" in stored.metadata for stored in saver.list(at()))
+    assert not any("secret" in stored.metadata for stored in saver.list(config_at()))
     assert [head.thread_id for head in saver.heads(filter={"user_id": "bob"})] == ["t"]
-    assert len(listed(saver, at(), filter={"user_id": "ann"})) == 2
+    assert len(list_checkpoint_ids(saver, config_at(), filter={"user_id": "ann"})) == 2
     context.context["user_id"] = "x" * 4_097  # longer than a label of a namespace
     put(saver, {"n": 5}, run)
     assert "user_id" not in read_existing_head(saver, "t").metadata
@@ -113,53 +122,58 @@ def test_delete_for_runs_deletes_checkpoints_and_moves_heads_back(
     ids = put_steps(saver)
     put_steps(saver, "other", 2)
     saver.delete_for_runs(["run1", "no such run"])
-    head = saver.get_tuple(at())
+    head = saver.get_tuple(config_at())
 
-    assert ids[:2][::-1] == listed(saver, at())
+    assert ids[:2][::-1] == list_checkpoint_ids(saver, config_at())
     assert head is not None
-    assert ids[1] == uid_of(head.config)
+    assert ids[1] == checkpoint_id_of(head.config)
     assert head.pending_writes == [("task1", "n", 1)]
-    assert len(listed(saver, at("other"))) == 2
+    assert len(list_checkpoint_ids(saver, config_at("other"))) == 2
     saver.delete_for_runs(["run0"])
-    assert listed(saver, None) == []
-    assert saver.get_tuple(at()) is None
+    assert list_checkpoint_ids(saver, None) == []
+    assert saver.get_tuple(config_at()) is None
 
 
 def test_copy_of_thread_is_independent_of_its_source(saver: SQLiteCheckpointer) -> None:
     """A copy reads like its source, and a change to one does not affect the other."""
     ids = put_steps(saver)
-    fork = put(saver, make_messages("fork"), at(uid=ids[0]))
+    fork = put(saver, make_messages("fork"), config_at(uid=ids[0]))
     saver.rewind("t", ids[3])
     put(saver, make_messages("below"), ns="sub")
-    before = {uid: shape(saver.get_tuple(at(uid=uid))) for uid in [*ids, uid_of(fork)]}
+    before = {
+        uid: render_with_types(saver.get_tuple(config_at(uid=uid)))
+        for uid in [*ids, checkpoint_id_of(fork)]
+    }
     saver.copy_thread("t", "copy")
-    copied = {uid: shape(saver.get_tuple(at("copy", uid=uid))) for uid in before}
-    head = saver.get_tuple(at("copy"))
+    copied = {uid: render_with_types(saver.get_tuple(config_at("copy", uid=uid))) for uid in before}
+    head = saver.get_tuple(config_at("copy"))
     saver.delete_thread("t")
-    put(saver, make_messages("3", "new"), at("copy", uid=ids[3]), thread="copy")
+    put(saver, make_messages("3", "new"), config_at("copy", uid=ids[3]), thread="copy")
 
     assert {uid: text.replace("str('t')", "str('copy')") for uid, text in before.items()} == copied
     assert head is not None
-    assert ids[3] == uid_of(head.config)
-    assert [f"says {i}" for i in (*range(4), "fork", "new")] == texts(saver, "copy")
+    assert ids[3] == checkpoint_id_of(head.config)
+    assert [f"says {i}" for i in (*range(4), "fork", "new")] == read_history_texts(saver, "copy")
     assert [i.value.content for i in saver.history("copy") if i.branch] == ["says fork"]
-    assert texts(saver, "copy", checkpoint_ns="sub") == ["says below"]
-    assert saver.get_tuple(at()) is None
+    assert read_history_texts(saver, "copy", checkpoint_ns="sub") == ["says below"]
+    assert saver.get_tuple(config_at()) is None
 
 
 def test_copy_thread_to_checkpoint_copies_only_its_ancestors(saver: SQLiteCheckpointer) -> None:
     """Only the checkpoint, its ancestors and their messages are copied."""
     ids = put_steps(saver)
-    fork = uid_of(put(saver, make_messages("0", "fork"), at(uid=ids[0])))
+    fork = checkpoint_id_of(put(saver, make_messages("0", "fork"), config_at(uid=ids[0])))
     saver.copy_thread("t", "copy", checkpoint_id=ids[2])
     saver.copy_thread("t", "forked", checkpoint_id=fork)
 
-    assert ids[:3][::-1] == listed(saver, at("copy"))
-    assert texts(saver, "copy") == ["says 0", "says 1", "says 2"]
+    assert ids[:3][::-1] == list_checkpoint_ids(saver, config_at("copy"))
+    assert read_history_texts(saver, "copy") == ["says 0", "says 1", "says 2"]
     assert saver.thread("copy").items == 3
-    assert [fork, ids[0]] == listed(saver, at("forked"))
-    assert texts(saver, "forked") == ["says 0", "says fork"]
-    assert shape(values_at(saver, at(uid=fork))) == shape(values_at(saver, at("forked")))
+    assert [fork, ids[0]] == list_checkpoint_ids(saver, config_at("forked"))
+    assert read_history_texts(saver, "forked") == ["says 0", "says fork"]
+    assert render_with_types(read_channel_values(saver, config_at(uid=fork))) == render_with_types(
+        read_channel_values(saver, config_at("forked"))
+    )
 
 
 def test_copy_thread_refuses_existing_target_and_unknown_source(saver: SQLiteCheckpointer) -> None:
@@ -184,14 +198,14 @@ def test_prune_keeps_heads_and_history_or_deletes_threads(saver: SQLiteCheckpoin
     Other strategies are refused.
     """
     ids = put_steps(saver)
-    below = uid_of(put(saver, make_messages("below"), ns="sub"))
-    before = shape(saver.get_tuple(at()))
+    below = checkpoint_id_of(put(saver, make_messages("below"), ns="sub"))
+    before = render_with_types(saver.get_tuple(config_at()))
     saver.prune(["t", "nobody"])
 
-    assert [ids[3]] == listed(saver, at())
-    assert [below] == listed(saver, at(ns="sub"))
-    assert before == shape(saver.get_tuple(at()))
-    assert told(saver.history("t")) == [
+    assert [ids[3]] == list_checkpoint_ids(saver, config_at())
+    assert [below] == list_checkpoint_ids(saver, config_at(ns="sub"))
+    assert before == render_with_types(saver.get_tuple(config_at()))
+    assert texts_and_seen(saver.history("t")) == [
         ("says 0", False),
         ("says 1", False),
         ("says 2", True),
@@ -229,18 +243,18 @@ def test_retain_keeps_checkpoints_that_rule_names_and_head(
         monkeypatch.setattr(time, "time", lambda i=i: now - 86400 * (3 - i))
         metadata = {"source": "loop" if i % 2 else "input"}
         parent = put(saver, make_messages(str(i)), parent, metadata=metadata)
-        ids.append(uid_of(parent))
+        ids.append(checkpoint_id_of(parent))
     put(saver, make_messages("other"), thread="other")
     report = saver.retain(rule)
     removed_checkpoints = 4 - len(kept_steps)
     removed_items = 0 if rule.history else removed_checkpoints
 
-    assert [ids[i] for i in kept_steps][::-1] == listed(saver, at())
+    assert [ids[i] for i in kept_steps][::-1] == list_checkpoint_ids(saver, config_at())
     assert (
         PruneReport(removed_checkpoints, removed_items, 1 if removed_checkpoints else 0) == report
     )
-    assert [f"says {i}" for i in range(removed_items, 4)] == texts(saver)
-    assert texts(saver, "other") == ["says other"]
+    assert [f"says {i}" for i in range(removed_items, 4)] == read_history_texts(saver)
+    assert read_history_texts(saver, "other") == ["says other"]
 
 
 def test_retain_changes_only_named_threads(saver: SQLiteCheckpointer) -> None:
@@ -259,14 +273,17 @@ def test_rewind_makes_older_checkpoint_the_head(saver: SQLiteCheckpointer) -> No
     """Messages after the checkpoint are on a branch from then on."""
     ids = put_steps(saver)
     saver.rewind("t", ids[1])
-    history_after_rewind, first_listed = saver.history("t"), listed(saver, at())[0]
-    new = uid_of(put(saver, make_messages("1", "new"), at(uid=ids[1])))
+    history_after_rewind, first_listed = (
+        saver.history("t"),
+        list_checkpoint_ids(saver, config_at())[0],
+    )
+    new = checkpoint_id_of(put(saver, make_messages("1", "new"), config_at(uid=ids[1])))
     history_after_put = saver.history("t")
 
-    assert told(history_after_rewind) == [(f"says {i}", i < 2) for i in range(4)]
+    assert texts_and_seen(history_after_rewind) == [(f"says {i}", i < 2) for i in range(4)]
     assert [item.branch for item in history_after_rewind] == [False, False, True, True]
     assert first_listed == ids[1]
-    assert [new, *ids[::-1]] == listed(saver, at())
+    assert [new, *ids[::-1]] == list_checkpoint_ids(saver, config_at())
     assert [(item.value.content, item.branch) for item in history_after_put] == [
         ("says 0", False),
         ("says 1", False),
@@ -290,8 +307,8 @@ def test_rewind_makes_older_checkpoint_the_head(saver: SQLiteCheckpointer) -> No
         lambda saver, ids: saver.copy_thread("t", "copy"),
         lambda saver, ids: saver.copy_thread("t", "copy", checkpoint_id=ids[1]),
         lambda saver, ids: saver.delete_for_runs(["run1"]),
-        lambda saver, ids: put(saver, {"n": "x" * 999}, at(uid=ids[2]), uid=ids[3]),
-        lambda saver, ids: saver.put_writes(at(uid=ids[3]), [("a", 1), ("b", 2)], "task3"),
+        lambda saver, ids: put(saver, {"n": "x" * 999}, config_at(uid=ids[2]), uid=ids[3]),
+        lambda saver, ids: saver.put_writes(config_at(uid=ids[3]), [("a", 1), ("b", 2)], "task3"),
     ],
     ids=["put", "prune", "forget", "copy", "copy-part", "runs", "once-more", "writes"],
 )
@@ -320,37 +337,47 @@ def test_two_checkpointers_on_one_file_see_each_others_changes(
         first = put(one, make_messages("a"))
         second = put(
             two,
-            {"messages": [*values_at(two, at())["messages"], *make_messages("b")["messages"]]},
+            {
+                "messages": [
+                    *read_channel_values(two, config_at())["messages"],
+                    *make_messages("b")["messages"],
+                ]
+            },
             first,
         )
         third = put(
             one,
-            {"messages": [*values_at(one, at())["messages"], *make_messages("c")["messages"]]},
+            {
+                "messages": [
+                    *read_channel_values(one, config_at())["messages"],
+                    *make_messages("c")["messages"],
+                ]
+            },
             second,
         )
-        before = values_at(two, at())
+        before = read_channel_values(two, config_at())
         two.prune(["t"])
         fourth = put(one, make_messages("b", "d"), third)
         two.retain(Retention(last=1, history=False))
         put(one, make_messages("a", "b", "c", "d"), fourth)
 
         assert make_messages("a", "b", "c") == before
-        assert make_messages("a", "b", "c", "d") == values_at(two, at())
-        assert make_messages("b", "d") == values_at(one, fourth)
+        assert make_messages("a", "b", "c", "d") == read_channel_values(two, config_at())
+        assert make_messages("b", "d") == read_channel_values(one, fourth)
         one.delete_thread("t")
-        assert two.get_tuple(at()) is None
+        assert two.get_tuple(config_at()) is None
         put(two, make_messages("a"))
-        assert make_messages("a") == values_at(one, at())
+        assert make_messages("a") == read_channel_values(one, config_at())
 
 
 OTHER_PROCESS = """
 import sys
 from langchain_core.messages import HumanMessage
 from perdure.checkpointers import Retention, SQLiteCheckpointer
-from tests.contracts.puts import at, put
+from tests.contracts.puts import config_at, put
 
 with SQLiteCheckpointer.open(sys.argv[1]) as saver:
-    first = saver.get_tuple(at())
+    first = saver.get_tuple(config_at())
     saver.retain(Retention(last=1, history=False))
     talk = [HumanMessage("says b", id="b"), HumanMessage("says c", id="c")]
     put(saver, {"messages": talk}, first.config, uid="theirs")
@@ -365,15 +392,15 @@ def test_changes_by_another_process_are_seen_at_once(tmp_path: Path) -> None:
         put(saver, make_messages("b"), first)
         repository = Path(__file__).parents[2]
         subprocess.run([sys.executable, "-c", OTHER_PROCESS, str(path)], check=True, cwd=repository)
-        newest = saver.get_tuple(at())
+        newest = saver.get_tuple(config_at())
         assert newest is not None
         fourth = put(saver, make_messages("a", "c", "d"), newest.config)
 
-        assert uid_of(newest.config) == "theirs"
+        assert checkpoint_id_of(newest.config) == "theirs"
         assert make_messages("b", "c") == newest.checkpoint["channel_values"]
         assert saver.get_tuple(first) is None
-        assert make_messages("a", "c", "d") == values_at(saver, fourth)
-        assert texts(saver) == ["says b", "says c", "says a", "says d"]
+        assert make_messages("a", "c", "d") == read_channel_values(saver, fourth)
+        assert read_history_texts(saver) == ["says b", "says c", "says a", "says d"]
 
 
 def test_next_version_increases_and_continues_foreign_versions(saver: SQLiteCheckpointer) -> None:
@@ -399,8 +426,8 @@ def test_clone_with_allowlist_allows_more_types_than_original() -> None:
         clone = saver.with_allowlist([name])
         config = put(clone, {"p": Point(1, {"k": [2]})})
 
-        assert {"p": Point(1, {"k": [2]})} == values_at(clone, config)
-        assert [uid_of(config)] == listed(clone, at())
+        assert {"p": Point(1, {"k": [2]})} == read_channel_values(clone, config)
+        assert [checkpoint_id_of(config)] == list_checkpoint_ids(clone, config_at())
         with pytest.raises(ForbiddenType, match="Point"):
             saver.get_tuple(config)
         with pytest.raises(ForbiddenType, match="Point"):
@@ -413,7 +440,7 @@ def test_changing_returned_tuple_does_not_change_next_read(saver: SQLiteCheckpoi
     values = {"messages": [message], "deep": {"a": [{"b": ["x" * 200]}]}, "few": [[1]]}
     config = put(saver, values, metadata={"k": {"deep": [1]}})
     saver.put_writes(config, [("deep", {"w": [1]})], "task")
-    before = shape(saver.get_tuple(config))
+    before = render_with_types(saver.get_tuple(config))
     for _ in range(2):
         stored: Any = saver.get_tuple(config)
         values_of_stored = stored.checkpoint["channel_values"]
@@ -427,30 +454,30 @@ def test_changing_returned_tuple_does_not_change_next_read(saver: SQLiteCheckpoi
         stored.config["configurable"]["thread_id"] = "other"
     values["deep"]["a"].append("given, not returned")  # type: ignore[index]
 
-    assert before == shape(saver.get_tuple(config))
-    assert before == shape(next(iter(saver.list(at()))))
+    assert before == render_with_types(saver.get_tuple(config))
+    assert before == render_with_types(next(iter(saver.list(config_at()))))
 
 
 def test_message_changed_in_place_is_stored_as_new_version(saver: SQLiteCheckpointer) -> None:
     """The new checkpoint has the changed message, and the old checkpoint has the original."""
     first = put(saver, make_messages(*"abc"))
-    changed_values = values_at(saver, first)
+    changed_values = read_channel_values(saver, first)
     changed_values["messages"][1].content = "changed"
     second = put(saver, changed_values, first)
 
-    assert make_messages(*"abc") == values_at(saver, first)
-    assert [m.content for m in values_at(saver, second)["messages"]] == [
+    assert make_messages(*"abc") == read_channel_values(saver, first)
+    assert [m.content for m in read_channel_values(saver, second)["messages"]] == [
         "says a",
         "changed",
         "says c",
     ]
-    assert told(saver.history("t")) == [
+    assert texts_and_seen(saver.history("t")) == [
         ("says a", True),
         ("says b", False),
         ("says c", True),
         ("changed", True),
     ]
-    assert told(saver.history("t", ends=(1, 2))) == [
+    assert texts_and_seen(saver.history("t", ends=(1, 2))) == [
         ("says a", True),
         ("says c", True),
         ("changed", True),

@@ -18,7 +18,7 @@ from perdure.checkpointers.runs import RunTable
 from perdure.checkpointers.webhooks import WebhookTable
 from perdure.storage.flow import fetch_rows
 from tests.backends import BACKENDS
-from tests.contracts.erased import SECRET, doomed, human, raw
+from tests.contracts.erased import SECRET, doomed_message, human_message, read_raw_bytes
 from tests.contracts.test_runs import accepted, asked, of, put
 
 Saver = Any  # a checkpointer of any kind
@@ -53,7 +53,7 @@ def accept_due_run(saver: Saver, due: DueCron) -> LiveRun | None:
 @pytest.fixture
 def filled_saver(saver: Saver) -> Saver:
     """A checkpointer with a thread of two messages."""
-    put(saver, "t", [doomed, human("b")])
+    put(saver, "t", [doomed_message, human_message("b")])
     return saver
 
 
@@ -112,7 +112,7 @@ def test_erase_deletes_crons_that_quote_erased_message(filled_saver: Saver, opti
 
     assert report.crons == 1
     assert list_crons(filled_saver) == [other]
-    assert SECRET.encode() not in raw(filled_saver)
+    assert SECRET.encode() not in read_raw_bytes(filled_saver)
 
 
 @pytest.mark.parametrize("method", ["erase", "delete_thread"])
@@ -124,7 +124,7 @@ def test_crons_are_deleted_with_their_thread(filled_saver: Saver, method: str) -
     assert [cron.thread_id for cron in list_crons(filled_saver)] == [None]
     if method == "erase":
         assert report.crons == 1
-        assert SECRET.encode() not in raw(filled_saver)
+        assert SECRET.encode() not in read_raw_bytes(filled_saver)
 
 
 def end_run_with_webhook(saver: Saver, text: str, *, keeps_thread: bool = True) -> LiveRun:
@@ -162,7 +162,7 @@ def test_erase_deletes_webhooks_that_quote_erased_message(
     expected = [] if arguments == ["t"] else [unrelated.run_id]
 
     assert asyncio.run(WebhookTable(filled_saver).list_due_run_ids(9)) == expected
-    assert SECRET.encode() not in raw(filled_saver)
+    assert SECRET.encode() not in read_raw_bytes(filled_saver)
 
 
 def test_webhook_omits_values_of_run_that_began_before_erasure(filled_saver: Saver) -> None:
@@ -179,7 +179,7 @@ def test_webhook_omits_values_of_run_that_began_before_erasure(filled_saver: Sav
 
     assert attempt is not None
     assert attempt[0] == content_without_values
-    assert SECRET.encode() not in raw(filled_saver)
+    assert SECRET.encode() not in read_raw_bytes(filled_saver)
 
 
 def test_delete_idle_keeps_threads_with_scheduled_cron(filled_saver: Saver) -> None:
@@ -195,7 +195,7 @@ def test_delete_idle_keeps_threads_with_scheduled_cron(filled_saver: Saver) -> N
 def test_crons_and_webhooks_are_stored_encrypted(kind: str, tmp_path: Path) -> None:
     with BACKENDS[kind](tmp_path) as saver:
         cron = create_cron(saver, None, SECRET)
-        put(saver, "t", [human("b")])
+        put(saver, "t", [human_message("b")])
         run = end_run_with_webhook(saver, SECRET, keeps_thread=False)
         tables = []
         for sql in ("SELECT * FROM crons", "SELECT * FROM webhooks"):

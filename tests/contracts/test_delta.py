@@ -13,7 +13,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
-from tests.contracts.puts import at, uid_of
+from tests.contracts.puts import checkpoint_id_of, config_at
 
 Durability = Literal["sync", "async", "exit"]
 
@@ -63,7 +63,7 @@ def compile_graph(saver: Any, every: int) -> Any:
 
 
 def run_graph(graph: Any, word: str, durability: Durability = "sync", config: Any = None) -> Any:
-    return graph.invoke({"words": [word], "total": 0}, config or at(), durability=durability)
+    return graph.invoke({"words": [word], "total": 0}, config or config_at(), durability=durability)
 
 
 for_each_frequency = pytest.mark.parametrize("every", [1, 3, 100])
@@ -77,14 +77,14 @@ def test_state_and_history_equal_those_of_langgraph_memory_saver(
     """The states are equal for blocking and for async calls."""
 
     async def read_states(graph: Any) -> list[Any]:
-        return [(s.values, s.next) async for s in graph.aget_state_history(at())]
+        return [(s.values, s.next) async for s in graph.aget_state_history(config_at())]
 
     histories = []
     for checkpointer in (InMemorySaver(), saver):
         graph = compile_graph(checkpointer, every)
         for word in "xyz":
             run_graph(graph, word, durability)
-        histories.append([(s.values, s.next) for s in graph.get_state_history(at())])
+        histories.append([(s.values, s.next) for s in graph.get_state_history(config_at())])
         histories.append(asyncio.run(read_states(graph)))
 
     assert histories[0] == histories[1] == histories[2] == histories[3]
@@ -97,21 +97,25 @@ def test_state_is_unchanged_after_prune_and_copy(saver: SQLiteCheckpointer, ever
     graph = compile_graph(saver, every)
     for word in "xyz":
         run_graph(graph, word)
-    expected = graph.get_state(at()).values
+    expected = graph.get_state(config_at()).values
     saver.copy_thread("t", "whole")
-    saver.copy_thread("t", "part", checkpoint_id=uid_of(graph.get_state(at()).config))
+    saver.copy_thread(
+        "t", "part", checkpoint_id=checkpoint_id_of(graph.get_state(config_at()).config)
+    )
     saver.prune(["t", "part"])
     saver.retain(Retention(last=1, history=False), thread_ids=["whole"])
 
     for name in ("t", "whole", "part"):
-        assert expected == graph.get_state(at(name)).values
+        assert expected == graph.get_state(config_at(name)).values
     results = [
-        run_graph(graph, "more", config=at(name))["words"] for name in ("t", "whole", "part")
+        run_graph(graph, "more", config=config_at(name))["words"] for name in ("t", "whole", "part")
     ]
     assert [[*expected["words"], "more", "a13", "b13", "c15"]] * 3 == results
     saver.delete_thread("t")
     saver.prune(["whole", "part"])
-    assert results[1:] == [graph.get_state(at(name)).values["words"] for name in ("whole", "part")]
+    assert results[1:] == [
+        graph.get_state(config_at(name)).values["words"] for name in ("whole", "part")
+    ]
 
 
 @for_each_frequency
@@ -122,9 +126,9 @@ def test_retain_keeps_writes_that_kept_checkpoints_are_rebuilt_from(
     graph = compile_graph(saver, every)
     for word in "wxyz":
         run_graph(graph, word)
-    before = {uid_of(s.config): s.values for s in graph.get_state_history(at())}
+    before = {checkpoint_id_of(s.config): s.values for s in graph.get_state_history(config_at())}
     saver.retain(Retention(turns=True, last=2))
-    after = {uid_of(s.config): s.values for s in graph.get_state_history(at())}
+    after = {checkpoint_id_of(s.config): s.values for s in graph.get_state_history(config_at())}
 
     assert len(after) >= 5
     assert {uid: before[uid] for uid in after} == after
@@ -143,7 +147,7 @@ def test_branches_are_rebuilt_without_writes_of_siblings(saver: SQLiteCheckpoint
     """A fork has the writes of its ancestors, and none of its sibling."""
     graph = compile_graph(saver, 100)
     run_graph(graph, "x")
-    old = graph.get_state(at())
+    old = graph.get_state(config_at())
     left = run_graph(graph, "left")
     right = run_graph(graph, "right", config=old.config)
 

@@ -22,8 +22,8 @@ from perdure.checkpointers.titles import read_existing_head
 from perdure.errors import UnknownThread
 from perdure.storage.flow import fetch_rows
 from tests.backends import Place
-from tests.contracts.erased import SECRET, both_doors, everything, raw
-from tests.contracts.puts import at, uid_of
+from tests.contracts.erased import SECRET, both_erase_methods, read_raw_bytes, render_thread
+from tests.contracts.puts import checkpoint_id_of, config_at
 
 Durability = Literal["sync", "async", "exit"]
 Node = Callable[[Any], Any]
@@ -67,7 +67,7 @@ def list_texts(items: Sequence[Any]) -> list[str]:
 
 def read_state_texts(graph: Any, config: Any = None) -> list[str]:
     """Return the texts of the messages in the state."""
-    return [message.text for message in graph.get_state(config or at()).values["messages"]]
+    return [message.text for message in graph.get_state(config or config_at()).values["messages"]]
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
@@ -78,7 +78,7 @@ def test_history_has_every_message_once_in_order(
     """History, title and counts agree with the state for every frequency of snapshots."""
     graph = compile_graph(saver, answer_newest_message, every=every)
     for word in ("one", "two", "three"):
-        graph.invoke({"messages": [HumanMessage(word)]}, at(), durability=durability)
+        graph.invoke({"messages": [HumanMessage(word)]}, config_at(), durability=durability)
     items = saver.history("t")
 
     expected = ["one", "To one", "two", "To two", "three", "To three"]
@@ -107,7 +107,7 @@ def test_removed_and_replaced_messages_stay_in_history(
     graph = compile_graph(saver, lambda state: {"messages": next(steps)}, every=every)
     seen, history_lengths = [], []
     for number in range(5):
-        graph.invoke({"messages": [HumanMessage(f"{number}", id=f"h{number}")]}, at())
+        graph.invoke({"messages": [HumanMessage(f"{number}", id=f"h{number}")]}, config_at())
         items = saver.history("t")
         seen.append([item.value.text for item in items if item.seen])
         history_lengths.append(len(items))
@@ -132,7 +132,7 @@ def test_history_has_messages_written_in_any_form(saver: SQLiteCheckpointer) -> 
     ]
     graph = compile_graph(saver, answer_newest_message)
     for form in forms:
-        graph.invoke({"messages": form}, at())
+        graph.invoke({"messages": form}, config_at())
     items = saver.history("t")
 
     assert read_state_texts(graph) == list_texts(items)
@@ -152,14 +152,14 @@ def test_equal_messages_without_ids_are_both_in_history(
     """Both are in the history, also after a snapshot."""
     input = {"messages": [("human", "Yes")]}
     graph = compile_graph(saver, lambda state: {"messages": [AIMessage("And?")]}, every=100)
-    graph.invoke(input, at())
-    graph.invoke(input, at())
+    graph.invoke(input, config_at())
+    graph.invoke(input, config_at())
 
     assert list_texts(saver.history("t")) == ["Yes", "And?", "Yes", "And?"]
     graph_with_snapshots = compile_graph(
         saver, lambda state: {"messages": [AIMessage("And?")]}, every=1
     )
-    graph_with_snapshots.invoke({"messages": [HumanMessage("No")]}, at())
+    graph_with_snapshots.invoke({"messages": [HumanMessage("No")]}, config_at())
     items = saver.history("t")
     assert list_texts(items) == ["Yes", "And?", "Yes", "And?", "No", "And?"]
     assert all(item.seen for item in items)
@@ -174,7 +174,7 @@ def test_history_has_writes_of_parallel_tasks_in_order_of_state(saver: SQLiteChe
     builder.add_node("send", lambda state: {"messages": [AIMessage(f"sent {state['n']}")]})
     builder.add_conditional_edges("a", lambda state: [Send("send", {"n": n}) for n in range(12)])
     graph = builder.compile(checkpointer=saver)
-    graph.invoke({"messages": [HumanMessage("go")]}, at())
+    graph.invoke({"messages": [HumanMessage("go")]}, config_at())
 
     assert read_state_texts(graph) == list_texts(saver.history("t"))
     assert len(saver.history("t")) == 17
@@ -183,9 +183,9 @@ def test_history_has_writes_of_parallel_tasks_in_order_of_state(saver: SQLiteChe
 def test_fork_has_history_of_its_ancestors_and_marks_branch(saver: SQLiteCheckpointer) -> None:
     """Messages that only the sibling of the fork has are marked as a branch."""
     graph = compile_graph(saver, answer_newest_message)
-    graph.invoke({"messages": [HumanMessage("one")]}, at())
-    old_config = graph.get_state(at()).config
-    graph.invoke({"messages": [HumanMessage("left")]}, at())
+    graph.invoke({"messages": [HumanMessage("one")]}, config_at())
+    old_config = graph.get_state(config_at()).config
+    graph.invoke({"messages": [HumanMessage("left")]}, config_at())
     graph.invoke({"messages": [HumanMessage("right")]}, old_config)
     items = saver.history("t")
     items_of_head = [item for item in items if not item.branch]
@@ -197,9 +197,9 @@ def test_fork_has_history_of_its_ancestors_and_marks_branch(saver: SQLiteCheckpo
     )
     assert [item.value.text for item in items if item.branch] == ["left", "To left"]
     assert not any(item.seen for item in items if item.branch)
-    items_up_to_old = saver.history("t", checkpoint_id=uid_of(old_config))
+    items_up_to_old = saver.history("t", checkpoint_id=checkpoint_id_of(old_config))
     assert list_texts(items_up_to_old) == ["one", "To one"]
-    saver.rewind("t", uid_of(old_config))
+    saver.rewind("t", checkpoint_id_of(old_config))
     assert list_texts([i for i in saver.history("t") if not i.branch]) == ["one", "To one"]
 
 
@@ -221,11 +221,11 @@ def test_updates_interrupts_and_failed_tasks_leave_each_message_once(
     builder.add_edge(START, "node")
     builder.add_edge(START, "other")
     graph = builder.compile(checkpointer=saver)
-    graph.invoke({"messages": [HumanMessage("go")]}, at())
+    graph.invoke({"messages": [HumanMessage("go")]}, config_at())
     with pytest.raises(ValueError, match="failed"):
-        graph.invoke(Command(resume="yes"), at())
-    graph.invoke(Command(resume="yes", update={"messages": [HumanMessage("now")]}), at())
-    graph.update_state(at(), {"messages": [AIMessage("by hand")]}, as_node="node")
+        graph.invoke(Command(resume="yes"), config_at())
+    graph.invoke(Command(resume="yes", update={"messages": [HumanMessage("now")]}), config_at())
+    graph.update_state(config_at(), {"messages": [AIMessage("by hand")]}, as_node="node")
 
     assert read_state_texts(graph) == list_texts(saver.history("t"))
     assert {"go", "beside", "by hand"} < {*read_state_texts(graph)}
@@ -240,7 +240,7 @@ def test_subgraph_has_its_own_history(saver: SQLiteCheckpointer) -> None:
     outer.add_edge(START, "sub")
     graph = outer.compile(checkpointer=saver)
     for word in ("one", "two"):
-        graph.invoke({"messages": [HumanMessage(word)]}, at())
+        graph.invoke({"messages": [HumanMessage(word)]}, config_at())
 
     assert (
         ["one", "To one", "two", "To two"]
@@ -256,12 +256,12 @@ def test_history_survives_prunes_and_copies(saver: SQLiteCheckpointer, every: in
     """Prune, retain and copy change neither the history nor `seen`."""
     graph = compile_graph(saver, answer_newest_message, every=every)
     for word in ("one", "two"):
-        graph.invoke({"messages": [HumanMessage(word)]}, at())
+        graph.invoke({"messages": [HumanMessage(word)]}, config_at())
     graph.update_state(
-        at(), {"messages": [RemoveMessage(read_message_id(graph, 0))]}, as_node="node"
+        config_at(), {"messages": [RemoveMessage(read_message_id(graph, 0))]}, as_node="node"
     )
     before = [(item.value, item.seen) for item in saver.history("t")]
-    end = uid_of(graph.get_state(at()).config)
+    end = checkpoint_id_of(graph.get_state(config_at()).config)
     saver.copy_thread("t", "whole")
     saver.copy_thread("t", "part", checkpoint_id=end)
     saver.prune(["t"])
@@ -270,13 +270,13 @@ def test_history_survives_prunes_and_copies(saver: SQLiteCheckpointer, every: in
     for thread in ("t", "whole", "part"):
         assert before == [(item.value, item.seen) for item in saver.history(thread)]
         assert saver.thread(thread).messages == 4
-        graph.invoke({"messages": [HumanMessage("more")]}, at(thread))
+        graph.invoke({"messages": [HumanMessage("more")]}, config_at(thread))
         assert list_texts(saver.history(thread))[4:] == ["more", "To more"]
 
 
 def read_message_id(graph: Any, index: int) -> str:
     """Return the id of the message with this index in the state."""
-    return str(graph.get_state(at()).values["messages"][index].id)
+    return str(graph.get_state(config_at()).values["messages"][index].id)
 
 
 def test_retain_without_history_keeps_only_items_of_kept_checkpoints(
@@ -284,9 +284,9 @@ def test_retain_without_history_keeps_only_items_of_kept_checkpoints(
 ) -> None:
     graph = compile_graph(saver, answer_newest_message)
     for word in ("one", "two"):
-        graph.invoke({"messages": [HumanMessage(word)]}, at())
+        graph.invoke({"messages": [HumanMessage(word)]}, config_at())
     graph.update_state(
-        at(), {"messages": [RemoveMessage(read_message_id(graph, 0))]}, as_node="node"
+        config_at(), {"messages": [RemoveMessage(read_message_id(graph, 0))]}, as_node="node"
     )
     saver.retain(Retention(last=1, history=False), thread_ids=["t"])
 
@@ -305,22 +305,24 @@ def test_retain_without_history_keeps_items_since_last_snapshot(
     builder.add_edge(START, "node")
     graph = builder.compile(checkpointer=saver)
     for word in ("one", "two", "three"):
-        graph.invoke({"words": [word]}, at(), durability=durability)
-    graph.update_state(at(), {"words": Overwrite(["new"])}, as_node="node")
-    graph.invoke({"words": ["last"]}, at(), durability=durability)
+        graph.invoke({"words": [word]}, config_at(), durability=durability)
+    graph.update_state(config_at(), {"words": Overwrite(["new"])}, as_node="node")
+    graph.invoke({"words": ["last"]}, config_at(), durability=durability)
     words = [item.value for item in saver.history("t", channel="words")]
     for _ in range(2):
         saver.retain(Retention(last=1, history=False), thread_ids=["t"])
         remaining = [item.value for item in saver.history("t", channel="words")]
 
         assert words[len(words) - len(remaining) :] == remaining
-        assert remaining[-3:] == graph.get_state(at()).values["words"] == ["new", "last", "w3"]
+        assert (
+            remaining[-3:] == graph.get_state(config_at()).values["words"] == ["new", "last", "w3"]
+        )
         assert remaining == words[-3:] or every > 1
-    graph.invoke({"words": ["more"]}, at(), durability=durability)
+    graph.invoke({"words": ["more"]}, config_at(), durability=durability)
     assert [*remaining, "more", "w4"] == [i.value for i in saver.history("t", channel="words")]
 
 
-@both_doors
+@both_erase_methods
 @pytest.mark.parametrize("every", [1, 2, 100])
 def test_erase_removes_message_from_history_title_and_file(
     saver: SQLiteCheckpointer, erase: Any, every: int
@@ -328,30 +330,30 @@ def test_erase_removes_message_from_history_title_and_file(
     """No byte of the file contains the erased message."""
     graph = compile_graph(saver, lambda state: {"messages": [AIMessage("so")]}, every=every)
     for uid, text in (("a", SECRET), ("b", "stays")):
-        graph.invoke({"messages": [HumanMessage(text, id=uid)]}, at())
-    graph.update_state(at(), {"messages": [RemoveMessage(id="a")]}, as_node="node")
+        graph.invoke({"messages": [HumanMessage(text, id=uid)]}, config_at())
+    graph.update_state(config_at(), {"messages": [RemoveMessage(id="a")]}, as_node="node")
     assert read_existing_head(saver, "t").title == SECRET
     erase(saver, "t", ["a"])
 
     assert ["so", "stays", "so"] == list_texts(saver.history("t")) == read_state_texts(graph)
     assert read_existing_head(saver, "t").title == "stays"
-    assert SECRET not in everything(saver)
-    assert SECRET.encode() not in raw(saver)
-    graph.invoke({"messages": [HumanMessage("more", id="c")]}, at())
+    assert SECRET not in render_thread(saver)
+    assert SECRET.encode() not in read_raw_bytes(saver)
+    graph.invoke({"messages": [HumanMessage("more", id="c")]}, config_at())
     assert list_texts(saver.history("t")) == ["so", "stays", "so", "more", "so"]
 
 
 def test_erase_removes_text_that_was_written_without_id(saver: SQLiteCheckpointer) -> None:
     """A message that got its id from the reducer is also erased from the write that has no id."""
     graph = compile_graph(saver, lambda state: {"messages": [AIMessage("so")]}, every=3)
-    graph.invoke({"messages": [("human", SECRET)]}, at())
-    graph.invoke({"messages": [HumanMessage("stays", id="b")]}, at())
+    graph.invoke({"messages": [("human", SECRET)]}, config_at())
+    graph.invoke({"messages": [HumanMessage("stays", id="b")]}, config_at())
     uid = read_message_id(graph, 0)
     saver.erase("t", [uid])
 
     assert list_texts(saver.history("t")) == ["so", "stays", "so"]
-    assert SECRET not in everything(saver)
-    assert SECRET.encode() not in raw(saver)
+    assert SECRET not in render_thread(saver)
+    assert SECRET.encode() not in read_raw_bytes(saver)
 
 
 @pytest.mark.parametrize("every", [1, 3, 100])
@@ -368,12 +370,12 @@ def test_seen_is_unknown_without_snapshot_if_values_are_not_messages(
     builder.add_node("node", lambda state: {"words": [next(words)]})
     builder.add_edge(START, "node")
     graph = builder.compile(checkpointer=saver)
-    graph.invoke({"words": ["a"]}, at())
-    graph.invoke({"words": ["z"]}, at())
+    graph.invoke({"words": ["a"]}, config_at())
+    graph.invoke({"words": ["z"]}, config_at())
     items = saver.history("t", channel="words")
 
     assert [item.value for item in items] == ["a", "b", "z", "c"]
-    assert graph.get_state(at()).values["words"] == ["z", "c"]
+    assert graph.get_state(config_at()).values["words"] == ["z", "c"]
     has_snapshot = "words" in saver.checkpoints("t")[0].counts
     assert [i.seen for i in items] == [None] * 4 or has_snapshot
     assert [i.seen for i in items] == [False, False, True, True] or not has_snapshot
@@ -412,11 +414,11 @@ def test_history_has_written_values_that_have_no_parts(
     builder.add_edge(START, "node")
     graph = builder.compile(checkpointer=saver)
     for write in writes[::2]:
-        graph.invoke({"total": write}, at())
+        graph.invoke({"total": write}, config_at())
     saver.copy_thread("t", "copy")
     saver.prune(["copy"])
 
-    assert reduce(None, writes) == graph.get_state(at()).values["total"]
+    assert reduce(None, writes) == graph.get_state(config_at()).values["total"]
     for thread in ("t", "copy"):
         items = saver.history(thread, channel="total")
         assert writes == [item.value for item in items]
@@ -443,8 +445,8 @@ def test_fork_has_no_writes_of_sibling_that_it_leaves(
     builder.add_edge(START, "node")
     graph = builder.compile(checkpointer=saver)
     for number in (1, 2):
-        graph.invoke({"total": write(number)}, at())
-    before = next(snapshot for snapshot in graph.get_state_history(at()) if snapshot.next)
+        graph.invoke({"total": write(number)}, config_at())
+    before = next(snapshot for snapshot in graph.get_state_history(config_at()) if snapshot.next)
     if fork_by == "update":
         graph.update_state(before.config, {"total": write(50)}, as_node="node")
         added_numbers = [50]
@@ -457,7 +459,7 @@ def test_fork_has_no_writes_of_sibling_that_it_leaves(
     items = saver.history("t", channel="total")
     state = reduce(None, [write(number) for number in (1, 100, 2, *added_numbers)])
 
-    assert state == graph.get_state(at()).values["total"]
+    assert state == graph.get_state(config_at()).values["total"]
     assert [write(101)] == [item.value for item in items if item.branch]
     # langgraph stores the value of an update, not the update
     numbers_in_history = added_numbers if fork_by != "update" else []
@@ -481,12 +483,12 @@ def test_history_of_dict_has_each_pair_and_file_stores_content_once(
     builder.add_node("node", lambda state: {"files": {"/b": {"content": [SECRET]}}})
     builder.add_edge(START, "node")
     graph = builder.compile(checkpointer=saver)
-    graph.invoke({"files": {"/a": {"content": ["x"]}}}, at())
+    graph.invoke({"files": {"/a": {"content": ["x"]}}}, config_at())
     items = saver.history("t", channel="files")
 
     expected = [("/a", {"content": ["x"]}), ("/b", {"content": [SECRET]})]
     assert expected == [item.value for item in items]
-    assert dict(expected) == graph.get_state(at()).values["files"]
+    assert dict(expected) == graph.get_state(config_at()).values["files"]
     stored: list[bytes] = []
     for table in ("items", "writes", "checkpoints"):
         rows = saver.database.read(partial(fetch_rows, f"SELECT body FROM {table}"))
@@ -496,8 +498,8 @@ def test_history_of_dict_has_each_pair_and_file_stores_content_once(
 
 def test_differences_list_messages_that_step_added_and_removed(saver: SQLiteCheckpointer) -> None:
     graph = compile_graph(saver, answer_newest_message)
-    graph.invoke({"messages": [HumanMessage("one", id="a")]}, at())
-    graph.update_state(at(), {"messages": [RemoveMessage(id="a")]}, as_node="node")
+    graph.invoke({"messages": [HumanMessage("one", id="a")]}, config_at())
+    graph.update_state(config_at(), {"messages": [RemoveMessage(id="a")]}, as_node="node")
     infos = saver.checkpoints("t")
     pairs = [(info.parent_id, info.checkpoint_id) for info in infos]
     changes = [difference.channels.get("messages") for difference in saver.differences("t", pairs)]
@@ -513,7 +515,7 @@ def test_differences_to_earlier_checkpoint_remove_later_writes(saver: SQLiteChec
     builder = make_builder("words", reduce=append_parts)
     builder.add_node("node", lambda state: {"words": ["b"]})
     builder.add_edge(START, "node")
-    builder.compile(checkpointer=saver).invoke({"words": ["a"]}, at())
+    builder.compile(checkpointer=saver).invoke({"words": ["a"]}, config_at())
     newest, *_, oldest = [info.checkpoint_id for info in saver.checkpoints("t")]
     back, forth = saver.differences("t", [(newest, oldest), (oldest, newest)])
 
@@ -543,12 +545,12 @@ def test_put_includes_writes_of_another_process(place: Place) -> None:
                 builder.add_edge(START, name)
             graphs.append(builder.compile(checkpointer=saver))
         with pytest.raises(ValueError, match=r"^[ab]\n"):
-            graphs[0].invoke({"messages": [HumanMessage("go")]}, at())
+            graphs[0].invoke({"messages": [HumanMessage("go")]}, config_at())
         failing.remove("a")
         with pytest.raises(ValueError, match=r"^b\n"):
-            graphs[1].invoke(None, at())
+            graphs[1].invoke(None, config_at())
         failing.clear()
-        state = graphs[0].invoke(None, at())
+        state = graphs[0].invoke(None, config_at())
 
         assert [message.text for message in state["messages"]] == ["go", "a", "b"]
         assert ["go", "a", "b"] == list_texts(one.history("t")) == list_texts(other.history("t"))
@@ -560,14 +562,14 @@ def test_import_from_langgraph_file_keeps_history(saver: SQLiteCheckpointer, tmp
     with SqliteSaver.from_conn_string(path) as theirs:
         graph = compile_graph(theirs, answer_newest_message, every=3)
         for word in ("one", "two", "three"):
-            graph.invoke({"messages": [HumanMessage(word)]}, at())
+            graph.invoke({"messages": [HumanMessage(word)]}, config_at())
         expected = read_state_texts(graph)
     saver.import_from(path)
 
     assert expected == list_texts(saver.history("t"))
     assert saver.thread("t").messages == 6
     graph = compile_graph(saver, answer_newest_message, every=3)
-    graph.invoke({"messages": [HumanMessage("more")]}, at())
+    graph.invoke({"messages": [HumanMessage("more")]}, config_at())
     assert [*expected, "more", "To more"] == list_texts(saver.history("t"))
 
 
@@ -577,15 +579,15 @@ def test_delta_values_reads_messages_and_snapshots_without_graph(saver: SQLiteCh
     builder.add_node("node", answer_newest_message)
     builder.add_edge(START, "node")
     graph = builder.compile(checkpointer=saver)
-    graph.invoke({"messages": [HumanMessage("one", id="a")]}, at())
-    expected = graph.get_state(at()).values
+    graph.invoke({"messages": [HumanMessage("one", id="a")]}, config_at())
+    expected = graph.get_state(config_at()).values
 
     assert expected == saver.delta_values("t") == asyncio.run(saver.adelta_values("t"))
     for every, expected_words in ((100, None), (1, ["a", "b"])):
         words_builder = make_builder("words", reduce=append_parts, every=every)
         words_builder.add_node("node", lambda state: {"words": ["b"]})
         words_builder.add_edge(START, "node")
-        words_builder.compile(checkpointer=saver).invoke({"words": ["a"]}, at(f"{every}"))
+        words_builder.compile(checkpointer=saver).invoke({"words": ["a"]}, config_at(f"{every}"))
         assert {"words": expected_words} == saver.delta_values(f"{every}")
     with pytest.raises(UnknownThread):
         saver.delta_values("none")
@@ -602,10 +604,10 @@ def test_retain_without_history_keeps_items_that_unknown_value_needs(
     builder.add_edge(START, "node")
     graph = builder.compile(checkpointer=saver)
     for word in "xyz":
-        graph.invoke({"words": [word]}, at())
-    expected = graph.get_state(at()).values["words"]
+        graph.invoke({"words": [word]}, config_at())
+    expected = graph.get_state(config_at()).values["words"]
     saver.retain(Retention(last=1, history=False), thread_ids=["t"])
     items = saver.history("t", channel="words")
 
-    assert expected == graph.get_state(at()).values["words"]
+    assert expected == graph.get_state(config_at()).values["words"]
     assert expected == [item.value for item in items]

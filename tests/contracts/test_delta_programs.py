@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from perdure.checkpointers import Retention
 from tests.backends import Place
-from tests.contracts.puts import at
+from tests.contracts.puts import config_at
 from tests.rounds import rounds
 
 DURABILITIES: Any = ["sync", "async", "exit"]
@@ -110,11 +110,11 @@ class RandomProgram:
         durability = self.random.choice(DURABILITIES)
         input = {"messages": [self.message() for _ in range(self.random.choice([1, 1, 2]))]}
         if kind < 0.6 or not has_thread:
-            self.graph.invoke(input, at(), durability=durability)
+            self.graph.invoke(input, config_at(), durability=durability)
         elif kind < 0.7:
-            self.graph.update_state(at(), input, as_node=self.random.choice("abc"))
+            self.graph.update_state(config_at(), input, as_node=self.random.choice("abc"))
         elif kind < 0.8:
-            snapshot = self.random.choice(list(self.graph.get_state_history(at())))
+            snapshot = self.random.choice(list(self.graph.get_state_history(config_at())))
             self.graph.invoke(input, snapshot.config, durability=durability)
         elif kind < 0.87:
             self.erase_some_messages()
@@ -142,7 +142,7 @@ class RandomProgram:
 
     def check_history(self) -> None:
         """Compare the history with the state, which langgraph replays from the writes."""
-        state = [m.text for m in self.graph.get_state(at()).values.get("messages", [])]
+        state = [m.text for m in self.graph.get_state(config_at()).values.get("messages", [])]
         items = [item for item in self.saver.history("t") if not item.branch]
         [head] = [info for info in self.saver.checkpoints("t", checkpoint_ns="") if info.is_head]
 

@@ -13,7 +13,7 @@ from langgraph.types import Command, Send
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from perdure.memory import ChatState
-from tests.contracts.puts import at, put, uid_of
+from tests.contracts.puts import checkpoint_id_of, config_at, put
 
 
 def test_differences_list_nodes_and_messages_of_each_superstep(saver: SQLiteCheckpointer) -> None:
@@ -27,8 +27,8 @@ def test_differences_list_nodes_and_messages_of_each_superstep(saver: SQLiteChec
     builder.add_node("respond", respond)
     builder.add_edge(START, "respond")
     graph = builder.compile(checkpointer=saver)
-    graph.invoke({"messages": [HumanMessage("one", id="h1")]}, at())
-    graph.invoke({"messages": [HumanMessage("two", id="h2")]}, at())
+    graph.invoke({"messages": [HumanMessage("one", id="h1")]}, config_at())
+    graph.invoke({"messages": [HumanMessage("two", id="h2")]}, config_at())
 
     steps = saver.checkpoints("t")[::-1]
     differences = saver.differences("t", [(each.parent_id, each.checkpoint_id) for each in steps])
@@ -62,10 +62,10 @@ def test_differences_list_nodes_that_ran_between_checkpoints(saver: SQLiteCheckp
     builder.add_edge(START, "plan").add_edge("tools", "check")
     graph = builder.compile(checkpointer=saver)
     for word in ("one", "two"):
-        graph.invoke({"log": [word]}, at())
+        graph.invoke({"log": [word]}, config_at())
     with pytest.raises(KeyboardInterrupt):
-        graph.invoke({"log": ["dies"]}, at())
-    graph.invoke({"log": ["three"]}, at())
+        graph.invoke({"log": ["dies"]}, config_at())
+    graph.invoke({"log": ["three"]}, config_at())
     steps = saver.checkpoints("t")[::-1]
     pairs = [(each.parent_id, each.checkpoint_id) for each in steps]
     ran = [each.ran for each in saver.differences("t", pairs)]
@@ -97,7 +97,9 @@ def test_differences_show_whole_values_and_last_parts_of_lists(saver: SQLiteChec
     first = put(saver, {"n": 1, "list": ["a"], "same": "s", "gone": 5})
     second = put(saver, {"n": 2, "list": [*"abcdef"], "same": "s", "new": {}}, first)
 
-    (difference,) = saver.differences("t", [(uid_of(first), uid_of(second))], limit=2)
+    (difference,) = saver.differences(
+        "t", [(checkpoint_id_of(first), checkpoint_id_of(second))], limit=2
+    )
     assert difference.channels.keys() == {"n", "list", "gone", "new"}
     n, items = difference.channels["n"], difference.channels["list"]
     assert (n.whole, *n.removed.values(), *n.added.values()) == (True, 1, 2)
@@ -109,12 +111,12 @@ def test_reordered_list_has_no_added_or_removed_parts(saver: SQLiteCheckpointer)
     first = put(saver, {"list": [*"abc"]})
     second = put(saver, {"list": [*"cab"]}, first)
 
-    (difference,) = saver.differences("t", [(uid_of(first), uid_of(second))])
+    (difference,) = saver.differences("t", [(checkpoint_id_of(first), checkpoint_id_of(second))])
     assert difference.channels["list"].added_count == difference.channels["list"].removed_count == 0
 
 
 def test_differences_without_earlier_checkpoint_add_everything(saver: SQLiteCheckpointer) -> None:
-    uid = uid_of(put(saver, {"list": [*"abc"]}))
+    uid = checkpoint_id_of(put(saver, {"list": [*"abc"]}))
 
     assert saver.differences("t", [(None, uid)]) == saver.differences("t", [("gone", uid)])
     with pytest.raises(UnknownCheckpoint, match="no checkpoint 'no'"):

@@ -14,11 +14,11 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from perdure.checkpointers import SQLiteCheckpointer
 from tests.backends import places
-from tests.contracts.programs import Action, Replay, Turn, World, actions
+from tests.contracts.programs import Action, Replay, Turn, World, action_lists
 
 EXAMPLES = settings().max_examples  # of the hypothesis profile; the profile "deep" has thousands
 
-KEEPER_TURN = Turn(["keeper"], named=True, blocking=True, durability="sync")
+KEEPER_TURN = Turn(["keeper"], has_message_id=True, blocking=True, durability="sync")
 
 
 @contextmanager
@@ -43,17 +43,17 @@ def compare_worlds(program: list[Action], number: int, backend: str = "file") ->
     """Perform the actions in both worlds. Compare the result and the thread after each action."""
     with open_worlds(backend) as (ours, theirs):
         for action in program:
-            expected, actual = theirs.act(action), ours.act(action)
+            expected, actual = theirs.perform(action), ours.perform(action)
 
             assert expected == actual, f"what came of {action}"
-            assert theirs.thread() == ours.thread(), f"the thread after {action}"
-        listed = theirs.listings(number)
-        for name, actual in ours.listings(number).items():
+            assert theirs.read_thread() == ours.read_thread(), f"the thread after {action}"
+        listed = theirs.list_checkpoints(number)
+        for name, actual in ours.list_checkpoints(number).items():
             assert listed.get(name) == actual, f"listing {name}"
 
 
 @settings(max_examples=2 * EXAMPLES)
-@given(actions(subgraphs=False), st.integers(0, 9))
+@given(action_lists(subgraphs=False), st.integers(0, 9))
 def test_random_program_has_same_results_as_langgraph_memory_saver(
     program: list[Action], number: int
 ) -> None:
@@ -64,7 +64,7 @@ def test_random_program_has_same_results_as_langgraph_memory_saver(
 @settings(max_examples=EXAMPLES)
 # the example replays from an earlier state of a subgraph
 @example([KEEPER_TURN, KEEPER_TURN, Replay(True, "sync", 3)], 0)
-@given(actions(subgraphs=True), st.integers(0, 9))
+@given(action_lists(subgraphs=True), st.integers(0, 9))
 def test_random_program_with_subgraphs_has_same_results_as_langgraph_memory_saver(
     program: list[Action], number: int
 ) -> None:
@@ -73,7 +73,7 @@ def test_random_program_with_subgraphs_has_same_results_as_langgraph_memory_save
 
 
 @settings(max_examples=EXAMPLES // 6)
-@given(actions(subgraphs=True), st.integers(0, 9))
+@given(action_lists(subgraphs=True), st.integers(0, 9))
 def test_random_program_in_postgres_has_same_results_as_langgraph_memory_saver(
     program: list[Action], number: int
 ) -> None:

@@ -25,13 +25,20 @@ from tests.contracts.erased import (
     SECRET,
     Erase,
     Saver,
-    both_doors,
-    doomed,
-    everything,
-    human,
-    raw,
+    both_erase_methods,
+    doomed_message,
+    human_message,
+    read_raw_bytes,
+    render_thread,
 )
-from tests.contracts.puts import at, put, shape, texts, uid_of, values_at
+from tests.contracts.puts import (
+    checkpoint_id_of,
+    config_at,
+    put,
+    read_channel_values,
+    read_history_texts,
+    render_with_types,
+)
 
 
 def chat(saver: Saver) -> Any:
@@ -44,7 +51,7 @@ def chat(saver: Saver) -> Any:
 # -- what goes and what stays
 
 
-@both_doors
+@both_erase_methods
 @pytest.mark.parametrize(
     "said",
     [
@@ -63,15 +70,15 @@ def test_a_conversation_without_a_message(saver: Saver, erase: Erase, said: Any)
     graph = chat(saver)
     for word in ("hello", said, "bye"):
         given_: Any = word if isinstance(word, list) else [word]
-        state = graph.invoke({"messages": given_}, at())
+        state = graph.invoke({"messages": given_}, config_at())
     before = state["messages"]
     report = erase(saver, "t", [before[2].id])
-    left = graph.get_state(at()).values["messages"]
+    left = graph.get_state(config_at()).values["messages"]
     history = saver.history("t")
-    after = graph.invoke({"messages": ["more"]}, at())["messages"]
+    after = graph.invoke({"messages": ["more"]}, config_at())["messages"]
 
-    assert SECRET not in everything(saver)
-    assert SECRET.encode() not in raw(saver)
+    assert SECRET not in render_thread(saver)
+    assert SECRET.encode() not in read_raw_bytes(saver)
     assert [*before[:2], *before[3:]] == left == [item.value for item in history]
     assert left == after[:-2]
     # Postgres overwrites no bytes of a page
@@ -80,11 +87,11 @@ def test_a_conversation_without_a_message(saver: Saver, erase: Erase, said: Any)
 
 def test_what_it_says_elsewhere_stays(saver: Saver) -> None:
     """Without an id, only what is put in goes for saying the same; other messages, texts, stay."""
-    same = [human("a", "yes"), human("b", "yes"), HumanMessage("yes")]
+    same = [human_message("a", "yes"), human_message("b", "yes"), HumanMessage("yes")]
     config = put(saver, {"messages": same, "answer": "yes", "words": ["user", "yes"]})
     saver.put_writes(config, [("answer", "yes"), ("words", ["user", "yes"])], "one")
     saver.put_writes(
-        config, [("messages", [human("b", "yes"), {"content": "yes", "role": "ai"}])], "two"
+        config, [("messages", [human_message("b", "yes"), {"content": "yes", "role": "ai"}])], "two"
     )
     saver.erase("t", ["a"])
     found = saver.get_tuple(config)
@@ -96,48 +103,55 @@ def test_what_it_says_elsewhere_stays(saver: Saver) -> None:
     assert found.pending_writes == [
         ("one", "answer", "yes"),
         ("one", "words", ["user", "yes"]),
-        ("two", "messages", [human("b", "yes")]),
+        ("two", "messages", [human_message("b", "yes")]),
     ]
 
 
-@both_doors
+@both_erase_methods
 def test_every_version_goes(saver: Saver, erase: Erase) -> None:
     """What was said under the id before and after an edit, on every branch."""
-    first = put(saver, {"messages": [human("a", f"{SECRET} one"), human("b")]})
-    second = put(saver, {"messages": [human("a", f"{SECRET} two"), human("b")]}, first)
-    fork = put(saver, {"messages": [human("b"), human("a", f"{SECRET} three")]}, first)
-    put(saver, {"messages": [human("b")]}, second)
+    first = put(saver, {"messages": [human_message("a", f"{SECRET} one"), human_message("b")]})
+    second = put(
+        saver, {"messages": [human_message("a", f"{SECRET} two"), human_message("b")]}, first
+    )
+    fork = put(
+        saver, {"messages": [human_message("b"), human_message("a", f"{SECRET} three")]}, first
+    )
+    put(saver, {"messages": [human_message("b")]}, second)
     report = erase(saver, "t", ["a"])
 
     assert (report.checkpoints, report.items) == (4, 3)  # the last one only in its history
     assert len(report.hashes) == 3
-    assert SECRET not in everything(saver)
-    assert SECRET.encode() not in raw(saver)
+    assert SECRET not in render_thread(saver)
+    assert SECRET.encode() not in read_raw_bytes(saver)
     for config in (first, second, fork):
-        assert {"messages": [human("b")]} == values_at(saver, config)
-        assert texts(saver, checkpoint_id=uid_of(config)) == ["says b"]
+        assert {"messages": [human_message("b")]} == read_channel_values(saver, config)
+        assert read_history_texts(saver, checkpoint_id=checkpoint_id_of(config)) == ["says b"]
 
 
-tool = ToolMessage("done", id="b", tool_call_id="c", artifact=[doomed, human("c")])
-clean = ToolMessage("done", id="b", tool_call_id="c", artifact=[human("c")])
+tool = ToolMessage("done", id="b", tool_call_id="c", artifact=[doomed_message, human_message("c")])
+clean = ToolMessage("done", id="b", tool_call_id="c", artifact=[human_message("c")])
 VALUES = {
-    "one": (doomed, None),
+    "one": (doomed_message, None),
     "dict": ({"role": "user", "content": SECRET, "id": "a"}, None),
-    "dumped": (message_to_dict(doomed), None),
-    "constructor": (doomed.to_json(), None),
-    "list": ([doomed, human("b")], [human("b")]),
-    "mapping": ({"last": doomed, "n": 1}, {"n": 1}),
-    "deep": ({"x": [{"y": (doomed, human("b"))}]}, {"x": [{"y": [human("b")]}]}),
+    "dumped": (message_to_dict(doomed_message), None),
+    "constructor": (doomed_message.to_json(), None),
+    "list": ([doomed_message, human_message("b")], [human_message("b")]),
+    "mapping": ({"last": doomed_message, "n": 1}, {"n": 1}),
+    "deep": (
+        {"x": [{"y": (doomed_message, human_message("b"))}]},
+        {"x": [{"y": [human_message("b")]}]},
+    ),
     "artifact": ([tool], [clean]),
     "kwargs": (
-        AIMessage("x", id="b", additional_kwargs={"read": [message_to_dict(doomed)]}),
+        AIMessage("x", id="b", additional_kwargs={"read": [message_to_dict(doomed_message)]}),
         AIMessage("x", id="b", additional_kwargs={"read": []}),
     ),
-    "send": ([Send("n", {"of": [doomed]}), Send("n", {"of": []})], [Send("n", {"of": []})]),
-    "send it": ([Send("n", doomed)], []),
+    "send": ([Send("n", {"of": [doomed_message]}), Send("n", {"of": []})], [Send("n", {"of": []})]),
+    "send it": ([Send("n", doomed_message)], []),
     "content": ({"topic": SECRET, "of": [SECRET, "x"]}, {"topic": "", "of": ["", "x"]}),
-    "interrupt": ([Interrupt({"ask": doomed}, id="i")], [Interrupt({}, id="i")]),
-    "removal": ([RemoveMessage("a"), human("b")], [human("b")]),
+    "interrupt": ([Interrupt({"ask": doomed_message}, id="i")], [Interrupt({}, id="i")]),
+    "removal": ([RemoveMessage("a"), human_message("b")], [human_message("b")]),
 }
 
 
@@ -146,15 +160,15 @@ def test_values_that_hold_it(saver: Saver, name: str) -> None:
     """Wherever within a value it is, it goes, and the rest of the value is what it was."""
     value, left = VALUES[name]
     config = put(
-        saver, {"x": value, "messages": [doomed]}, metadata={"writes": {"n": {"x": value}}}
+        saver, {"x": value, "messages": [doomed_message]}, metadata={"writes": {"n": {"x": value}}}
     )
     saver.put_writes(config, [("x", value), ("y", 1)], "task")
     put(saver, {"x": "another", "messages": []}, config)
     saver.erase("t", ["a"])
     found = saver.get_tuple(config)
 
-    assert SECRET not in everything(saver)
-    assert SECRET.encode() not in raw(saver)
+    assert SECRET not in render_thread(saver)
+    assert SECRET.encode() not in read_raw_bytes(saver)
     assert found is not None
     values = {"messages": []} if left is None else {"x": left, "messages": []}
     writes = [("task", "y", 1)] if left is None else [("task", "x", left), ("task", "y", 1)]
@@ -163,21 +177,21 @@ def test_values_that_hold_it(saver: Saver, name: str) -> None:
     like = saver.get_tuple(same)
     assert like is not None
     for part in values:
-        assert shape(like.checkpoint["channel_values"][part]) == shape(
+        assert render_with_types(like.checkpoint["channel_values"][part]) == render_with_types(
             found.checkpoint["channel_values"][part]
         )
     assert values.keys() == found.checkpoint["channel_values"].keys()
-    assert shape(like.pending_writes) == shape(found.pending_writes)
+    assert render_with_types(like.pending_writes) == render_with_types(found.pending_writes)
     expected: Any = {} if left is None else like.metadata["writes"]["n"]  # type: ignore[typeddict-item]
-    assert shape(expected) == shape(found.metadata["writes"]["n"])  # type: ignore[typeddict-item]
+    assert render_with_types(expected) == render_with_types(found.metadata["writes"]["n"])  # type: ignore[typeddict-item]
 
 
 def test_a_task_that_wrote_nothing_else_has_run(saver: Saver) -> None:
     """A task whose only write goes is not run again, nor one whose answer quoted the message."""
-    config = put(saver, {"messages": [doomed]})
-    saver.put_writes(config, [("messages", doomed)], "one")
-    saver.put_writes(config, [("__resume__", [doomed, "yes"])], "two")
-    saver.put_writes(config, [("__resume__", doomed)], "three")
+    config = put(saver, {"messages": [doomed_message]})
+    saver.put_writes(config, [("messages", doomed_message)], "one")
+    saver.put_writes(config, [("__resume__", [doomed_message, "yes"])], "two")
+    saver.put_writes(config, [("__resume__", doomed_message)], "three")
     saver.erase("t", ["a"])
     found = saver.get_tuple(config)
 
@@ -192,13 +206,17 @@ def test_a_task_that_wrote_nothing_else_has_run(saver: Saver) -> None:
 def test_every_namespace(saver: Saver) -> None:
     """A subgraph's checkpoints are the thread's too; other threads are not."""
     for ns, thread in (("", "t"), ("sub:1", "t"), ("", "other")):
-        config = put(saver, {"messages": [doomed, human("b")]}, thread=thread, ns=ns)
-        saver.put_writes(config, [("messages", [doomed])], "task")
+        config = put(
+            saver, {"messages": [doomed_message, human_message("b")]}, thread=thread, ns=ns
+        )
+        saver.put_writes(config, [("messages", [doomed_message])], "task")
     saver.erase("t", ["a"])
 
-    assert SECRET not in everything(saver)
-    assert {"messages": [human("b")]} == values_at(saver, at("t", "sub:1"))
-    assert {"messages": [doomed, human("b")]} == values_at(saver, at("other"))
+    assert SECRET not in render_thread(saver)
+    assert {"messages": [human_message("b")]} == read_channel_values(saver, config_at("t", "sub:1"))
+    assert {"messages": [doomed_message, human_message("b")]} == read_channel_values(
+        saver, config_at("other")
+    )
 
 
 @pytest.mark.parametrize("every", [1, 3, 100])
@@ -217,33 +235,35 @@ def test_delta_channels(saver: Saver, every: int) -> None:
     builder.add_node("n", lambda _: {"messages": [AIMessage("so", id=f"n{next(answers)}")]})
     builder.add_edge(START, "n")
     graph = builder.compile(checkpointer=saver)
-    for message in (human("x"), doomed, human("y")):
-        state = graph.invoke({"messages": [message]}, at())
+    for message in (human_message("x"), doomed_message, human_message("y")):
+        state = graph.invoke({"messages": [message]}, config_at())
     saver.erase("t", ["a"])
 
-    assert SECRET not in everything(saver)
-    assert SECRET.encode() not in raw(saver)
+    assert SECRET not in render_thread(saver)
+    assert SECRET.encode() not in read_raw_bytes(saver)
     expected = [message for message in state["messages"] if message.id != "a"]
-    assert expected == graph.get_state(at()).values["messages"]
-    assert [*expected, human("z")] == graph.invoke({"messages": [human("z")]}, at())["messages"][
-        :-1
-    ]
+    assert expected == graph.get_state(config_at()).values["messages"]
+    assert [*expected, human_message("z")] == graph.invoke(
+        {"messages": [human_message("z")]}, config_at()
+    )["messages"][:-1]
 
 
 def test_long_manifests(saver: Saver) -> None:
     """Values in more pieces than stand in a checkpoint lose just their message."""
-    every = [human(str(i)) for i in range(600)]
+    every = [human_message(str(i)) for i in range(600)]
     first = put(saver, {"messages": every})
     second = put(saver, {"messages": every[::3]}, first)
-    third = put(saver, {"messages": [*every[::-3], human("new")]}, second)
+    third = put(saver, {"messages": [*every[::-3], human_message("new")]}, second)
     report = saver.erase("t", [str(i) for i in range(0, 600, 7)])
 
     def left(messages: list[HumanMessage]) -> list[HumanMessage]:
         return [m for m in messages if m.id == "new" or int(m.id or 0) % 7]
 
-    assert left(every) == values_at(saver, first)["messages"]
-    assert left(every[::3]) == values_at(saver, second)["messages"]
-    assert left([*every[::-3], human("new")]) == values_at(saver, third)["messages"]
+    assert left(every) == read_channel_values(saver, first)["messages"]
+    assert left(every[::3]) == read_channel_values(saver, second)["messages"]
+    assert (
+        left([*every[::-3], human_message("new")]) == read_channel_values(saver, third)["messages"]
+    )
     assert len(left(every)) + 1 == len(saver.history("t"))
     assert 86 == report.items == len(report.hashes)
 
@@ -257,11 +277,11 @@ def test_a_dict_that_was_a_message(saver: Saver) -> None:
     saver.erase("t", ["0", "1"])
     told = [item.value for item in saver.history("t", channel="last")]
 
-    assert {"last": talk[2]} == values_at(saver, at())
+    assert {"last": talk[2]} == read_channel_values(saver, config_at())
     assert talk[2] == dict(told)
     for gone in (0, 1):
-        assert f"{SECRET} {gone}".encode() not in raw(saver)
-        assert f"{SECRET} {gone}" not in everything(saver)
+        assert f"{SECRET} {gone}".encode() not in read_raw_bytes(saver)
+        assert f"{SECRET} {gone}" not in render_thread(saver)
 
 
 class Own(JsonPlusSerializer):
@@ -272,11 +292,18 @@ def test_another_serializer(tmp_path: Path) -> None:
     """Under a serializer of one's own, messages are found by reading every item."""
     with Saver.open(tmp_path / "x.db", serde=Own()) as saver:
         config = put(
-            saver, {"messages": [human("b"), doomed], "x": {"k": [doomed] * 9, "l": "m" * 99}}
+            saver,
+            {
+                "messages": [human_message("b"), doomed_message],
+                "x": {"k": [doomed_message] * 9, "l": "m" * 99},
+            },
         )
-        saver.put_writes(config, [("messages", [HumanMessage(SECRET), human("c")])], "task")
+        saver.put_writes(config, [("messages", [HumanMessage(SECRET), human_message("c")])], "task")
         saver.erase("t", ["a"])
 
-        assert {"messages": [human("b")], "x": {"k": [], "l": "m" * 99}} == values_at(saver, at())
-        assert SECRET not in everything(saver)
-        assert SECRET.encode() not in raw(saver)
+        assert {
+            "messages": [human_message("b")],
+            "x": {"k": [], "l": "m" * 99},
+        } == read_channel_values(saver, config_at())
+        assert SECRET not in render_thread(saver)
+        assert SECRET.encode() not in read_raw_bytes(saver)

@@ -17,8 +17,8 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command, Send, interrupt
 
-from tests.contracts.erased import Saver, everything, raw
-from tests.contracts.puts import at
+from tests.contracts.erased import Saver, read_raw_bytes, render_thread
+from tests.contracts.puts import config_at
 
 SAYS = "xylophones tune themselves"  # unique to the message that is erased: what it says,
 CITY = "Quetzalburg"  # a short argument of its call,
@@ -92,7 +92,7 @@ def erase(saver: Saver, config: Any, graph: Any) -> Any:
 
 
 def assert_erased(saver: Saver) -> None:
-    seen, bytes_ = everything(saver), raw(saver)
+    seen, bytes_ = render_thread(saver), read_raw_bytes(saver)
     for text in (SAYS, CITY, NOTE, NOTE.replace('"', '\\"')):
         assert text not in seen
         assert text.encode() not in bytes_
@@ -108,14 +108,14 @@ def kinds(state: Any) -> str:
 def test_tools_that_have_not_run(saver: Saver) -> None:
     """Their tasks are cancelled, and the thread goes on without them."""
     graph = agent(saver, calling(1, 3, 4), "and so on", interrupt_before=["tools"])
-    graph.invoke({"messages": ["hello"]}, at())
-    assert graph.get_state(at()).next == ("tools", "tools", "tools")
-    report = erase(saver, at(), graph)
+    graph.invoke({"messages": ["hello"]}, config_at())
+    assert graph.get_state(config_at()).next == ("tools", "tools", "tools")
+    report = erase(saver, config_at(), graph)
 
     assert report.cancelled == ("tools",)
-    assert graph.get_state(at()).next == ()
-    assert kinds(graph.invoke(None, at())) == "human"
-    assert kinds(graph.invoke({"messages": ["more"]}, at())) == "human human ai"
+    assert graph.get_state(config_at()).next == ()
+    assert kinds(graph.invoke(None, config_at())) == "human"
+    assert kinds(graph.invoke({"messages": ["more"]}, config_at())) == "human human ai"
     assert RAN == []
 
 
@@ -123,23 +123,23 @@ def test_tools_of_which_one_failed(saver: Saver) -> None:
     """Their step has not ended: none of them is run again, and no result of theirs comes."""
     graph = agent(saver, calling(1, 2, 3), "and so on")
     with pytest.raises(Broken):
-        graph.invoke({"messages": ["hello"]}, at())
-    tasks = {f"tools:{task.id}" for task in graph.get_state(at()).tasks}
+        graph.invoke({"messages": ["hello"]}, config_at())
+    tasks = {f"tools:{task.id}" for task in graph.get_state(config_at()).tasks}
     ran = [*RAN]
-    report = erase(saver, at(), graph)
+    report = erase(saver, config_at(), graph)
 
     assert {*report.cancelled} == tasks
-    assert kinds(graph.invoke(None, at())) == "human"
+    assert kinds(graph.invoke(None, config_at())) == "human"
     assert ran == RAN
-    assert kinds(graph.invoke({"messages": ["more"]}, at())) == "human human ai"
+    assert kinds(graph.invoke({"messages": ["more"]}, config_at())) == "human human ai"
 
 
 def test_tools_that_have_run(saver: Saver) -> None:
     """Nothing is cancelled; the results stay, under no name."""
     graph = agent(saver, calling(1, 3, 4), "and so on")
-    graph.invoke({"messages": ["hello"]}, at())
-    report = erase(saver, at(), graph)
-    state = graph.get_state(at()).values
+    graph.invoke({"messages": ["hello"]}, config_at())
+    report = erase(saver, config_at(), graph)
+    state = graph.get_state(config_at()).values
     results = [m for m in state["messages"] if isinstance(m, ToolMessage)]
 
     assert report.cancelled == ()
@@ -147,7 +147,7 @@ def test_tools_that_have_run(saver: Saver) -> None:
     assert [(m.content, m.name, m.tool_call_id[-1]) for m in results] == [
         ("seen", None, each) for each in "134"
     ]
-    assert "call_00000000000000000001" in everything(saver)
+    assert "call_00000000000000000001" in render_thread(saver)
 
 
 def test_a_task_beside_others(saver: Saver, caplog: pytest.LogCaptureFixture) -> None:
@@ -167,14 +167,14 @@ def test_a_task_beside_others(saver: Saver, caplog: pytest.LogCaptureFixture) ->
     builder.add_edge(START, "say")
     builder.add_conditional_edges("say", fan, ["work"])
     graph = compiled(builder, saver)
-    graph.invoke({"messages": ["hello"]}, at())
-    before = graph.get_state(at()).tasks
-    report = erase(saver, at(), graph)
-    after = graph.get_state(at()).tasks
+    graph.invoke({"messages": ["hello"]}, config_at())
+    before = graph.get_state(config_at()).tasks
+    report = erase(saver, config_at(), graph)
+    after = graph.get_state(config_at()).tasks
     RAN.clear()
     answers = {each.interrupts[0].id: "yes" for each in after}
     with caplog.at_level(logging.CRITICAL, "langgraph"):
-        state = graph.invoke(Command(resume=answers), at())
+        state = graph.invoke(Command(resume=answers), config_at())
 
     assert report.cancelled == (f"work:{before[0].id}",)
     assert [task.id for task in before[1:]] == [task.id for task in after]
@@ -191,16 +191,19 @@ def test_a_call_that_waits_for_approval(saver: Saver) -> None:
     first = AIMessage("fine", tool_calls=[call(9, city="Ghent", note="n")])
     graph = agent(saver, first, "seen it", calling(1), "and so on", middleware=[middleware])
     yes: Command[Any] = Command(resume={"decisions": [{"type": "approve"}]})
-    graph.invoke({"messages": ["hello"]}, at())
-    graph.invoke(yes, at())
-    graph.invoke({"messages": ["again"]}, at())
-    (task,) = graph.get_state(at()).tasks
-    report = erase(saver, at(), graph)
+    graph.invoke({"messages": ["hello"]}, config_at())
+    graph.invoke(yes, config_at())
+    graph.invoke({"messages": ["again"]}, config_at())
+    (task,) = graph.get_state(config_at()).tasks
+    report = erase(saver, config_at(), graph)
 
     assert report.cancelled == (f"{task.name}:{task.id}",)
-    assert graph.get_state(at()).interrupts == ()
-    assert kinds(graph.invoke(None, at())) == "human ai tool ai human"
-    assert kinds(graph.invoke({"messages": ["more"]}, at())) == "human ai tool ai human human ai"
+    assert graph.get_state(config_at()).interrupts == ()
+    assert kinds(graph.invoke(None, config_at())) == "human ai tool ai human"
+    assert (
+        kinds(graph.invoke({"messages": ["more"]}, config_at()))
+        == "human ai tool ai human human ai"
+    )
     assert RAN == ["Ghent"]
 
 
@@ -208,12 +211,12 @@ def test_a_call_that_was_approved(saver: Saver) -> None:
     """What was asked and answered goes; so do a result's words that repeat the call."""
     middleware = HumanInTheLoopMiddleware(interrupt_on={"look": True})
     graph = agent(saver, calling(1), "and so on", middleware=[middleware])
-    graph.invoke({"messages": ["hello"]}, at())
+    graph.invoke({"messages": ["hello"]}, config_at())
     edited = {"name": "look", "args": {"city": f"{CITY} 3", "note": NOTE}}
     decision: Any = {"type": "edit", "edited_action": edited}
-    graph.invoke(Command(resume={"decisions": [decision]}), at())
-    erase(saver, at(), graph)
-    state = graph.get_state(at()).values
+    graph.invoke(Command(resume={"decisions": [decision]}), config_at())
+    erase(saver, config_at(), graph)
+    state = graph.get_state(config_at()).values
 
     assert [f"{CITY} 3"] == RAN
     assert [m.content for m in state["messages"]] == ["hello", "", "and so on"]
@@ -231,14 +234,14 @@ def test_a_classical_tool_node(saver: Saver) -> None:
     builder.add_conditional_edges("model", tools_condition)
     builder.add_edge("tools", "model")
     graph = compiled(builder, saver, interrupt_before=["tools"])
-    graph.invoke({"messages": ["hello"]}, at())
-    graph.invoke(None, at())
-    graph.invoke({"messages": ["again"]}, at())
-    assert graph.get_state(at()).next == ("tools",)
-    report = erase(saver, at(), graph)
+    graph.invoke({"messages": ["hello"]}, config_at())
+    graph.invoke(None, config_at())
+    graph.invoke({"messages": ["again"]}, config_at())
+    assert graph.get_state(config_at()).next == ("tools",)
+    report = erase(saver, config_at(), graph)
 
     assert report.cancelled == ("tools",)
-    assert kinds(graph.invoke(None, at())) == "human ai tool ai human"
+    assert kinds(graph.invoke(None, config_at())) == "human ai tool ai human"
     assert RAN == ["Ghent"]
 
 
@@ -250,9 +253,9 @@ def test_an_interrupt_that_quotes_nothing(saver: Saver) -> None:
     builder.add_edge(START, "say")
     builder.add_edge("say", "ask")
     graph = compiled(builder, saver)
-    graph.invoke({"messages": ["hello"]}, at())
-    report = erase(saver, at(), graph)
-    state = graph.invoke(Command(resume="yes"), at())
+    graph.invoke({"messages": ["hello"]}, config_at())
+    report = erase(saver, config_at(), graph)
+    state = graph.invoke(Command(resume="yes"), config_at())
 
     assert report.cancelled == ()
     assert [m.content for m in state["messages"]] == ["hello", "yes"]
@@ -264,11 +267,11 @@ def test_what_was_answered(saver: Saver) -> None:
     builder.add_node("ask", lambda _: {"messages": [HumanMessage(interrupt("Go on?"))]})
     builder.add_edge(START, "ask")
     graph = compiled(builder, saver)
-    graph.invoke({"messages": ["hello"]}, at())
-    graph.invoke(Command(resume=SAYS), at())
-    erase(saver, at(), graph)
+    graph.invoke({"messages": ["hello"]}, config_at())
+    graph.invoke(Command(resume=SAYS), config_at())
+    erase(saver, config_at(), graph)
 
-    assert kinds(graph.invoke({"messages": ["more"]}, at())).startswith("human human")
+    assert kinds(graph.invoke({"messages": ["more"]}, config_at())).startswith("human human")
 
 
 # -- subgraphs, and other state
@@ -282,8 +285,8 @@ def test_a_subgraph_with_its_own_checkpoints(saver: Saver, done: bool) -> None:
     builder.add_node("agent", agent(True, calling(1, 3), "inner answer", "later", **options))
     builder.add_edge(START, "agent")
     graph = compiled(builder, saver)
-    graph.invoke({"messages": ["hello"]}, at())
-    inner = at("t", "agent")
+    graph.invoke({"messages": ["hello"]}, config_at())
+    inner = config_at("t", "agent")
     found = saver.get_tuple(inner)
     assert found is not None
     messages = found.checkpoint["channel_values"]["messages"]
@@ -291,7 +294,7 @@ def test_a_subgraph_with_its_own_checkpoints(saver: Saver, done: bool) -> None:
 
     assert_erased(saver)
     assert report.cancelled == (() if done else ("agent|tools",))
-    state = graph.invoke({"messages": ["more"]}, at())
+    state = graph.invoke({"messages": ["more"]}, config_at())
     assert state["messages"][0].content == "hello"
     assert [f"{CITY} 1", f"{CITY} 3"] * done == sorted(RAN)
 
@@ -319,12 +322,12 @@ def test_a_subgraph_that_was_sent_a_task(saver: Saver, done: bool) -> None:
         "say", lambda _: [Send("work", {"told": f"more on {SAYS}"})], ["work"]
     )
     graph = compiled(builder, saver)
-    graph.invoke({"messages": ["hello"]}, at())
-    report = erase(saver, at(), graph)
+    graph.invoke({"messages": ["hello"]}, config_at())
+    report = erase(saver, config_at(), graph)
 
     assert len(report.cancelled) == (not done)
-    assert kinds(graph.invoke(None, at())) == "human"
-    assert SAYS.title() in everything(saver)
+    assert kinds(graph.invoke(None, config_at())) == "human"
+    assert SAYS.title() in render_thread(saver)
 
 
 class Topics(TypedDict):
@@ -342,10 +345,10 @@ def test_other_channels(saver: Saver) -> None:
     builder.add_edge(START, "say")
     builder.add_edge("say", END)
     graph = compiled(builder, saver)
-    config: Any = {**at(), "metadata": {"title": f"{SAYS}!", "user": "u"}}
+    config: Any = {**config_at(), "metadata": {"title": f"{SAYS}!", "user": "u"}}
     graph.invoke({"messages": [], "topic": "", "titles": []}, config)
-    erase(saver, at(), graph)
-    state = graph.get_state(at())
+    erase(saver, config_at(), graph)
+    state = graph.get_state(config_at())
 
     assert state.values["topic"] == ""
     assert state.values["titles"] == ["", *titles[1:]]
@@ -360,11 +363,11 @@ def test_what_another_message_says_too(saver: Saver) -> None:
     builder.add_node("say", lambda _: {"messages": messages, "topic": SAYS, "titles": []})
     builder.add_edge(START, "say")
     graph = compiled(builder, saver)
-    graph.invoke({"messages": [], "topic": "", "titles": []}, at())
+    graph.invoke({"messages": [], "topic": "", "titles": []}, config_at())
     saver.erase("t", ["x"])
 
-    assert graph.get_state(at()).values["topic"] == SAYS
-    assert graph.get_state(at()).values["messages"] == messages[1:]
+    assert graph.get_state(config_at()).values["topic"] == SAYS
+    assert graph.get_state(config_at()).values["messages"] == messages[1:]
 
 
 def test_a_summary(saver: Saver) -> None:
@@ -380,8 +383,8 @@ def test_a_summary(saver: Saver) -> None:
     summary = SummarizationMiddleware(model, trigger=("messages", 4), keep=("messages", 1))
     graph: Any = create_agent(model, [], checkpointer=saver, middleware=[summary])
     for text in ("one", "two", "three"):
-        graph.invoke({"messages": [text]}, at())
-    erase(saver, at(), graph)
+        graph.invoke({"messages": [text]}, config_at())
+    erase(saver, config_at(), graph)
 
-    assert "in brief: Xylophones, tuned" in everything(saver)
+    assert "in brief: Xylophones, tuned" in render_thread(saver)
     assert all(item.value.content != SAYS for item in saver.history("t"))

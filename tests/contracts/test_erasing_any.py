@@ -16,10 +16,10 @@ from perdure.checkpointers import ErasureReport
 from tests.backends import BACKENDS
 from tests.contracts.erased import (
     Saver,
-    everything,
-    raw,
+    read_raw_bytes,
+    render_thread,
 )
-from tests.contracts.puts import put, shape, uid_of, values_at
+from tests.contracts.puts import checkpoint_id_of, put, read_channel_values, render_with_types
 from tests.rounds import rounds
 
 IDS = "abcdef"
@@ -93,7 +93,9 @@ def fill(saver: Saver, steps: list[dict[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def told(saver: Saver, ns: str, config: Any, channel: str) -> list[Any]:
-    found = saver.history("t", channel=channel, checkpoint_id=uid_of(config), checkpoint_ns=ns)
+    found = saver.history(
+        "t", channel=channel, checkpoint_id=checkpoint_id_of(config), checkpoint_ns=ns
+    )
     return [item.value for item in found]
 
 
@@ -122,18 +124,22 @@ def test_any_thread(steps: list[dict[str, Any]], ids: set[str], backend: str) ->
                 "__pregel_tasks": less_tasks(values["__pregel_tasks"], ids),
             }
             new = now.checkpoint["channel_values"]
-            assert shape([left[k] for k in sorted(left)]) == shape([new[k] for k in sorted(new)])
+            assert render_with_types([left[k] for k in sorted(left)]) == render_with_types(
+                [new[k] for k in sorted(new)]
+            )
             expected = [
                 (task, channel, written)
                 for task, channel, value in was.pending_writes or []
                 if (written := less(value, ids, inputs=True)) is not None
             ]
-            assert shape(expected) == shape(now.pending_writes)
+            assert render_with_types(expected) == render_with_types(now.pending_writes)
         for (i, channel), said in history.items():
             rest = [n for value in said if (n := less(value, ids)) is not None]
             known = [[*v] if isinstance(v, tuple) else v for v in told(saver, *configs[i], channel)]
-            assert list(dict.fromkeys(map(shape, rest))) == list(map(shape, known))
-        bytes_, seen = raw(saver), everything(saver)
+            assert list(dict.fromkeys(map(render_with_types, rest))) == list(
+                map(render_with_types, known)
+            )
+        bytes_, seen = read_raw_bytes(saver), render_thread(saver)
         for uid in ids:
             assert f"word of {uid}" not in seen
             assert f"word of {uid}".encode() not in bytes_
@@ -145,9 +151,9 @@ def test_any_thread(steps: list[dict[str, Any]], ids: set[str], backend: str) ->
         words = {"messages": [word(uid, 0) for uid in IDS]}
         stale = put(saver, words, config, ns=ns)  # as of a run that began before
         assert [uid for uid in IDS if uid not in ids] == [
-            m.id for m in values_at(saver, stale)["messages"]
+            m.id for m in read_channel_values(saver, stale)["messages"]
         ]
         loaded = saver.get_tuple(config)
         assert loaded is not None
         again = put(saver, words, loaded.config, ns=ns)
-        assert [*IDS] == [m.id for m in values_at(saver, again)["messages"]]
+        assert [*IDS] == [m.id for m in read_channel_values(saver, again)["messages"]]

@@ -21,13 +21,13 @@ from tests.contracts.erased import (
     SECRET,
     Erase,
     Saver,
-    both_doors,
-    doomed,
-    everything,
-    human,
-    raw,
+    both_erase_methods,
+    doomed_message,
+    human_message,
+    read_raw_bytes,
+    render_thread,
 )
-from tests.contracts.puts import at, put, values_at
+from tests.contracts.puts import config_at, put, read_channel_values
 from tests.contracts.test_types import Profile
 
 
@@ -44,36 +44,38 @@ class Desk(enum.StrEnum):
     HELP = "technical_support_line"
 
 
-@both_doors
+@both_erase_methods
 def test_nothing_to_erase(saver: Saver, erase: Erase) -> None:
     """Unknown ids and threads are no error, and nothing that can be read changes."""
-    put(saver, {"messages": [human("a")], "a": "a", "n": ["x", "a"]})
-    before = everything(saver)
+    put(saver, {"messages": [human_message("a")], "a": "a", "n": ["x", "a"]})
+    before = render_thread(saver)
 
     for args in (("t", ["b", ""]), ("t", []), ("nobody", ["a"]), ("nobody",)):
         assert ErasureReport() == erase(saver, *args)
-    assert before == everything(saver)
+    assert before == render_thread(saver)
 
 
-@both_doors
-@pytest.mark.parametrize("tasks", [[{"text": SECRET}, doomed], {"one": doomed}, doomed, "x"])
+@both_erase_methods
+@pytest.mark.parametrize(
+    "tasks", [[{"text": SECRET}, doomed_message], {"one": doomed_message}, doomed_message, "x"]
+)
 def test_tasks_that_are_no_sends(saver: Saver, erase: Erase, tasks: Any) -> None:
     """A program of one's own may keep other things where langgraph keeps its tasks."""
-    put(saver, {"messages": [doomed, human("b")], TASKS: tasks})
-    erase(saver, "t", [str(doomed.id)])
+    put(saver, {"messages": [doomed_message, human_message("b")], TASKS: tasks})
+    erase(saver, "t", [str(doomed_message.id)])
 
-    assert SECRET.encode() not in raw(saver)
-    assert values_at(saver, at())["messages"] == [human("b")]
+    assert SECRET.encode() not in read_raw_bytes(saver)
+    assert read_channel_values(saver, config_at())["messages"] == [human_message("b")]
 
 
-@both_doors
+@both_erase_methods
 def test_a_whole_thread(saver: Saver, erase: Erase) -> None:
     """Without ids, the thread is deleted and its bytes with it."""
-    put(saver, {"messages": [doomed, human("b")], "text": SECRET * 9})
+    put(saver, {"messages": [doomed_message, human_message("b")], "text": SECRET * 9})
     report = erase(saver, "t")
 
     assert (report.checkpoints, report.items, len(report.hashes)) == (1, 3, 2)
-    assert SECRET.encode() not in raw(saver)
+    assert SECRET.encode() not in read_raw_bytes(saver)
     with pytest.raises(UnknownThread):
         saver.thread("t")
 
@@ -90,7 +92,7 @@ def test_the_same_message_has_the_same_hash(tmp_path: Path) -> None:
     reports = []
     for name, key in (("a", None), ("b", None), ("c", KEY), ("d", KEY)):
         with Saver.open(tmp_path / name, key=key) as saver:
-            put(saver, {"messages": [doomed]})
+            put(saver, {"messages": [doomed_message]})
             reports.append(saver.erase("t", ["a"]).hashes)
 
     assert reports[0] == reports[1]
@@ -101,9 +103,16 @@ def test_the_same_message_has_the_same_hash(tmp_path: Path) -> None:
 def test_sizes_are_true(tmp_path: Path) -> None:
     """What a thread is said to hold is what its rows hold."""
     with Saver.open(tmp_path / "x.db") as saver:
-        config = put(saver, {"messages": [human(str(i)) for i in range(9)], "x": {"k": [doomed]}})
-        put(saver, {"messages": [human("1"), doomed], "x": {"k": [doomed]}}, config)
-        saver.put_writes(config, [("messages", [doomed, human("1")])], "task")
+        config = put(
+            saver,
+            {"messages": [human_message(str(i)) for i in range(9)], "x": {"k": [doomed_message]}},
+        )
+        put(
+            saver,
+            {"messages": [human_message("1"), doomed_message], "x": {"k": [doomed_message]}},
+            config,
+        )
+        saver.put_writes(config, [("messages", [doomed_message, human_message("1")])], "task")
         saver.erase("t", ["a", "3"])
         info = saver.thread("t")
     with closing(sqlite3.connect(tmp_path / "x.db")) as db:
@@ -122,18 +131,18 @@ def test_another_saver_that_remembers_it(tmp_path: Path) -> None:
     """What another has read before is not what it reads, or puts on, afterwards."""
     path = tmp_path / "x.db"
     with Saver.open(path) as one, Saver.open(path) as two:
-        put(one, {"messages": [human("b"), doomed], "n": 1}, uid="1")
-        config = at("t", "", "1")
+        put(one, {"messages": [human_message("b"), doomed_message], "n": 1}, uid="1")
+        config = config_at("t", "", "1")
         found = two.get_tuple(config)
         assert found is not None
         one.erase("t", ["a"])
         checkpoint = {**found.checkpoint, "id": "2"}  # as a run puts it that did not touch messages
         two.put(config, checkpoint, {"source": "loop"}, {"n": 2})  # type: ignore[arg-type]
 
-        assert {"messages": [human("b")], "n": 1} == values_at(two, at())
-        assert {"messages": [human("b")], "n": 1} == values_at(two, config)
-        assert SECRET not in everything(two)
-        assert SECRET.encode() not in raw(one)
+        assert {"messages": [human_message("b")], "n": 1} == read_channel_values(two, config_at())
+        assert {"messages": [human_message("b")], "n": 1} == read_channel_values(two, config)
+        assert SECRET not in render_thread(two)
+        assert SECRET.encode() not in read_raw_bytes(one)
 
 
 # -- the bytes
@@ -143,15 +152,15 @@ def test_a_reader_that_holds_on(tmp_path: Path) -> None:
     """While another process reads the former state the report says so; later it is finished."""
     path = tmp_path / "x.db"
     with Saver.open(path, timeout_s=0.2) as saver:
-        put(saver, {"messages": [doomed, human("b")]})
+        put(saver, {"messages": [doomed_message, human_message("b")]})
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN")
             other.execute("SELECT count(*) FROM items").fetchall()
             held = saver.erase("t", ["a"])
-            assert {"messages": [human("b")]} == values_at(saver, at())
+            assert {"messages": [human_message("b")]} == read_channel_values(saver, config_at())
             other.execute("COMMIT")
         again = saver.erase("t", ["a"])
-        bytes_ = raw(saver)
+        bytes_ = read_raw_bytes(saver)
 
     assert (held.checkpoints + held.items, len(held.hashes), held.scrubbed) == (2, 1, False)
     assert ErasureReport() == again
@@ -171,14 +180,16 @@ def test_an_erasure_that_was_cut_off(tmp_path: Path) -> None:
     """Erased is erased; the bytes are seen to by who opens the file next."""
     path = tmp_path / "x.db"
     with Saver.open(path, factory=NoVacuum) as saver:
-        put(saver, {"messages": [doomed, human("b")]})
+        put(saver, {"messages": [doomed_message, human_message("b")]})
         saver.database.shrink()  # moves the WAL into the file
         with pytest.raises(StorageError, match="no such luck"):
             saver.erase("t", ["a"])
-        assert {"messages": [human("b")]} == values_at(saver, at())
-        put(saver, {"messages": [human("b")]}, thread="other")  # the writer is none the worse
+        assert {"messages": [human_message("b")]} == read_channel_values(saver, config_at())
+        put(
+            saver, {"messages": [human_message("b")]}, thread="other"
+        )  # the writer is none the worse
     with Saver.open(path) as saver:
-        assert SECRET.encode() not in raw(saver)
+        assert SECRET.encode() not in read_raw_bytes(saver)
         with closing(sqlite3.connect(path)) as db:
             names = db.execute("SELECT name FROM settings ORDER BY name").fetchall()
             assert names == [("key check",), ("removals",)]
@@ -187,8 +198,13 @@ def test_an_erasure_that_was_cut_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [Profile(fullName="p"), Profile(fullName="p" * 300)])
 def test_values_that_may_not_be_rebuilt(tmp_path: Path, value: Profile) -> None:
     """They stay as they are where nothing in them can be the message's."""
-    message = human("m-4711", SECRET)
-    values = {"messages": [message], "v": value, "m": {"v": value}, "l": [value, [human("b")]]}
+    message = human_message("m-4711", SECRET)
+    values = {
+        "messages": [message],
+        "v": value,
+        "m": {"v": value},
+        "l": [value, [human_message("b")]],
+    }
     with Saver.open(tmp_path / "x.db") as saver:
         config = put(saver, {**values, TASKS: [Send("n", value)]})
         saver.put_writes(config, [("v", value), (TASKS, Send("n", value))], "task")
@@ -197,7 +213,7 @@ def test_values_that_may_not_be_rebuilt(tmp_path: Path, value: Profile) -> None:
         report = saver.erase("t", ["m-4711"])
         assert (report.checkpoints, report.items) == (1, 1)
     with Saver.open(tmp_path / "x.db") as saver:
-        found = saver.get_tuple(at())
+        found = saver.get_tuple(config_at())
 
         assert found is not None
         channels = found.checkpoint["channel_values"]
@@ -208,25 +224,35 @@ def test_values_that_may_not_be_rebuilt(tmp_path: Path, value: Profile) -> None:
 
 def test_objects_whose_properties_raise(file_saver: Saver) -> None:
     """What a message is known by is looked for; what raises instead is not it."""
-    kept = Unsaved(f"about {doomed.id}")
-    put(file_saver, {"messages": [doomed], "one": kept, "more": [kept, {"x": kept}]})
+    kept = Unsaved(f"about {doomed_message.id}")
+    put(file_saver, {"messages": [doomed_message], "one": kept, "more": [kept, {"x": kept}]})
 
-    file_saver.erase("t", [doomed.id or ""])
+    file_saver.erase("t", [doomed_message.id or ""])
 
-    assert {"messages": [], "one": kept, "more": [kept, {"x": kept}]} == values_at(file_saver, at())
+    assert {"messages": [], "one": kept, "more": [kept, {"x": kept}]} == read_channel_values(
+        file_saver, config_at()
+    )
 
 
 def test_members_of_enums_stay(file_saver: Saver) -> None:
     """Also those that are texts, and equal to what a message says."""
     put(
         file_saver,
-        {"messages": [human("a", Desk.HELP.value)], "desk": Desk.HELP, "all": [[Desk.HELP]]},
+        {
+            "messages": [human_message("a", Desk.HELP.value)],
+            "desk": Desk.HELP,
+            "all": [[Desk.HELP]],
+        },
     )
 
     file_saver.erase("t", ["a"])
 
-    assert values_at(file_saver, at()) == {"messages": [], "desk": Desk.HELP, "all": [[Desk.HELP]]}
-    assert type(values_at(file_saver, at())["desk"]) is Desk
+    assert read_channel_values(file_saver, config_at()) == {
+        "messages": [],
+        "desk": Desk.HELP,
+        "all": [[Desk.HELP]],
+    }
+    assert type(read_channel_values(file_saver, config_at())["desk"]) is Desk
 
 
 @pytest.mark.parametrize("uid", ["call-1", "call_0123456789abcdef"])
@@ -238,24 +264,24 @@ def test_calls_in_dicts_that_were_split(saver: Saver, uid: str) -> None:
         saver,
         {"messages": [AIMessage("", id="a", tool_calls=[call])], "call": call, "by_id": states},
     )
-    put(saver, {"messages": [human("b")], "call": {}, "by_id": {}}, config)
+    put(saver, {"messages": [human_message("b")], "call": {}, "by_id": {}}, config)
 
     saver.erase("t", ["a"])
 
-    assert values_at(saver, config) == {"messages": [], "by_id": {"k": {"z": 1}}}
+    assert read_channel_values(saver, config) == {"messages": [], "by_id": {"k": {"z": 1}}}
     assert [item.value for item in saver.history("t", channel="call")] == []
     assert [item.value for item in saver.history("t", channel="by_id")] == [("k", {"z": 1})]
-    assert uid.encode() not in raw(saver)
+    assert uid.encode() not in read_raw_bytes(saver)
 
 
 def test_a_channel_of_dicts_then_of_lists(saver: Saver) -> None:
     """A list of two is no pair of a dict if its first element can be no key."""
-    config = put(saver, {"messages": [doomed], "x": {"k": {"z": 1}}})
-    config = put(saver, {"messages": [doomed], "x": [[{"p": 1}, doomed]]}, config)
-    put(saver, {"messages": [doomed], "x": None}, config)
+    config = put(saver, {"messages": [doomed_message], "x": {"k": {"z": 1}}})
+    config = put(saver, {"messages": [doomed_message], "x": [[{"p": 1}, doomed_message]]}, config)
+    put(saver, {"messages": [doomed_message], "x": None}, config)
 
-    saver.erase("t", [doomed.id or ""])
+    saver.erase("t", [doomed_message.id or ""])
 
-    assert values_at(saver, config) == {"messages": [], "x": [[{"p": 1}]]}
+    assert read_channel_values(saver, config) == {"messages": [], "x": [[{"p": 1}]]}
     history = [item.value for item in saver.history("t", channel="x")]
     assert [[*each] for each in history] == [["k", {"z": 1}], [{"p": 1}]]

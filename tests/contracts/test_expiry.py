@@ -12,7 +12,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.records import ClientMetadata, LiveRun, RunRow
 from perdure.checkpointers.runs import RunTable
 from perdure.checkpointers.thread_list import ThreadList, TimeToLive
-from tests.contracts.puts import at, put
+from tests.contracts.puts import config_at, put
 
 DELETES, KEEPS = TimeToLive(10, False), TimeToLive(10, True)
 
@@ -90,7 +90,7 @@ def test_the_newest_state_may_stay_and_is_pruned_once(
 
     assert threads.delete_if_expired("t") is True
 
-    assert [each.checkpoint["channel_values"] for each in saver.list(at("t"))] == [{"n": 2}]
+    assert [each.checkpoint["channel_values"] for each in saver.list(config_at("t"))] == [{"n": 2}]
     later(monkeypatch, 100)
     assert threads.list_expired(10) == []
     listed = threads.get("t")

@@ -19,7 +19,7 @@ from langgraph.types import Command, Send, interrupt
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.memory import ChatState, Keep
 from tests.backends import BACKENDS
-from tests.contracts.puts import at, shape, texts, uid_of
+from tests.contracts.puts import checkpoint_id_of, config_at, read_history_texts, render_with_types
 
 Durability = Literal["sync", "async", "exit"]
 Run = Callable[..., Any]
@@ -101,14 +101,14 @@ def say(text: str) -> dict[str, Any]:
 def test_a_thread_resumes_after_a_restart(backend: str, run: Run, tmp_path: Path) -> None:
     """Another process's saver on the same file goes on where the first left off."""
     with BACKENDS[backend](tmp_path) as saver:
-        run(chat(saver), say("a"), at())
+        run(chat(saver), say("a"), config_at())
     with BACKENDS[backend](tmp_path) as saver:
-        result = run(chat(saver), say("b"), at())
-        run(chat(saver), say("c"), at("other"))
+        result = run(chat(saver), say("b"), config_at())
+        run(chat(saver), say("c"), config_at("other"))
 
         assert [m.content for m in result["messages"]] == ["a", "re: a", "b", "re: b"]
-        assert texts(saver) == ["a", "re: a", "b", "re: b"]
-        assert texts(saver, "other") == ["c", "re: c"]
+        assert read_history_texts(saver) == ["a", "re: a", "b", "re: b"]
+        assert read_history_texts(saver, "other") == ["c", "re: c"]
 
 
 @both_doors
@@ -125,24 +125,24 @@ def test_an_interrupt_is_answered(
     builder.add_node("ask", ask)
     builder.add_edge(START, "ask")
     graph = builder.compile(checkpointer=saver)
-    first = run(graph, {"steps": ["start"]}, at(), durability=durability)
-    waiting = graph.get_state(at())
-    second = run(graph, Command(resume="this"), at(), durability=durability)
-    third = run(graph, Command(resume="that"), at(), durability=durability)
+    first = run(graph, {"steps": ["start"]}, config_at(), durability=durability)
+    waiting = graph.get_state(config_at())
+    second = run(graph, Command(resume="this"), config_at(), durability=durability)
+    third = run(graph, Command(resume="that"), config_at(), durability=durability)
 
     assert [asked.value for asked in first["__interrupt__"]] == [{"question": "which?"}]
     assert waiting.next == ("ask",)
     assert [asked.value for asked in second["__interrupt__"]] == ["and?"]
     assert third["steps"] == ["start", "this", "that"]
-    assert graph.get_state(at()).next == ()
+    assert graph.get_state(config_at()).next == ()
 
 
 def test_interrupt_before_and_update_state(saver: SQLiteCheckpointer) -> None:
     """State changed while a run is stopped is what the run goes on with."""
     graph = counting(saver, interrupt_before=["two"])
-    graph.invoke({"steps": [], "total": 0}, at())
-    config = graph.update_state(at(), {"steps": ["by hand"], "total": 100})
-    result = graph.invoke(None, at())
+    graph.invoke({"steps": [], "total": 0}, config_at())
+    config = graph.update_state(config_at(), {"steps": ["by hand"], "total": 100})
+    result = graph.invoke(None, config_at())
 
     assert result == {"steps": ["one0", "by hand", "two2"], "total": 110}
     state = graph.get_state(config)
@@ -154,9 +154,9 @@ def test_aupdate_state(saver: SQLiteCheckpointer) -> None:
     graph = counting(saver)
 
     async def run() -> Any:
-        await graph.aupdate_state(at(), {"steps": ["x"], "total": 5}, as_node="one")
-        state = await graph.aget_state(at())
-        return state.next, await graph.ainvoke(None, at())
+        await graph.aupdate_state(config_at(), {"steps": ["x"], "total": 5}, as_node="one")
+        state = await graph.aget_state(config_at())
+        return state.next, await graph.ainvoke(None, config_at())
 
     assert asyncio.run(run()) == (("two",), {"steps": ["x", "two1"], "total": 15})
 
@@ -166,14 +166,16 @@ def test_time_travel_forks(saver: SQLiteCheckpointer, run: Run) -> None:
     """A run from an old checkpoint branches off; its branch is the head, the other one stays."""
     graph = chat(saver)
     for text in "abc":
-        run(graph, say(text), at())
-    before = graph.get_state(at())
+        run(graph, say(text), config_at())
+    before = graph.get_state(config_at())
     old = next(
-        s for s in graph.get_state_history(at()) if not s.next and len(s.values["messages"]) == 2
+        s
+        for s in graph.get_state_history(config_at())
+        if not s.next and len(s.values["messages"]) == 2
     )
     result = run(graph, say("other"), old.config)
-    head = graph.get_state(at())
-    later = run(graph, say("d"), at())
+    head = graph.get_state(config_at())
+    later = run(graph, say("d"), config_at())
 
     assert [m.content for m in result["messages"]] == ["a", "re: a", "other", "re: other"]
     assert result == head.values
@@ -185,35 +187,35 @@ def test_time_travel_forks(saver: SQLiteCheckpointer, run: Run) -> None:
     ]
     assert before == graph.get_state(before.config)
     assert len(later["messages"]) == 6
-    assert len(saver.history("t", checkpoint_id=uid_of(before.config))) == 6
+    assert len(saver.history("t", checkpoint_id=checkpoint_id_of(before.config))) == 6
 
 
 def test_an_old_checkpoint_updated_is_the_head(saver: SQLiteCheckpointer) -> None:
     """State changed at an old checkpoint branches off there, and the branch is the head."""
     graph = counting(saver)
-    graph.invoke({"steps": [], "total": 0}, at())
-    old = next(s for s in graph.get_state_history(at()) if s.next == ("two",))
+    graph.invoke({"steps": [], "total": 0}, config_at())
+    old = next(s for s in graph.get_state_history(config_at()) if s.next == ("two",))
     edited = graph.update_state(old.config, {"steps": ["edited"]})
 
-    assert uid_of(edited) == uid_of(graph.get_state(at()).config)
-    assert graph.invoke(None, at()) == {"steps": ["one0", "edited", "two2"], "total": 11}
+    assert checkpoint_id_of(edited) == checkpoint_id_of(graph.get_state(config_at()).config)
+    assert graph.invoke(None, config_at()) == {"steps": ["one0", "edited", "two2"], "total": 11}
 
 
 @both_doors
 def test_each_branch_that_begins_has_the_head(saver: SQLiteCheckpointer, run: Run) -> None:
     """Branching off on purpose, again and again: the thread goes on from the latest branch."""
     graph = counting(saver)
-    run(graph, {"steps": [], "total": 0}, at())
-    old = next(s for s in graph.get_state_history(at()) if s.next == ("two",))
+    run(graph, {"steps": [], "total": 0}, config_at())
+    old = next(s for s in graph.get_state_history(config_at()) if s.next == ("two",))
     again = run(graph, {"steps": ["again"], "total": 0}, old.config)
     resumed = run(graph, None, old.config)
-    at_head = graph.get_state(at()).values
+    at_head = graph.get_state(config_at()).values
     graph.update_state(old.config, {"steps": ["edited"]})
 
     assert again["steps"][:2] == ["one0", "again"]
     assert resumed["steps"] == ["one0", "two1"]
     assert resumed == at_head
-    assert run(graph, None, at())["steps"] == ["one0", "edited", "two2"]
+    assert run(graph, None, config_at())["steps"] == ["one0", "edited", "two2"]
 
 
 @both_doors
@@ -222,12 +224,12 @@ def test_replay_from_an_old_checkpoint(saver: SQLiteCheckpointer, run: Run) -> N
     found = []
     for either in (InMemorySaver(), saver):
         graph = counting(either)
-        run(graph, {"steps": [], "total": 0}, at())
-        old = next(s for s in graph.get_state_history(at()) if s.next == ("two",))
+        run(graph, {"steps": [], "total": 0}, config_at())
+        old = next(s for s in graph.get_state_history(config_at()) if s.next == ("two",))
         edited = graph.update_state(old.config, {"steps": ["edited"]})
         run(graph, None, edited)
         run(graph, None, old.config)
-        found.append((graph.get_state(at()).values, past(graph, at())))
+        found.append((graph.get_state(config_at()).values, past(graph, config_at())))
 
     assert found[0] == found[1]
 
@@ -238,13 +240,13 @@ def test_durability(saver: SQLiteCheckpointer, run: Run, durability: Durability)
     """Each mode ends in the same state; `exit` puts one checkpoint a run."""
     graph = counting(saver)
     for _ in range(3):
-        result = run(graph, {"steps": ["in"]}, at(), durability=durability)
+        result = run(graph, {"steps": ["in"]}, config_at(), durability=durability)
 
     assert result == {
         "steps": ["in", "one1", "two2", "in", "one4", "two5", "in", "one7", "two8"],
         "total": 33,
     }
-    assert result == graph.get_state(at()).values
+    assert result == graph.get_state(config_at()).values
     assert (3 if durability == "exit" else 12) == len(saver.checkpoints("t"))
 
 
@@ -276,10 +278,10 @@ def test_subgraphs(saver: SQLiteCheckpointer, run: Run, own: bool, durability: D
     for either in (InMemorySaver(), saver):
         graph = asking(either, own=own)
         for answer in ("yes", "no"):
-            run(graph, {"steps": ["in"]}, at(), durability=durability)
-            below = graph.get_state(at(), subgraphs=True).tasks[0].state
-            result = run(graph, Command(resume=answer), at(), durability=durability)
-            found.append((below.values, below.next, result, past(graph, at())))
+            run(graph, {"steps": ["in"]}, config_at(), durability=durability)
+            below = graph.get_state(config_at(), subgraphs=True).tasks[0].state
+            result = run(graph, Command(resume=answer), config_at(), durability=durability)
+            found.append((below.values, below.next, result, past(graph, config_at())))
 
     assert found[:2] == found[2:]
     spaces = saver.thread("t").namespaces
@@ -293,9 +295,9 @@ def test_subgraphs(saver: SQLiteCheckpointer, run: Run, own: bool, durability: D
 def test_subgraph_history_and_time_travel(saver: SQLiteCheckpointer, run: Run) -> None:
     """A subgraph's checkpoints are listed by its namespace, and each is read from above."""
     graph = asking(saver, own=True)
-    run(graph, {"steps": ["in"]}, at())
-    below = graph.get_state(at(), subgraphs=True).tasks[0].state
-    history = list(graph.get_state_history(at(ns="sub")))
+    run(graph, {"steps": ["in"]}, config_at())
+    below = graph.get_state(config_at(), subgraphs=True).tasks[0].state
+    history = list(graph.get_state_history(config_at(ns="sub")))
 
     assert below.config["configurable"]["checkpoint_ns"] == "sub"
     assert below.values == history[0].values
@@ -321,8 +323,8 @@ def test_fan_out(saver: SQLiteCheckpointer, run: Run, durability: Durability) ->
         builder.add_conditional_edges(START, spread, ["work"])
         graph = builder.compile(checkpointer=either)
         for _ in range(2):
-            run(graph, {"steps": ["in"]}, at(), durability=durability)
-        found.append((graph.get_state(at()).values, past(graph, at())))
+            run(graph, {"steps": ["in"]}, config_at(), durability=durability)
+        found.append((graph.get_state(config_at()).values, past(graph, config_at())))
 
     assert found[0] == found[1]
     assert len(found[1][0]["steps"]) == 26
@@ -353,10 +355,10 @@ def test_a_failed_step_keeps_what_its_siblings_wrote(
     builder.add_edge(START, "flaky")
     graph = builder.compile(checkpointer=saver)
     # one at a time, so that `fine` is done when its sibling fails
-    config: RunnableConfig = {**at(), "max_concurrency": 1}
+    config: RunnableConfig = {**config_at(), "max_concurrency": 1}
     with pytest.raises(ValueError, match="not today"):
         run(graph, {"steps": ["in"]}, config, durability=durability)
-    failed = graph.get_state(at())
+    failed = graph.get_state(config_at())
     result = run(graph, None, config, durability=durability)
 
     assert {task.name: task.error and str(task.error) for task in failed.tasks} == {
@@ -377,15 +379,15 @@ def test_state_history_equals_langgraphs(
     for either in (InMemorySaver(), saver):
         graph = chat(either)
         for text in "abc":
-            run(graph, say(text), at(), durability=durability)
+            run(graph, say(text), config_at(), durability=durability)
         run(
             graph,
             {"messages": [Keep(start=-2), *say("d")["messages"]]},
-            at(),
+            config_at(),
             durability=durability,
         )
-        graph.update_state(at(), say("by hand"))
-        found.append(past(graph, at()))
+        graph.update_state(config_at(), say("by hand"))
+        found.append(past(graph, config_at()))
 
     assert found[0] == found[1]
     assert len(found[1]) == (5 if durability == "exit" else 13)
@@ -425,12 +427,16 @@ def test_a_graph_that_knows_fewer_channels_leaves_the_others(
 
     def course(saver: Any, again: Any) -> list[Any]:
         graph = larger.compile(checkpointer=saver, interrupt_before=["more"])
-        graph.invoke({"messages": [HumanMessage("hi", id="h")]}, at())
+        graph.invoke({"messages": [HumanMessage("hi", id="h")]}, config_at())
         update = {"messages": [HumanMessage("and?", id="h2")]}
-        smaller.compile(checkpointer=saver).update_state(at(), update, as_node="write")
+        smaller.compile(checkpointer=saver).update_state(config_at(), update, as_node="write")
         graph = larger.compile(checkpointer=again(), interrupt_before=["more"])
-        state = graph.get_state(at())
-        return [shape(state.values), state.next, shape(graph.invoke(None, at()))]
+        state = graph.get_state(config_at())
+        return [
+            render_with_types(state.values),
+            state.next,
+            render_with_types(graph.invoke(None, config_at())),
+        ]
 
     memory = InMemorySaver()
     with ExitStack() as stack:

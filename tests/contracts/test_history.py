@@ -21,7 +21,14 @@ from pydantic import BaseModel
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from perdure.memory import ChatState, Keep
-from tests.contracts.puts import at, put, texts, told, uid_of, values_at
+from tests.contracts.puts import (
+    checkpoint_id_of,
+    config_at,
+    put,
+    read_channel_values,
+    read_history_texts,
+    texts_and_seen,
+)
 
 
 class Facts(TypedDict):
@@ -43,10 +50,10 @@ def say(*ids: str) -> dict[str, Any]:
 def test_removed_messages_stay_readable(saver: SQLiteCheckpointer) -> None:
     """What RemoveMessage took out is told, in its place, as no longer seen."""
     graph = chat(saver)
-    graph.invoke(say("a", "b", "c"), at())
-    graph.invoke({"messages": [RemoveMessage("b"), HumanMessage("says d", id="d")]}, at())
+    graph.invoke(say("a", "b", "c"), config_at())
+    graph.invoke({"messages": [RemoveMessage("b"), HumanMessage("says d", id="d")]}, config_at())
 
-    assert told(saver.history("t")) == [
+    assert texts_and_seen(saver.history("t")) == [
         ("says a", True),
         ("says b", False),
         ("says c", True),
@@ -57,20 +64,20 @@ def test_removed_messages_stay_readable(saver: SQLiteCheckpointer) -> None:
 def test_removing_all_leaves_everything_to_read(saver: SQLiteCheckpointer) -> None:
     """An emptied channel has its history, all of it unseen."""
     graph = chat(saver)
-    graph.invoke(say("a", "b"), at())
-    graph.invoke({"messages": [RemoveMessage(REMOVE_ALL_MESSAGES)]}, at())
+    graph.invoke(say("a", "b"), config_at())
+    graph.invoke({"messages": [RemoveMessage(REMOVE_ALL_MESSAGES)]}, config_at())
 
-    assert told(saver.history("t")) == [("says a", False), ("says b", False)]
+    assert texts_and_seen(saver.history("t")) == [("says a", False), ("says b", False)]
 
 
 def test_trimmed_messages_stay_readable(saver: SQLiteCheckpointer) -> None:
     """What a Keep cut off is told, and so is what later keeps cut off."""
     graph = chat(saver)
-    graph.invoke(say("a", "b", "c"), at())
-    graph.invoke({"messages": Keep(start=-1)}, at())
-    graph.invoke({"messages": [HumanMessage("says d", id="d"), Keep(start=-1)]}, at())
+    graph.invoke(say("a", "b", "c"), config_at())
+    graph.invoke({"messages": Keep(start=-1)}, config_at())
+    graph.invoke({"messages": [HumanMessage("says d", id="d"), Keep(start=-1)]}, config_at())
 
-    assert told(saver.history("t")) == [
+    assert texts_and_seen(saver.history("t")) == [
         ("says a", False),
         ("says b", False),
         ("says c", False),
@@ -81,10 +88,10 @@ def test_trimmed_messages_stay_readable(saver: SQLiteCheckpointer) -> None:
 def test_both_versions_of_a_replaced_message(saver: SQLiteCheckpointer) -> None:
     """A message replaced under its id is told as it was and as it is."""
     graph = chat(saver)
-    graph.invoke(say("a", "b"), at())
-    graph.invoke({"messages": [HumanMessage("says otherwise", id="a")]}, at())
+    graph.invoke(say("a", "b"), config_at())
+    graph.invoke({"messages": [HumanMessage("says otherwise", id="a")]}, config_at())
 
-    assert told(saver.history("t")) == [
+    assert texts_and_seen(saver.history("t")) == [
         ("says a", False),
         ("says b", True),
         ("says otherwise", True),
@@ -97,7 +104,7 @@ def test_a_message_that_comes_back_is_seen_again(saver: SQLiteCheckpointer) -> N
     second = put(saver, say("c"), first)
     third = put(saver, say("c", "a"), second)
 
-    assert told(saver.history("t", checkpoint_id=uid_of(third))) == [
+    assert texts_and_seen(saver.history("t", checkpoint_id=checkpoint_id_of(third))) == [
         ("says a", True),
         ("says b", False),
         ("says c", True),
@@ -109,7 +116,7 @@ def test_a_message_said_twice_at_once_is_one_item(saver: SQLiteCheckpointer) -> 
     put(saver, {"messages": [HumanMessage("yes"), AIMessage("no"), HumanMessage("yes")]})
     found = saver.history("t")
 
-    assert told(found) == [("yes", True), ("no", True)]
+    assert texts_and_seen(found) == [("yes", True), ("no", True)]
     assert len({item.position for item in found}) == len(found)
 
 
@@ -178,11 +185,11 @@ def test_history_at_an_old_checkpoint(saver: SQLiteCheckpointer) -> None:
     second = put(saver, say("b"), first)
     put(saver, say("b", "c"), second)
 
-    assert told(saver.history("t", checkpoint_id=uid_of(first))) == [
+    assert texts_and_seen(saver.history("t", checkpoint_id=checkpoint_id_of(first))) == [
         ("says a", True),
         ("says b", True),
     ]
-    assert told(saver.history("t", checkpoint_id=uid_of(second))) == [
+    assert texts_and_seen(saver.history("t", checkpoint_id=checkpoint_id_of(second))) == [
         ("says a", False),
         ("says b", True),
     ]
@@ -194,14 +201,17 @@ def test_history_of_a_fork(saver: SQLiteCheckpointer) -> None:
     left = put(saver, say("a", "b"), root)
     right = put(saver, say("c"), root)
 
-    assert texts(saver, checkpoint_id=uid_of(left)) == ["says a", "says b"]
-    assert texts(saver, checkpoint_id=uid_of(right)) == ["says a", "says c"]
+    assert read_history_texts(saver, checkpoint_id=checkpoint_id_of(left)) == ["says a", "says b"]
+    assert read_history_texts(saver, checkpoint_id=checkpoint_id_of(right)) == ["says a", "says c"]
     assert [(i.value.content, i.seen, i.branch) for i in saver.history("t")] == [
         ("says a", False, False),
         ("says b", False, True),
         ("says c", True, False),
     ]
-    assert [i.branch for i in saver.history("t", checkpoint_id=uid_of(left))] == [False, False]
+    assert [i.branch for i in saver.history("t", checkpoint_id=checkpoint_id_of(left))] == [
+        False,
+        False,
+    ]
 
 
 def test_history_outlives_its_checkpoints(saver: SQLiteCheckpointer) -> None:
@@ -210,13 +220,13 @@ def test_history_outlives_its_checkpoints(saver: SQLiteCheckpointer) -> None:
     second = put(saver, say("b"), first)
     put(saver, say("c"), second)
     saver.prune(["t"])
-    pruned = told(saver.history("t"))
+    pruned = texts_and_seen(saver.history("t"))
     report = saver.retain(Retention(last=1, history=False))
 
     assert pruned == [("says a", False), ("says b", False), ("says c", True)]
-    assert told(saver.history("t")) == [("says c", True)]
+    assert texts_and_seen(saver.history("t")) == [("says c", True)]
     assert report.items == 2
-    assert say("c") == values_at(saver, at())
+    assert say("c") == read_channel_values(saver, config_at())
 
 
 def test_history_of_a_channel_that_went_away(saver: SQLiteCheckpointer) -> None:
@@ -224,8 +234,8 @@ def test_history_of_a_channel_that_went_away(saver: SQLiteCheckpointer) -> None:
     first = put(saver, say("a"))
     put(saver, {"n": 1}, first)
 
-    assert told(saver.history("t")) == [("says a", False)]
-    assert told(saver.history("t", channel="never")) == []
+    assert texts_and_seen(saver.history("t")) == [("says a", False)]
+    assert texts_and_seen(saver.history("t", channel="never")) == []
 
 
 def test_history_by_namespace(saver: SQLiteCheckpointer) -> None:
@@ -233,8 +243,8 @@ def test_history_by_namespace(saver: SQLiteCheckpointer) -> None:
     put(saver, say("a", "b"))
     put(saver, say("b", "c"), ns="sub")
 
-    assert texts(saver) == ["says a", "says b"]
-    assert texts(saver, checkpoint_ns="sub") == ["says b", "says c"]
+    assert read_history_texts(saver) == ["says a", "says b"]
+    assert read_history_texts(saver, checkpoint_ns="sub") == ["says b", "says c"]
 
 
 def test_history_of_a_long_broken_list(saver: SQLiteCheckpointer) -> None:
@@ -244,8 +254,8 @@ def test_history_of_a_long_broken_list(saver: SQLiteCheckpointer) -> None:
     put(saver, say(*everything[::2]), first)
     found = saver.history("t")
 
-    assert [(f"says {i}", i % 2 == 0) for i in range(600)] == told(found)
-    assert say(*everything[::2]) == values_at(saver, at())
+    assert [(f"says {i}", i % 2 == 0) for i in range(600)] == texts_and_seen(found)
+    assert say(*everything[::2]) == read_channel_values(saver, config_at())
 
 
 class Note(BaseModel):
@@ -280,11 +290,11 @@ def test_what_comes_back_plainer_is_told_once(saver: SQLiteCheckpointer, name: s
     builder.add_edge(START, "answer").add_edge("answer", "idle")
     graph: Any = builder.compile(checkpointer=saver)
     for i in ("a", "b"):
-        graph.invoke(say(i), at())
+        graph.invoke(say(i), config_at())
     (thread,) = saver.threads()
     history = saver.history("t")
 
-    assert graph.get_state(at()).values["messages"] == [item.value for item in history]
+    assert graph.get_state(config_at()).values["messages"] == [item.value for item in history]
     assert all(item.seen for item in history)
     assert thread.items == len(history) == 2 + 2 * len(ODD[name]("x"))
 
@@ -308,5 +318,5 @@ def test_history_shares_nothing(saver: SQLiteCheckpointer) -> None:
     found.content = "changed"
     found.additional_kwargs["k"].append(2)
 
-    assert told(saver.history("t")) == [("says a", True)]
-    assert values_at(saver, at())["messages"][0].additional_kwargs == {"k": [1]}
+    assert texts_and_seen(saver.history("t")) == [("says a", True)]
+    assert read_channel_values(saver, config_at())["messages"][0].additional_kwargs == {"k": [1]}

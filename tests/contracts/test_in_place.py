@@ -13,7 +13,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
-from tests.contracts.puts import at, put, shape, values_at
+from tests.contracts.puts import config_at, put, read_channel_values, render_with_types
 
 
 class Counted(MessagesState):
@@ -57,7 +57,7 @@ def said() -> list[BaseMessage]:
 
 def whole(messages: list[BaseMessage]) -> list[str]:
     """All that messages hold, as text that tells types and orders apart."""
-    return [shape([message, message.model_extra]) for message in messages]
+    return [render_with_types([message, message.model_extra]) for message in messages]
 
 
 class Text(str):
@@ -93,13 +93,13 @@ def test_what_was_changed_in_place_is_stored_again(change: str) -> None:
     """In the checkpoint that is put then; the one before stays as it was."""
     with SQLiteCheckpointer.open(":memory:") as saver:
         first = put(saver, {"messages": said()})
-        held = values_at(saver, first)["messages"]
+        held = read_channel_values(saver, first)["messages"]
         CHANGES[change](held)
         second = put(saver, {"messages": held}, first)
         saver._cache.drop_thread("t")
 
-        assert whole(values_at(saver, second)["messages"]) == whole(held) != whole(said())
-        assert whole(values_at(saver, first)["messages"]) == whole(said())
+        assert whole(read_channel_values(saver, second)["messages"]) == whole(held) != whole(said())
+        assert whole(read_channel_values(saver, first)["messages"]) == whole(said())
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,13 @@ def test_a_change_of_type_that_the_serializer_undoes(change: Callable[[list[Any]
     with SQLiteCheckpointer.open(":memory:") as saver:
         for each in (saver, InMemorySaver()):
             first = put(each, {"messages": said()})
-            held = values_at(each, first)["messages"]
+            held = read_channel_values(each, first)["messages"]
             change(held)
-            found.append(shape(values_at(each, put(each, {"messages": held}, first))["messages"]))
+            found.append(
+                render_with_types(
+                    read_channel_values(each, put(each, {"messages": held}, first))["messages"]
+                )
+            )
 
     assert found[0] == found[1]
 
@@ -149,7 +153,10 @@ def test_no_two_callers_share_a_part_that_can_be_changed() -> None:
     with SQLiteCheckpointer.open(":memory:") as saver:
         given_by_us = said()
         put(saver, {"messages": given_by_us})
-        lists = [given_by_us, *(values_at(saver, at())["messages"] for _ in range(3))]
+        lists = [
+            given_by_us,
+            *(read_channel_values(saver, config_at())["messages"] for _ in range(3)),
+        ]
     ids = [{id(part) for part in mutable_parts(messages)} for messages in lists]
 
     assert all(not one & other for i, one in enumerate(ids) for other in ids[:i])
@@ -180,13 +187,13 @@ def test_random_changes_in_place(changes: list[tuple[int, str, Any]]) -> None:
         read = []
         config = put(saver, {"messages": said()})
         for place, key, part in changes:
-            messages = values_at(saver, config)["messages"]
+            messages = read_channel_values(saver, config)["messages"]
             dicts = free_dicts(messages)
             changed = dicts[place % len(dicts)]
             changed.pop(key, None)
             changed[key] = part
             config = put(saver, {"messages": messages}, config)
-            read += whole(values_at(saver, config)["messages"])
+            read += whole(read_channel_values(saver, config)["messages"])
         return read
 
     with SQLiteCheckpointer.open(":memory:") as saver:

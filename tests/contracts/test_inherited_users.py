@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.thread_list import ThreadList, ThreadQuery
 from perdure.checkpointers.titles import read_existing_head
-from tests.contracts.puts import at, put
+from tests.contracts.puts import config_at, put
 
 ANN: Any = {"configurable": {"thread_id": "t", "user_id": "ann", "owner": "ann"}}
 SAY: Any = {"messages": [HumanMessage("Pay.", id="pay")]}
@@ -53,8 +53,9 @@ def users(saver: SQLiteCheckpointer, thread_id: str = "t") -> set[Any]:
     found: set[Any] = {head.owner, head.metadata.get("user_id"), listed.metadata.get("owner")}
     for user in ("ann", "bob"):
         heads = saver.heads(filter={"user_id": user})
-        tagged = [*saver.list(at(thread_id), filter={"user_id": user}, limit=1)]
-        is_newest = bool(tagged) and tagged[0].config == saver.get_tuple(at(thread_id)).config  # type: ignore[union-attr]
+        tagged = [*saver.list(config_at(thread_id), filter={"user_id": user}, limit=1)]
+        newest = saver.get_tuple(config_at(thread_id))
+        is_newest = bool(tagged) and newest is not None and tagged[0].config == newest.config
         if is_newest != (thread_id in [each.thread_id for each in heads]):
             found.add(f"lists disagree on {user}")
         found |= {user} if is_newest else set()
@@ -62,32 +63,34 @@ def users(saver: SQLiteCheckpointer, thread_id: str = "t") -> set[Any]:
 
 
 def first_config(graph: Any) -> Any:
-    return [*graph.get_state_history(at())][-1].config
+    return [*graph.get_state_history(config_at())][-1].config
 
 
 def update_subgraph(graph: Any) -> Any:
-    (waiting,) = graph.get_state(at(), subgraphs=True).tasks
+    (waiting,) = graph.get_state(config_at(), subgraphs=True).tasks
     return graph.update_state(waiting.state.config, {"messages": [HumanMessage("In here.")]})
 
 
 WAYS: dict[str, Callable[[Any], Any]] = {
-    "update": lambda graph: graph.update_state(at(), MORE),
+    "update": lambda graph: graph.update_state(config_at(), MORE),
     "updates": lambda graph: graph.bulk_update_state(
-        at(), [[StateUpdate(MORE, "pay")], [StateUpdate(SAY, "pay")]]
+        config_at(), [[StateUpdate(MORE, "pay")], [StateUpdate(SAY, "pay")]]
     ),
-    "clear": lambda graph: graph.update_state(at(), None),
-    "copy": lambda graph: graph.update_state(at(), None, "__copy__"),
-    "resume": lambda graph: graph.invoke(Command(resume="yes"), at()),
-    "resume at exit": lambda graph: graph.invoke(Command(resume="yes"), at(), durability="exit"),
-    "update and go": lambda graph: graph.invoke(Command(update=MORE, goto="pay"), at()),
-    "none": lambda graph: graph.invoke(None, at()),
-    "input": lambda graph: graph.invoke(MORE, at()),
-    "input at exit": lambda graph: graph.invoke(MORE, at(), durability="exit"),
+    "clear": lambda graph: graph.update_state(config_at(), None),
+    "copy": lambda graph: graph.update_state(config_at(), None, "__copy__"),
+    "resume": lambda graph: graph.invoke(Command(resume="yes"), config_at()),
+    "resume at exit": lambda graph: graph.invoke(
+        Command(resume="yes"), config_at(), durability="exit"
+    ),
+    "update and go": lambda graph: graph.invoke(Command(update=MORE, goto="pay"), config_at()),
+    "none": lambda graph: graph.invoke(None, config_at()),
+    "input": lambda graph: graph.invoke(MORE, config_at()),
+    "input at exit": lambda graph: graph.invoke(MORE, config_at(), durability="exit"),
     "fork": lambda graph: graph.update_state(first_config(graph), MORE, "__start__"),
     "replay": lambda graph: graph.invoke(None, first_config(graph)),
-    "empty context": lambda graph: graph.invoke(Command(resume="yes"), at(), context={}),
-    "async": lambda graph: asyncio.run(graph.ainvoke(Command(resume="yes"), at())),
-    "async update": lambda graph: asyncio.run(graph.aupdate_state(at(), MORE)),
+    "empty context": lambda graph: graph.invoke(Command(resume="yes"), config_at(), context={}),
+    "async": lambda graph: asyncio.run(graph.ainvoke(Command(resume="yes"), config_at())),
+    "async update": lambda graph: asyncio.run(graph.aupdate_state(config_at(), MORE)),
 }
 
 
@@ -109,12 +112,12 @@ def test_rewinding_and_copying_keep_the_user(saver: SQLiteCheckpointer) -> None:
     """The head is then an older checkpoint, or one of another thread."""
     graph = paying(saver)
     graph.invoke(SAY, ANN)
-    graph.update_state(at(), MORE)
+    graph.update_state(config_at(), MORE)
     saver.copy_thread("t", "copy")
-    graph.update_state(at("copy"), MORE)
+    graph.update_state(config_at("copy"), MORE)
     saver.rewind("t", first_config(graph)["configurable"]["checkpoint_id"])
     rewound = users(saver)
-    graph.update_state(at(), MORE, "__start__")
+    graph.update_state(config_at(), MORE, "__start__")
 
     assert rewound == users(saver) == users(saver, "copy") == {"ann"}
 
@@ -131,9 +134,9 @@ def test_the_functional_api_keeps_the_user(saver: SQLiteCheckpointer) -> None:
         return ask(what).result()
 
     workflow.invoke("Pay?", ANN)
-    workflow.invoke(Command(resume="yes"), at())
+    workflow.invoke(Command(resume="yes"), config_at())
     resumed = users(saver)
-    workflow.invoke("Again?", at())
+    workflow.invoke("Again?", config_at())
 
     assert resumed == users(saver) == {"ann"}
 
@@ -145,7 +148,7 @@ def test_subgraphs_keep_the_user(saver: SQLiteCheckpointer) -> None:
     graph.invoke(SAY, ANN)
     update_subgraph(graph)
     updated = users(saver)
-    graph.invoke(Command(resume="yes"), at())
+    graph.invoke(Command(resume="yes"), config_at())
     everywhere: Any = {"configurable": {"thread_id": "t"}}
     unnamed = [each for each in saver.list(everywhere) if each.metadata.get("user_id") != "ann"]
 
@@ -157,7 +160,7 @@ def test_puts_keep_the_user(saver: SQLiteCheckpointer) -> None:
     """Metadata holds the user of the parent, and nothing else of it."""
     parent = put(saver, {"n": 1}, metadata={"user_id": "ann", "title": "Payments"})
     put(saver, {"n": 2}, parent)
-    stored = saver.get_tuple(at())
+    stored = saver.get_tuple(config_at())
 
     assert stored is not None
     assert stored.metadata == {"source": "loop", "user_id": "ann"}
@@ -187,9 +190,9 @@ def test_a_run_may_name_nobody(saver: SQLiteCheckpointer, where: Any, user: str 
     if where == "configurable":
         graph.invoke(MORE, {"configurable": {"thread_id": "t", "user_id": user}})
     else:
-        graph.invoke(MORE, at(), context=where(user_id=user))
+        graph.invoke(MORE, config_at(), context=where(user_id=user))
     named = users(saver)
-    graph.update_state(at(), MORE)
+    graph.update_state(config_at(), MORE)
 
     assert named == users(saver) == {None}
 
@@ -199,7 +202,7 @@ def test_a_context_that_leaves_out_the_user_does_not_name_nobody(
 ) -> None:
     graph = answering(saver, context_schema=AsModel)
     graph.invoke(SAY, ANN)
-    graph.invoke(MORE, at(), context={"team": "red"})
+    graph.invoke(MORE, config_at(), context={"team": "red"})
 
     assert users(saver) == {"ann"}
 
@@ -210,8 +213,8 @@ def test_another_user_takes_over(saver: SQLiteCheckpointer, where: str) -> None:
     graph = answering(saver)
     graph.invoke(SAY, ANN)
     named: Any = {"configurable": {"thread_id": "t", where: "bob"}}
-    graph.invoke(MORE, named if where != "context" else at(), context={"user_id": "bob"})
-    graph.update_state(at(), MORE)
+    graph.invoke(MORE, named if where != "context" else config_at(), context={"user_id": "bob"})
+    graph.update_state(config_at(), MORE)
     head = read_existing_head(saver, "t")
 
     assert head.owner == "bob"
@@ -235,10 +238,10 @@ def test_an_imported_checkpoint_has_the_metadata_of_its_source(tmp_path: Path) -
     with SqliteSaver.from_conn_string(str(tmp_path / "peer.db")) as peer:
         graph = answering(peer)
         graph.invoke(SAY, ANN)
-        graph.update_state(at(), MORE)
+        graph.update_state(config_at(), MORE)
     with SQLiteCheckpointer.open(tmp_path / "own.db") as saver:
         saver.import_from(tmp_path / "peer.db")
         imported = users(saver)
-        answering(saver).update_state(at(), MORE)
+        answering(saver).update_state(config_at(), MORE)
 
         assert imported == users(saver) == {None}

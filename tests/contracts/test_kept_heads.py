@@ -25,18 +25,24 @@ from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.errors import ThreadDeleted
 from perdure.storage.flow import Flow, GuardedRequest, GuardFailed, fetch_rows
 from tests.backends import Place
-from tests.contracts.puts import at, listed, put, uid_of, values_at
+from tests.contracts.puts import (
+    checkpoint_id_of,
+    config_at,
+    list_checkpoint_ids,
+    put,
+    read_channel_values,
+)
 
 TABLES = ("threads", "namespaces", "logs", "items", "checkpoints", "writes", "tags")
 PUT = """
 import sys
 from perdure.checkpointers import SQLiteCheckpointer
-from tests.contracts.puts import at, put
+from tests.contracts.puts import config_at, put
 with SQLiteCheckpointer.open(sys.argv[1]) as saver:
     if sys.argv[2] == "put":
-        put(saver, {"n": 2}, at(uid="one"), uid="two")
+        put(saver, {"n": 2}, config_at(uid="one"), uid="two")
     else:
-        saver.put_writes(at(uid="one"), [("n", 7)], "task")
+        saver.put_writes(config_at(uid="one"), [("n", 7)], "task")
 """
 
 
@@ -80,7 +86,7 @@ def guarded(plan: Any) -> Flow[None]:
 
 
 CHANGES: dict[str, Callable[[SQLiteCheckpointer], object]] = {
-    "put": lambda other: put(other, said("a", "c"), at(uid="two"), uid="x"),
+    "put": lambda other: put(other, said("a", "c"), config_at(uid="two"), uid="x"),
     "rewind": lambda other: other.rewind("t", "one"),
     "prune": lambda other: other.retain(Retention(last=1)),
     "erase": lambda other: other.erase("t", ["b"]),
@@ -95,7 +101,7 @@ def test_a_stale_put_leaves_no_row(
     """Its whole transaction fails, with items, tags and rows of tasks; put again, it is there."""
     one, other = savers
     put(one, said("a"), uid="one")
-    put(one, said("a", "b"), at(uid="one"), uid="two")
+    put(one, said("a", "b"), config_at(uid="one"), uid="two")
     stale = planned(one, "three", "two", said("a", "b", "new"))
     CHANGES[change](other)
     before = rows(one)
@@ -105,13 +111,15 @@ def test_a_stale_put_leaves_no_row(
     assert rows(one) == before
     if change == "delete":
         with pytest.raises(ThreadDeleted):
-            put(one, said("a", "b", "new"), at(uid="two"), uid="three")
+            put(one, said("a", "b", "new"), config_at(uid="two"), uid="three")
         assert rows(one) == before
         return
-    put(one, said("a", "b", "new"), at(uid="two"), uid="three")
-    assert values_at(one, at(uid="three")) == values_at(other, at(uid="three"))
+    put(one, said("a", "b", "new"), config_at(uid="two"), uid="three")
+    assert read_channel_values(one, config_at(uid="three")) == read_channel_values(
+        other, config_at(uid="three")
+    )
     left = ["a", "new"] if change == "erase" else ["a", "b", "new"]
-    assert values_at(other, at(uid="three")) == said(*left)
+    assert read_channel_values(other, config_at(uid="three")) == said(*left)
 
 
 @pytest.mark.parametrize("change", ["prune", "erase", "delete"])
@@ -121,7 +129,7 @@ def test_stale_writes_of_a_task_leave_no_row(
     """Once something of the thread was removed, what they point to may be gone."""
     one, other = savers
     put(one, said("a"), uid="one")
-    put(one, said("a", "b"), at(uid="one"), uid="two")
+    put(one, said("a", "b"), config_at(uid="one"), uid="two")
     asked = TaskWrites(Address("t", "", "two"), "task", "", [("messages", ["x"])])
     stale = one._writer.plan_from_cache(asked)
     assert stale is not None
@@ -140,7 +148,7 @@ def test_puts_that_were_planned_upon_a_stale_one_fail_with_it(
     one, other = savers
     put(one, said("a"), uid="one")
     put(one, {"n": 1}, ns="sub", uid="s1")
-    put(one, {"n": 2}, at(ns="sub", uid="s1"), ns="sub", uid="s2")
+    put(one, {"n": 2}, config_at(ns="sub", uid="s1"), ns="sub", uid="s2")
     first = planned(one, "two", "one", said("a", "b"))
     checkpoint = empty_checkpoint()
     checkpoint["id"], checkpoint["channel_values"] = "s3", {"n": 3}
@@ -149,18 +157,18 @@ def test_puts_that_were_planned_upon_a_stale_one_fail_with_it(
         CheckpointPut(Address("t", "sub", "s2"), checkpoint, {}, {"n": 3})
     )
     assert second is not None
-    put(other, said("a", "c"), at(uid="one"), uid="x")
+    put(other, said("a", "c"), config_at(uid="one"), uid="x")
     for each in (first, second):
         with pytest.raises(GuardFailed):
             one.database.write(partial(guarded, each))
 
-    assert listed(one, at()) == ["x", "one"]
-    assert listed(one, at(ns="sub")) == ["s2", "s1"]
+    assert list_checkpoint_ids(one, config_at()) == ["x", "one"]
+    assert list_checkpoint_ids(one, config_at(ns="sub")) == ["s2", "s1"]
 
 
 SEEN: dict[str, Callable[[SQLiteCheckpointer], object]] = {
-    "put": lambda other: put(other, {"n": 2}, at(uid="one"), uid="two"),
-    "writes": lambda other: other.put_writes(at(uid="one"), [("n", 7)], "task"),
+    "put": lambda other: put(other, {"n": 2}, config_at(uid="one"), uid="two"),
+    "writes": lambda other: other.put_writes(config_at(uid="one"), [("n", 7)], "task"),
     "rewind": lambda other: other.rewind("t", "zero"),
     "delete": lambda other: other.delete_thread("t"),
 }
@@ -176,15 +184,15 @@ def test_a_kept_head_is_not_read_once_another_wrote(
     one, other = savers
 
     def get() -> Any:
-        return asyncio.run(one.aget_tuple(at())) if awaited else one.get_tuple(at())
+        return asyncio.run(one.aget_tuple(config_at())) if awaited else one.get_tuple(config_at())
 
     put(one, {"n": 0}, uid="zero")
-    put(one, {"n": 1}, at(uid="zero"), uid="one")
+    put(one, {"n": 1}, config_at(uid="zero"), uid="one")
     first = get()
     SEEN[change](one if by == "itself" else other)
-    found, fresh = get(), other.get_tuple(at())
+    found, fresh = get(), other.get_tuple(config_at())
 
-    assert uid_of(first.config) == "one"
+    assert checkpoint_id_of(first.config) == "one"
     assert found == fresh
     assert found != first
 
@@ -195,14 +203,14 @@ def test_a_kept_head_is_not_read_once_another_process_wrote(
 ) -> None:
     """SQLite itself tells of commits of other processes."""
     put(file_saver, {"n": 0}, uid="zero")
-    put(file_saver, {"n": 1}, at(uid="zero"), uid="one")
-    first = file_saver.get_tuple(at())
+    put(file_saver, {"n": 1}, config_at(uid="zero"), uid="one")
+    first = file_saver.get_tuple(config_at())
     subprocess.run([sys.executable, "-c", PUT, file_saver.database.path, change], check=True)
-    found = file_saver.get_tuple(at())
+    found = file_saver.get_tuple(config_at())
 
     assert first is not None
     assert found is not None
-    assert (uid_of(found.config), found.pending_writes) == (
+    assert (checkpoint_id_of(found.config), found.pending_writes) == (
         ("two", []) if change == "put" else ("one", [("task", "n", 7)])
     )
 
@@ -213,10 +221,10 @@ def test_writes_that_came_before_their_checkpoint_are_read(
     """A task may be done before its checkpoint is stored."""
     one, _ = savers
     put(one, {"n": 0}, uid="zero")
-    one.put_writes(at(uid="one"), [("n", 7)], "early")
-    put(one, {"n": 1}, at(uid="zero"), uid="one")
-    one.put_writes(at(uid="one"), [("n", 8)], "late")
-    found = one.get_tuple(at())
+    one.put_writes(config_at(uid="one"), [("n", 7)], "early")
+    put(one, {"n": 1}, config_at(uid="zero"), uid="one")
+    one.put_writes(config_at(uid="one"), [("n", 8)], "late")
+    found = one.get_tuple(config_at())
 
     assert found is not None
     assert found.pending_writes == [("early", "n", 7), ("late", "n", 8)]
@@ -225,16 +233,16 @@ def test_writes_that_came_before_their_checkpoint_are_read(
 def test_what_is_read_from_memory_is_nobody_elses(file_saver: SQLiteCheckpointer) -> None:
     """A caller may change what it was given."""
     put(file_saver, said("a"), uid="one")
-    put(file_saver, said("a", "b"), at(uid="one"), uid="two")
-    file_saver.put_writes(at(uid="two"), [("messages", ["x"])], "task")
-    first = file_saver.get_tuple(at())
+    put(file_saver, said("a", "b"), config_at(uid="one"), uid="two")
+    file_saver.put_writes(config_at(uid="two"), [("messages", ["x"])], "task")
+    first = file_saver.get_tuple(config_at())
     assert first is not None
     first.checkpoint["channel_values"]["messages"].clear()
     first.checkpoint["channel_versions"].clear()
     first.metadata["source"] = "update"
     assert first.pending_writes is not None
     first.pending_writes[0][2].append("y")
-    again = file_saver.get_tuple(at())
+    again = file_saver.get_tuple(config_at())
 
     assert again is not None
     assert again.checkpoint["channel_values"] == said("a", "b")
@@ -246,12 +254,12 @@ def test_what_is_read_from_memory_is_nobody_elses(file_saver: SQLiteCheckpointer
 def test_a_checkpoint_that_was_put_again_is_read_as_it_is(file_saver: SQLiteCheckpointer) -> None:
     """Under the same id, upon the same parent, with other values."""
     put(file_saver, said("a"), uid="one")
-    put(file_saver, said("a", "b"), at(uid="one"), uid="two")
-    put(file_saver, said("a", "c"), at(uid="one"), uid="two")
+    put(file_saver, said("a", "b"), config_at(uid="one"), uid="two")
+    put(file_saver, said("a", "c"), config_at(uid="one"), uid="two")
 
-    assert values_at(file_saver, at()) == said("a", "c")
-    put(file_saver, said("a", "c", "d"), at(uid="two"), uid="three")
-    assert values_at(file_saver, at()) == said("a", "c", "d")
+    assert read_channel_values(file_saver, config_at()) == said("a", "c")
+    put(file_saver, said("a", "c", "d"), config_at(uid="two"), uid="three")
+    assert read_channel_values(file_saver, config_at()) == said("a", "c", "d")
 
 
 def test_a_plan_that_fails_half_way_leaves_nothing_behind(
@@ -259,14 +267,14 @@ def test_a_plan_that_fails_half_way_leaves_nothing_behind(
 ) -> None:
     """Positions that it gave to items are not taken for those of stored ones."""
     put(file_saver, said("a"), uid="one")
-    put(file_saver, said("a", "b"), at(uid="one"), uid="two")
+    put(file_saver, said("a", "b"), config_at(uid="one"), uid="two")
     with monkeypatch.context() as patched:
         patched.setattr(file_saver._writer, "_build_checkpoint_row", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            put(file_saver, said("a", "b", "c"), at(uid="two"), uid="three")
-    put(file_saver, said("a", "b", "c", "d"), at(uid="two"), uid="three")
+            put(file_saver, said("a", "b", "c"), config_at(uid="two"), uid="three")
+    put(file_saver, said("a", "b", "c", "d"), config_at(uid="two"), uid="three")
     with SQLiteCheckpointer.open(file_saver.database.path) as fresh:
-        found = values_at(fresh, at())
+        found = read_channel_values(fresh, config_at())
 
     assert found == said("a", "b", "c", "d")
 
@@ -298,7 +306,7 @@ def aput(
     checkpoint["id"], checkpoint["channel_values"] = uid, values
     checkpoint["channel_versions"] = dict.fromkeys(values, uid)
     versions = dict(checkpoint["channel_versions"])
-    return saver.aput(at(ns=ns, uid=upon), checkpoint, {"source": source}, versions)
+    return saver.aput(config_at(ns=ns, uid=upon), checkpoint, {"source": source}, versions)
 
 
 async def handed_in(*calls: Coroutine[Any, Any, Any]) -> list[asyncio.Task[Any]]:
@@ -329,11 +337,11 @@ def test_a_put_that_is_cancelled(file_saver: SQLiteCheckpointer) -> None:
         await aput(file_saver, "d", said("a", "d"), "a2")
 
     put(file_saver, said("a"), uid="a")
-    put(file_saver, said("a"), at(uid="a"), uid="a2")
+    put(file_saver, said("a"), config_at(uid="a"), uid="a2")
     asyncio.run(course())
-    found = values_at(file_saver, at())
+    found = read_channel_values(file_saver, config_at())
     with SQLiteCheckpointer.open(file_saver.database.path) as fresh:
-        assert values_at(fresh, at()) == found
+        assert read_channel_values(fresh, config_at()) == found
     assert found == said("a", "d")
 
 
@@ -351,12 +359,12 @@ def test_a_put_that_was_cancelled_is_not_read(tmp_path: Path) -> None:
                 await asyncio.gather(task, return_exceptions=True)
 
         put(one, {"n": 1, **said("a")}, uid="a")
-        put(one, {"n": 2, **said("a")}, at(uid="a"), uid="b")
+        put(one, {"n": 2, **said("a")}, config_at(uid="a"), uid="b")
         asyncio.run(course())
-        put(other, {"n": 4, **said("a", "stored")}, at(uid="b"), uid="c")
+        put(other, {"n": 4, **said("a", "stored")}, config_at(uid="b"), uid="c")
 
-        for config in (at(), at(uid="c"), at()):
-            assert values_at(one, config) == {"n": 4, **said("a", "stored")}
+        for config in (config_at(), config_at(uid="c"), config_at()):
+            assert read_channel_values(one, config) == {"n": 4, **said("a", "stored")}
 
 
 @pytest.mark.parametrize("length", [12, 15, 22, 29, 36])
@@ -367,18 +375,22 @@ def test_a_put_with_aliases_in_one_group_with_the_first_of_a_namespace(
     path, root, sub = tmp_path / "x.db", list[str](), list[str]()
     with SQLiteCheckpointer.open(path, synchronous="normal") as saver:
         for n in range(length):  # the two namespaces take turns in one log
-            upon = (at(uid=f"a{n - 1}"), at(ns="sub", uid=f"b{n - 1}")) if n else (None, None)
+            upon = (
+                (config_at(uid=f"a{n - 1}"), config_at(ns="sub", uid=f"b{n - 1}"))
+                if n
+                else (None, None)
+            )
             root.append(f"r{n}")
             sub.append(f"s{n}")
             put(saver, said(*root), upon[0], uid=f"a{n}")
             put(saver, said(*sub), upon[1], ns="sub", uid=f"b{n}")
         last = aput(saver, "P", said(*root, "last"), f"a{length - 1}")
         asyncio.run(together(saver, last, aput(saver, "J", {"n": 1}, None, ns="other")))
-        put(saver, said(*root[1:]), at(uid="P"), uid="Q")
-        put(saver, said(*root[1:], "more"), at(uid="Q"), uid="R")
+        put(saver, said(*root[1:]), config_at(uid="P"), uid="Q")
+        put(saver, said(*root[1:], "more"), config_at(uid="Q"), uid="R")
     with SQLiteCheckpointer.open(path) as fresh:
         assert [item.value.content for item in fresh.history("t")] == [*root, "last", "more"]
-        assert values_at(fresh, at()) == said(*root[1:], "more")
+        assert read_channel_values(fresh, config_at()) == said(*root[1:], "more")
 
 
 def test_a_scattered_list_in_one_group_with_the_first_of_a_namespace(tmp_path: Path) -> None:
@@ -386,17 +398,17 @@ def test_a_scattered_list_in_one_group_with_the_first_of_a_namespace(tmp_path: P
     path, names = tmp_path / "x.db", [f"m{n}" for n in range(120)]
     with SQLiteCheckpointer.open(path) as saver:
         put(saver, said(*names[:60]), uid="a")
-        put(saver, said(*names), at(uid="a"), uid="b")
+        put(saver, said(*names), config_at(uid="a"), uid="b")
         scattered = names[::2]
         course = aput(saver, "c", said(*scattered), None), aput(saver, "J", {"n": 1}, None, ns="o")
         asyncio.run(together(saver, *course))
         upon = "c"
         for n in range(12):
             scattered = [*scattered[:7], *scattered[8:], f"n{n}"]
-            put(saver, said(*scattered), at(uid=upon), uid=(upon := f"d{n}"))
+            put(saver, said(*scattered), config_at(uid=upon), uid=(upon := f"d{n}"))
     with SQLiteCheckpointer.open(path) as fresh:
         told = [item.value.content for item in fresh.history("t", checkpoint_id=upon)]
-        assert values_at(fresh, at(uid=upon)) == said(*scattered)
+        assert read_channel_values(fresh, config_at(uid=upon)) == said(*scattered)
     assert told == [*names[::2], *(f"n{n}" for n in range(12))]
 
 
@@ -420,11 +432,13 @@ def test_an_input_is_stored_as_it_was_put(
         asyncio.get_running_loop().call_later(0.2, lock.release)
         graph: Any = StateGraph(State).add_node("change", change).add_edge(START, "change")
         given = {"d": {"x": {"deep": "as asked"}, "pad": list(range(50))}}
-        await graph.compile(checkpointer=file_saver).ainvoke(given, at(), durability=durability)
+        await graph.compile(checkpointer=file_saver).ainvoke(
+            given, config_at(), durability=durability
+        )
 
     put(file_saver, {"n": 1}, thread="other")
     asyncio.run(course())
-    (first,) = file_saver.list(at(), filter={"source": "input"})
+    (first,) = file_saver.list(config_at(), filter={"source": "input"})
 
     assert first.checkpoint["channel_values"]["__start__"]["d"]["x"] == {"deep": "as asked"}
 
@@ -434,7 +448,7 @@ def test_metadata_is_stored_as_it_was_put(file_saver: SQLiteCheckpointer) -> Non
 
     async def course() -> None:
         with held(file_saver):
-            config: Any = at(thread="new")
+            config: Any = config_at(thread="new")
             call = file_saver.aput(config, checkpoint, metadata, checkpoint["channel_versions"])
             tasks = await handed_in(call)
             metadata["tags"].append("later")
@@ -448,7 +462,7 @@ def test_metadata_is_stored_as_it_was_put(file_saver: SQLiteCheckpointer) -> Non
     checkpoint["versions_seen"] = {"node": {"n": 1}}
     put(file_saver, {"n": 1}, thread="other")
     asyncio.run(course())
-    found: Any = file_saver.get_tuple(at(thread="new"))
+    found: Any = file_saver.get_tuple(config_at(thread="new"))
 
     assert found.metadata["tags"] == ["first"]
     assert found.checkpoint["versions_seen"] == {"node": {"n": 1}}
@@ -475,11 +489,11 @@ def test_writes_of_a_task_while_its_thread_is_dropped(
         with monkeypatch.context() as patched:
             patched.setattr(saver._writer, "_build_checkpoint_row", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                put(saver, {"n": 3}, at(uid="r2"), uid="r3")
+                put(saver, {"n": 3}, config_at(uid="r2"), uid="r3")
 
     async def course() -> None:
         with held(saver):
-            writes = saver.aput_writes(at(ns="b", uid="b2"), [("n", 7)], "task")
+            writes = saver.aput_writes(config_at(ns="b", uid="b2"), [("n", 7)], "task")
             tasks = await handed_in(writes, aput(saver, "c1", {"n": 1}, None, ns="c"))
             hook.extend([drop, lambda: None])  # at the second COMMIT: the first is of `held`
         await asyncio.gather(*tasks)
@@ -487,14 +501,14 @@ def test_writes_of_a_task_while_its_thread_is_dropped(
     with SQLiteCheckpointer.open(tmp_path / "x.db", factory=Connection) as saver:
         put(saver, {"n": 1}, ns="b", uid="b1")
         put(saver, {"n": 1}, uid="r1")
-        put(saver, {"n": 2}, at(uid="r1"), uid="r2")
-        put(saver, {"n": 2}, at(ns="b", uid="b1"), ns="b", uid="b2")
+        put(saver, {"n": 2}, config_at(uid="r1"), uid="r2")
+        put(saver, {"n": 2}, config_at(ns="b", uid="b1"), ns="b", uid="b2")
         asyncio.run(course())
         while (
             saver.database.get_write_epoch(saver._watch) is None
         ):  # while the connection is in use
             time.sleep(0.01)
-        found = saver.get_tuple(at(ns="b"))
+        found = saver.get_tuple(config_at(ns="b"))
 
     assert hook == []
     assert found is not None
@@ -512,11 +526,11 @@ def test_puts_keep_their_order_though_one_is_stale(
         await asyncio.gather(first, aput(one, "d", {"n": 4, "k": "v"}, "c"))
 
     put(one, {"n": 1}, uid="a")
-    put(one, {"n": 2}, at(uid="a"), uid="b")
+    put(one, {"n": 2}, config_at(uid="a"), uid="b")
     put(other, {"n": 1}, ns="other", uid="x")
     asyncio.run(course())
 
-    assert listed(other, at()) == ["d", "c", "b", "a"]
+    assert list_checkpoint_ids(other, config_at()) == ["d", "c", "b", "a"]
 
 
 def test_what_is_kept_stays_within_its_limit(tmp_path: Path) -> None:
@@ -526,8 +540,8 @@ def test_what_is_kept_stays_within_its_limit(tmp_path: Path) -> None:
     with SQLiteCheckpointer.open(path, cache_bytes=limit, synchronous="normal") as saver:
         for n in range(300):
             put(saver, said(text), thread=f"t{n}", uid="a")
-            put(saver, said(text, f"{text}y"), at(f"t{n}", uid="a"), thread=f"t{n}", uid="b")
-            assert values_at(saver, at(f"t{n}")) == said(text, f"{text}y")
+            put(saver, said(text, f"{text}y"), config_at(f"t{n}", uid="a"), thread=f"t{n}", uid="b")
+            assert read_channel_values(saver, config_at(f"t{n}")) == said(text, f"{text}y")
         sizes = [thread.size_bytes for thread in saver._cache._threads.values()]
 
     assert sum(sizes) < 2.5 * limit  # it is weighed now and then
@@ -543,8 +557,8 @@ def test_a_clock_set_back_leaves_the_last_activity(
         seen = saver.thread("t").updated_at
     monkeypatch.setattr(time, "time", lambda: now - 86400)
     with place.saver() as saver:
-        assert values_at(saver, at()) == {"n": 1}  # keeps the head
-        saver.put_writes(at(uid="one"), [("n", 7)], "task")
+        assert read_channel_values(saver, config_at()) == {"n": 1}  # keeps the head
+        saver.put_writes(config_at(uid="one"), [("n", 7)], "task")
         assert saver.thread("t").updated_at == seen
-        put(saver, {"n": 2}, at(uid="one"), uid="two")
+        put(saver, {"n": 2}, config_at(uid="one"), uid="two")
         assert saver.thread("t").updated_at == seen

@@ -20,7 +20,7 @@ from langchain_core.messages import HumanMessage
 
 from perdure.checkpointers import SQLiteCheckpointer
 from tests.backends import Place, places
-from tests.contracts.programs import ROOT, THREAD, Durability, Reopen, built
+from tests.contracts.programs import ROOT, THREAD, Durability, Reopen, build_graph
 
 
 @dataclass(frozen=True)
@@ -91,14 +91,14 @@ async def taken(place: Place, course: list[Any]) -> SQLiteCheckpointer:
                 saver.close()
                 saver = place.saver(synchronous="normal")
             case Left():
-                await left(built(saver), action)
+                await left(build_graph(saver), action)
             case Answered():
                 turns.append(f"turn {number}")
 
-                assert turns == await answered(built(saver), action, turns[-1])
+                assert turns == await answered(build_graph(saver), action, turns[-1])
     turns.append("the last turn")
 
-    assert turns == await answered(built(saver), Answered("async", edit=False), turns[-1])
+    assert turns == await answered(build_graph(saver), Answered("async", edit=False), turns[-1])
     return saver
 
 

@@ -12,7 +12,13 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from perdure.checkpointers import SQLiteCheckpointer, read_import_metadata, title
 from perdure.errors import ConfigurationError, UnknownThread
-from tests.contracts.puts import at, listed, put, uid_of, values_at
+from tests.contracts.puts import (
+    checkpoint_id_of,
+    config_at,
+    list_checkpoint_ids,
+    put,
+    read_channel_values,
+)
 
 VALUES: list[Any] = [
     "text",
@@ -40,10 +46,10 @@ def test_metadata_filters_match_as_langgraphs(saver: SQLiteCheckpointer, value: 
         for number, known in enumerate(VALUES):
             put(either, {}, metadata={"k": known}, uid=f"{number:03}")
         put(either, {}, uid="without")
-    for thread in (None, at("t"), {"configurable": {"thread_id": "t"}}):
-        expected = sorted(listed(memory, thread, filter={"k": value}))
+    for thread in (None, config_at("t"), {"configurable": {"thread_id": "t"}}):
+        expected = sorted(list_checkpoint_ids(memory, thread, filter={"k": value}))
 
-        assert expected == sorted(listed(saver, thread, filter={"k": value}))
+        assert expected == sorted(list_checkpoint_ids(saver, thread, filter={"k": value}))
 
 
 def test_several_filters_all_have_to_match(saver: SQLiteCheckpointer) -> None:
@@ -52,9 +58,14 @@ def test_several_filters_all_have_to_match(saver: SQLiteCheckpointer) -> None:
         known = {"even": i % 2 == 0, "deep": {"third": i % 3}, "source": "input"}
         put(saver, {}, metadata=known, uid=str(i))
 
-    assert listed(saver, at(), filter={"even": True, "deep": {"third": 0}}) == ["6", "0"]
-    assert listed(saver, at(), filter={"even": True, "deep": {"third": 0}}, limit=1) == ["6"]
-    assert listed(saver, at(), filter={"even": True, "source": "loop"}) == []
+    assert list_checkpoint_ids(saver, config_at(), filter={"even": True, "deep": {"third": 0}}) == [
+        "6",
+        "0",
+    ]
+    assert list_checkpoint_ids(
+        saver, config_at(), filter={"even": True, "deep": {"third": 0}}, limit=1
+    ) == ["6"]
+    assert list_checkpoint_ids(saver, config_at(), filter={"even": True, "source": "loop"}) == []
 
 
 def test_filters_after_deletion_and_replacement(saver: SQLiteCheckpointer) -> None:
@@ -64,28 +75,30 @@ def test_filters_after_deletion_and_replacement(saver: SQLiteCheckpointer) -> No
     saver.copy_thread("t", "copy")
     put(saver, {}, metadata={"k": 2}, uid="a")
 
-    assert listed(saver, at(), filter={"k": 1}) == ["b"]
-    assert listed(saver, at(), filter={"k": 2}) == ["a"]
-    assert listed(saver, at("copy"), filter={"k": 1}) == ["b", "a"]
+    assert list_checkpoint_ids(saver, config_at(), filter={"k": 1}) == ["b"]
+    assert list_checkpoint_ids(saver, config_at(), filter={"k": 2}) == ["a"]
+    assert list_checkpoint_ids(saver, config_at("copy"), filter={"k": 1}) == ["b", "a"]
     saver.prune(["t"])
-    assert listed(saver, at(), filter={"k": 2}) == []
+    assert list_checkpoint_ids(saver, config_at(), filter={"k": 2}) == []
     saver.delete_thread("copy")
-    assert listed(saver, None, filter={"k": 1}) == ["b"]
+    assert list_checkpoint_ids(saver, None, filter={"k": 1}) == ["b"]
 
 
 def test_before_and_limit(saver: SQLiteCheckpointer) -> None:
     """`before` excludes itself, `limit` counts what matches, and both combine."""
-    ids = [uid_of(put(saver, {})) for _ in range(5)]
+    ids = [checkpoint_id_of(put(saver, {})) for _ in range(5)]
 
-    assert ids[::-1] == listed(saver, at())
-    assert ids[:3][::-1] == listed(saver, at(), before=at(uid=ids[3]))
-    assert [ids[2]] == listed(saver, at(), before=at(uid=ids[3]), limit=1)
-    assert listed(saver, at(), before=at(uid=ids[0])) == []
-    assert listed(saver, at(), limit=0) == []
-    assert [ids[4]] == listed(saver, at(), limit=1)
-    assert ids[3:][::-1] == listed(saver, at(), limit=2)
-    assert ids[::-1] == listed(saver, at(), limit=9)
-    assert [ids[1]] == listed(saver, at(uid=ids[1]))
+    assert ids[::-1] == list_checkpoint_ids(saver, config_at())
+    assert ids[:3][::-1] == list_checkpoint_ids(saver, config_at(), before=config_at(uid=ids[3]))
+    assert [ids[2]] == list_checkpoint_ids(
+        saver, config_at(), before=config_at(uid=ids[3]), limit=1
+    )
+    assert list_checkpoint_ids(saver, config_at(), before=config_at(uid=ids[0])) == []
+    assert list_checkpoint_ids(saver, config_at(), limit=0) == []
+    assert [ids[4]] == list_checkpoint_ids(saver, config_at(), limit=1)
+    assert ids[3:][::-1] == list_checkpoint_ids(saver, config_at(), limit=2)
+    assert ids[::-1] == list_checkpoint_ids(saver, config_at(), limit=9)
+    assert [ids[1]] == list_checkpoint_ids(saver, config_at(uid=ids[1]))
 
 
 def test_one_namespace_all_namespaces_all_threads(saver: SQLiteCheckpointer) -> None:
@@ -96,15 +109,19 @@ def test_one_namespace_all_namespaces_all_threads(saver: SQLiteCheckpointer) -> 
     put(saver, {}, thread="other", uid="4")
     every: Any = {"configurable": {"thread_id": "t"}}
 
-    assert listed(saver, at()) == ["3", "1"]
-    assert listed(saver, at(ns="sub")) == ["2"]
-    assert listed(saver, every) == ["3", "2", "1"]
-    assert listed(saver, every, before=at(uid="3")) == ["2", "1"]
-    assert set(listed(saver, None, before=at("other", uid="4"))) == {"1", "2", "3"}
-    assert listed(saver, None, before=at("other", uid="2")) == ["1"]
-    assert {"1", "2", "3", "4"} == set(listed(saver, None))
-    assert len(listed(saver, None, limit=2)) == 2
-    assert listed(saver, at("nobody")) == []
+    assert list_checkpoint_ids(saver, config_at()) == ["3", "1"]
+    assert list_checkpoint_ids(saver, config_at(ns="sub")) == ["2"]
+    assert list_checkpoint_ids(saver, every) == ["3", "2", "1"]
+    assert list_checkpoint_ids(saver, every, before=config_at(uid="3")) == ["2", "1"]
+    assert set(list_checkpoint_ids(saver, None, before=config_at("other", uid="4"))) == {
+        "1",
+        "2",
+        "3",
+    }
+    assert list_checkpoint_ids(saver, None, before=config_at("other", uid="2")) == ["1"]
+    assert {"1", "2", "3", "4"} == set(list_checkpoint_ids(saver, None))
+    assert len(list_checkpoint_ids(saver, None, limit=2)) == 2
+    assert list_checkpoint_ids(saver, config_at("nobody")) == []
 
 
 def test_the_head_leads(saver: SQLiteCheckpointer) -> None:
@@ -115,13 +132,13 @@ def test_the_head_leads(saver: SQLiteCheckpointer) -> None:
     every: Any = {"configurable": {"thread_id": "t"}}
     put(saver, {}, ns="sub", uid="below")
 
-    assert listed(saver, at()) == ["1", "3", "2", "0"]
-    assert listed(saver, at(), limit=2) == ["1", "3"]
-    assert listed(saver, at(), filter={"even": True}) == ["2", "0"]
-    assert listed(saver, at(), filter={"even": False}) == ["1", "3"]
-    assert listed(saver, at(), before=at(uid="1")) == ["0"]
-    assert listed(saver, at(), before=at(uid="3")) == ["1", "2", "0"]
-    assert listed(saver, every) == ["below", "1", "3", "2", "0"]
+    assert list_checkpoint_ids(saver, config_at()) == ["1", "3", "2", "0"]
+    assert list_checkpoint_ids(saver, config_at(), limit=2) == ["1", "3"]
+    assert list_checkpoint_ids(saver, config_at(), filter={"even": True}) == ["2", "0"]
+    assert list_checkpoint_ids(saver, config_at(), filter={"even": False}) == ["1", "3"]
+    assert list_checkpoint_ids(saver, config_at(), before=config_at(uid="1")) == ["0"]
+    assert list_checkpoint_ids(saver, config_at(), before=config_at(uid="3")) == ["1", "2", "0"]
+    assert list_checkpoint_ids(saver, every) == ["below", "1", "3", "2", "0"]
 
 
 def test_before_an_id_of_another_namespace(saver: SQLiteCheckpointer) -> None:
@@ -130,9 +147,9 @@ def test_before_an_id_of_another_namespace(saver: SQLiteCheckpointer) -> None:
         put(saver, {}, ns="sub", uid=uid)
     put(saver, {}, uid="4")
 
-    assert listed(saver, at(ns="sub"), before=at(uid="4")) == ["3", "1"]
-    assert listed(saver, at(ns="sub"), before=at(uid="3")) == ["1", "5"]
-    assert listed(saver, at(ns="sub"), before=at(uid="0")) == []
+    assert list_checkpoint_ids(saver, config_at(ns="sub"), before=config_at(uid="4")) == ["3", "1"]
+    assert list_checkpoint_ids(saver, config_at(ns="sub"), before=config_at(uid="3")) == ["1", "5"]
+    assert list_checkpoint_ids(saver, config_at(ns="sub"), before=config_at(uid="0")) == []
 
 
 def test_a_filter_with_dots_names_a_value_within_a_dict(saver: SQLiteCheckpointer) -> None:
@@ -141,11 +158,11 @@ def test_a_filter_with_dots_names_a_value_within_a_dict(saver: SQLiteCheckpointe
     put(saver, {}, metadata={"user.level": 1, "user": {"level": 2}, "k": 1}, uid="flat")
     put(saver, {}, metadata={"user": "level", "k": 2}, uid="text")
 
-    assert listed(saver, at(), filter={"user.level": 1}) == ["flat", "deep"]
-    assert listed(saver, at(), filter={"user.level": 2}) == []
-    assert listed(saver, at(), filter={"user.at.home": "x", "k": 1}) == ["deep"]
-    assert listed(saver, at(), filter={"user.at.home": "x", "k": 2}) == []
-    assert listed(saver, None, filter={"user.level": 1}) == ["flat", "deep"]
+    assert list_checkpoint_ids(saver, config_at(), filter={"user.level": 1}) == ["flat", "deep"]
+    assert list_checkpoint_ids(saver, config_at(), filter={"user.level": 2}) == []
+    assert list_checkpoint_ids(saver, config_at(), filter={"user.at.home": "x", "k": 1}) == ["deep"]
+    assert list_checkpoint_ids(saver, config_at(), filter={"user.at.home": "x", "k": 2}) == []
+    assert list_checkpoint_ids(saver, None, filter={"user.level": 1}) == ["flat", "deep"]
 
 
 def test_the_head_of_each_namespace_comes_first(saver: SQLiteCheckpointer) -> None:
@@ -153,23 +170,23 @@ def test_the_head_of_each_namespace_comes_first(saver: SQLiteCheckpointer) -> No
     for uid, ns in (("1", ""), ("2", "sub"), ("3", ""), ("4", "sub"), ("5", "")):
         put(saver, {}, ns=ns, uid=uid, metadata={"odd": int(uid) % 2})
     every: Any = {"configurable": {"thread_id": "t"}}
-    straight = listed(saver, every)
+    straight = list_checkpoint_ids(saver, every)
     saver.rewind("t", "1")
 
     assert straight == ["5", "4", "3", "2", "1"]
-    assert listed(saver, every) == ["1", "5", "4", "3", "2"]
-    assert listed(saver, at()) == ["1", "5", "3"]
-    assert listed(saver, every, before=at(uid="5")) == ["4", "1", "3", "2"]
-    assert listed(saver, every, filter={"odd": 0}) == ["4", "2"]
-    assert listed(saver, every, filter={"odd": 1}, limit=2) == ["1", "5"]
+    assert list_checkpoint_ids(saver, every) == ["1", "5", "4", "3", "2"]
+    assert list_checkpoint_ids(saver, config_at()) == ["1", "5", "3"]
+    assert list_checkpoint_ids(saver, every, before=config_at(uid="5")) == ["4", "1", "3", "2"]
+    assert list_checkpoint_ids(saver, every, filter={"odd": 0}) == ["4", "2"]
+    assert list_checkpoint_ids(saver, every, filter={"odd": 1}, limit=2) == ["1", "5"]
 
 
 def test_many_checkpoints_come_in_pages(saver: SQLiteCheckpointer) -> None:
     """A thread longer than a page is listed whole and in order."""
-    ids = [uid_of(put(saver, {}, metadata={"odd": bool(i % 2)})) for i in range(300)]
+    ids = [checkpoint_id_of(put(saver, {}, metadata={"odd": bool(i % 2)})) for i in range(300)]
 
-    assert ids[::-1] == listed(saver, at())
-    assert ids[1::2][::-1] == listed(saver, at(), filter={"odd": True})
+    assert ids[::-1] == list_checkpoint_ids(saver, config_at())
+    assert ids[1::2][::-1] == list_checkpoint_ids(saver, config_at(), filter={"odd": True})
     assert [info.checkpoint_id for info in saver.checkpoints("t", limit=280)] == ids[20:][::-1]
 
 
@@ -182,9 +199,14 @@ def test_order_is_that_of_putting(
     for i, uid in enumerate(["z", "m", "00000000-0000-0000-0000-000000000001", "a"]):
         monkeypatch.setattr(time, "time", lambda i=i: now - 86400 * i)
         parent = put(saver, {"n": i}, parent, uid=uid)
-    found = saver.get_tuple(at())
+    found = saver.get_tuple(config_at())
 
-    assert listed(saver, at()) == ["a", "00000000-0000-0000-0000-000000000001", "m", "z"]
+    assert list_checkpoint_ids(saver, config_at()) == [
+        "a",
+        "00000000-0000-0000-0000-000000000001",
+        "m",
+        "z",
+    ]
     assert found is not None
     assert parent == found.config
     assert [info.order for info in saver.checkpoints("t")] == [4, 3, 2, 1]
@@ -192,13 +214,13 @@ def test_order_is_that_of_putting(
 
 def test_a_listing_survives_what_happens_meanwhile(saver: SQLiteCheckpointer) -> None:
     """Checkpoints deleted while a listing goes on are left out, and those put later too."""
-    ids = [uid_of(put(saver, {})) for _ in range(4)]
-    found = saver.list(at())
+    ids = [checkpoint_id_of(put(saver, {})) for _ in range(4)]
+    found = saver.list(config_at())
     first = next(found)
     put(saver, {})
     saver.prune(["t"])
 
-    assert ids[3] == uid_of(first.config)
+    assert ids[3] == checkpoint_id_of(first.config)
     assert list(found) == []
 
 
@@ -211,7 +233,7 @@ def test_threads_by_latest_activity(
         monkeypatch.setattr(time, "time", lambda i=i: now + i)
         put(saver, {}, thread=f"t{i}")
     monkeypatch.setattr(time, "time", lambda: now + 10)
-    saver.put_writes(at("t2", uid="x"), [("a", 1)], "task")
+    saver.put_writes(config_at("t2", uid="x"), [("a", 1)], "task")
     pages, after = [], None
     while page := saver.threads(limit=3, after=after):
         pages.append([info.thread_id for info in page])
@@ -279,8 +301,8 @@ def test_equal_elements_are_one_item(saver: SQLiteCheckpointer) -> None:
     put(saver, {"notes": [*notes, "x" * 50]}, first)
 
     assert saver.thread("t").items == 2
-    assert values_at(saver, first) == {"notes": notes}
-    assert values_at(saver, at()) == {"notes": [*notes, "x" * 50]}
+    assert read_channel_values(saver, first) == {"notes": notes}
+    assert read_channel_values(saver, config_at()) == {"notes": [*notes, "x" * 50]}
     assert [i.value[0] for i in saver.history("t", channel="notes")] == ["x", "y"]
 
 

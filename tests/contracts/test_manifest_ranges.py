@@ -27,7 +27,7 @@ from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.manifest import compute_max_range_count, count_positions
 from tests.backends import KEY
-from tests.contracts.puts import at, put, shape
+from tests.contracts.puts import config_at, put, render_with_types
 from tests.rounds import rounds
 
 Values = dict[str, Any]
@@ -133,7 +133,9 @@ EDITS: list[Callable[[Values, int], None]] = [
 def items_of(values: Values, channel: str) -> list[str]:
     """The items of a value; a dict's are its pairs."""
     value = values[channel]
-    return [shape(item) for item in (value.items() if isinstance(value, dict) else value)]
+    return [
+        render_with_types(item) for item in (value.items() if isinstance(value, dict) else value)
+    ]
 
 
 @dataclass
@@ -162,7 +164,7 @@ class Program:
         for edit, n in edits:
             edit(start, n)
         uid = str(UUID(int=next(_numbers)))
-        config = at("t", ns, parent.uid) if parent else None
+        config = config_at("t", ns, parent.uid) if parent else None
         put(self.savers[which], copy.deepcopy(start), config, ns=ns, uid=uid)
         said = {
             c: list(dict.fromkeys([*(parent.said[c] if parent else []), *items_of(start, c)]))
@@ -193,15 +195,15 @@ class Program:
 
 def check(saver: SQLiteCheckpointer, ns: str, branch: Branch) -> None:
     """What is read, how many ranges it takes, and what its history tells."""
-    found = saver.get_tuple(at("t", ns, branch.uid))
+    found = saver.get_tuple(config_at("t", ns, branch.uid))
     assert found is not None
-    assert shape(found.checkpoint["channel_values"]) == shape(branch.values)
+    assert render_with_types(found.checkpoint["channel_values"]) == render_with_types(branch.values)
     few_ranges(saver, ns, branch.uid)
     for channel in CHANNELS:
         items = saver.history("t", channel=channel, checkpoint_id=branch.uid, checkpoint_ns=ns)
         here = set(items_of(branch.values, channel))
         assert [(item, item in here) for item in branch.said[channel]] == [
-            (shape(item.value), item.seen) for item in items
+            (render_with_types(item.value), item.seen) for item in items
         ]
 
 
@@ -281,10 +283,10 @@ ELSEWHERE = """
 import sys
 from langchain_core.messages import HumanMessage
 from perdure.checkpointers import SQLiteCheckpointer
-from tests.contracts.puts import at, put
+from tests.contracts.puts import config_at, put
 
 with SQLiteCheckpointer.open(sys.argv[1]) as saver:
-    found = saver.get_tuple(at())
+    found = saver.get_tuple(config_at())
     talk = found.checkpoint["channel_values"]["messages"]
     talk = [*talk[1::3], *talk[::3], *talk[2::3], HumanMessage("there", id="there")]
     put(saver, {"messages": talk}, found.config, uid="there")
@@ -302,7 +304,7 @@ def test_another_process_takes_turns(tmp_path: Path) -> None:
         there = Path(__file__).parents[2]
         argv = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "x.db")]
         subprocess.run(argv, check=True, cwd=there)
-        found = saver.get_tuple(at())
+        found = saver.get_tuple(config_at())
         assert found is not None
         talk = found.checkpoint["channel_values"]["messages"]
         put(saver, {"messages": [*talk[::-1], message("back")]}, found.config, uid="back")

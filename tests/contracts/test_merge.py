@@ -19,7 +19,7 @@ from perdure.checkpointers.thread_copy import DatabaseMerge
 from perdure.checkpointers.titles import read_existing_head
 from perdure.errors import ConfigurationError, ImportFailed
 from tests import backends
-from tests.contracts.puts import at, put
+from tests.contracts.puts import config_at, put
 from tests.contracts.test_import import build, everything
 
 PAIRS = [
@@ -105,7 +105,7 @@ def test_a_thread_that_went_on_is_extended(source: str, target: str, opened: Any
     fork(old, "there")
     build(old).invoke(Command(resume="this"), {"configurable": {"thread_id": "waits"}})
     talk(new, "here", "three")
-    new.get_tuple(at("there"))
+    new.get_tuple(config_at("there"))
     ours = [i.value.text for i in new.history("here")]
 
     report = new.import_from(old)
@@ -173,11 +173,11 @@ def test_a_thread_that_was_rewound_in_one_and_went_on_in_the_other_is_refused(
     savers = {"old": opened("file", "old"), "new": opened("sealed", "new")}
     old, new = savers["old"], savers["new"]
     for number in range(4):
-        put(old, {"n": number}, at(uid=f"{number - 1}") if number else None, uid=f"{number}")
+        put(old, {"n": number}, config_at(uid=f"{number - 1}") if number else None, uid=f"{number}")
     new.import_from(old)
     savers[rewound].rewind("t", "1")
     other = new if rewound == "old" else old
-    put(other, {"n": 4}, at(uid="3"), uid="4")
+    put(other, {"n": 4}, config_at(uid="3"), uid="4")
     before = shape(new)
 
     with pytest.raises(ImportFailed, match="'t'"):
@@ -189,10 +189,10 @@ def test_a_rewound_thread_goes_on_there(opened: Any) -> None:
     """Rewound before the first merge, and from there on."""
     old, new = opened("file", "old"), opened("sealed", "new")
     for number in range(3):
-        put(old, {"n": number}, at(uid=f"{number - 1}") if number else None, uid=f"{number}")
+        put(old, {"n": number}, config_at(uid=f"{number - 1}") if number else None, uid=f"{number}")
     old.rewind("t", "1")
     new.import_from(old)
-    put(old, {"n": 3}, at(uid="1"), uid="3")
+    put(old, {"n": 3}, config_at(uid="1"), uid="3")
 
     assert new.import_from(old).checkpoints == 1
     assert shape(old) == shape(new)
@@ -278,7 +278,9 @@ def test_random_threads_merge_to_the_same(
             said = [HumanMessage(f"m{n}", id=f"{n}") for n in range(number, number + 3)]
             infos = old.checkpoints(thread) if any(t == thread for t, _ in steps[:number]) else []
             parents = [info.checkpoint_id for info in infos]
-            parent = at(thread, "", parents[-1 if step == "fork" else 0]) if parents else None
+            parent = (
+                config_at(thread, "", parents[-1 if step == "fork" else 0]) if parents else None
+            )
             known = {"source": "fork" if step == "fork" else "loop"}
             values = {"messages": said[: 1 if step == "edit" else 3], "n": number}
             put(

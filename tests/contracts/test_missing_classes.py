@@ -21,7 +21,7 @@ from tests.contracts.plain_classes import (
     Inner,
     Open,
     Place,
-    again,
+    store_and_read_back,
 )
 from tests.contracts.test_types import put
 
@@ -187,7 +187,7 @@ def test_a_class_within_a_function_is_read_as_a_dict() -> None:
     class Local:
         n: int
 
-    back = again([Local(1)])
+    back = store_and_read_back([Local(1)])
 
     assert back == [{"n": 1}]
     assert CODEC.encode([Local(1)], lambda: "") == CODEC.encode(back, lambda: "")

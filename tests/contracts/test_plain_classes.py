@@ -40,7 +40,7 @@ from tests.contracts.plain_classes import (
     Right,
     Tags,
     Web,
-    again,
+    store_and_read_back,
 )
 from tests.contracts.test_types import dump
 from tests.openai_server import Answer, OpenAIServer
@@ -89,7 +89,7 @@ def test_all_of_a_model_comes_back() -> None:
     """Private attributes, extras, which fields were set; what was not set stays unset."""
     value = Open(other={"a": Inner(n=1)})  # type: ignore[call-arg]
     value._note = "mine"
-    back = again(value)
+    back = store_and_read_back(value)
 
     assert value == back
     assert {"other"} == back.model_fields_set
@@ -108,7 +108,7 @@ def test_what_a_dataclass_computed_comes_back() -> None:
     value = Point(2)
     value.doubled = 5
     _ = value.slow
-    back = again(value)
+    back = store_and_read_back(value)
 
     assert back.doubled == 5
     assert "slow" not in vars(back)
@@ -157,7 +157,7 @@ def test_any_value_equals_langgraphs(value: Any) -> None:
     serde = JsonPlusSerializer(allowed_msgpack_modules=None)
     name, data = serde.dumps_typed(value)
 
-    assert dump(serde.loads_typed((name, data))) == dump(again(value))
+    assert dump(serde.loads_typed((name, data))) == dump(store_and_read_back(value))
     if not isinstance(value, HumanMessage):  # these have a form of their own
         assert data == CODEC.encode(value, lambda: "value")[1:]
 
@@ -178,7 +178,7 @@ OBJECTS = st.recursive(
 @given(OBJECTS)
 def test_any_nesting_comes_back(value: Any) -> None:
     """Plain data classes within each other come back type for type, and so do their bytes."""
-    back = again(value)
+    back = store_and_read_back(value)
 
     assert dump(value) == dump(back)
     assert CODEC.encode(value, lambda: "") == CODEC.encode(back, lambda: "")

@@ -17,7 +17,7 @@ from perdure.checkpointers.put import TaskWrites
 from perdure.errors import StorageError
 from perdure.storage.flow import Flow, Statement, fetch_rows
 from perdure.storage.sqlite_writer import _EpochRequest
-from tests.contracts.puts import at, listed, put, values_at
+from tests.contracts.puts import config_at, list_checkpoint_ids, put, read_channel_values
 from tests.contracts.test_kept_heads import aput, handed_in, held, said
 
 Savers = tuple[SQLiteCheckpointer, SQLiteCheckpointer]
@@ -42,14 +42,14 @@ def test_writes_at_a_namespace_that_was_only_planned(files: Savers, kind: str) -
     one, other = files
     put(one, {"n": 1}, uid="a1")
     if kind == "stale":
-        put(other, {"n": 2}, at(uid="a1"), uid="a2")
+        put(other, {"n": 2}, config_at(uid="a1"), uid="a2")
 
     async def course() -> None:
         with held(one):
             (first,) = await handed_in(aput(one, "b1", {"n": 3}, None, ns="sub"))
             if kind == "cancelled":
                 first.cancel()
-            writes = one.aput_writes(at(ns="sub", uid="b1"), [("n", 99)], "task")
+            writes = one.aput_writes(config_at(ns="sub", uid="b1"), [("n", 99)], "task")
             tasks = [first, *await handed_in(writes)]
         await asyncio.gather(*tasks, return_exceptions=True)
         await tasks[1]
@@ -59,7 +59,7 @@ def test_writes_at_a_namespace_that_was_only_planned(files: Savers, kind: str) -
         put(one, {"n": 3}, ns="sub", uid="b1")
     with fresh(one) as reader:
         for saver in (one, other, reader):
-            found = saver.get_tuple(at(ns="sub"))
+            found = saver.get_tuple(config_at(ns="sub"))
             assert found is not None
             assert found.pending_writes == [("task", "n", 99)]
 
@@ -77,7 +77,11 @@ def test_two_make_one_thread(files: Savers) -> None:
         await asyncio.gather(*tasks)
 
     asyncio.run(course())
-    assert sorted(listed(one, at())) == sorted(listed(other, at())) == ["a", "b"]
+    assert (
+        sorted(list_checkpoint_ids(one, config_at()))
+        == sorted(list_checkpoint_ids(other, config_at()))
+        == ["a", "b"]
+    )
 
 
 def no_call(message: Any) -> None:
@@ -114,7 +118,7 @@ def test_messages_are_stored_as_given(
     put(one, said("x"), uid="a1")
     upon = "a1"
     if not kept:
-        put(other, said("x"), at(uid="a1"), uid="a2")
+        put(other, said("x"), config_at(uid="a1"), uid="a2")
         upon = "a2"
 
     async def course() -> None:
@@ -126,7 +130,7 @@ def test_messages_are_stored_as_given(
 
     asyncio.run(course())
     with fresh(one) as reader:
-        assert values_at(reader, at(uid="b"))["messages"][1] == given
+        assert read_channel_values(reader, config_at(uid="b"))["messages"][1] == given
 
 
 def test_writes_and_inputs_are_stored_as_given(files: Savers) -> None:
@@ -140,7 +144,9 @@ def test_writes_and_inputs_are_stored_as_given(files: Savers) -> None:
         with held(one):
             tasks = await handed_in(
                 aput(one, "b", {"n": 3}, None),
-                one.aput_writes(at(uid="b"), [("messages", messages), ("notes", notes)], "task"),
+                one.aput_writes(
+                    config_at(uid="b"), [("messages", messages), ("notes", notes)], "task"
+                ),
                 aput(one, "c", {"__start__": {"messages": messages, "notes": notes}}, "b"),
             )
             messages[0].content = notes["k"] = "CHANGED"
@@ -148,8 +154,8 @@ def test_writes_and_inputs_are_stored_as_given(files: Savers) -> None:
 
     asyncio.run(course())
     with fresh(one) as reader:
-        written = reader.get_tuple(at(uid="b"))
-        started = values_at(reader, at(uid="c"))["__start__"]
+        written = reader.get_tuple(config_at(uid="b"))
+        started = read_channel_values(reader, config_at(uid="c"))["__start__"]
     assert written is not None
     assert written.pending_writes is not None
     found = {channel: value for _, channel, value in written.pending_writes}
@@ -169,7 +175,7 @@ def test_long_updates_are_stored_as_given(files: Savers) -> None:
     messages[0].content = "CHANGED"
     other.erase("t", ["m3"])
     one.database.write(*job)
-    found = one.get_tuple(at(uid="a"))
+    found = one.get_tuple(config_at(uid="a"))
 
     assert found is not None
     assert found.pending_writes is not None
@@ -204,7 +210,10 @@ def test_what_failed_decides_nothing(tmp_path: Path) -> None:
     async def course(saver: SQLiteCheckpointer) -> list[Any]:
         with held(saver):
             tasks: list[Any] = await handed_in(
-                *(saver.aput_writes(at(uid="a"), [("n", each)], "T") for each in ("one", "two"))
+                *(
+                    saver.aput_writes(config_at(uid="a"), [("n", each)], "T")
+                    for each in ("one", "two")
+                )
             )
             tasks.append(asyncio.ensure_future(saver.database.awrite(broken)))
             await asyncio.sleep(0)
@@ -213,7 +222,7 @@ def test_what_failed_decides_nothing(tmp_path: Path) -> None:
 
     with SQLiteCheckpointer.open(path, factory=FailsOnce) as saver:
         first, second, _ = asyncio.run(course(saver))
-        found = saver.get_tuple(at())
+        found = saver.get_tuple(config_at())
     assert isinstance(first, StorageError)
     assert second is None
     assert found is not None
@@ -258,13 +267,13 @@ def test_a_look_that_is_given_up_meanwhile(files: Savers, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(writer, "_read_data_version", given_up)
     asyncio.run(course())
-    assert listed(saver, at()) == ["c", "b", "a"]
+    assert list_checkpoint_ids(saver, config_at()) == ["c", "b", "a"]
 
 
 def test_a_list_that_is_emptied_meanwhile(files: Savers) -> None:
     one, other = files
     put(one, {"notes": ["x"]}, uid="a1")
-    put(other, {"notes": ["x"]}, at(uid="a1"), uid="a2")
+    put(other, {"notes": ["x"]}, config_at(uid="a1"), uid="a2")
     notes = [f"{number} " * 100 for number in range(5)]
     given = [*notes]
 
@@ -275,7 +284,7 @@ def test_a_list_that_is_emptied_meanwhile(files: Savers) -> None:
         await asyncio.gather(*tasks)
 
     asyncio.run(course())
-    assert values_at(other, at(uid="b")) == {"notes": given}
+    assert read_channel_values(other, config_at(uid="b")) == {"notes": given}
 
 
 def test_keys_that_a_copy_brought_are_given_no_more(files: Savers) -> None:
@@ -293,7 +302,7 @@ def test_keys_that_a_copy_brought_are_given_no_more(files: Savers) -> None:
     for thread in "abc":
         put(one, {"n": 2}, thread=thread)
 
-    assert [values_at(other, at(thread)) for thread in "abc"] == [{"n": 2}] * 3
+    assert [read_channel_values(other, config_at(thread)) for thread in "abc"] == [{"n": 2}] * 3
 
 
 def test_equal_messages_are_one_item(saver: SQLiteCheckpointer) -> None:
@@ -303,6 +312,6 @@ def test_equal_messages_are_one_item(saver: SQLiteCheckpointer) -> None:
     fields = dict(reversed(message.__dict__.items()))
     object.__setattr__(other, "__dict__", fields)
     put(saver, {"messages": [message]}, uid="a")
-    put(saver, {"messages": [other]}, at(uid="a"), uid="b")
+    put(saver, {"messages": [other]}, config_at(uid="a"), uid="b")
 
     assert len(saver.history("t")) == 1

@@ -16,7 +16,7 @@ from langgraph.types import Command
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer, maintenance
 from perdure.errors import ThreadDeleted
-from tests.contracts.puts import at, texts
+from tests.contracts.puts import config_at, read_history_texts
 from tests.contracts.test_updates_during_runs import (
     ASK,
     TITLE,
@@ -80,7 +80,7 @@ def test_an_update_before_a_prune(
     """The next step of the run takes the update over, by whatever rule the rest was pruned."""
 
     def title_and_prune(graph: Any) -> None:
-        graph.update_state(at(), TITLE, "b")
+        graph.update_state(config_at(), TITLE, "b")
         PRUNES[prune](saver)
 
     run = Run(saver, {"a": says("A"), "b": says("B"), "c": says("C")}, {"b": title_and_prune})
@@ -155,7 +155,7 @@ def test_a_question_after_a_prune(saver: SQLiteCheckpointer) -> None:
     )
     run.invoke(ASK)
     saver._cache.drop_thread("t")
-    state = run.graph.get_state(at())
+    state = run.graph.get_state(config_at())
 
     assert [each.value for each in state.interrupts] == ["Really?"]
     assert (state.next, state.values["title"]) == (("b",), "A question")
@@ -181,7 +181,7 @@ def test_a_failure_after_a_prune(saver: SQLiteCheckpointer) -> None:
 @both
 def test_a_newer_turn_before_a_prune(saver: SQLiteCheckpointer) -> None:
     """An abandoned run does not take the head from it, although its own past is pruned."""
-    newer = pruning(lambda graph: graph.invoke({"messages": [("human", "newer")]}, at()))
+    newer = pruning(lambda graph: graph.invoke({"messages": [("human", "newer")]}, config_at()))
     run = Run(saver, {"a": says("A"), "b": says("B")}, {"a": newer})
     run.invoke(ASK)
 
@@ -193,8 +193,8 @@ def test_a_newer_turn_and_an_update_before_a_prune(saver: SQLiteCheckpointer) ->
     """The update is one of the newer turn, so that an abandoned run takes nothing over."""
 
     def newer(graph: Any) -> None:
-        graph.invoke({"messages": [("human", "newer")]}, at())
-        graph.update_state(at(), TITLE, "b")
+        graph.invoke({"messages": [("human", "newer")]}, config_at())
+        graph.update_state(config_at(), TITLE, "b")
 
     run = Run(saver, {"a": says("A"), "b": says("B")}, {"a": pruning(newer)})
     run.invoke(ASK)
@@ -212,7 +212,7 @@ def test_an_update_that_is_put_after_a_prune(
     puts: list[Callable[[], Any]] = []
 
     def read(graph: Any) -> None:
-        puts.append(put_later(saver, lambda: graph.update_state(at(), TITLE, "c")))
+        puts.append(put_later(saver, lambda: graph.update_state(config_at(), TITLE, "c")))
 
     def finish(graph: Any) -> None:
         saver.prune(["t"], strategy="keep_latest")
@@ -232,7 +232,7 @@ def test_what_a_prune_leaves_of_an_updated_thread(updated: str, saver: SQLiteChe
     run.invoke(ASK)
     before = head(saver)
     for number in range(3):
-        run.graph.update_state(at(), {"count": number}, "a")
+        run.graph.update_state(config_at(), {"count": number}, "a")
     expected = [head(saver), before] if updated == "kept" else [head(saver)]
     preview = saver.retain(Retention(last=0), thread_ids=["t"], dry_run=True)
     stored = len(saver.checkpoints("t"))
@@ -240,7 +240,11 @@ def test_what_a_prune_leaves_of_an_updated_thread(updated: str, saver: SQLiteChe
 
     assert [each.checkpoint_id for each in saver.checkpoints("t")] == expected
     assert preview.checkpoints == stored - len(expected)
-    assert (run.said(), texts(saver), run.value("count")) == (["q", "A"], ["q", "A"], 2)
+    assert (run.said(), read_history_texts(saver), run.value("count")) == (
+        ["q", "A"],
+        ["q", "A"],
+        2,
+    )
     run.invoke({"messages": [("human", "next")]})
     saver.prune(["t"], strategy="keep_latest")
     assert [each.checkpoint_id for each in saver.checkpoints("t")] == [head(saver)]
@@ -249,8 +253,8 @@ def test_what_a_prune_leaves_of_an_updated_thread(updated: str, saver: SQLiteChe
 def test_a_rollback_removes_the_updated_checkpoint(saver: SQLiteCheckpointer) -> None:
     """It is one of the run that is rolled back."""
     run = Run(saver, {"a": says("A")}, {})
-    run.graph.invoke(ASK, {**at(), "metadata": {"run_id": "r"}})
-    run.graph.update_state(at(), TITLE, "a")
+    run.graph.invoke(ASK, {**config_at(), "metadata": {"run_id": "r"}})
+    run.graph.update_state(config_at(), TITLE, "a")
     saver.delete_for_runs(["r"])
 
     assert len(saver.checkpoints("t")) == 1
@@ -264,7 +268,10 @@ def test_an_erasure_between_an_update_and_a_step(
     """The run takes the update over, without the erased message that it still has in memory."""
 
     def title_and_erase(graph: Any) -> None:
-        acts = [lambda: graph.update_state(at(), TITLE, "a"), lambda: saver.erase("t", ["q1"])]
+        acts = [
+            lambda: graph.update_state(config_at(), TITLE, "a"),
+            lambda: saver.erase("t", ["q1"]),
+        ]
         for act in reversed(acts) if erased_first else acts:
             act()
             saver.prune(["t"], strategy="keep_latest")
@@ -274,7 +281,7 @@ def test_an_erasure_between_an_update_and_a_step(
 
     assert run.said() == ["A", "B", "C"]
     assert run.value("title") == "A question"
-    assert "4711" not in str([*saver.list(at())])
+    assert "4711" not in str([*saver.list(config_at())])
 
 
 @both
@@ -282,15 +289,15 @@ def test_a_copy_between_an_update_and_a_step(saver: SQLiteCheckpointer) -> None:
     """The copy has the update and goes on by itself; the run goes on in its own thread."""
 
     def title_and_copy(graph: Any) -> None:
-        graph.update_state(at(), TITLE, "a")
+        graph.update_state(config_at(), TITLE, "a")
         saver.copy_thread("t", "copy")
         saver.prune(["t", "copy"], strategy="keep_latest")
 
     run = Run(saver, {"a": says("A"), "b": says("B")}, {"b": title_and_copy})
     run.invoke(ASK)
-    copied = run.graph.get_state(at("copy")).values
-    run.graph.invoke({"messages": [("human", "in the copy")]}, at("copy"))
-    after = run.graph.get_state(at("copy")).values
+    copied = run.graph.get_state(config_at("copy")).values
+    run.graph.invoke({"messages": [("human", "in the copy")]}, config_at("copy"))
+    after = run.graph.get_state(config_at("copy")).values
 
     assert (run.said(), run.value("title")) == (["q", "A", "B"], "A question")
     assert ([m.text for m in copied["messages"]], copied["title"]) == (["q", "A"], "A question")
@@ -302,15 +309,15 @@ def test_a_deletion_between_an_update_and_a_step(saver: SQLiteCheckpointer) -> N
     """The run stores nothing any more, and a new thread has neither its state nor the update."""
 
     def title_and_delete(graph: Any) -> None:
-        graph.update_state(at(), TITLE, "a")
+        graph.update_state(config_at(), TITLE, "a")
         saver.delete_thread("t")
-        graph.update_state(at(), {"count": 1}, "a")
+        graph.update_state(config_at(), {"count": 1}, "a")
 
     run = Run(saver, {"a": says("A"), "b": says("B")}, {"b": title_and_delete})
     with pytest.raises(ThreadDeleted):
         run.invoke(ASK)
 
-    assert run.graph.get_state(at()).values == {"count": 1, "messages": [], "tags": []}
+    assert run.graph.get_state(config_at()).values == {"count": 1, "messages": [], "tags": []}
 
 
 class Nested(TypedDict, total=False):
@@ -326,7 +333,7 @@ def test_the_state_of_a_subgraph(saver: SQLiteCheckpointer) -> None:
 
     def inner(state: Any) -> Any:
         if updates:
-            (task,) = elsewhere(graph.get_state, at(), subgraphs=True).tasks
+            (task,) = elsewhere(graph.get_state, config_at(), subgraphs=True).tasks
             elsewhere(graph.update_state, task.state.config, updates.pop(), "second")
             elsewhere(saver.prune, ["t"], strategy="keep_latest")
         return {"messages": [AIMessage("inner")]}
@@ -337,11 +344,11 @@ def test_the_state_of_a_subgraph(saver: SQLiteCheckpointer) -> None:
     nodes: list[Any] = [("child", compiled), ("last", says("last"))]
     builder = StateGraph(Nested).add_sequence(nodes)
     graph: Any = builder.add_edge(START, "child").compile(checkpointer=saver)
-    graph.invoke(ASK, at(), durability="sync")
+    graph.invoke(ASK, config_at(), durability="sync")
     namespace = next(each for each in saver.thread("t").namespaces if each)
-    within = graph.get_state(at(ns=namespace)).values
+    within = graph.get_state(config_at(ns=namespace)).values
 
-    assert graph.get_state(at()).values["messages"][-1].text == "last"
+    assert graph.get_state(config_at()).values["messages"][-1].text == "last"
     assert (within["title"], within["messages"][-1].text) == ("A question", "second")
 
 
@@ -360,11 +367,13 @@ def test_versions_of_a_pruned_checkpoint(
     run = stored(saver, None, "input", "c0", {"n": first}, {"n": 0})
     versions = {"n": first, "title": title}
     stored(saver, run, "update", "c1", versions, {"n": 0, "title": "T"})
-    stored(saver, {"config": at(uid="c1"), "versions": versions}, "update", "c2", versions, {})
+    stored(
+        saver, {"config": config_at(uid="c1"), "versions": versions}, "update", "c2", versions, {}
+    )
     saver.prune(["t"], strategy="keep_latest")
     own = {"n": answer, "title": answer} if writes_title else {"n": answer}
     stored(saver, run, "loop", "c3", own, dict.fromkeys(own, 1))
-    found = saver.get_tuple(at())
+    found = saver.get_tuple(config_at())
 
     assert found is not None
     assert head(saver) == ("c2" if writes_title else "c3")
@@ -408,7 +417,7 @@ def compare(program: list[Turn], acts: list[str]) -> None:
             saver._cache.drop_thread("t")
 
             assert values == model.state
-            assert running.graph.get_state(at()).values == model.state
+            assert running.graph.get_state(config_at()).values == model.state
 
 
 @given(turns(), ACTIONS)

@@ -30,13 +30,13 @@ from perdure.server.run_events import StoredEvents
 from perdure.server.run_log import EventLog
 from tests.backends import BACKENDS
 from tests.contracts import puts
-from tests.contracts.erased import SECRET, doomed, human, raw
+from tests.contracts.erased import SECRET, doomed_message, human_message, read_raw_bytes
 
 Saver = Any  # a checkpointer of any kind
 
 
 def put(saver: Saver, thread: str, messages: list[Any]) -> None:
-    parent = puts.at(thread)
+    parent = puts.config_at(thread)
     found = saver.get_tuple(parent)
     puts.put(saver, {"messages": messages}, found.config if found else None, thread=thread)
 
@@ -84,7 +84,7 @@ def statuses(saver: Saver, thread_id: str = "t") -> list[str]:
 @pytest.fixture
 def talked(saver: Saver) -> Saver:
     """A thread with two messages."""
-    put(saver, "t", [doomed, human("b")])
+    put(saver, "t", [doomed_message, human_message("b")])
     return saver
 
 
@@ -297,7 +297,7 @@ def test_the_oldest_runs_of_a_thread_are_dropped(
 
 def test_runs_of_threads_are_listed_newest_first(talked: Saver) -> None:
     table = RunTable(talked)
-    put(talked, "u", [human("c")])
+    put(talked, "u", [human_message("c")])
     first, other, last = (accepted(talked, thread) for thread in ("t", "u", "t"))
     asyncio.run(table.end_run(first, "error"))
     everything = ThreadQuery(is_exact=True)
@@ -330,7 +330,7 @@ def test_a_run_that_quotes_what_is_erased_is_cancelled(talked: Saver, request_: 
     assert statuses(talked) == ["running", "interrupted", "pending"]
     assert SECRET not in str(of(talked))
     assert of(talked)[2].live == third
-    assert SECRET.encode() not in raw(talked)
+    assert SECRET.encode() not in read_raw_bytes(talked)
 
 
 def test_a_message_that_only_a_run_has_is_erased(talked: Saver) -> None:
@@ -340,7 +340,7 @@ def test_a_message_that_only_a_run_has_is_erased(talked: Saver) -> None:
 
     assert (report.runs, len(report.hashes)) == (1, 1)
     assert statuses(talked) == ["running", "interrupted"]
-    assert b"nothing but a plan" not in raw(talked)
+    assert b"nothing but a plan" not in read_raw_bytes(talked)
 
 
 def test_a_delayed_run_that_quotes_what_is_erased_is_cancelled(talked: Saver) -> None:
@@ -349,7 +349,7 @@ def test_a_delayed_run_that_quotes_what_is_erased_is_cancelled(talked: Saver) ->
 
     assert report.runs == 1
     assert statuses(talked) == ["interrupted"]
-    assert SECRET.encode() not in raw(talked)
+    assert SECRET.encode() not in read_raw_bytes(talked)
 
 
 def test_a_run_under_way_that_quotes_what_is_erased_is_told_to_stop(talked: Saver) -> None:
@@ -358,7 +358,7 @@ def test_a_run_under_way_that_quotes_what_is_erased_is_told_to_stop(talked: Save
     asyncio.run(RunTable(talked).end_run(run, "error", {"message": f"cannot read {SECRET}"}))
 
     assert (of(talked)[0].live.cancel_action, of(talked)[0].error) == ("interrupt", None)
-    assert SECRET.encode() not in raw(talked)
+    assert SECRET.encode() not in read_raw_bytes(talked)
 
 
 def test_a_run_under_way_stores_nothing_that_it_holds(talked: Saver) -> None:
@@ -370,7 +370,7 @@ def test_a_run_under_way_stores_nothing_that_it_holds(talked: Saver) -> None:
 
     assert statuses(talked) == ["error"]
     assert (of(talked)[0].error, of(talked)[0].request) == (None, None)
-    assert SECRET.encode() not in raw(talked)
+    assert SECRET.encode() not in read_raw_bytes(talked)
 
 
 def test_the_error_of_a_run(talked: Saver) -> None:
@@ -391,7 +391,7 @@ def test_the_error_of_a_run_is_erased(talked: Saver) -> None:
     assert before == {"message": f"cannot read {SECRET}"}
     assert report.runs == 1
     assert SECRET not in str(of(talked))
-    assert SECRET.encode() not in raw(talked)
+    assert SECRET.encode() not in read_raw_bytes(talked)
 
 
 def test_a_run_that_may_be_asked_again_is_erased(talked: Saver) -> None:
@@ -409,18 +409,18 @@ def test_a_run_that_may_be_asked_again_is_erased(talked: Saver) -> None:
     assert report.runs == 1
     assert [row.request for row in of(talked)] == [None, None]
     assert statuses(talked) == ["error", "error"]
-    assert SECRET.encode() not in raw(talked)
+    assert SECRET.encode() not in read_raw_bytes(talked)
 
 
 def test_runs_go_with_their_thread(talked: Saver) -> None:
     for _ in range(2):
         accepted(talked, request=asked(SECRET))
     report = talked.erase("t")
-    put(talked, "t", [human("c")])
+    put(talked, "t", [human_message("c")])
 
     assert report.runs == 2
     assert of(talked) == []
-    assert SECRET.encode() not in raw(talked)
+    assert SECRET.encode() not in read_raw_bytes(talked)
 
 
 def test_a_thread_on_which_a_run_waits_is_not_idle(talked: Saver) -> None:
@@ -444,7 +444,7 @@ def test_a_copy_has_no_runs(talked: Saver) -> None:
 @pytest.mark.parametrize("kind", ["sealed", "langgraph-encrypted", "postgres-sealed"])
 def test_words_are_sealed(kind: str, tmp_path: Path) -> None:
     with BACKENDS[kind](tmp_path) as saver:
-        put(saver, "t", [human("b")])
+        put(saver, "t", [human_message("b")])
         run = accepted(saver, request=asked(SECRET))
         columns = "details, request, error"
         flow = f"SELECT {columns} FROM runs"
@@ -471,7 +471,7 @@ def test_a_merge_leaves_the_runs_of_a_thread(tmp_path: Path) -> None:
         put(here, "t", said)
         there.import_from(here)
         run = accepted(here)
-        put(there, "t", [*said, human("2")])
+        put(there, "t", [*said, human_message("2")])
         here.import_from(there)
 
         assert here.thread("t").checkpoints == there.thread("t").checkpoints
@@ -612,7 +612,7 @@ def test_events_go_with_what_they_quote(
     rows = talked.database.read(lambda: _rows("SELECT 1 FROM run_events WHERE body IS NOT NULL"))
     assert rows == []
     if how == "erase":
-        assert SECRET.encode() not in raw(talked)
+        assert SECRET.encode() not in read_raw_bytes(talked)
 
 
 def test_a_run_under_way_tells_no_more_after_an_erasure(talked: Saver) -> None:
@@ -622,13 +622,13 @@ def test_a_run_under_way_tells_no_more_after_an_erasure(talked: Saver) -> None:
     asyncio.run(RunTable(talked).end_run(run, "success", unstored_events=batch(0, "told later")))
 
     assert told(talked, run) == []
-    assert b"told later" not in raw(talked)
+    assert b"told later" not in read_raw_bytes(talked)
 
 
 @pytest.mark.parametrize("kind", ["sealed", "langgraph-encrypted", "postgres-sealed"])
 def test_events_are_sealed(kind: str, tmp_path: Path) -> None:
     with BACKENDS[kind](tmp_path) as saver:
-        put(saver, "t", [human("b")])
+        put(saver, "t", [human_message("b")])
         run = accepted(saver, events=True)
         tell(saver, run, batch(0, SECRET))
         stored = saver.database.read(lambda: _rows("SELECT body FROM run_events"))
@@ -647,7 +647,7 @@ def test_a_merge_leaves_the_events_of_a_thread(tmp_path: Path) -> None:
         there.import_from(here)
         run = accepted(here, events=True)
         tell(here, run, batch(0, "one"))
-        put(there, "t", [*said, human("2")])
+        put(there, "t", [*said, human_message("2")])
         here.import_from(there)
 
         assert told(here, of(here)[0].live) == [batch(0, "one")]  # the thread has another key

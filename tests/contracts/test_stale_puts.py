@@ -20,18 +20,18 @@ from perdure.checkpointers.removal_records import RECORD_RETENTION_DAYS
 from perdure.errors import ThreadDeleted
 from perdure.storage.flow import fetch_rows
 from tests.backends import Place
-from tests.contracts.erased import SECRET, Saver, everything, raw
-from tests.contracts.puts import put, uid_of
+from tests.contracts.erased import SECRET, Saver, read_raw_bytes, render_thread
+from tests.contracts.puts import checkpoint_id_of, put
 from tests.contracts.under_way import (
     CONFIG,
     DURABILITIES,
     Gate,
-    at,
-    begin,
-    invoking,
-    running,
-    said,
-    talking,
+    build_graph,
+    make_invocation,
+    read_message_ids,
+    run_until_gate,
+    start_thread,
+    thread_config,
 )
 
 QUESTION = {"messages": [HumanMessage("a question", id="q")]}
@@ -46,7 +46,7 @@ at_any_time = pytest.mark.parametrize("durability", DURABILITIES)
 
 def is_stored(saver: Saver) -> bool:
     """Whether the erased text is in any row, or in the bytes of a file."""
-    return SECRET.encode() in raw(saver)
+    return SECRET.encode() in read_raw_bytes(saver)
 
 
 # -- messages
@@ -56,15 +56,17 @@ def is_stored(saver: Saver) -> bool:
 @at_any_time
 def test_an_erased_message_is_left_out(saver: Saver, door: str, durability: str) -> None:
     """A run stores all but the erased message, in its state, its history and its bytes."""
-    begin(saver)
+    start_thread(saver)
     gate = Gate()
-    with running(gate, invoking(talking(saver, gate), door, durability, QUESTION)) as run:
+    with run_until_gate(
+        gate, make_invocation(build_graph(saver, gate), door, durability, QUESTION)
+    ) as run:
         saver.erase("t", ["m0"])
 
     assert run.error is None
-    assert said(saver) == ["m1", "q", "one", "two"]
+    assert read_message_ids(saver) == ["m1", "q", "one", "two"]
     assert [item.value.id for item in saver.history("t")] == ["m1", "q", "one", "two"]
-    assert SECRET not in everything(saver)
+    assert SECRET not in render_thread(saver)
     assert not is_stored(saver)
 
 
@@ -73,12 +75,14 @@ def test_an_erased_message_is_left_out_by_another_process(place: Place, durabili
     """The run of one checkpointer leaves out what another one on the database has erased."""
     gate = Gate()
     with place.saver() as one, place.saver() as other:
-        begin(one)
-        with running(gate, invoking(talking(one, gate), "sync", durability, QUESTION)) as run:
+        start_thread(one)
+        with run_until_gate(
+            gate, make_invocation(build_graph(one, gate), "sync", durability, QUESTION)
+        ) as run:
             other.erase("t", ["m0"])
 
         assert run.error is None
-        assert said(other) == ["m1", "q", "one", "two"]
+        assert read_message_ids(other) == ["m1", "q", "one", "two"]
         assert not is_stored(one)
 
 
@@ -87,70 +91,72 @@ def test_the_message_of_the_run_itself_is_left_out(saver: Saver, durability: str
     """The input of the run that is under way is erased, also if it is not stored yet."""
     gate = Gate()
     input = {"messages": [HumanMessage(SECRET, id="m0")]}
-    with running(gate, invoking(talking(saver, gate), "sync", durability, input)):
+    with run_until_gate(gate, make_invocation(build_graph(saver, gate), "sync", durability, input)):
         saver.erase("t", ["m0"])
 
-    assert said(saver) == ["one", "two"]
+    assert read_message_ids(saver) == ["one", "two"]
     assert not is_stored(saver)
 
 
 def test_each_of_several_erasures_counts(saver: Saver) -> None:
     """A run that began between two erasures leaves out what the second one erased."""
-    begin(saver)
+    start_thread(saver)
     saver.erase("t", ["m1"])
     gate = Gate()
-    with running(gate, invoking(talking(saver, gate), "sync", "sync", QUESTION)):
+    with run_until_gate(gate, make_invocation(build_graph(saver, gate), "sync", "sync", QUESTION)):
         saver.erase("t", ["m0"])
 
-    assert said(saver) == ["q", "one", "two"]
+    assert read_message_ids(saver) == ["q", "one", "two"]
 
 
 @at_any_time
 def test_a_later_run_may_say_the_same(saver: Saver, durability: str) -> None:
     """A run that began after an erasure is stored whole, with the same ids and words."""
-    begin(saver)
+    start_thread(saver)
     saver.erase("t", ["m0"])
     again = {"messages": [HumanMessage(SECRET, id="m0")]}
-    invoking(talking(saver), "sync", durability, again)()
+    make_invocation(build_graph(saver), "sync", durability, again)()
 
-    assert said(saver) == ["m1", "m0", "one", "two"]
+    assert read_message_ids(saver) == ["m1", "m0", "one", "two"]
 
 
 def test_an_update_after_an_erasure_is_stored_whole(saver: Saver) -> None:
     """`update_state` reads the state first, and so knows of the erasure."""
-    begin(saver)
+    start_thread(saver)
     saver.erase("t", ["m0"])
     message = HumanMessage(SECRET, id="m0")
-    talking(saver).update_state(CONFIG, {"messages": [message]}, as_node="second")
+    build_graph(saver).update_state(CONFIG, {"messages": [message]}, as_node="second")
 
-    assert said(saver) == ["m1", "m0"]
+    assert read_message_ids(saver) == ["m1", "m0"]
 
 
 def test_an_update_that_began_before_is_filtered(saver: Saver) -> None:
     """What was read before an erasure, and is put after it, lacks the erased message."""
-    begin(saver)
+    start_thread(saver)
     before = saver.get_tuple(CONFIG)
     assert before is not None
     saver.erase("t", ["m0"])
     stored = put(saver, before.checkpoint["channel_values"], before.config)
 
-    assert said(saver) == ["m1"]
-    assert uid_of(stored) == uid_of(saver.get_tuple(CONFIG).config)  # type: ignore[union-attr]
+    assert read_message_ids(saver) == ["m1"]
+    assert checkpoint_id_of(stored) == checkpoint_id_of(saver.get_tuple(CONFIG).config)  # type: ignore[union-attr]
     assert not is_stored(saver)
 
 
 @pytest.mark.parametrize("number", range(3))
 def test_other_removals_leave_a_run_alone(saver: Saver, number: int) -> None:
     """A run goes on whole through a prune, a retention rule and a rewind."""
-    begin(saver)
-    head = uid_of(saver.get_tuple(CONFIG).config)  # type: ignore[union-attr]
+    start_thread(saver)
+    head = checkpoint_id_of(saver.get_tuple(CONFIG).config)  # type: ignore[union-attr]
     removals: list[Callable[[], object]] = [
         lambda: saver.prune(["t"]),
         lambda: saver.retain(Retention(last=1)),
         lambda: saver.rewind("t", head),
     ]
     gate = Gate()
-    with running(gate, invoking(talking(saver, gate), "sync", "sync", QUESTION)) as run:
+    with run_until_gate(
+        gate, make_invocation(build_graph(saver, gate), "sync", "sync", QUESTION)
+    ) as run:
         removals[number]()
 
     assert run.error is None
@@ -160,9 +166,9 @@ def test_other_removals_leave_a_run_alone(saver: Saver, number: int) -> None:
 
 def test_the_number_of_erasures_is_no_metadata(saver: Saver) -> None:
     """Neither the metadata of a checkpoint nor that of a thread shows what a run has loaded."""
-    begin(saver)
+    start_thread(saver)
     saver.erase("t", ["m0"])
-    talking(saver).invoke(QUESTION, CONFIG)
+    build_graph(saver).invoke(QUESTION, CONFIG)
 
     assert REMOVALS_KEY not in str([info.metadata for info in saver.checkpoints("t")])
     assert REMOVALS_KEY not in str(saver.heads()[0].metadata)
@@ -196,8 +202,8 @@ def test_quotations_are_left_out(saver: Saver, durability: str) -> None:
     builder.add_edge(START, "first")
     builder.add_conditional_edges("first", fan, ["worker"])
     graph = builder.compile(checkpointer=saver)
-    begin(saver)
-    with running(gate, invoking(graph, "sync", durability, QUESTION)) as run:
+    start_thread(saver)
+    with run_until_gate(gate, make_invocation(graph, "sync", durability, QUESTION)) as run:
         saver.erase("t", ["m0"])
 
     values = graph.get_state(CONFIG).values
@@ -230,8 +236,8 @@ def test_questions_and_errors_that_quote_are_left_out(
     builder.add_node("first", first)
     builder.add_edge(START, "first")
     graph = builder.compile(checkpointer=saver)
-    begin(saver)
-    with running(gate, invoking(graph, "sync", "sync", QUESTION)):
+    start_thread(saver)
+    with run_until_gate(gate, make_invocation(graph, "sync", "sync", QUESTION)):
         saver.erase("t", ["m0"])
 
     assert graph.get_state(CONFIG).interrupts == ()
@@ -256,13 +262,13 @@ def test_a_call_of_an_erased_message_is_not_made_again(saver: Saver) -> None:
     builder.add_node("tools", pay)
     builder.add_edge(START, "model").add_edge("model", "tools")
     graph = builder.compile(checkpointer=saver, interrupt_before=["tools"])
-    begin(saver)
-    with running(gate, invoking(graph, "sync", "sync", QUESTION)):
+    start_thread(saver)
+    with run_until_gate(gate, make_invocation(graph, "sync", "sync", QUESTION)):
         saver.erase("t", ["m9"])
     graph.invoke(None, CONFIG)
 
     assert ran == []
-    assert said(saver) == ["m0", "m1", "q"]
+    assert read_message_ids(saver) == ["m0", "m1", "q"]
 
 
 @through_both_doors
@@ -293,7 +299,7 @@ def test_a_delta_channel_lacks_the_message(
     graph = builder.compile(checkpointer=saver)
     begun = [HumanMessage(SECRET, id="m0"), AIMessage("noted", id="m1")]
     graph.update_state(CONFIG, {"messages": begun}, as_node="second")
-    with running(gate, invoking(graph, door, durability, QUESTION)) as run:
+    with run_until_gate(gate, make_invocation(graph, door, durability, QUESTION)) as run:
         saver.erase("t", ["m0"])
 
     assert run.error is None
@@ -333,19 +339,19 @@ def test_a_subgraph_leaves_an_erased_message_out(
     saver: Saver, door: str, durability: str, checkpointer: bool | None
 ) -> None:
     """A subgraph that begins after an erasure still has the state of its run, and stores less."""
-    begin(saver)
+    start_thread(saver)
     gate = Gate()
     gate.opened.set()
     graph = nested(saver, gate, checkpointer)
-    invoking(graph, door, durability, QUESTION)()
+    make_invocation(graph, door, durability, QUESTION)()
     gate.reached.clear()
     gate.opened.clear()
     more = {"messages": [HumanMessage("more", id="q2")]}
-    with running(gate, invoking(graph, door, durability, more)) as run:
+    with run_until_gate(gate, make_invocation(graph, door, durability, more)) as run:
         saver.erase("t", ["m0"])
 
     assert run.error is None
-    assert said(saver) == ["m1", "q", "one", "inner", "q2"]
+    assert read_message_ids(saver) == ["m1", "q", "one", "inner", "q2"]
     assert not is_stored(saver)
 
 
@@ -355,12 +361,12 @@ def test_a_subgraph_of_a_later_run_is_stored_whole(
     saver: Saver, durability: str, checkpointer: bool | None
 ) -> None:
     """A subgraph knows that its run began after the erasure, in a new namespace too."""
-    begin(saver)
+    start_thread(saver)
     saver.erase("t", ["m0"])
     gate = Gate()
     gate.opened.set()
     again = {"messages": [HumanMessage(SECRET, id="m0")]}
-    invoking(nested(saver, gate, checkpointer), "sync", durability, again)()
+    make_invocation(nested(saver, gate, checkpointer), "sync", durability, again)()
 
     subgraphs = [ns for ns in saver.thread("t").namespaces if ns]
     assert (subgraphs == []) is (durability == "exit" and checkpointer is None)
@@ -378,9 +384,11 @@ def test_a_run_of_a_deleted_thread_is_refused(
     saver: Saver, door: str, durability: str, name: str
 ) -> None:
     """Nothing of the run is stored, and the run ends with an error of its own."""
-    begin(saver)
+    start_thread(saver)
     gate = Gate()
-    with running(gate, invoking(talking(saver, gate), door, durability, QUESTION)) as run:
+    with run_until_gate(
+        gate, make_invocation(build_graph(saver, gate), door, durability, QUESTION)
+    ) as run:
         DELETIONS[name](saver)
 
     assert isinstance(run.error, ThreadDeleted)
@@ -394,10 +402,10 @@ def test_a_subgraph_of_a_deleted_thread_is_refused(
     saver: Saver, durability: str, checkpointer: bool | None
 ) -> None:
     """A subgraph that begins after the deletion stores nothing in a namespace of its own."""
-    begin(saver)
+    start_thread(saver)
     gate = Gate()
     graph = nested(saver, gate, checkpointer)
-    with running(gate, invoking(graph, "sync", durability, QUESTION)) as run:
+    with run_until_gate(gate, make_invocation(graph, "sync", durability, QUESTION)) as run:
         saver.delete_thread("t")
 
     assert isinstance(run.error, ThreadDeleted)
@@ -408,27 +416,31 @@ def test_a_subgraph_of_a_deleted_thread_is_refused(
 @at_any_time
 def test_a_new_conversation_under_the_id_stays_whole(saver: Saver, durability: str) -> None:
     """A new conversation with the old ids and texts is stored while the old run is refused."""
-    begin(saver)
+    start_thread(saver)
     gate, open_gate = Gate(), Gate()
     open_gate.opened.set()
     again = {"messages": [HumanMessage(SECRET, id="m0")]}
-    with running(gate, invoking(talking(saver, gate), "sync", durability, QUESTION)) as run:
+    with run_until_gate(
+        gate, make_invocation(build_graph(saver, gate), "sync", durability, QUESTION)
+    ) as run:
         saver.delete_thread("t")
         nested(saver, open_gate, None).invoke(again, CONFIG, durability=durability)
-        said(saver)
+        read_message_ids(saver)
 
     assert isinstance(run.error, ThreadDeleted)
-    assert said(saver) == ["m0", "one", "inner"]
-    talking(saver).invoke(QUESTION, CONFIG)
-    assert said(saver) == ["m0", "one", "inner", "q", "two"]
+    assert read_message_ids(saver) == ["m0", "one", "inner"]
+    build_graph(saver).invoke(QUESTION, CONFIG)
+    assert read_message_ids(saver) == ["m0", "one", "inner", "q", "two"]
 
 
 def test_a_put_of_another_process_is_refused(place: Place) -> None:
     """What a checkpointer keeps of a thread does not hide that another one has deleted it."""
     gate = Gate()
     with place.saver() as one, place.saver() as other:
-        begin(one)
-        with running(gate, invoking(talking(one, gate), "sync", "sync", QUESTION)) as run:
+        start_thread(one)
+        with run_until_gate(
+            gate, make_invocation(build_graph(one, gate), "sync", "sync", QUESTION)
+        ) as run:
             other.delete_thread("t")
 
         assert isinstance(run.error, ThreadDeleted)
@@ -437,7 +449,7 @@ def test_a_put_of_another_process_is_refused(place: Place) -> None:
 
 def test_a_put_without_its_parent_is_allowed(saver: Saver) -> None:
     """A parent that was never there does not matter, also under an id that was deleted."""
-    put(saver, {"messages": []}, at("t"))
+    put(saver, {"messages": []}, thread_config("t"))
     saver.delete_thread("t")
     config: Any = {"configurable": {**CONFIG["configurable"], "checkpoint_ns": ""}}
     put(saver, {"n": 1}, {"configurable": {**config["configurable"], "checkpoint_id": "never"}})
@@ -449,14 +461,14 @@ def test_a_put_without_its_parent_is_allowed(saver: Saver) -> None:
 def test_records_name_neither_threads_nor_texts(tmp_path: Any) -> None:
     """A file without encryption has no id of a deleted thread, nor of what was in it."""
     with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
-        begin(saver, thread="the-thread-of-ann")
+        start_thread(saver, thread="the-thread-of-ann")
         saver.erase("the-thread-of-ann", ["m0"])
-        head = uid_of(saver.get_tuple(at("the-thread-of-ann")).config)  # type: ignore[union-attr]
+        head = checkpoint_id_of(saver.get_tuple(thread_config("the-thread-of-ann")).config)  # type: ignore[union-attr]
         saver.erase("the-thread-of-ann")
 
-        assert b"the-thread-of-ann" not in raw(saver)
-        assert bytes.fromhex(head.replace("-", "")) not in raw(saver)
-        assert head.encode() not in raw(saver)
+        assert b"the-thread-of-ann" not in read_raw_bytes(saver)
+        assert bytes.fromhex(head.replace("-", "")) not in read_raw_bytes(saver)
+        assert head.encode() not in read_raw_bytes(saver)
 
 
 def test_a_resumed_thread_goes_on_after_an_erasure(saver: Saver) -> None:
@@ -465,12 +477,12 @@ def test_a_resumed_thread_goes_on_after_an_erasure(saver: Saver) -> None:
     builder.add_node("ask", lambda _: {"messages": [AIMessage(interrupt("go on?"), id="a")]})
     builder.add_edge(START, "ask")
     graph = builder.compile(checkpointer=saver)
-    begin(saver)
+    start_thread(saver)
     graph.invoke(QUESTION, CONFIG)
     saver.erase("t", ["m0"])
     graph.invoke(Command(resume="yes"), CONFIG)
 
-    assert said(saver) == ["m1", "q", "a"]
+    assert read_message_ids(saver) == ["m1", "q", "a"]
 
 
 def test_records_are_dropped_after_a_time(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,13 +494,13 @@ def test_records_are_dropped_after_a_time(saver: Saver, monkeypatch: pytest.Monk
         )
         return [number for (number,) in rows]
 
-    begin(saver)
+    start_thread(saver)
     saver.erase("t", ["m0"])
     saver.erase("t", ["m1"])
     now = time.time()
     before = numbers()
     monkeypatch.setattr(time, "time", lambda: now + (RECORD_RETENTION_DAYS + 1) * 86400)
-    begin(saver, thread="other")
+    start_thread(saver, thread="other")
     saver.erase("other", ["m0"])
 
     assert (before, numbers()) == ([1, 2], [1])
@@ -497,7 +509,7 @@ def test_records_are_dropped_after_a_time(saver: Saver, monkeypatch: pytest.Monk
 
 def test_what_was_removed_since_is_told(saver: Saver) -> None:
     """By the number before the messages were read; all of them, if the thread was deleted."""
-    begin(saver)
+    start_thread(saver)
     since = saver.removals("t")
     messages = [item.value for item in saver.history("t")]
     saver.erase("t", ["m0"])

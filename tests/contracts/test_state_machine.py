@@ -22,7 +22,7 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from tests.backends import KEY
 from tests.contracts.model import EDITS, PAD, SPLIT, Edit, Line, Put, Talk, items_of
-from tests.contracts.puts import at, listed, shape, uid_of
+from tests.contracts.puts import checkpoint_id_of, config_at, list_checkpoint_ids, render_with_types
 from tests.rounds import rounds
 
 DAY = 86400.0
@@ -140,7 +140,7 @@ class Threads(RuleBasedStateMachine):
         uid = str(UUID(int=(7 - mixed) << 64 | number)) if mixed % 2 else f"{9 - mixed}.{number}"
         parent = self.choose(thread, ns, on)
         if by_id and parent is not None:
-            assert self.saver.get_tuple(at(thread, ns, parent)) is not None
+            assert self.saver.get_tuple(config_at(thread, ns, parent)) is not None
             self.note_read(thread, ns, parent)
         self.step(thread, ns, parent, uid, edits, kind)
 
@@ -171,8 +171,8 @@ class Threads(RuleBasedStateMachine):
         values = copy.deepcopy(before.checkpoint["channel_values"]) if before else {}
         versions = dict(before.checkpoint["channel_versions"]) if before else {}
         if before and kind[0] == "loop":  # as a run has it: what it was given, objects and all
-            found = self.saver.get_tuple(at(thread, ns))
-            if found is not None and uid_of(found.config) == parent:
+            found = self.saver.get_tuple(config_at(thread, ns))
+            if found is not None and checkpoint_id_of(found.config) == parent:
                 values = found.checkpoint["channel_values"]
         changed = {edit(values, n) for edit, n in edits}
         # each put writes this channel, so that no update is merged with a run; that has a model of
@@ -192,7 +192,7 @@ class Threads(RuleBasedStateMachine):
         metadata: Any = {"source": source, "step": number}
         stored = copy.deepcopy(checkpoint)
         for saver in (self.saver, self.memory):
-            saver.put(at(thread, ns, parent), copy.deepcopy(checkpoint), metadata, new)
+            saver.put(config_at(thread, ns, parent), copy.deepcopy(checkpoint), metadata, new)
         read = (thread, ns, parent or "")
         on_purpose = read in self.read_by_id
         self.read_by_id.discard(read)
@@ -231,7 +231,7 @@ class Threads(RuleBasedStateMachine):
             return
         path = f"path of {task}"
         for saver in (self.saver, self.memory):
-            saver.put_writes(at(thread, ns, uid), copy.deepcopy(writes), task, path)
+            saver.put_writes(config_at(thread, ns, uid), copy.deepcopy(writes), task, path)
         self.talk(thread).put_writes(ns, uid, task, writes)
 
     # -- deleting, copying, moving
@@ -349,9 +349,9 @@ class Threads(RuleBasedStateMachine):
             for info in self.saver.threads()
         ]
         for thread, ns, line in self.each():
-            assert line.listed() == listed(self.saver, at(thread, ns))
+            assert line.listed() == list_checkpoint_ids(self.saver, config_at(thread, ns))
             assert line.head is not None
-            self.reads_back(thread, ns, line.head, self.saver.get_tuple(at(thread, ns)))
+            self.reads_back(thread, ns, line.head, self.saver.get_tuple(config_at(thread, ns)))
 
     def items(self, thread: str) -> int:
         """How many items it has, or what it tells of them if that may be right."""
@@ -368,7 +368,7 @@ class Threads(RuleBasedStateMachine):
     def everything_reads_back(self) -> None:
         for thread, ns, line in self.each():
             for uid in line.puts:
-                config = at(thread, ns, uid)
+                config = config_at(thread, ns, uid)
                 self.reads_back(thread, ns, uid, self.saver.get_tuple(config))
                 self.note_read(thread, ns, uid)
                 self.was_said(thread, ns, uid, line.puts[uid])
@@ -397,21 +397,26 @@ class Threads(RuleBasedStateMachine):
             for _, write in sorted(put.writes[task].items(), key=lambda each: each[0])
         ]
         assert found is not None
-        assert uid == uid_of(found.config)
-        assert shape(put.checkpoint["channel_values"]) == shape(
+        assert uid == checkpoint_id_of(found.config)
+        assert render_with_types(put.checkpoint["channel_values"]) == render_with_types(
             {c: found.checkpoint["channel_values"][c] for c in put.checkpoint["channel_values"]}
         )
         assert put.checkpoint == found.checkpoint
         assert put.metadata == found.metadata
-        assert put.parent == (uid_of(found.parent_config) if found.parent_config else None)
-        assert shape(writes) == shape(found.pending_writes)
+        assert put.parent == (
+            checkpoint_id_of(found.parent_config) if found.parent_config else None
+        )
+        assert render_with_types(writes) == render_with_types(found.pending_writes)
 
     def was_said(self, thread: str, ns: str, uid: str, put: Put) -> None:
         for channel in SPLIT:
             here = [i for _, i in items_of(channel, put.checkpoint["channel_values"].get(channel))]
             found = self.saver.history(thread, channel=channel, checkpoint_id=uid, checkpoint_ns=ns)
             assert [(item, item in here) for item in put.said.get(channel, [])] == [
-                (shape(list(item.value) if channel == "facts" else item.value), item.seen)
+                (
+                    render_with_types(list(item.value) if channel == "facts" else item.value),
+                    item.seen,
+                )
                 for item in found
             ]
 
@@ -423,9 +428,14 @@ class Threads(RuleBasedStateMachine):
             )
             found = self.saver.history(thread, channel=channel, checkpoint_ns=ns)
             branches = [item for item in found if item.branch]
-            told = [shape(list(i.value) if channel == "facts" else i.value) for i in branches]
+            told = [
+                render_with_types(list(i.value) if channel == "facts" else i.value)
+                for i in branches
+            ]
             elsewhere = {i for uid in line.tips() for i in line.puts[uid].said.get(channel, [])}
-            assert shape([item for item in found if not item.branch]) == shape(head)
+            assert render_with_types(
+                [item for item in found if not item.branch]
+            ) == render_with_types(head)
             assert sorted(elsewhere - set(line.puts[line.head].said.get(channel, []))) == sorted(
                 told
             )

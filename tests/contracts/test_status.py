@@ -17,11 +17,11 @@ from langgraph.types import Command, Send, interrupt
 
 from perdure.checkpointers import SQLiteCheckpointer, ThreadStatus
 from perdure.errors import UnknownCheckpoint, UnknownThread
-from tests.contracts.programs import THREAD, Action, Resume, Turn, actions
-from tests.contracts.puts import at, put
+from tests.contracts.programs import THREAD, Action, Resume, Turn, action_lists
+from tests.contracts.puts import config_at, put
 from tests.contracts.test_differential import EXAMPLES, open_worlds
 
-ASKS = Turn(["send", "ask", "child"], named=True, blocking=True, durability="sync")
+ASKS = Turn(["send", "ask", "child"], has_message_id=True, blocking=True, durability="sync")
 
 
 def same(status: ThreadStatus, state: Any) -> None:
@@ -44,19 +44,19 @@ def same(status: ThreadStatus, state: Any) -> None:
 
 @settings(max_examples=EXAMPLES)
 @example([ASKS, Resume("yes", True, "sync")])
-@given(st.booleans().flatmap(lambda subgraphs: actions(subgraphs=subgraphs)))
+@given(st.booleans().flatmap(lambda subgraphs: action_lists(subgraphs=subgraphs)))
 def test_after_any_course_it_is_what_the_graph_says(course: list[Action]) -> None:
     """Sends, interrupts, failures, edits, forks, replays: the same `next`, tasks and questions."""
     with open_worlds("file") as (world, _):
         for action in course:
-            world.act(action)
+            world.perform(action)
             state = world.graph.get_state(THREAD)
             if state.created_at:
                 same(world.saver.status("t"), state)
 
                 assert [head.status for head in world.saver.heads()] == [world.saver.status("t")]
                 assert bool(state.interrupts) == bool(world.saver.heads(waiting=True))
-            world.thread()
+            world.read_thread()
 
 
 # -- graphs that those courses lack
@@ -120,12 +120,12 @@ def test_graphs_of_every_kind(made: Any, saver: SQLiteCheckpointer) -> None:
     """Answer by answer it is what the graph says, and after an input that replaces the answers."""
     graph = made(saver)
     for _ in range(2):
-        graph.invoke({"log": ["begins"]}, at())
+        graph.invoke({"log": ["begins"]}, config_at())
         answers = 0
-        while waiting := graph.get_state(at()).interrupts:
-            same(saver.status("t"), graph.get_state(at()))
+        while waiting := graph.get_state(config_at()).interrupts:
+            same(saver.status("t"), graph.get_state(config_at()))
             assert [head.thread_id for head in saver.heads(waiting=True)] == ["t"]
-            graph.invoke(Command(resume={waiting[0].id: f"answer {answers}"}), at())
+            graph.invoke(Command(resume={waiting[0].id: f"answer {answers}"}), config_at())
             answers += 1
 
         assert answers >= 2
@@ -136,7 +136,7 @@ def test_graphs_of_every_kind(made: Any, saver: SQLiteCheckpointer) -> None:
 def test_a_status_prints_its_state(saver: SQLiteCheckpointer) -> None:
     """Of a thread that is idle, and of one that waits."""
     put(saver, {"n": 1}, thread="idle")
-    joining(saver).invoke({"log": ["begins"]}, at())
+    joining(saver).invoke({"log": ["begins"]}, config_at())
 
     assert str(saver.status("idle")) == "ThreadStatus(state='idle', tasks=())"
     assert repr(saver.status("t")).startswith("ThreadStatus(state='waiting', tasks=(ThreadTask(")
@@ -146,8 +146,8 @@ def test_which_threads_wait(saver: SQLiteCheckpointer) -> None:
     """Those whose newest checkpoint waits, by pages and with the other conditions."""
     graph = joining(saver)
     for n in range(6):
-        graph.invoke({"log": []}, {**at(f"t{n}"), "metadata": {"even": n % 2 == 0}})
-    graph.update_state(at("t2"), {"log": ["a person"]}, as_node="last")
+        graph.invoke({"log": []}, {**config_at(f"t{n}"), "metadata": {"even": n % 2 == 0}})
+    graph.update_state(config_at("t2"), {"log": ["a person"]}, as_node="last")
     page = saver.heads(waiting=True, limit=2)
     rest = saver.heads(waiting=True, after=page[-1].thread_id)
 
@@ -165,7 +165,7 @@ def test_which_threads_wait(saver: SQLiteCheckpointer) -> None:
 def test_a_checkpoint_that_is_not_the_head(saver: SQLiteCheckpointer) -> None:
     """It stands as it did when it was left; what is not there is named."""
     graph = joining(saver)
-    graph.invoke({"log": ["begins"]}, at())
+    graph.invoke({"log": ["begins"]}, config_at())
     [_, first] = saver.checkpoints("t")
     found = saver.status("t", checkpoint_id=first.checkpoint_id)
 
@@ -192,7 +192,7 @@ def test_other_savers_writes_without_paths(saver: SQLiteCheckpointer) -> None:
     }
     for thread, values in (("one", {"branch:to:a"}), ("two", {"branch:to:a", "branch:to:b"})):
         made: Any = {**checkpoint, "id": thread, "channel_values": dict.fromkeys(values)}
-        config = saver.put(at(thread), made, {"source": "loop"}, {})
+        config = saver.put(config_at(thread), made, {"source": "loop"}, {})
         saver.put_writes(config, asked, f"task of {thread}")
 
     alone, several = saver.status("one"), saver.status("two")
@@ -211,6 +211,6 @@ def test_values_that_no_graph_of_langgraph_has_end_no_list(saver: SQLiteCheckpoi
         "channel_versions": {**dict.fromkeys(values, 2), "e": "2"},
         "versions_seen": {"e": {"e": 1}},
     }
-    saver.put(at(), checkpoint, {"source": "loop"}, {})
+    saver.put(config_at(), checkpoint, {"source": "loop"}, {})
 
     assert [head.status.next for head in saver.heads()] == [("d",)]

@@ -15,7 +15,7 @@ from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.titles import read_existing_head
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from tests.backends import Place
-from tests.contracts.puts import at
+from tests.contracts.puts import config_at
 
 BEGUN = datetime(2024, 2, 29, 8, 30, 0, 123456, UTC)
 
@@ -31,7 +31,7 @@ def put_at(saver: Any, number: int, messages: list[Any], parent: Any = None) -> 
         "channel_versions": {"messages": number + 1},
     }
     metadata: Any = {"source": "update", "step": number}
-    return saver.put(parent or at(), checkpoint, metadata, {"messages": number + 1})
+    return saver.put(parent or config_at(), checkpoint, metadata, {"messages": number + 1})
 
 
 def talk(saver: Any) -> tuple[list[Any], list[datetime]]:
@@ -54,7 +54,7 @@ def test_the_time_of_the_checkpoint_that_brought_it(saver: SQLiteCheckpointer) -
     messages, expected = talk(saver)
     head = read_existing_head(saver, "t").checkpoint_id
     edited = [messages[0], AIMessage("edited", id="a0"), *messages[3:]]
-    put_at(saver, 3, edited, at(uid=head))
+    put_at(saver, 3, edited, config_at(uid=head))
 
     assert [*expected, BEGUN + timedelta(hours=3)] == times(saver)
     assert expected[4:6] == [item.stored_at for item in saver.history("t", ends=(0, 3))][:2]
@@ -72,7 +72,7 @@ def test_a_clock_that_is_ahead(saver: SQLiteCheckpointer) -> None:
         ("none", None),
     ):
         given: Any = {**checkpoint, "ts": ts}
-        saver.put(at(thread), given, {}, {"messages": 1})
+        saver.put(config_at(thread), given, {}, {"messages": 1})
 
         [found] = times(saver, thread)
         assert before - timedelta(seconds=1) <= found <= datetime.now(UTC)

@@ -16,8 +16,8 @@ from perdure.checkpointers.titles import read_existing_head
 from perdure.storage.encryption import LangGraphSeal
 from perdure.storage.flow import fetch_rows
 from tests.backends import KEY, Place
-from tests.contracts.erased import SECRET, raw
-from tests.contracts.puts import at, put
+from tests.contracts.erased import SECRET, read_raw_bytes
+from tests.contracts.puts import config_at, put
 
 ASKS = [("__interrupt__", [Interrupt("may I?", id="i")])]
 PATH = "~__pregel_pull, ask"
@@ -67,24 +67,26 @@ def test_a_list_tells_the_metadata_of_the_head(
     assert (thread.head_metadata, thread.title, many) == ({"topic": "ponds", "n": True}, "", [])
     assert thread.head_metadata is not None
     assert thread.head_metadata["n"] is True  # which equals 1
-    put(saver, {"n": 3}, at(uid="2"), uid="3", metadata={"topic": "rivers", "run_id": "r"})
+    put(saver, {"n": 3}, config_at(uid="2"), uid="3", metadata={"topic": "rivers", "run_id": "r"})
     assert told(saver) == {"topic": "rivers"}
     metadata = {"topic": "rivers", "counters_since_delta_snapshot": {"messages": (1, 1)}}
-    put(saver, {"n": 4}, at(uid="3"), uid="4", metadata=metadata)  # of a DeltaChannel, in each put
+    put(
+        saver, {"n": 4}, config_at(uid="3"), uid="4", metadata=metadata
+    )  # of a DeltaChannel, in each put
     assert told(saver) == {"topic": "rivers"}
 
 
 def test_a_branch_tells_nothing(saver: SQLiteCheckpointer) -> None:
     put(saver, {"n": 1}, uid="1", metadata={"source": "input", "topic": "first"})
-    put(saver, {"n": 2}, at(uid="1"), uid="2", metadata={"topic": "head"})
-    put(saver, {"n": 3}, at(uid="1"), uid="0", metadata={"topic": "branch"})
+    put(saver, {"n": 2}, config_at(uid="1"), uid="2", metadata={"topic": "head"})
+    put(saver, {"n": 3}, config_at(uid="1"), uid="0", metadata={"topic": "branch"})
 
     assert told(saver) == {"topic": "head"}
 
 
 def test_whatever_moves_the_head(saver: SQLiteCheckpointer) -> None:
     put(saver, {"n": 1}, uid="1", metadata={"topic": "old"})
-    put(saver, {"n": 2}, at(uid="1"), uid="2", metadata={"topic": "new", "run_id": "r2"})
+    put(saver, {"n": 2}, config_at(uid="1"), uid="2", metadata={"topic": "new", "run_id": "r2"})
     saver.rewind("t", "1")
     assert told(saver) == {"topic": "old"}
     saver.rewind("t", "2")
@@ -165,14 +167,14 @@ def test_only_threads_that_may_wait_are_looked_at(
 ) -> None:
     for thread in ("a", "b", "c"):
         put(saver, {"n": 1}, thread=thread, uid="1")
-    saver.put_writes(at("b", uid="1"), ASKS, "task", PATH)
-    saver.put_writes(at("c", uid="1"), [("n", 1)], "task", PATH)
+    saver.put_writes(config_at("b", uid="1"), ASKS, "task", PATH)
+    saver.put_writes(config_at("c", uid="1"), [("n", 1)], "task", PATH)
     many = heads_read(saver, monkeypatch)
     assert [thread.status.state for thread in listed(saver)] == ["idle", "waiting", "idle"]
     assert found(saver, status="interrupted") == ["b"]
     put(saver, {"n": 1}, thread="b", ns="sub", uid="s")  # beside it
     assert found(saver, status="interrupted") == ["b"]
-    put(saver, {"n": 2}, at("b", uid="1"), uid="2")
+    put(saver, {"n": 2}, config_at("b", uid="1"), uid="2")
     assert found(saver, status="interrupted") == []
 
     assert many == [1, 1, 1]
@@ -182,8 +184,8 @@ def test_a_question_before_its_checkpoint(place: Place) -> None:
     """What a task writes may be stored before the checkpoint that it ran from."""
     with place.saver() as saver, place.saver() as other:
         put(saver, {"n": 1}, uid="1")
-        other.put_writes(at(uid="2"), ASKS, "task", PATH)
-        put(saver, {"n": 2}, at(uid="1"), uid="2")
+        other.put_writes(config_at(uid="2"), ASKS, "task", PATH)
+        put(saver, {"n": 2}, config_at(uid="1"), uid="2")
 
         assert found(other, status="interrupted") == ["t"]
 
@@ -191,7 +193,7 @@ def test_a_question_before_its_checkpoint(place: Place) -> None:
 def test_what_a_client_gave_and_what_is_told_is_erased(saver: SQLiteCheckpointer) -> None:
     about = {"quote": SECRET, "topic": "ponds"}
     put(saver, {"messages": [HumanMessage(SECRET, id="q")]}, uid="1", metadata=about)
-    put(saver, {"messages": []}, at(uid="1"), uid="2", metadata=about)
+    put(saver, {"messages": []}, config_at(uid="1"), uid="2", metadata=about)
     threads = ThreadList(saver)
     threads.update("t", lambda _: (ClientMetadata({**about, "title": SECRET}), "idle"))
     assert found(saver, metadata={"quote": SECRET}) == ["t"]
@@ -207,7 +209,7 @@ def test_what_a_client_gave_and_what_is_told_is_erased(saver: SQLiteCheckpointer
         assert text.encode() not in b"".join(
             bytes(c) for row in rows for c in row if isinstance(c, bytes)
         )
-        assert text.encode() not in raw(saver)
+        assert text.encode() not in read_raw_bytes(saver)
 
 
 def test_nothing_is_readable_with_a_key(place: Place) -> None:
@@ -242,7 +244,7 @@ def test_another_process_begins_what_one_has_made(place: Place) -> None:
     with place.saver() as saver, place.saver() as other:
         assert ThreadList(saver).create("t", ClientMetadata({"a": 1}))
         put(other, {"n": 1}, uid="1", metadata={"topic": "ponds"})
-        put(saver, {"n": 2}, at(uid="1"), uid="2", metadata={"topic": "ponds"})
+        put(saver, {"n": 2}, config_at(uid="1"), uid="2", metadata={"topic": "ponds"})
 
         assert told(saver) == told(other) == {"topic": "ponds"}
         assert [info.thread_id for info in other.threads()] == ["t"]
@@ -262,7 +264,7 @@ def test_a_merge_takes_what_a_client_gave(tmp_path: Path, saver: SQLiteCheckpoin
             {"n": 1},
         )
         ThreadList(saver).update("t", lambda _: (ClientMetadata({"topic": "here"}), "idle"))
-        put(other, {"n": 2}, at(uid="1"), uid="2", metadata={"n": 2})
+        put(other, {"n": 2}, config_at(uid="1"), uid="2", metadata={"n": 2})
         saver.import_from(other)
         thread = ThreadList(saver).get("t")
 
@@ -282,7 +284,7 @@ def test_a_merge_takes_what_a_client_gave_since(tmp_path: Path, saver: SQLiteChe
         put(other, {"n": 1}, uid="1")
         saver.import_from(other)
         ThreadList(other).update("t", lambda _: (client, "error"))
-        put(other, {"n": 2}, at(uid="1"), uid="2")
+        put(other, {"n": 2}, config_at(uid="1"), uid="2")
         saver.import_from(other)
     thread = ThreadList(saver).get("t")
 
@@ -297,7 +299,7 @@ def test_a_merge_tells_how_threads_stand(
     with SQLiteCheckpointer.open(tmp_path / "other.db") as other:
         for thread in ("a", "b", "c", "d"):
             put(other, {"n": 1}, thread=thread, uid="1")
-        other.put_writes(at("b", uid="1"), ASKS, "task", PATH)
+        other.put_writes(config_at("b", uid="1"), ASKS, "task", PATH)
         ThreadList(other).update("c", lambda _: (None, "error"))
         saver.import_from(other)
         there = [(each.thread_id, each.status, each.last_run_status) for each in listed(other)]

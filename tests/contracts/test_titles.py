@@ -12,7 +12,7 @@ from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.titles import read_existing_head
 from perdure.storage.flow import fetch_rows
 from tests.backends import KEY, Place
-from tests.contracts.puts import at, put
+from tests.contracts.puts import config_at, put
 
 ASKED = HumanMessage("How do ponds freeze?", id="q1")
 TOLD = AIMessage("From above.", id="a1")
@@ -40,9 +40,9 @@ def stored(saver: SQLiteCheckpointer) -> bool:
 def test_the_first_message_of_a_human(saver: SQLiteCheckpointer) -> None:
     put(saver, {"n": 1}, uid="0")
     assert called(saver) == ""
-    put(saver, said(TOLD, ASKED), at(uid="0"), uid="1")
+    put(saver, said(TOLD, ASKED), config_at(uid="0"), uid="1")
     assert called(saver) == "How do ponds freeze?"
-    put(saver, said(MORE), at(uid="1"), uid="2")
+    put(saver, said(MORE), config_at(uid="1"), uid="2")
 
     assert called(saver) == "How do ponds freeze?"
     assert stored(saver)
@@ -66,16 +66,16 @@ def test_a_title_is_short_text(saver: SQLiteCheckpointer, text: str, title: str)
 def test_metadata_comes_first_and_stays(saver: SQLiteCheckpointer) -> None:
     """A later title replaces it; a put without one, of another program, does not."""
     put(saver, said(ASKED), metadata={"title": "Ponds"}, uid="1")
-    put(saver, said(ASKED, TOLD), at(uid="1"), metadata={}, uid="2")
+    put(saver, said(ASKED, TOLD), config_at(uid="1"), metadata={}, uid="2")
     assert called(saver) == "Ponds"
-    put(saver, said(ASKED, TOLD, MORE), at(uid="2"), metadata={"title": "Water"}, uid="3")
+    put(saver, said(ASKED, TOLD, MORE), config_at(uid="2"), metadata={"title": "Water"}, uid="3")
 
     assert called(saver) == "Water"
 
 
 def test_a_message_that_says_something_else(saver: SQLiteCheckpointer) -> None:
     put(saver, said(ASKED), uid="1")
-    put(saver, said(HumanMessage("[redacted]", id="q1")), at(uid="1"), uid="2")
+    put(saver, said(HumanMessage("[redacted]", id="q1")), config_at(uid="1"), uid="2")
 
     assert called(saver) == "[redacted]"
 
@@ -92,7 +92,7 @@ def test_it_is_erased_with_its_message(saver: SQLiteCheckpointer) -> None:
     saver.erase("t", ["q1"])
     assert not stored(saver)
     assert called(saver) == "And rivers?"
-    put(saver, said(MORE, TOLD), at(uid="1"), uid="2")
+    put(saver, said(MORE, TOLD), config_at(uid="1"), uid="2")
 
     assert stored(saver)
     assert called(saver) == "And rivers?"
@@ -101,10 +101,10 @@ def test_it_is_erased_with_its_message(saver: SQLiteCheckpointer) -> None:
 def test_it_outlives_what_else_is_erased(saver: SQLiteCheckpointer) -> None:
     """Also in a thread whose state has lost its first message."""
     put(saver, said(ASKED, TOLD), uid="1")
-    put(saver, said(MORE), at(uid="1"), uid="2")
+    put(saver, said(MORE), config_at(uid="1"), uid="2")
     saver.erase("t", ["a1"])
     assert stored(saver)
-    put(saver, said(MORE, TOLD), at(uid="2"), uid="3")
+    put(saver, said(MORE, TOLD), config_at(uid="2"), uid="3")
 
     assert called(saver) == "How do ponds freeze?"
 
@@ -117,7 +117,7 @@ def test_a_message_that_is_none_gives_none(saver: SQLiteCheckpointer) -> None:
 
 def test_it_is_pruned_with_its_message(saver: SQLiteCheckpointer) -> None:
     put(saver, said(ASKED), uid="1")
-    put(saver, said(MORE), at(uid="1"), uid="2")
+    put(saver, said(MORE), config_at(uid="1"), uid="2")
     saver.retain(Retention(last=1, history=False))
 
     assert called(saver) == "And rivers?"
@@ -132,7 +132,7 @@ def test_a_title_of_the_metadata_outlives_messages(saver: SQLiteCheckpointer) ->
 
 def test_a_copy_has_it(saver: SQLiteCheckpointer) -> None:
     put(saver, said(ASKED), uid="1")
-    put(saver, said(ASKED, TOLD), at(uid="1"), uid="2")
+    put(saver, said(ASKED, TOLD), config_at(uid="1"), uid="2")
     saver.copy_thread("t", "whole")
     saver.copy_thread("t", "part", checkpoint_id="1")
 
@@ -153,7 +153,7 @@ def test_another_process_goes_on(place: Place) -> None:
     with place.saver() as saver:
         put(saver, said(ASKED), uid="1")
     with place.saver() as saver:
-        put(saver, said(MORE), at(uid="1"), uid="2")
+        put(saver, said(MORE), config_at(uid="1"), uid="2")
         assert called(saver) == "How do ponds freeze?"
 
 
@@ -175,7 +175,7 @@ def test_a_run_under_way_brings_no_erased_title_back(place: Place) -> None:
         versions: Any = {"messages": 1, "n": 1}
         checkpoint |= {"id": "1", "channel_values": {**said(ASKED, MORE), "n": 1}}
         checkpoint["channel_versions"] = versions
-        first = saver.put(at(), checkpoint, {"source": "input"}, versions)
+        first = saver.put(config_at(), checkpoint, {"source": "input"}, versions)
         other.erase("t", ["q1"])
         later = checkpoint | {"id": "2", "channel_versions": {"messages": 1, "n": 2}}
         saver.put(first, later, {"source": "loop"}, {"n": 2})

@@ -12,7 +12,7 @@ from langchain_core.messages import HumanMessage
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.errors import PerdureError
-from tests.contracts.puts import at, put, shape
+from tests.contracts.puts import config_at, put, render_with_types
 
 Saver = SQLiteCheckpointer
 
@@ -33,11 +33,11 @@ def looks(saver: Saver, number: int) -> Any:
     name = f"t{number}"
     if name not in {info.thread_id for info in saver.threads()}:
         return None
-    text = shape(
+    text = render_with_types(
         [
             [(i.checkpoint_id, i.parent_id, i.is_head) for i in saver.checkpoints(name)],
-            [found.checkpoint["channel_values"] for found in saver.list(at(name))],
-            [found.pending_writes for found in saver.list(at(name))],
+            [found.checkpoint["channel_values"] for found in saver.list(config_at(name))],
+            [found.pending_writes for found in saver.list(config_at(name))],
             [(item.value, item.seen) for item in saver.history(name)],
             saver.thread(name).items,
         ]
@@ -62,7 +62,7 @@ CHANGES: list[Callable[[int], tuple[str, tuple[Any, ...], dict[str, Any]]]] = [
     lambda n: ("erase", (f"t{n}", "1"), {}),
     lambda n: ("rewind", (f"t{n}", "c1"), {}),
     lambda n: ("rewind", (f"t{n}", "no such"), {"checkpoint_ns": "sub"}),
-    lambda n: ("put_writes", (at(f"t{n}", "", "c3"), [("a", 1)], "new"), {"task_path": "p"}),
+    lambda n: ("put_writes", (config_at(f"t{n}", "", "c3"), [("a", 1)], "new"), {"task_path": "p"}),
 ]
 LOOKS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("history", ("t0",), {}),
@@ -74,12 +74,12 @@ LOOKS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("thread", ("nobody",), {}),
     ("checkpoints", ("t0",), {"limit": 2}),
     ("checkpoints", ("t0",), {"checkpoint_ns": "sub"}),
-    ("get_tuple", (at("t0"),), {}),
-    ("get_tuple", (at("t0", "", "no such"),), {}),
+    ("get_tuple", (config_at("t0"),), {}),
+    ("get_tuple", (config_at("t0", "", "no such"),), {}),
     ("get_tuple", ({"configurable": {}},), {}),
-    ("list", (at("t0"),), {"filter": {"source": "loop"}, "limit": 1}),
-    ("list", (None,), {"before": at("t0", "", "c2")}),
-    ("get_delta_channel_history", (), {"config": at("t0"), "channels": ["n", "messages"]}),
+    ("list", (config_at("t0"),), {"filter": {"source": "loop"}, "limit": 1}),
+    ("list", (None,), {"before": config_at("t0", "", "c2")}),
+    ("get_delta_channel_history", (), {"config": config_at("t0"), "channels": ["n", "messages"]}),
 ]
 
 
@@ -118,8 +118,10 @@ def test_changing(
     """What is changed, and what is returned or raised, is the same through both doors."""
     for number in range(2):
         fill(saver, number)
-    expected = shape(blocking(saver, *call(0))).replace("copy0", "copy").replace("t0", "t")
-    actual = shape(awaited(saver, *call(1))).replace("copy1", "copy").replace("t1", "t")
+    expected = (
+        render_with_types(blocking(saver, *call(0))).replace("copy0", "copy").replace("t0", "t")
+    )
+    actual = render_with_types(awaited(saver, *call(1))).replace("copy1", "copy").replace("t1", "t")
 
     assert expected == actual
     assert looks(saver, 0) == looks(saver, 1)

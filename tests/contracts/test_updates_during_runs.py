@@ -25,7 +25,7 @@ from langgraph.types import Command, interrupt
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.labels import MERGED
-from tests.contracts.puts import at, texts, uid_of
+from tests.contracts.puts import checkpoint_id_of, config_at, read_history_texts
 from tests.durability.test_left_runs import Scripted, look_up
 
 ASK: Any = {"messages": [("human", "q")]}
@@ -96,18 +96,18 @@ class Run:
 
     def invoke(self, given: Any, how: str = "sync", durability: Any = "sync") -> Any:
         if how == "sync":
-            return self.graph.invoke(given, at(), durability=durability)
-        return asyncio.run(self.graph.ainvoke(given, at(), durability=durability))
+            return self.graph.invoke(given, config_at(), durability=durability)
+        return asyncio.run(self.graph.ainvoke(given, config_at(), durability=durability))
 
     def said(self) -> list[str]:
-        return [m.text for m in self.graph.get_state(at()).values["messages"]]
+        return [m.text for m in self.graph.get_state(config_at()).values["messages"]]
 
     def value(self, name: str) -> Any:
-        return self.graph.get_state(at()).values.get(name)
+        return self.graph.get_state(config_at()).values.get(name)
 
 
 def update(values: Any, as_node: str | None) -> Callable[[Any], Any]:
-    return lambda graph: graph.update_state(at(), values, as_node)
+    return lambda graph: graph.update_state(config_at(), values, as_node)
 
 
 def test_an_update_that_read_the_one_before_and_is_put_after_the_run(
@@ -122,10 +122,10 @@ def test_an_update_that_read_the_one_before_and_is_put_after_the_run(
         return args[0]
 
     def two_updates(graph: Any) -> None:
-        graph.update_state(at(), {"tags": ["one"], "title": "T"}, "third")
+        graph.update_state(config_at(), {"tags": ["one"], "title": "T"}, "third")
         with monkeypatch.context() as patched:
             patched.setattr(saver, "put", put_later)
-            graph.update_state(at(), {"tags": ["two"]}, "third")
+            graph.update_state(config_at(), {"tags": ["two"]}, "third")
 
     run = Run(saver, nodes, {"first": two_updates, "second": lambda _: saver.put(*puts[0])})
     run.invoke(ASK)
@@ -141,7 +141,7 @@ def put_later(saver: SQLiteCheckpointer, update: Callable[[], Any]) -> Callable[
 
     def keep(*args: Any) -> Any:
         puts.append(args)
-        return at(uid=args[1]["id"])
+        return config_at(uid=args[1]["id"])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(saver, "put", keep)
@@ -156,14 +156,14 @@ def test_an_update_during_a_run_that_writes_the_value_which_was_there(
     put: list[Any] = []
 
     def update_later(graph: Any) -> None:
-        put.append(put_later(saver, lambda: graph.update_state(at(), TITLE, "c")))
+        put.append(put_later(saver, lambda: graph.update_state(config_at(), TITLE, "c")))
 
     def writes_equal(state: Any) -> Any:
         return {"messages": [AIMessage("A")], "title": "Before"}
 
     nodes = {"a": writes_equal, "b": says("B"), "c": says("C")}
     run = Run(saver, nodes, {"a": update_later, "b": lambda _: put[0]()})
-    run.graph.update_state(at(), {"title": "Before"}, "c")
+    run.graph.update_state(config_at(), {"title": "Before"}, "c")
     run.invoke(ASK)
 
     assert run.value("title") == "A question"
@@ -180,7 +180,7 @@ def test_a_channel_of_the_state_may_have_a_colon_in_its_name(
     put: list[Any] = []
 
     def first(state: Any) -> Any:
-        update = partial(graph.update_state, at(), {"a:b": "kept"}, "second")
+        update = partial(graph.update_state, config_at(), {"a:b": "kept"}, "second")
         put.append(elsewhere(put_later, saver, update) if late else elsewhere(update))
         return {"messages": [AIMessage("first")]}
 
@@ -192,8 +192,8 @@ def test_a_channel_of_the_state_may_have_a_colon_in_its_name(
     nodes: list[Any] = [("first", first), ("second", second)]
     builder = StateGraph(Colon).add_sequence(nodes)
     graph: Any = builder.add_edge(START, "first").compile(checkpointer=saver)
-    graph.invoke(ASK, at(), durability="sync")
-    values = graph.get_state(at()).values
+    graph.invoke(ASK, config_at(), durability="sync")
+    values = graph.get_state(config_at()).values
 
     assert values["a:b"] == "kept"
     assert [m.text for m in values["messages"]] == ["q", "first", "second"]
@@ -218,7 +218,7 @@ def test_an_update_of_a_delta_channel_is_not_lost(
     put: list[Any] = []
 
     def first(state: Any) -> Any:
-        update = partial(graph.update_state, at(), {"names": {"Ann"}}, "second")
+        update = partial(graph.update_state, config_at(), {"names": {"Ann"}}, "second")
         put.append(elsewhere(put_later, saver, update) if late else elsewhere(update))
         return {"messages": [AIMessage("first")]}
 
@@ -231,13 +231,13 @@ def test_an_update_of_a_delta_channel_is_not_lost(
     builder = StateGraph(Named).add_sequence(nodes)
     graph: Any = builder.add_edge(START, "first").compile(checkpointer=saver)
     if has_snapshot:
-        graph.update_state(at(), {"names": {"Bob"}}, "second")
-    graph.invoke(ASK, at(), durability="sync")
+        graph.update_state(config_at(), {"names": {"Bob"}}, "second")
+    graph.invoke(ASK, config_at(), durability="sync")
     expected = {"Ann", "Bob"} if has_snapshot else {"Ann"}
 
-    assert graph.get_state(at()).values["names"] == expected
+    assert graph.get_state(config_at()).values["names"] == expected
     saver._cache.drop_thread("t")
-    assert graph.get_state(at()).values["names"] == expected
+    assert graph.get_state(config_at()).values["names"] == expected
 
 
 def test_a_first_run_with_durability_exit_and_a_delta_channel(saver: SQLiteCheckpointer) -> None:
@@ -248,13 +248,13 @@ def test_a_first_run_with_durability_exit_and_a_delta_channel(saver: SQLiteCheck
         title: str
 
     def answer(state: Any) -> Any:
-        elsewhere(graph.update_state, at(), TITLE, "answer")
+        elsewhere(graph.update_state, config_at(), TITLE, "answer")
         return {"messages": [AIMessage("the answer", id="answer")]}
 
     builder = StateGraph(Deep).add_sequence([("answer", answer)])
     graph: Any = builder.add_edge(START, "answer").compile(checkpointer=saver)
-    graph.invoke({"messages": [("human", "q")]}, at(), durability="exit")
-    values = graph.get_state(at()).values
+    graph.invoke({"messages": [("human", "q")]}, config_at(), durability="exit")
+    values = graph.get_state(config_at()).values
 
     assert [m.text for m in values["messages"]] == ["q", "the answer"]
     assert values["title"] == "A question"
@@ -273,7 +273,7 @@ def test_an_answer_and_a_title_are_both_kept(
         run.invoke({"messages": [("human", "before")]})
     run.updates = {"a": update(TITLE, as_node)}
     run.invoke(ASK, how, durability)
-    state, said = run.graph.get_state(at()), run.said()
+    state, said = run.graph.get_state(config_at()), run.said()
     run.invoke({"messages": [("human", "next")]}, how, durability)
 
     assert state.next == ()
@@ -281,25 +281,25 @@ def test_an_answer_and_a_title_are_both_kept(
     assert "q" in said
     assert (run.value("title"), run.said()[-1]) == ("A question", "B")
     assert "next" in run.said()
-    assert texts(saver) == run.said()
+    assert read_history_texts(saver) == run.said()
     assert not [each for each in saver.checkpoints("t") if each.is_branch]
     assert not [each for each in saver.history("t") if each.branch]
     assert saver.status("t").state == "idle"
-    assert MERGED not in run.graph.get_state(at()).metadata
+    assert MERGED not in run.graph.get_state(config_at()).metadata
 
 
 def test_every_reducer_and_several_updates(saver: SQLiteCheckpointer) -> None:
     """Also updates while different nodes run, and one upon what was merged before."""
     updates = {
         "a": lambda graph: [
-            graph.update_state(at(), {"tags": ["one"]}, "b"),
-            graph.update_state(at(), {"count": 1}, "b"),
+            graph.update_state(config_at(), {"tags": ["one"]}, "b"),
+            graph.update_state(config_at(), {"count": 1}, "b"),
         ],
         "b": update({**TITLE, "tags": ["two"]}, "a"),
     }
     run = Run(saver, {"a": says("A"), "b": says("B"), "c": says("C")}, updates)
     run.invoke(ASK)
-    values = run.graph.get_state(at()).values
+    values = run.graph.get_state(config_at()).values
 
     assert run.said() == ["q", "A", "B", "C"]
     assert (values["tags"], values["count"], values["title"]) == (["one", "two"], 1, "A question")
@@ -313,13 +313,13 @@ def test_a_question_is_that_of_the_run(
     """The thread waits for the answer, and what it resumes has the title, in each list."""
     run = Run(saver, {"a": says("A"), "b": asks}, {"b": update(TITLE, as_node)})
     run.invoke(ASK, durability=durability)
-    waiting = run.graph.get_state(at())
+    waiting = run.graph.get_state(config_at())
 
     assert [each.value for each in waiting.interrupts] == ["Really?"]
     assert (waiting.next, waiting.values["title"]) == (("b",), "A question")
     assert saver.status("t").state == "waiting"
     assert [head.thread_id for head in saver.heads(waiting=True)] == ["t"]
-    assert head(saver) == uid_of(waiting.config)
+    assert head(saver) == checkpoint_id_of(waiting.config)
     saver._cache.drop_thread("t")
     run.invoke(Command(resume="Yes."), durability=durability)
     assert (run.said(), run.value("title")) == (["q", "A", "Yes."], "A question")
@@ -332,19 +332,19 @@ def test_a_question_before_the_update(saver: SQLiteCheckpointer) -> None:
 
     def put_later(*args: Any) -> Any:
         read.append(args)
-        return at(uid=args[1]["id"])
+        return config_at(uid=args[1]["id"])
 
     def update_later(graph: Any) -> None:
         saver.put = put_later  # type: ignore[method-assign, assignment]
         try:
-            graph.update_state(at(), TITLE, "a")
+            graph.update_state(config_at(), TITLE, "a")
         finally:
             saver.put = real  # type: ignore[method-assign]
 
     run.updates = {"a": update_later}
     run.invoke(ASK)
     stored = real(*read[0])
-    waiting = run.graph.get_state(at())
+    waiting = run.graph.get_state(config_at())
 
     assert [each.value for each in waiting.interrupts] == ["Really?"]
     assert run.graph.get_state(stored).values["title"] == "A question"
@@ -369,19 +369,19 @@ def test_an_update_between_a_question_and_the_end_of_another_task(
     def work(state: Any) -> Any:
         if not updated:
             updated.append(asked.wait(10))
-            while not elsewhere(graph.get_state, at()).interrupts:
+            while not elsewhere(graph.get_state, config_at()).interrupts:
                 time.sleep(0.01)
-            elsewhere(graph.update_state, at(), TITLE, "ask")
+            elsewhere(graph.update_state, config_at(), TITLE, "ask")
             if forgets:
                 saver._cache.drop_thread("t")
         return {"count": 1}
 
     builder = StateGraph(State).add_node("ask", ask).add_node("work", work)
     graph: Any = builder.add_edge(START, "ask").add_edge(START, "work").compile(checkpointer=saver)
-    graph.invoke(ASK, at(), durability=durability)
-    waiting = graph.get_state(at())
-    graph.invoke(Command(resume="Yes."), at(), durability=durability)
-    values = graph.get_state(at()).values
+    graph.invoke(ASK, config_at(), durability=durability)
+    waiting = graph.get_state(config_at())
+    graph.invoke(Command(resume="Yes."), config_at(), durability=durability)
+    values = graph.get_state(config_at()).values
 
     assert [each.value for each in waiting.interrupts] == ["Really?"]
     assert waiting.values["title"] == "A question"
@@ -416,8 +416,8 @@ def test_a_question_of_a_run_from_an_old_checkpoint_does_not_take_an_update(
 
     run = Run(saver, {"a": asks_twice}, {})
     run.invoke(ASK)
-    old = run.graph.get_state(at()).config
-    run.graph.update_state(at(), TITLE, "a")
+    old = run.graph.get_state(config_at()).config
+    run.graph.update_state(config_at(), TITLE, "a")
     run.graph.invoke(Command(resume="Yes."), old)
 
     assert [each.value for each in run.graph.get_state(old).interrupts] == ["Second?"]
@@ -430,7 +430,7 @@ def test_a_run_that_fails_is_continued_where_it_failed(saver: SQLiteCheckpointer
     run = Run(saver, {"a": says("A"), "b": fails}, {"b": update(TITLE, "b")})
     with pytest.raises(LookupError):
         run.invoke(ASK)
-    failed = run.graph.get_state(at())
+    failed = run.graph.get_state(config_at())
     again = Run(saver, {"a": says("A"), "b": says("B")}, {})
     again.invoke(None)
 
@@ -453,7 +453,7 @@ def test_an_edit_of_what_the_run_writes_keeps_the_head(
     assert (run.said(), run.value("title")) == (["q", "A", "edit"], "A question")
     assert run.value("count") is None
     assert "C" in [item.value.text for item in saver.history("t") if item.branch]
-    assert head(saver) == uid_of(run.graph.get_state(at()).config)
+    assert head(saver) == checkpoint_id_of(run.graph.get_state(config_at()).config)
     assert len([each for each in caplog.records if "overlapped" in each.message]) == 1
     run.invoke({"messages": [("human", "next")]})
     assert run.said()[:4] == ["q", "A", "edit", "next"]
@@ -463,7 +463,7 @@ def test_an_update_after_the_run_has_put_its_answer(saver: SQLiteCheckpointer) -
     """It has read the state before that, and its put comes last."""
     run = Run(saver, {"a": says("A"), "b": says("B")}, {})
     run.invoke(ASK)
-    before = run.graph.get_state(at())
+    before = run.graph.get_state(config_at())
     stored = saver.get_tuple(before.config)
     run.invoke({"messages": [("human", "next")]})
     assert stored is not None
@@ -475,15 +475,15 @@ def test_an_update_after_the_run_has_put_its_answer(saver: SQLiteCheckpointer) -
     saver.put(before.config, late, metadata, {"title": version})
 
     assert run.said() == ["q", "A", "B", "next", "A", "B"]
-    assert (run.value("title"), run.graph.get_state(at()).next) == ("Late", ())
+    assert (run.value("title"), run.graph.get_state(config_at()).next) == ("Late", ())
 
 
 def test_a_newer_turn_still_keeps_the_head(saver: SQLiteCheckpointer) -> None:
     """An update does not bring an abandoned run back over a turn that has begun since."""
 
     def newer(graph: Any) -> None:
-        graph.update_state(at(), TITLE, "a")
-        graph.invoke({"messages": [("human", "newer")]}, at())
+        graph.update_state(config_at(), TITLE, "a")
+        graph.invoke({"messages": [("human", "newer")]}, config_at())
 
     run = Run(saver, {"a": says("A"), "b": says("B")}, {"a": newer})
     run.invoke(ASK)
@@ -509,8 +509,8 @@ def test_forks_and_edits_of_the_past_are_no_updates_of_a_run(saver: SQLiteCheckp
     """What is put on purpose upon an earlier checkpoint has the head, without what came after."""
     run = Run(saver, {"a": says("A"), "b": says("B")}, {})
     run.invoke(ASK)
-    run.graph.update_state(at(), TITLE, "b")
-    past = next(each for each in run.graph.get_state_history(at()) if each.next == ("b",))
+    run.graph.update_state(config_at(), TITLE, "b")
+    past = next(each for each in run.graph.get_state_history(config_at()) if each.next == ("b",))
     run.graph.update_state(past.config, {"count": 5}, "b")
 
     assert (run.said(), run.value("title"), run.value("count")) == (["q", "A"], None, 5)
@@ -527,11 +527,11 @@ def test_an_agent_and_its_title(saver: SQLiteCheckpointer) -> None:
 
         def after_model(self, state: Any, runtime: Any) -> None:
             if len(state["messages"]) == 2:
-                elsewhere(agent.update_state, at(), TITLE, "model")
+                elsewhere(agent.update_state, config_at(), TITLE, "model")
 
     agent: Any = create_agent(Scripted(), [look_up], middleware=[Titles()], checkpointer=saver)
-    asyncio.run(agent.ainvoke({"messages": [("human", "word")]}, at()))
-    values = agent.get_state(at()).values
+    asyncio.run(agent.ainvoke({"messages": [("human", "word")]}, config_at()))
+    values = agent.get_state(config_at()).values
 
     assert values["title"] == "A question"
     assert [message.type for message in values["messages"]] == ["human", "ai", "tool", "tool", "ai"]
@@ -543,7 +543,7 @@ def test_a_subgraph_and_its_state(saver: SQLiteCheckpointer) -> None:
 
     def inner(state: Any) -> Any:
         if updates:
-            (task,) = elsewhere(graph.get_state, at(), subgraphs=True).tasks
+            (task,) = elsewhere(graph.get_state, config_at(), subgraphs=True).tasks
             elsewhere(graph.update_state, task.state.config, updates.pop(), "second")
         return {"messages": [AIMessage("inner")]}
 
@@ -553,11 +553,11 @@ def test_a_subgraph_and_its_state(saver: SQLiteCheckpointer) -> None:
     nodes: list[Any] = [("child", compiled), ("last", says("last"))]
     builder = StateGraph(State).add_sequence(nodes)
     graph: Any = builder.add_edge(START, "child").compile(checkpointer=saver)
-    graph.invoke(ASK, at(), durability="sync")
+    graph.invoke(ASK, config_at(), durability="sync")
     namespace = next(each for each in saver.thread("t").namespaces if each)
-    within = graph.get_state(at(ns=namespace)).values
+    within = graph.get_state(config_at(ns=namespace)).values
 
-    assert [m.text for m in graph.get_state(at()).values["messages"]][-1] == "last"
+    assert [m.text for m in graph.get_state(config_at()).values["messages"]][-1] == "last"
     assert (within["title"], within["messages"][-1].text) == ("A question", "second")
 
 
@@ -570,17 +570,17 @@ def test_messages_of_a_delta_channel(saver: SQLiteCheckpointer) -> None:
 
     def answer(state: Any) -> Any:
         if "title" not in state:
-            elsewhere(graph.update_state, at(), TITLE, "answer")
+            elsewhere(graph.update_state, config_at(), TITLE, "answer")
         return {"messages": [AIMessage("the answer", id="answer")]}
 
     builder = StateGraph(Deep).add_sequence([("answer", answer)])
     graph: Any = builder.add_edge(START, "answer").compile(checkpointer=saver)
-    graph.invoke({"messages": [("human", "q")]}, at(), durability="sync")
-    values = graph.get_state(at()).values
+    graph.invoke({"messages": [("human", "q")]}, config_at(), durability="sync")
+    values = graph.get_state(config_at()).values
 
     assert [m.text for m in values["messages"]] == ["q", "the answer"]
     assert values["title"] == "A question"
-    assert texts(saver) == ["q", "the answer"]
+    assert read_history_texts(saver) == ["q", "the answer"]
 
 
 def add_all(messages: list[AnyMessage], writes: Sequence[Any]) -> list[AnyMessage]:
@@ -600,11 +600,11 @@ def test_versions_of_every_kind(saver: SQLiteCheckpointer, versions: tuple[Any, 
     run = stored(saver, None, "input", "c0", {"n": first}, {"n": 0})
     stored(saver, run, "update", "c1", {"n": first, "title": title}, {"n": 0, "title": "T"})
     stored(saver, run, "loop", "c2", {"n": answer}, {"n": 1})
-    merged = saver.get_tuple(at())
+    merged = saver.get_tuple(config_at())
 
     assert merged is not None
     assert merged.checkpoint["channel_values"] == {"n": 1, "title": "T"}
-    assert merged.parent_config == at(uid="c1")
+    assert merged.parent_config == config_at(uid="c1")
     found = merged.checkpoint["channel_versions"]["title"]
     assert type(found) is type(title)
     assert saver.get_next_version(max(found, answer), None) > max(found, answer)
@@ -628,7 +628,7 @@ def stored(
     metadata: Any = {"source": source, "step": 0 if parent else -1, "parents": {}}
     known = parent["versions"] if parent else {}
     new = {channel: v for channel, v in versions.items() if known.get(channel) != v}
-    config = saver.put(parent["config"] if parent else at(), checkpoint, metadata, new)
+    config = saver.put(parent["config"] if parent else config_at(), checkpoint, metadata, new)
     return {"config": config, "versions": versions}
 
 
@@ -765,16 +765,16 @@ class Program:
         return call
 
     def update(self, values: Any, as_node: str) -> None:
-        elsewhere(self.graph.update_state, at(), values, as_node)
+        elsewhere(self.graph.update_state, config_at(), values, as_node)
 
     def run(self, number: int, turn: Turn) -> dict[str, Any]:
         self.number, self.turn = number, turn
         options: Any = {"durability": turn.durability}
-        self.graph.invoke({"log": [f"q{number}"]}, at(), **options)
-        state = self.graph.get_state(at())
+        self.graph.invoke({"log": [f"q{number}"]}, config_at(), **options)
+        state = self.graph.get_state(config_at())
         if state.interrupts:
-            self.graph.invoke(Command(resume=True), at(), **options)
-        values: dict[str, Any] = self.graph.get_state(at()).values
+            self.graph.invoke(Command(resume=True), config_at(), **options)
+        values: dict[str, Any] = self.graph.get_state(config_at()).values
         return values
 
 
@@ -789,6 +789,6 @@ def test_random_turns_and_updates(program: list[Turn]) -> None:
             saver._cache.drop_thread("t")
 
             assert values == model.state
-            assert running.graph.get_state(at()).values == model.state
+            assert running.graph.get_state(config_at()).values == model.state
             heads = [each.checkpoint_id for each in saver.checkpoints("t") if each.is_head]
             assert heads == [head(saver)]

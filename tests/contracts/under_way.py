@@ -1,4 +1,4 @@
-"""What tests of erasing share that erase while a run is inside a node."""
+"""Helpers of the tests that erase messages while a run is inside a node."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ DURABILITIES = ["sync", "async", "exit"]
 
 @dataclass
 class Gate:
-    """Holds a node until the test has erased something."""
+    """A barrier that blocks a node until the test has erased something."""
 
     reached: threading.Event = field(default_factory=threading.Event)
     opened: threading.Event = field(default_factory=threading.Event)
 
     def wait(self) -> None:
-        """Wait in a node."""
+        """Block the node until the test opens the gate."""
         self.reached.set()
         assert self.opened.wait(WAIT_S)
 
 
 @dataclass
 class Run:
-    """A run in a thread of its own, with the error that ends it."""
+    """The output of a run in a thread of its own, or the error that ended the run."""
 
     output: Any = None
     error: Exception | None = None
 
 
 @contextmanager
-def running(gate: Gate, call: Callable[[], Any]) -> Iterator[Run]:
-    """Run a call until it waits at the gate; at the end of the block, let it end."""
+def run_until_gate(gate: Gate, call: Callable[[], Any]) -> Iterator[Run]:
+    """Run a call in a thread until it waits at the gate. Open the gate at the end of the block."""
     run = Run()
 
-    def target() -> None:
+    def run_call() -> None:
         try:
             run.output = call()
         except Exception as exc:
@@ -54,7 +54,7 @@ def running(gate: Gate, call: Callable[[], Any]) -> Iterator[Run]:
         finally:
             gate.reached.set()
 
-    thread = threading.Thread(target=target)
+    thread = threading.Thread(target=run_call)
     thread.start()
     try:
         assert gate.reached.wait(WAIT_S)
@@ -65,42 +65,44 @@ def running(gate: Gate, call: Callable[[], Any]) -> Iterator[Run]:
         assert not thread.is_alive()
 
 
-def talking(saver: Saver, gate: Gate | None = None) -> Any:
-    """A graph of two nodes; the first waits at the gate before it answers."""
+def build_graph(saver: Saver, gate: Gate | None = None) -> Any:
+    """Build a graph of two nodes, of which the first one waits at the gate before it answers."""
 
-    def first(_: MessagesState) -> Any:
+    def wait_and_answer(_: MessagesState) -> Any:
         if gate is not None:
             gate.wait()
         return {"messages": [AIMessage("answer one", id="one")]}
 
     builder: Any = StateGraph(MessagesState)
-    builder.add_node("first", first)
+    builder.add_node("first", wait_and_answer)
     builder.add_node("second", lambda _: {"messages": [AIMessage("answer two", id="two")]})
     builder.add_edge(START, "first").add_edge("first", "second")
     return builder.compile(checkpointer=saver)
 
 
-def begin(saver: Saver, *, thread: str = "t") -> None:
-    """Begin a thread with a message that is to be erased, and an answer."""
-    said = [HumanMessage(SECRET, id="m0"), AIMessage("noted", id="m1")]
-    talking(saver).update_state(at(thread), {"messages": said}, as_node="second")
+def start_thread(saver: Saver, *, thread: str = "t") -> None:
+    """Start a thread with a message that the test will erase, and an answer."""
+    messages = [HumanMessage(SECRET, id="m0"), AIMessage("noted", id="m1")]
+    build_graph(saver).update_state(thread_config(thread), {"messages": messages}, as_node="second")
 
 
-def at(thread: str) -> RunnableConfig:
-    """The config of a thread."""
+def thread_config(thread: str) -> RunnableConfig:
+    """Return the config of a thread."""
     return {"configurable": {"thread_id": thread}}
 
 
-def invoking(graph: Any, door: str, durability: str, input: Any, config: Any = CONFIG) -> Any:
-    """Return the call that runs a graph, through one of both doors."""
+def make_invocation(
+    graph: Any, mode: str, durability: str, input: Any, config: Any = CONFIG
+) -> Any:
+    """Return a function that runs the graph with `invoke` ("sync") or `ainvoke` ("async")."""
     options = {"durability": durability}
-    if door == "sync":
+    if mode == "sync":
         return lambda: graph.invoke(input, config, **options)
     return lambda: asyncio.run(graph.ainvoke(input, config, **options))
 
 
-def said(saver: Saver, thread: str = "t") -> list[str]:
-    """The ids of the messages of a thread's state."""
-    found = saver.get_tuple(at(thread))
-    assert found is not None
-    return [message.id for message in found.checkpoint["channel_values"]["messages"]]
+def read_message_ids(saver: Saver, thread: str = "t") -> list[str]:
+    """Return the ids of the messages in a thread's current state."""
+    record = saver.get_tuple(thread_config(thread))
+    assert record is not None
+    return [message.id for message in record.checkpoint["channel_values"]["messages"]]

@@ -22,7 +22,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.status import NULL_TASK
 from perdure.storage import postgres, sqlite_writer
 from tests.backends import Place
-from tests.contracts.puts import at, put
+from tests.contracts.puts import config_at, put
 from tests.durability.processes import warm
 from tests.durability.test_left_runs import Scripted
 from tests.rounds import rounds
@@ -128,7 +128,7 @@ def test_an_answer_is_committed_by_one_statement(tmp_path: Path) -> None:
             connection.set_trace_callback(statements.append)
         saver.put_writes(parent, [("__resume__", "yes")], NULL_TASK)
         during = [*statements]
-        found = saver.get_tuple(at())
+        found = saver.get_tuple(config_at())
 
     assert [statement.split()[0] for statement in during] == ["INSERT"]
     assert found is not None
@@ -156,6 +156,6 @@ def test_writes_of_tasks_wait_for_a_put(place: Place, monkeypatch: pytest.Monkey
 
     with place.saver() as saver:
         assert asyncio.run(run(saver)) == ["resume", "update"]
-        pending = [each.pending_writes or [] for each in saver.list(at())]
+        pending = [each.pending_writes or [] for each in saver.list(config_at())]
     values = sorted(str(value) for writes in pending for _, _, value in writes)
     assert values == ["2", "3", "yes"]

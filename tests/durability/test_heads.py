@@ -13,7 +13,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
 from tests.backends import Place
-from tests.contracts.puts import at, put, uid_of
+from tests.contracts.puts import checkpoint_id_of, config_at, put
 
 THREAD: Any = {"configurable": {"thread_id": "t"}}
 Step = Callable[[Any], Awaitable[Any]]
@@ -151,9 +151,9 @@ def step(
 
 
 def head(saver: SQLiteCheckpointer) -> str:
-    found = saver.get_tuple(at())
+    found = saver.get_tuple(config_at())
     assert found is not None
-    return uid_of(found.config)
+    return checkpoint_id_of(found.config)
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_a_run_that_goes_on_is_a_branch(
     with caplog.at_level("WARNING", "perdure"):
         on = step(saver, "x", overtaken, 1)
         step(saver, "w", on, 2)
-        again = step(saver, "v", step(saver, "u", at(uid="b"), 3, "input"), 4)
+        again = step(saver, "v", step(saver, "u", config_at(uid="b"), 3, "input"), 4)
         step(saver, "t", step(saver, "s", again, 5, "input"), 6)
         step(saver, "r", again, 5)
     branches = [c.checkpoint_id for c in saver.checkpoints("t") if c.is_branch]
@@ -257,7 +257,7 @@ def test_of_one_beginning_the_younger_id_has_the_head(
 
 def test_the_rule_is_in_the_database(place: Place) -> None:
     """A saver that saw nothing of it decides the same."""
-    run = at(uid="y")
+    run = config_at(uid="y")
     with place.saver() as saver:
         step(saver, "y", None, 0, "input")
         step(saver, "c", run, 1, "input")

@@ -17,7 +17,7 @@ from langchain_core.messages import HumanMessage
 from perdure.errors import StorageError
 from tests import postgres_server
 from tests.backends import Place
-from tests.contracts.puts import at, put, values_at
+from tests.contracts.puts import config_at, put, read_channel_values
 
 TABLES = ("keys", "threads", "namespaces", "logs", "items", "checkpoints", "writes", "tags")
 
@@ -61,12 +61,12 @@ def test_a_put_upon_a_lost_checkpoint_stores_what_was_asked(place: Place) -> Non
     with place.saver() as saver:
         put(saver, said("a"), uid="1")
         lose = kept(place)
-        put(saver, said("a", "b"), at(uid="1"), uid="2")
+        put(saver, said("a", "b"), config_at(uid="1"), uid="2")
         lose()
-        put(saver, said("a", "b", "c"), at(uid="2"), uid="3")
-        here = values_at(saver, at(uid="3"))
+        put(saver, said("a", "b", "c"), config_at(uid="2"), uid="3")
+        here = read_channel_values(saver, config_at(uid="3"))
         with place.saver() as other:
-            there = values_at(other, at(uid="3"))
+            there = read_channel_values(other, config_at(uid="3"))
 
     assert here == said("a", "b", "c")
     assert there == here
@@ -78,16 +78,16 @@ def test_a_run_goes_on_with_what_is_left(place: Place, reads: bool) -> None:
     with place.saver() as saver:
         put(saver, said("a"), uid="1")
         lose = kept(place)
-        put(saver, said("a", "b", "x"), at(uid="1"), uid="2")
+        put(saver, said("a", "b", "x"), config_at(uid="1"), uid="2")
         lose()
         if reads:
-            assert values_at(saver, at()) == said("a")
+            assert read_channel_values(saver, config_at()) == said("a")
         with place.saver() as other:
-            put(other, said("a", "B"), at(uid="1"), uid="2'")
-            assert values_at(saver, at()) == said("a", "B")
-            put(saver, said("a", "B", "n"), at(uid="2'"), uid="3")
-            assert values_at(other, at()) == said("a", "B", "n")
-        assert values_at(saver, at()) == said("a", "B", "n")
+            put(other, said("a", "B"), config_at(uid="1"), uid="2'")
+            assert read_channel_values(saver, config_at()) == said("a", "B")
+            put(saver, said("a", "B", "n"), config_at(uid="2'"), uid="3")
+            assert read_channel_values(other, config_at()) == said("a", "B", "n")
+        assert read_channel_values(saver, config_at()) == said("a", "B", "n")
         assert [item.value.content for item in saver.history("t")] == ["a", "B", "n"]
 
 
@@ -97,12 +97,15 @@ def test_what_a_task_wrote_is_stored_where_its_log_was_lost(place: Place) -> Non
     with place.saver() as saver:
         put(saver, few, uid="1")
         lose = kept(place)
-        put(saver, more, at(uid="1"), uid="2")
+        put(saver, more, config_at(uid="1"), uid="2")
         lose()
-        saver.put_writes(at(uid="1"), [("messages", more["messages"])], "task")
-        put(saver, {"__start__": more, **few}, at(uid="1"), uid="3")
+        saver.put_writes(config_at(uid="1"), [("messages", more["messages"])], "task")
+        put(saver, {"__start__": more, **few}, config_at(uid="1"), uid="3")
         with place.saver() as other:
-            before, newest = other.get_tuple(at(uid="1")), other.get_tuple(at(uid="3"))
+            before, newest = (
+                other.get_tuple(config_at(uid="1")),
+                other.get_tuple(config_at(uid="3")),
+            )
 
     assert before is not None
     assert before.pending_writes == [("task", "messages", more["messages"])]
@@ -124,11 +127,11 @@ def test_keys_that_were_given_twice_stop_nobody(place: Place) -> None:
         with place.saver() as other:
             for n in range(30):
                 put(other, said("b"), thread=f"b{n}", uid="1")
-            read = [values_at(other, at(f"b{n}")) for n in range(30)]
+            read = [read_channel_values(other, config_at(f"b{n}")) for n in range(30)]
         for n in range(100):
             with suppress(StorageError):  # a key that the other has: another block is taken
                 put(saver, said("c"), thread=f"c{n}", uid="1")
         put(saver, said("c"), thread="last", uid="1")
 
-        assert values_at(saver, at("last")) == said("c")
+        assert read_channel_values(saver, config_at("last")) == said("c")
     assert read == [said("b")] * 30

@@ -23,7 +23,7 @@ from langgraph.types import Interrupt
 from perdure.checkpointers import SQLiteCheckpointer, maintenance
 from tests import postgres_server
 from tests.backends import Place
-from tests.contracts.puts import at
+from tests.contracts.puts import config_at
 from tests.durability.cutting import Proxy
 from tests.durability.processes import warm
 from tests.rounds import rounds
@@ -71,17 +71,19 @@ def put(saver: SQLiteCheckpointer, name: str) -> None:
     }
     known = VERSIONS[parent] if parent else {}
     new: Any = {channel: v for channel, v in versions.items() if known.get(channel) != v}
-    saver.put(at(uid=parent), checkpoint, metadata, new)
+    saver.put(config_at(uid=parent), checkpoint, metadata, new)
 
 
 def ask(saver: SQLiteCheckpointer) -> None:
     """Store the question of the run's second step, and an error of another task."""
-    saver.put_writes(at(uid="run 0"), [(INTERRUPT, (Interrupt("Really?", id="i"),))], "task-1")
+    saver.put_writes(
+        config_at(uid="run 0"), [(INTERRUPT, (Interrupt("Really?", id="i"),))], "task-1"
+    )
 
 
 def fail(saver: SQLiteCheckpointer) -> None:
     """Store the error of a task of the run's second step."""
-    saver.put_writes(at(uid="run 0"), [(ERROR, "no answer")], "task-1")
+    saver.put_writes(config_at(uid="run 0"), [(ERROR, "no answer")], "task-1")
 
 
 def prune(saver: SQLiteCheckpointer) -> None:
@@ -148,7 +150,7 @@ def do(saver: SQLiteCheckpointer, what: Any) -> None:
 def dump(saver: SQLiteCheckpointer) -> Any:
     """Return all that a thread has: its checkpoints with their writes, and which is the head."""
     infos = saver.checkpoints("t")
-    tuples = {found.checkpoint["id"]: found for found in saver.list(at())}
+    tuples = {found.checkpoint["id"]: found for found in saver.list(config_at())}
     parts = [
         (
             *(info.checkpoint_id, info.is_head, info.parent_id, info.metadata),
@@ -202,7 +204,7 @@ def victim(place: Place, pipe: Connection, case: str, number: int) -> None:
     if place.dsn:
         place = Place(place.path, CountingProxy(place.dsn).dsn)
     with place.saver(**({} if place.dsn else {"factory": Connections})) as saver:
-        saver.get_tuple(at())  # the run and the update have read the thread
+        saver.get_tuple(config_at())  # the run and the update have read the thread
         DYING.left = number
         do(saver, CASES[case].killed)
         DYING.left = None
@@ -228,7 +230,7 @@ def test_a_kill_at_each_statement(case: str, kind: str, tmp_path: Path) -> None:
     before = prepared(place, case)
     with place.saver() as saver:
         do(saver, expected.killed)
-        after, head = dump(saver), saver.get_tuple(at())
+        after, head = dump(saver), saver.get_tuple(config_at())
     assert head is not None
     assert (head.checkpoint["id"], head.checkpoint["channel_values"]) == (
         expected.head,

@@ -20,7 +20,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import PerdureError, StorageUnavailable
-from tests.contracts.puts import at, put
+from tests.contracts.puts import config_at, put
 from tests.durability.test_faults import FAULTS, config_of, template  # noqa: F401
 from tests.rounds import rounds
 from tests.storage.test_storage import add, numbers, opened
@@ -222,9 +222,9 @@ def test_a_file_that_is_not_there_any_more(
         else:
             path.unlink()
         with pytest.raises(StorageUnavailable, match=r"moved, deleted or replaced.*open it again"):
-            put(saver, {"n": 2}, at(uid="one"), uid="two")
+            put(saver, {"n": 2}, config_at(uid="one"), uid="two")
         with pytest.raises(StorageUnavailable, match="moved, deleted or replaced"):
-            saver.put_writes(at(uid="one"), [("n", 3)], "task")
+            saver.put_writes(config_at(uid="one"), [("n", 3)], "task")
 
 
 def _made(path: Path) -> Path:

@@ -31,7 +31,7 @@ from perdure.storage.postgres_errors import translate_error
 from perdure.storage.postgres_requests import Pipelined
 from perdure.storage.postgres_transaction import Transaction
 from tests import postgres_server
-from tests.contracts.puts import at, listed, put
+from tests.contracts.puts import config_at, list_checkpoint_ids, put
 from tests.durability.cutting import Proxy
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
@@ -209,10 +209,10 @@ def test_what_a_task_wrote_shares_a_request_with_the_put_that_follows(
         return ask(conn, statements)
 
     async def both(saver: PostgresCheckpointer) -> None:
-        written = saver.aput_writes(at(uid="1"), [("a", 1)], "task")
+        written = saver.aput_writes(config_at(uid="1"), [("a", 1)], "task")
         checkpoint: Any = {**empty_checkpoint(), "id": "2", "channel_values": {"a": 1}}
         requests.clear()
-        await asyncio.gather(written, saver.aput(at(uid="1"), checkpoint, {}, {"a": 2}))
+        await asyncio.gather(written, saver.aput(config_at(uid="1"), checkpoint, {}, {"a": 2}))
 
     dsn = postgres_server.dsn()
     with PostgresCheckpointer.open(dsn, **options) as saver:
@@ -223,7 +223,7 @@ def test_what_a_task_wrote_shares_a_request_with_the_put_that_follows(
             monkeypatch.setattr(Pipelined, "send_request", noted)
             asyncio.run(both(saver))
             made = len(requests)
-            before, after = other.get_tuple(at(uid="1")), other.get_tuple(at(uid="2"))
+            before, after = other.get_tuple(config_at(uid="1")), other.get_tuple(config_at(uid="2"))
 
     assert before is not None
     assert after is not None
@@ -239,17 +239,17 @@ def test_nobody_is_overtaken_by_a_put_that_shares_a_request(
     monkeypatch.setattr(postgres, "GROUP_WAIT_S", 30.0)
 
     async def run(saver: PostgresCheckpointer) -> None:
-        written = asyncio.ensure_future(saver.aput_writes(at(uid="1"), [("a", 1)], "task"))
+        written = asyncio.ensure_future(saver.aput_writes(config_at(uid="1"), [("a", 1)], "task"))
         await asyncio.sleep(0)
-        await asyncio.to_thread(put, saver, {"a": 2}, at(uid="1"), uid="2")
+        await asyncio.to_thread(put, saver, {"a": 2}, config_at(uid="1"), uid="2")
         await asyncio.wait_for(written, 10)
-        await saver.aput(at(uid="2"), {**empty_checkpoint(), "id": "3"}, {}, {})
+        await saver.aput(config_at(uid="2"), {**empty_checkpoint(), "id": "3"}, {}, {})
 
     with PostgresCheckpointer.open(postgres_server.dsn(), **options) as saver:
         put(saver, {"a": 0}, uid="1")
         asyncio.run(run(saver))
 
-        assert listed(saver, at()) == ["3", "2", "1"]
+        assert list_checkpoint_ids(saver, config_at()) == ["3", "2", "1"]
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ from perdure.memory import (
 )
 from perdure.memory.extractors import Batch, Proposal, Scope, TurnExtractor
 from perdure.stores import SQLiteStore
-from tests.contracts.erased import SECRET, raw
-from tests.contracts.under_way import DURABILITIES, Gate, invoking, running
+from tests.contracts.erased import SECRET, read_raw_bytes
+from tests.contracts.under_way import DURABILITIES, Gate, make_invocation, run_until_gate
 from tests.memory.test_update_profile import Person, node_of, operation, patch
 from tests.openai_server import OpenAIServer
 
@@ -118,10 +118,10 @@ def test_turns_that_are_remembered_lack_it(
     said_before(saver)
     gate = Gate()
     graph = graph_of(saver, answering(gate), remember_turns(store))
-    with running(gate, invoking(graph, door, durability, QUESTION, ANN)) as run:
+    with run_until_gate(gate, make_invocation(graph, door, durability, QUESTION, ANN)) as run:
         remove(saver)
 
-    assert SECRET.encode() not in raw(saver)
+    assert SECRET.encode() not in read_raw_bytes(saver)
     assert ("ships are large" in texts_in(store)) is (run.error is None)
 
 
@@ -158,7 +158,7 @@ def test_a_tool_keeps_no_words_of_it(
     gate = Gate()
     call = calling_the_tool(gate, action=action, id="k", text=f"The user said: {SECRET}")
     graph = graph_of(saver, call, ToolNode([manage_memory(store=store)]))
-    with running(gate, invoking(graph, door, "sync", QUESTION, ANN)):
+    with run_until_gate(gate, make_invocation(graph, door, "sync", QUESTION, ANN)):
         remove(saver)
 
     assert texts_in(store) == str([{"text": "Ann sails", "kind": "fact"}])
@@ -173,7 +173,7 @@ def test_a_tool_keeps_other_words(
     gate = Gate()
     call = calling_the_tool(gate, action="create", text="The user asks a question about ships")
     graph = graph_of(saver, call, ToolNode([manage_memory(store=store)]))
-    with running(gate, invoking(graph, "sync", "sync", QUESTION, ANN)) as run:
+    with run_until_gate(gate, make_invocation(graph, "sync", "sync", QUESTION, ANN)) as run:
         remove(saver)
 
     assert ("ships" in texts_in(store)) is (run.error is None)
@@ -206,11 +206,11 @@ def test_an_extraction_reads_the_thread_again(
         made = method("t", ANN)
         return asyncio.run(made) if door == "aextract" else made
 
-    with running(gate, call) as run:
+    with run_until_gate(gate, call) as run:
         saver.erase("t", ["m0"])
 
     assert run.error is None
-    assert SECRET.encode() not in raw(saver)
+    assert SECRET.encode() not in read_raw_bytes(saver)
     assert "noted" in texts_in(store)
 
 
@@ -221,12 +221,12 @@ def test_a_summary_of_it_is_dropped(saver: SQLiteCheckpointer) -> None:
     model = Echo(gate=gate)
     node = summarize(model, trigger=("messages", 3), keep=("messages", 1))
     graph = graph_of(saver, node, state=SummaryState)
-    with running(gate, invoking(graph, "sync", "sync", QUESTION, ANN)) as run:
+    with run_until_gate(gate, make_invocation(graph, "sync", "sync", QUESTION, ANN)) as run:
         saver.erase("t", ["m0"])
 
     assert run.error is None
     assert not graph.get_state(ANN).values.get("summary")
-    assert SECRET.encode() not in raw(saver)
+    assert SECRET.encode() not in read_raw_bytes(saver)
     graph.invoke({"messages": [AIMessage("ships", id="a"), HumanMessage("more", id="b")]}, ANN)
     assert "noted" in graph.get_state(ANN).values["summary"]["text"]
 
@@ -240,12 +240,12 @@ def test_a_rewrite_of_instructions_is_dropped(
     model = Echo(gate=gate, form="<instructions>{}</instructions>")
     instructions = Instructions(store, default="Be kind, " * 40)
     graph = graph_of(saver, update_instructions(model, instructions))
-    with running(gate, invoking(graph, "sync", "sync", QUESTION, ANN)) as run:
+    with run_until_gate(gate, make_invocation(graph, "sync", "sync", QUESTION, ANN)) as run:
         saver.erase("t", ["m0"])
 
     assert run.error is None
     assert model.calls == 1
-    assert SECRET.encode() not in raw(saver)
+    assert SECRET.encode() not in read_raw_bytes(saver)
 
 
 def test_a_patch_of_a_profile_is_made_anew(saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
@@ -262,11 +262,11 @@ def test_a_patch_of_a_profile_is_made_anew(saver: SQLiteCheckpointer, store: SQL
     with OpenAIServer(answer) as server:
         profile = Profile(Person, store, namespace=("profiles", "{user_id}"))
         graph = graph_of(saver, node_of(server, profile))
-        with running(gate, invoking(graph, "sync", "sync", QUESTION, ANN)) as run:
+        with run_until_gate(gate, make_invocation(graph, "sync", "sync", QUESTION, ANN)) as run:
             saver.erase("t", ["m0"])
 
     assert run.error is None
-    assert SECRET.encode() not in raw(saver)
+    assert SECRET.encode() not in read_raw_bytes(saver)
     assert profile.get(ANN).name == "ships"
 
 
@@ -280,7 +280,7 @@ def test_views_of_the_run_are_not_recorded_any_more(saver: SQLiteCheckpointer) -
         return {"messages": [model.invoke(state["messages"][-1:] + state["messages"][:1])]}
 
     graph = graph_of(saver, answer).with_config(callbacks=[record_views(saver)])
-    with running(gate, invoking(graph, "sync", "sync", QUESTION, ANN)):
+    with run_until_gate(gate, make_invocation(graph, "sync", "sync", QUESTION, ANN)):
         saver.erase("t", ["m0"])
 
     assert views(saver, "t") == []

@@ -36,7 +36,7 @@ from perdure.settings import Rules
 from perdure.storage.flow import fetch_rows
 from perdure.stores import SQLiteStore, indexes
 from tests.backends import KEY, Place, places
-from tests.contracts.puts import at, put, uid_of
+from tests.contracts.puts import checkpoint_id_of, config_at, put
 from tests.durability.processes import in_processes, killed
 from tests.rounds import rounds
 from tests.store_backends import Words
@@ -542,14 +542,14 @@ def test_after_any_course_each_message_is_kept_once(steps: list[tuple[str, int]]
         tempfile.TemporaryDirectory() as folder,
         closing(Opened(Place(Path(folder) / "x.db"), synchronous="normal")) as both,
     ):
-        configs, said = [at()], list[AnyMessage]()
+        configs, said = [config_at()], list[AnyMessage]()
         states: list[list[AnyMessage]] = [[]]
         for number, (step, which) in enumerate(steps):
             if step == "search":
                 both.search("horse")
             elif step == "delete":
                 both.saver.delete_thread("t")
-                configs, said, states = [at()], [], [[]]
+                configs, said, states = [config_at()], [], [[]]
             elif step == "erase":
                 both.saver.erase("t", [f"m{which}"])
                 said = [message for message in said if message.id != f"m{which}"]
@@ -624,9 +624,9 @@ def test_heads_are_not_changed_by_it(both: Opened) -> None:
     config = put(both.saver, {"messages": [HumanMessage("horse", id="a")]})
     assert both.search("horse") == ["t"]
     later = put(both.saver, {"messages": [HumanMessage("horse", id="a")]}, config)
-    head = both.saver.get_tuple(at())
+    head = both.saver.get_tuple(config_at())
     assert head is not None
-    assert uid_of(head.config) == uid_of(later)
+    assert checkpoint_id_of(head.config) == checkpoint_id_of(later)
 
 
 @pytest.mark.postgres

@@ -20,7 +20,7 @@ from perdure.memory.thread_messages import read_watermark
 from perdure.server import create_app
 from perdure.settings import Settings
 from perdure.stores import Provenance, SQLiteStore
-from tests.contracts.puts import at, put, uid_of
+from tests.contracts.puts import checkpoint_id_of, config_at, put
 
 ID: Final = "6f1e71fc-53de-4a0e-8005-e771d5265d49"
 ANN: Final[Any] = {"configurable": {"user_id": "ann"}}
@@ -68,9 +68,9 @@ def _of_threads(saver: SQLiteCheckpointer, text: str) -> list[str]:
 
     model = GenericFakeChatModel(messages=iter([AIMessage(text)]))
     graph = chat_graph(model, memory=[trim(max_tokens=5_000)], checkpointer=saver)
-    config: Any = {**at("seen"), "callbacks": [record_views(saver)]}
+    config: Any = {**config_at("seen"), "callbacks": [record_views(saver)]}
     graph.invoke({"messages": [("user", text)]}, config)
-    a, b = uid_of(root), uid_of(head)
+    a, b = checkpoint_id_of(root), checkpoint_id_of(head)
     return [
         link("/ui/threads", q=text[:3], meta=f"{text}={text}"),
         "/ui/threads",

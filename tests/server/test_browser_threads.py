@@ -17,7 +17,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.graphs.chat import chat_graph
 from perdure.memory import record_views, trim
 from perdure.settings import Settings
-from tests.contracts.puts import at, put, uid_of
+from tests.contracts.puts import checkpoint_id_of, config_at, put
 from tests.exports import EXPORT, run
 from tests.server.every_page import ID, link, questions
 from tests.server.hostile import LONG_LINE, SURROGATE, TEXTS, TOGETHER, harmless, shown_harmless
@@ -41,7 +41,7 @@ def garden(saver: SQLiteCheckpointer) -> str:
 def talk(saver: SQLiteCheckpointer, thread: str, *said: str) -> str:
     model = GenericFakeChatModel(messages=iter([AIMessage(f"Answer: {each}") for each in said]))
     graph = chat_graph(model, memory=[trim(max_tokens=500)], checkpointer=saver)
-    config: Any = {**at(thread), "callbacks": [record_views(saver)]}
+    config: Any = {**config_at(thread), "callbacks": [record_views(saver)]}
     config["configurable"]["user_id"] = "ann"
     for each in said:
         graph.invoke({"messages": [("user", each)]}, config)
@@ -240,8 +240,8 @@ def test_ids_and_triggers_of_nodes_are_folded(tab: Page, saver: SQLiteCheckpoint
     }
     config = put(saver, values, root)
     saver.put_writes(config, [("branch:to:respond", None), ("names", "bob")], ids[0])
-    page = link("/ui/checkpoint", id="t", checkpoint=uid_of(config))
-    compared = link("/ui/compare", id="t", a=uid_of(root), b=uid_of(config))
+    page = link("/ui/checkpoint", id="t", checkpoint=checkpoint_id_of(config))
+    compared = link("/ui/compare", id="t", a=checkpoint_id_of(root), b=checkpoint_id_of(config))
     for path in (page, link("/ui/thread", id="t"), compared):
         tab.goto(path)
         folded = tab.locator("details", has_text="3 ids")
@@ -261,7 +261,7 @@ def test_go_on_fork_and_delete(tab: Page, saver: SQLiteCheckpointer, garden: str
     tab.get_by_role("link", name="step 1", exact=True).click()
     tab.get_by_role("button", name="Continue from here").click()
     expect(tab.locator("tr.head")).to_contain_text("step 1")
-    assert len(saver.get_tuple(at(garden)).checkpoint["channel_values"]["messages"]) == 2  # type: ignore[union-attr]
+    assert len(saver.get_tuple(config_at(garden)).checkpoint["channel_values"]["messages"]) == 2  # type: ignore[union-attr]
     tab.get_by_role("link", name="step 1", exact=True).click()
     tab.get_by_label("Id of the new thread").fill("a copy / of it")
     tab.get_by_role("button", name="Fork").click()
@@ -303,8 +303,11 @@ def test_looking_at_a_checkpoint_makes_no_run_go_on_from_it(
 ) -> None:
     first = put(saver, {"n": 1}, thread="t")
     second = put(saver, {"n": 2}, first)
-    assert client.get(link("/ui/checkpoint", id="t", checkpoint=uid_of(first))).status_code == 200
-    assert saver.checkpoints("t")[0].checkpoint_id == uid_of(second)
+    assert (
+        client.get(link("/ui/checkpoint", id="t", checkpoint=checkpoint_id_of(first))).status_code
+        == 200
+    )
+    assert saver.checkpoints("t")[0].checkpoint_id == checkpoint_id_of(second)
     assert saver.checkpoints("t")[0].is_head
 
 
@@ -449,7 +452,7 @@ def test_long_lines_and_halves_of_pairs(
     assert len(client.get(link("/ui/thread", id="t")).text) < 50_000
     for path in (
         link("/ui/message", id="t", position=0),
-        link("/ui/checkpoint", id="t", checkpoint=uid_of(config)),
-        link("/ui/checkpoint", id="t", checkpoint=uid_of(config), channel="messages"),
+        link("/ui/checkpoint", id="t", checkpoint=checkpoint_id_of(config)),
+        link("/ui/checkpoint", id="t", checkpoint=checkpoint_id_of(config), channel="messages"),
     ):
         harmless(client.get(path).text)

@@ -45,7 +45,7 @@ from perdure.server.api_people import build_report_json
 from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from perdure.stores import open_store
-from tests.contracts.erased import raw as read_database
+from tests.contracts.erased import read_raw_bytes as read_database
 from tests.openai_server import Answer, OpenAIServer
 from tests.people import People
 from tests.server.running import until

@@ -21,7 +21,7 @@ from perdure.storage.flow import fetch_rows
 from perdure.stores import Provenance, SQLiteStore, indexes
 from perdure.stores.vectors import encode_vectors
 from tests.backends import KEY
-from tests.contracts.puts import put, texts
+from tests.contracts.puts import put, read_history_texts
 from tests.store_backends import Clock, keys, of_words
 from tests.stores.erasing import (
     ALICE,
@@ -165,12 +165,16 @@ def test_messages_go_with_their_items(door: str, key: bytes | None, tmp_path: Pa
         store.put(BOB, "k", {"text": "horse"}, provenance=make_provenance("t", "m3"))
         asked: dict[str, Any] = {"checkpointer": saver, "threads": ["whole"]}
         rehearsed = store.forget(ALICE, dry_run=True, **asked)
-        there = texts(saver, "t"), texts(saver, "b"), texts(saver, "whole")
+        there = (
+            read_history_texts(saver, "t"),
+            read_history_texts(saver, "b"),
+            read_history_texts(saver, "whole"),
+        )
         if door == "forget":
             receipt = store.forget(ALICE, **asked)
         else:
             receipt = asyncio.run(store.aforget(ALICE, **asked))
-        left = texts(saver, "t"), texts(saver, "b")
+        left = read_history_texts(saver, "t"), read_history_texts(saver, "b")
         threads = {info.thread_id for info in saver.threads()}
         bytes_ = read_all_bytes(tmp_path)
 
@@ -196,7 +200,7 @@ def test_only_threads(tmp_path: Path) -> None:
         store.put(ALICE, "k", {"text": "tea"}, provenance=make_provenance("b", "m0"))
         rehearsed = store.forget(threads=["t"], checkpointer=saver, dry_run=True)
         receipt = store.forget(threads=["t"], checkpointer=saver)
-        left, items = texts(saver, "b"), keys(store.search(()))
+        left, items = read_history_texts(saver, "b"), keys(store.search(()))
         threads = [info.thread_id for info in saver.threads()]
         with pytest.raises(ConfigurationError, match="scoped"):
             store.scoped(ALICE).forget((), checkpointer=saver)
