@@ -1,4 +1,4 @@
-"""The databases' share of filters: narrow, never too narrow, safe, and served by indexes."""
+"""SQL conditions of filters: narrow, complete, safe against injection, and served by indexes."""
 
 from __future__ import annotations
 
@@ -48,8 +48,10 @@ DOCUMENT: dict[str, Any] = {
     ],
     ids=repr,
 )
-def test_sql_narrows_the_scan(filter: dict[str, Any], evaluate_filter: EvaluateFilter) -> None:
-    """The condition is no mere formality: it holds back what it can be asked about."""
+def test_sql_condition_rejects_document_that_does_not_match(
+    filter: dict[str, Any], evaluate_filter: EvaluateFilter
+) -> None:
+    """The condition filters rows in the database wherever SQL can express the filter."""
     assert {False} == evaluate_filter(parse_filter(filter), DOCUMENT)
 
 
@@ -65,8 +67,10 @@ def test_sql_narrows_the_scan(filter: dict[str, Any], evaluate_filter: EvaluateF
     ],
     ids=["in", "floats", "or", "and", "list", "wild"],
 )
-def test_the_largest_filters_run(filter: dict[str, Any], evaluate_filter: EvaluateFilter) -> None:
-    """What is within the limits stays within SQL's, and means the same there."""
+def test_largest_allowed_filters_run_as_sql(
+    filter: dict[str, Any], evaluate_filter: EvaluateFilter
+) -> None:
+    """A filter within our limits is also within the limits of SQL, with the same meaning."""
     parsed = parse_filter(filter)
 
     for document in ({"a": 7}, {"a": 7.25}, {"a": [*range(MAX_OPERANDS)]}):
@@ -84,8 +88,10 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text)[:30])
-def test_no_text_is_ever_syntax(text: str, evaluate_filter: EvaluateFilter) -> None:
-    """Anything is a key and an operand: no database objects, and the answer is right."""
+def test_hostile_text_is_never_interpreted_as_syntax(
+    text: str, evaluate_filter: EvaluateFilter
+) -> None:
+    """Any text works as a key and as an operand, and the filter's result is correct."""
     key = f".{text}" if text.startswith("$") else text  # a key in $ is an operator, or an error
     document = json.loads(json.dumps({key: text, "k": {key: [text, 1]}, "s": f"<{text}>"}))
     filters: list[dict[str, Any]] = [
@@ -121,8 +127,8 @@ def test_no_text_is_ever_syntax(text: str, evaluate_filter: EvaluateFilter) -> N
     ],
     ids=repr,
 )
-def test_an_index_on_a_path_is_used(filter: dict[str, Any], path: str) -> None:
-    """SQLite searches by the index for each filter that says it could be."""
+def test_sqlite_uses_path_index_for_filter(filter: dict[str, Any], path: str) -> None:
+    """SQLite uses the index for each filter for which `find_indexable_paths` returns its path."""
     pool: list[dict[str, Any]] = [
         {"kind": f"k{number}", "n": number, "author": {"name": f"k{number}"}, "done": number == 7}
         for number in range(200)
@@ -143,8 +149,8 @@ def test_an_index_on_a_path_is_used(filter: dict[str, Any], path: str) -> None:
     assert len(found) < len(pool)
 
 
-def test_which_paths_an_index_could_serve() -> None:
-    """Equalities first; nothing that is negated, an alternative, or no plain path."""
+def test_indexable_paths_list_equalities_before_ranges() -> None:
+    """Negated conditions, alternatives and paths that are not plain are left out."""
     filter = {
         "late": {"$gt": 1},
         "kind": "x",
@@ -167,8 +173,8 @@ def test_which_paths_an_index_could_serve() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "a b", "a.", "a'b", "1a", "a[0]", "é", "a-b", None, "a\n", 3])
-def test_only_plain_paths_are_indexed(path: Any) -> None:
-    """A path goes into SQL text, so it is letters, digits, underscores and dots or an error."""
+def test_index_on_path_that_is_not_plain_is_refused(path: Any) -> None:
+    """A path becomes part of the SQL text, so it may contain only letters, digits, `_` and dots."""
     with pytest.raises(ConfigurationError, match="cannot index"):
         check_index_path(path)
     with pytest.raises(ConfigurationError):

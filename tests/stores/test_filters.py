@@ -1,4 +1,4 @@
-"""Filters by example: what each rule means, and what is refused."""
+"""Examples of filters: what each rule matches, and what is refused."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ MISSES: list[Any] = [
 
 
 @pytest.mark.parametrize("filter", MATCHES, ids=repr)
-def test_matches(filter: dict[str, Any], evaluate_filter: EvaluateFilter) -> None:
-    """The document is found, by Python, by the oracle and among SQLite's rows."""
+def test_filter_matches_document(filter: dict[str, Any], evaluate_filter: EvaluateFilter) -> None:
+    """Python, the oracle and the SQL condition all find the document."""
     parsed = parse_filter(filter)
 
     assert matches_filter(filter, DOCUMENT)
@@ -156,14 +156,14 @@ def test_matches(filter: dict[str, Any], evaluate_filter: EvaluateFilter) -> Non
 
 
 @pytest.mark.parametrize("filter", MISSES, ids=repr)
-def test_misses(filter: dict[str, Any]) -> None:
-    """The document is not found, and the oracle agrees."""
+def test_filter_does_not_match_document(filter: dict[str, Any]) -> None:
+    """Neither Python nor the oracle finds the document."""
     assert not matches_filter(filter, DOCUMENT)
     assert not parse_filter(filter).matches(DOCUMENT)
 
 
 @pytest.mark.parametrize(
-    ("filter", "where", "says"),
+    ("filter", "expected_path", "expected_message"),
     [
         ({"a": {"$gte_": 1}}, "filter['a']", "did you mean '$gte'"),
         ({"a": {"$zzz": 1}}, "filter['a']", "there are $eq"),
@@ -191,17 +191,19 @@ def test_misses(filter: dict[str, Any]) -> None:
         ({"a": {"$in": [10**5000] * 10_001}}, "filter['a']['$in'][10000]", "more than 10000"),
     ],
 )
-def test_what_is_refused_and_how(filter: Any, where: str, says: str) -> None:
-    """An error names the path to the part, what was expected and what came."""
+def test_invalid_filter_is_refused_with_path_and_expectation(
+    filter: Any, expected_path: str, expected_message: str
+) -> None:
+    """The error names the path to the bad part, the expected and the actual value."""
     with pytest.raises(InvalidFilter) as caught:
         parse_filter(filter)
 
-    assert where == str(caught.value).split(":")[0]
-    assert says in str(caught.value)
+    assert expected_path == str(caught.value).split(":")[0]
+    assert expected_message in str(caught.value)
 
 
-def test_nesting_and_size_have_limits() -> None:
-    """A filter too deep, too long or going in circles is refused before anything recurses."""
+def test_too_deep_too_long_or_circular_filter_is_refused() -> None:
+    """Such a filter is refused before anything recurses into it."""
     circle: list[Any] = []
     circle += [circle, circle]
     logical: dict[str, Any] = {"a": 1}
@@ -217,8 +219,8 @@ def test_nesting_and_size_have_limits() -> None:
         parse_filter({"$or": [{"a": 1}] * (MAX_OPERANDS + 1)})
 
 
-def test_a_filter_is_a_copy_in_json_types() -> None:
-    """A later change of the mapping does not matter; enumerations are what they stand for."""
+def test_parsed_filter_is_a_copy_with_plain_json_types() -> None:
+    """Later changes of the mapping have no effect, and enum members are stored by their values."""
 
     class Kind(StrEnum):
         NOTE = "note"
@@ -237,8 +239,7 @@ def test_a_filter_is_a_copy_in_json_types() -> None:
     assert [str, str, str, int] == [type(value) for value in condition.params]
 
 
-def test_every_operator_is_exemplified() -> None:
-    """The examples above use all operators."""
+def test_every_operator_occurs_in_match_examples() -> None:
     missing = {name for name in OPERATORS if f"'{name}'" not in repr(MATCHES)}
 
     assert missing == set()
@@ -248,7 +249,7 @@ BIG = 10**400  # beyond the largest real
 
 
 @pytest.mark.parametrize(
-    ("condition", "found"),
+    ("condition", "matching_values"),
     [
         ({"$lt": math.inf}, [-1, 0.5, BIG]),
         ({"$gte": -math.inf}, [-1, 0.5, BIG]),
@@ -262,12 +263,12 @@ BIG = 10**400  # beyond the largest real
         ([math.nan], []),
     ],
 )
-def test_numbers_that_are_not_finite(
-    condition: Any, found: list[Any], evaluate_filter: EvaluateFilter
+def test_infinity_and_nan_in_filters_compare_as_documented(
+    condition: Any, matching_values: list[Any], evaluate_filter: EvaluateFilter
 ) -> None:
-    """Infinities compare with numbers, and NaN with nothing, in Python and in SQLite."""
+    """Infinities compare with numbers, and NaN equals nothing, in Python and in SQL."""
     values: list[Any] = [-1, 0.5, BIG, "x", None, [0.5]]
     parsed = parse_filter({"a": condition})
 
-    assert found == [value for value in values if parsed.matches({"a": value})]
-    assert all({True} == evaluate_filter(parsed, {"a": value}) for value in found)
+    assert matching_values == [value for value in values if parsed.matches({"a": value})]
+    assert all({True} == evaluate_filter(parsed, {"a": value}) for value in matching_values)

@@ -1,4 +1,4 @@
-"""Forgetting: which keys go, what the receipt says, and that nothing finds them afterwards."""
+"""`forget`: which keys are erased, what the receipt contains, and that no read finds them later."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ from tests.stores.erasing import (
     open_dense_store,
 )
 
-OF_ALICE = [(ALICE, key) for key in ("deleted", "expired", "pending", "unsearched", "versions")]
+KEYS_OF_ALICE = [
+    (ALICE, key) for key in ("deleted", "expired", "pending", "unsearched", "versions")
+]
 EVERYTHING = sorted(
-    [*OF_ALICE, (DEEP, "deep"), (NEAR, "near")]
+    [*KEYS_OF_ALICE, (DEEP, "deep"), (NEAR, "near")]
     + [(BOB, key) for key in ("other", "plain", "versions")]
 )
-# what is asked for, the keys that go, how many of them present, closed, messages
+# the arguments, the erased keys, and the counts of present versions, closed versions and messages
 CHOICES: dict[str, tuple[dict[str, Any], list[Any], tuple[int, int, int]]] = {
-    "prefix": ({"prefix": ALICE}, [*OF_ALICE, (DEEP, "deep")], (5, 3, 5)),
+    "prefix": ({"prefix": ALICE}, [*KEYS_OF_ALICE, (DEEP, "deep")], (5, 3, 5)),
     "deep prefix": ({"prefix": DEEP}, [(DEEP, "deep")], (1, 0, 0)),
     "all": ({"prefix": ()}, EVERYTHING, (9, 5, 6)),
     "nowhere": ({"prefix": ("u", "ali")}, [], (0, 0, 0)),
@@ -95,8 +97,8 @@ CHOICES: dict[str, tuple[dict[str, Any], list[Any], tuple[int, int, int]]] = {
 }
 
 
-def state(store: SQLiteStore, gone: list[Any]) -> Any:
-    """All that can be read of the keys that stay."""
+def read_remaining_state(store: SQLiteStore, gone: list[Any]) -> Any:
+    """Return everything that can be read about the keys that are not in `gone`."""
     lines = [line for line in store.export() if (tuple(line["namespace"]), line["key"]) not in gone]
     versions = {
         place: [(v.version, v.value, v.valid_from, v.valid_to) for v in store.history(*place)]
@@ -107,40 +109,54 @@ def state(store: SQLiteStore, gone: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_what_goes(choice: str, tmp_path: Path, clock: Clock) -> None:
-    """A key goes whole if one version meets all; a dry run counts the same; others stay."""
-    asked, gone, counts = CHOICES[choice]
+def test_forget_erases_matching_keys_and_keeps_others(
+    choice: str, tmp_path: Path, clock: Clock
+) -> None:
+    """A key is erased whole if one version matches.
+
+    A dry run counts the same and erases nothing.
+    """
+    arguments, gone, counts = CHOICES[choice]
     embedder = Dense()
     with open_dense_store("file", tmp_path, clock, embedder) as store:
         fill_store(store, clock, embedder)
-        before = state(store, gone)
-        rehearsed = store.forget(**asked, dry_run=True)
-        untouched = state(store, gone)
-        receipt = store.forget(**asked)
-        after = state(store, gone)
-        left = sorted({(tuple(line["namespace"]), line["key"]) for line in store.export()})
-        again = store.forget(**asked)
+        before = read_remaining_state(store, gone)
+        dry_run_receipt = store.forget(**arguments, dry_run=True)
+        after_dry_run = read_remaining_state(store, gone)
+        receipt = store.forget(**arguments)
+        after = read_remaining_state(store, gone)
+        remaining_keys = sorted(
+            {(tuple(line["namespace"]), line["key"]) for line in store.export()}
+        )
+        again = store.forget(**arguments)
 
     assert (sorted(gone), counts[:2]) == (
         list(receipt.keys),
         (receipt.items, receipt.versions),
     )
-    assert (rehearsed.items, rehearsed.versions, rehearsed.keys, rehearsed.hashes) == (
+    assert (
+        dry_run_receipt.items,
+        dry_run_receipt.versions,
+        dry_run_receipt.keys,
+        dry_run_receipt.hashes,
+    ) == (
         receipt.items,
         receipt.versions,
         receipt.keys,
         receipt.hashes,
     )
-    assert counts[2] == rehearsed.messages
-    assert (rehearsed.clean, receipt.clean) == (False, True)
-    assert before == untouched == after
-    assert [place for place in EVERYTHING if place not in gone] == left
+    assert counts[2] == dry_run_receipt.messages
+    assert (dry_run_receipt.clean, receipt.clean) == (False, True)
+    assert before == after_dry_run == after
+    assert [place for place in EVERYTHING if place not in gone] == remaining_keys
     assert (again.items, again.versions, again.keys, again.hashes) == (0, 0, (), ())
 
 
 @FEWER
-def test_a_receipt(store: SQLiteStore, clock: Clock) -> None:
-    """It tells what went, from which threads, when, and the hashes of every version."""
+def test_forget_receipt_lists_keys_threads_time_and_hashes(
+    store: SQLiteStore, clock: Clock
+) -> None:
+    """The receipt contains a hash for every erased version."""
     fill_store(store, clock)
     receipt = store.forget(ALICE, query="horses")
 
@@ -150,20 +166,20 @@ def test_a_receipt(store: SQLiteStore, clock: Clock) -> None:
     assert (("t",), clock.at(), True) == (receipt.threads, receipt.at, receipt.clean)
 
 
-def test_nothing_finds_it(store: SQLiteStore, clock: Clock) -> None:
-    """No search, moment of the past, history or listing has it; what stays keeps its scores."""
+def test_no_read_finds_forgotten_items(store: SQLiteStore, clock: Clock) -> None:
+    """No search, past search, history or listing returns them. Other items keep their scores."""
     moments = [clock.at()]
     fill_store(store, clock)
     moments += [clock.at(seconds) for seconds in (0, 60, 121, 122, 123)]
     modes: list[Any] = ["hybrid", "text", "semantic"]
 
-    def scores() -> Any:
+    def search_bob() -> Any:
         return [
             [(i.key, i.score) for i in store.search(BOB, query="tea horses", mode=mode, limit=99)]
             for mode in modes
         ]
 
-    before = scores()
+    before = search_bob()
     store.search((), query=" ".join(SECRETS))
     store.forget(ALICE)
     found = [
@@ -181,10 +197,10 @@ def test_nothing_finds_it(store: SQLiteStore, clock: Clock) -> None:
 
     assert {BOB, NEAR} == {item.namespace for item in found}
     assert {BOB} == {item.namespace for item in past} - {NEAR}
-    assert before == scores()
-    assert [v for place in OF_ALICE for v in store.history(*place)] == []
-    assert [store.get(*place) for place in OF_ALICE] == [None] * 5
-    assert list({store.get(*place, as_of=t) for place in OF_ALICE for t in moments}) == [None]
+    assert before == search_bob()
+    assert [v for place in KEYS_OF_ALICE for v in store.history(*place)] == []
+    assert [store.get(*place) for place in KEYS_OF_ALICE] == [None] * 5
+    assert list({store.get(*place, as_of=t) for place in KEYS_OF_ALICE for t in moments}) == [None]
     assert store.list_namespaces() == [NEAR, BOB]
     assert store.list_namespaces(as_of=moments[4]) == [BOB]
     assert store.pending_embeddings() == []
@@ -194,8 +210,8 @@ def test_nothing_finds_it(store: SQLiteStore, clock: Clock) -> None:
 
 
 @FEWER
-def test_a_forgotten_key_begins_anew(store: SQLiteStore, clock: Clock) -> None:
-    """Put again it is version 1, is found, and has no past."""
+def test_forgotten_key_starts_again_at_version_one(store: SQLiteStore, clock: Clock) -> None:
+    """A key that is put again has version 1, is found, and has no past."""
     fill_store(store, clock)
     before = clock.at()
     store.forget(ALICE)
@@ -208,7 +224,7 @@ def test_a_forgotten_key_begins_anew(store: SQLiteStore, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "arguments",
     [
         {},
         {"filter": {}},
@@ -228,17 +244,19 @@ def test_a_forgotten_key_begins_anew(store: SQLiteStore, clock: Clock) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_not_told_what(file_store: SQLiteStore, asked: dict[str, Any], dry_run: bool) -> None:
-    """Nothing to go by, or a query without words, is refused and nothing is erased."""
+def test_forget_refuses_missing_criteria_and_query_without_words(
+    file_store: SQLiteStore, arguments: dict[str, Any], dry_run: bool
+) -> None:
+    """A call without criteria, or with a query without words, is refused and erases nothing."""
     file_store.put(ALICE, "k", {"text": "tea"})
     with pytest.raises(ConfigurationError):
-        file_store.forget(**asked, dry_run=dry_run)
+        file_store.forget(**arguments, dry_run=dry_run)
 
     assert keys(file_store.search(())) == ["k"]
 
 
 @pytest.mark.parametrize(
-    ("asked", "error"),
+    ("arguments", "expected_error"),
     [
         ({"filter": {"n": {"$near": 1}}}, InvalidFilter),
         ({"filter": 5}, InvalidFilter),
@@ -252,19 +270,19 @@ def test_not_told_what(file_store: SQLiteStore, asked: dict[str, Any], dry_run: 
     ],
     ids=str,
 )
-def test_wrong_choices(
-    file_store: SQLiteStore, asked: dict[str, Any], error: type[Exception]
+def test_forget_refuses_invalid_filter_prefix_or_key(
+    file_store: SQLiteStore, arguments: dict[str, Any], expected_error: type[Exception]
 ) -> None:
-    """A wrong filter or prefix, an empty text among them, is refused and nothing is erased."""
+    """A wrong filter, prefix or key is refused, and nothing is erased."""
     file_store.put(ALICE, "k", {"text": "tea"})
-    with pytest.raises(error):
-        file_store.forget(**asked)
+    with pytest.raises(expected_error):
+        file_store.forget(**arguments)
 
     assert keys(file_store.search(())) == ["k"]
 
 
-def test_the_embedder_forgets_too(tmp_path: Path, clock: Clock) -> None:
-    """The vector of a text that was embedded before is made again, for it is no longer kept."""
+def test_forget_clears_cached_query_vectors(tmp_path: Path, clock: Clock) -> None:
+    """After `forget`, the vector of a query is computed again, because the cache was cleared."""
     embedder = Dense()
     with open_dense_store("file", tmp_path, clock, embedder) as store:
         store.put(BOB, "k", {"text": "tea"})
@@ -279,23 +297,25 @@ def test_the_embedder_forgets_too(tmp_path: Path, clock: Clock) -> None:
     assert (known, known + 1) == (same, embedder.calls.count("zorbaxing"))
 
 
-def test_a_dry_run_keeps_no_filter(file_store: SQLiteStore) -> None:
-    """What is looked for may be what has to go: no cache holds it."""
+def test_dry_run_of_forget_does_not_cache_the_filter(file_store: SQLiteStore) -> None:
+    """The filter may contain the very data that has to be erased."""
     before = _parse_json_filter.cache_info().currsize
     file_store.forget((), filter={"name": "Ann 7f3a"}, provenance={"actor": "u7"}, dry_run=True)
 
     assert before == _parse_json_filter.cache_info().currsize
 
 
-def test_forgetting_within_a_scope(file_store: SQLiteStore, clock: Clock) -> None:
-    """It reaches only what is in the scope, names it as the scope does, and no threads."""
+def test_forget_in_scope_erases_only_items_of_the_scope(
+    file_store: SQLiteStore, clock: Clock
+) -> None:
+    """The receipt contains namespaces relative to the scope and no threads."""
     fill_store(file_store, clock)
     scope = file_store.scoped(ALICE)
-    of_key = scope.forget(("deep",), key="versions")
+    key_receipt = scope.forget(("deep",), key="versions")
     receipt = scope.forget((), query="horse")
-    everywhere = scope.forget(())
+    rest_receipt = scope.forget(())
 
-    assert of_key.keys == ()
+    assert key_receipt.keys == ()
     assert receipt.keys == (((), "versions"), (("deep",), "deep"))
     assert file_store.list_namespaces() == [NEAR, BOB]
-    assert (everywhere.items, everywhere.versions) == (3, 1)
+    assert (rest_receipt.items, rest_receipt.versions) == (3, 1)

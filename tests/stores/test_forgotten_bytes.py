@@ -1,4 +1,4 @@
-"""Forgetting: what is left in the files, in threads, and with other processes."""
+"""`forget`: what is left in files, in threads, and in other processes."""
 
 from __future__ import annotations
 
@@ -40,28 +40,30 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index of a namespace is written whenever a search found something new."""
+def eager_index_saving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save the index of a namespace whenever a search has read something new."""
     monkeypatch.setattr(indexes, "_is_worth_saving", lambda unsaved, items: unsaved > 0)
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("eager_index_saving")
 @pytest.mark.parametrize("backend", FILES)
-def test_no_byte_is_left(backend: str, tmp_path: Path, clock: Clock) -> None:
-    """No value, word, stem or vector, in clear or as it was encrypted, nor any key's name."""
+def test_forget_leaves_no_byte_of_erased_items_in_the_file(
+    backend: str, tmp_path: Path, clock: Clock
+) -> None:
+    """No value, word, stem, vector or key is left, neither in clear text nor encrypted."""
     embedder = Dense()
     secret = Dense().embed(["zorbaxing horses were running"]).astype("<f4").tobytes()
     with open_dense_store(backend, tmp_path, clock, embedder) as store:
         fill_store(store, clock, embedder)
         store.search((), query="horse")
-        store.put(BOB, "late", {"text": "tea"})  # after the words were handed over
+        store.put(BOB, "late", {"text": "tea"})  # after the index was saved
         path = Path(store.database.path)
-        told = [*collect_traces(path, ALICE), b"unsearched", b"alice\0deep", secret]
-        before = [part for part in told if part in read_all_bytes(tmp_path)]
+        traces = [*collect_traces(path, ALICE), b"unsearched", b"alice\0deep", secret]
+        before = [part for part in traces if part in read_all_bytes(tmp_path)]
         receipt = store.forget(ALICE)
-        during = [part for part in told if part in read_all_bytes(tmp_path)]
+        during = [part for part in traces if part in read_all_bytes(tmp_path)]
         found = keys(store.search((), query="horse"))
-    after = [part for part in told if part in read_all_bytes(tmp_path)]
+    after = [part for part in traces if part in read_all_bytes(tmp_path)]
 
     assert receipt.clean
     assert len(before) > 15
@@ -69,8 +71,8 @@ def test_no_byte_is_left(backend: str, tmp_path: Path, clock: Clock) -> None:
     assert "near" in found
 
 
-class Forgetful(Dense):
-    """Forgets what it embeds, if it is told where."""
+class ForgettingEmbedder(Dense):
+    """An embedder that calls `forget` on `store`, if that is set, while it embeds a secret."""
 
     store: SQLiteStore | None = None
 
@@ -80,29 +82,32 @@ class Forgetful(Dense):
         return super().embed(texts)
 
 
-@pytest.mark.parametrize("again", ["embed_pending", "reembed"])
-def test_vectors_that_were_being_made(again: str, tmp_path: Path, clock: Clock) -> None:
-    """What is forgotten while its vectors are made gets none."""
-    embedder = Forgetful()
+@pytest.mark.parametrize("method", ["embed_pending", "reembed"])
+def test_item_forgotten_during_embedding_gets_no_vector(
+    method: str, tmp_path: Path, clock: Clock
+) -> None:
+    """An item that is erased while its vectors are computed does not get them afterwards."""
+    embedder = ForgettingEmbedder()
     secret = encode_vectors(Dense().embed([SECRETS[0]]).astype(np.float32), "int8")
-    embedder.failing = again == "embed_pending"
+    embedder.failing = method == "embed_pending"
     with open_dense_store("file", tmp_path, clock, embedder) as store:
         store.put(ALICE, "k", {"text": SECRETS[0]})
     embedder.failing = False
-    embedder.name = Dense.name if again == "embed_pending" else "other"
+    embedder.name = Dense.name if method == "embed_pending" else "other"
     with open_dense_store("file", tmp_path, clock, embedder) as store:
         embedder.store = store
-        getattr(store, again)()
-        left = read_all_bytes(tmp_path)
+        getattr(store, method)()
+        remaining_bytes = read_all_bytes(tmp_path)
         rows = store.database.read(lambda: fetch_rows("SELECT count(*) FROM store_search_data"))
 
     assert rows == [(0,)]
-    assert secret not in left
+    assert secret not in remaining_bytes
 
 
-def test_what_was_forgotten_while_a_search_began(tmp_path: Path, clock: Clock) -> None:
-    """A search of the past does not answer it either, if its query took long to embed."""
-    embedder = Forgetful()
+def test_past_search_omits_item_forgotten_while_query_is_embedded(
+    tmp_path: Path, clock: Clock
+) -> None:
+    embedder = ForgettingEmbedder()
     with open_dense_store("file", tmp_path, clock, embedder) as store:
         store.put(ALICE, "k", {"text": SECRETS[0]})
         store.put(BOB, "k", {"text": SECRETS[0]})
@@ -113,8 +118,10 @@ def test_what_was_forgotten_while_a_search_began(tmp_path: Path, clock: Clock) -
 
 
 @pytest.mark.parametrize("backend", FILES)
-def test_no_byte_is_left_by_ways_past(backend: str, tmp_path: Path, clock: Clock) -> None:
-    """Nor of what was closed, dropped, swept, embedded again, or lay in large values."""
+def test_forget_leaves_no_byte_of_closed_swept_or_large_values(
+    backend: str, tmp_path: Path, clock: Clock
+) -> None:
+    """No byte is left of closed, dropped, swept or indexed versions, nor of large values."""
     embedder = Dense()
     long = " ".join(f"{secret}{n}" for n in range(900) for secret in SECRETS)
     with open_dense_store(backend, tmp_path, clock, embedder) as store:
@@ -125,15 +132,15 @@ def test_no_byte_is_left_by_ways_past(backend: str, tmp_path: Path, clock: Clock
         store.sweep_ttl()
         if backend == "file":
             store.create_index("text")
-        told = [*collect_traces(Path(store.database.path), ALICE), *(s.encode() for s in SECRETS)]
-        receipt = store.forget(query=SECRETS[0]), store.forget(ALICE)
-        during = [part[:40] for part in told if part in read_all_bytes(tmp_path)]
+        traces = [*collect_traces(Path(store.database.path), ALICE), *(s.encode() for s in SECRETS)]
+        receipts = store.forget(query=SECRETS[0]), store.forget(ALICE)
+        during = [part[:40] for part in traces if part in read_all_bytes(tmp_path)]
 
     assert during == []
-    assert [each.clean for each in receipt] == [True, True]
+    assert [each.clean for each in receipts] == [True, True]
 
 
-def messages(saver: SQLiteCheckpointer, thread: str, *ids: str) -> None:
+def put_messages(saver: SQLiteCheckpointer, thread: str, *ids: str) -> None:
     put(
         saver,
         {"messages": [HumanMessage(f"{thread} {uid} zorbaxing", id=uid) for uid in ids]},
@@ -143,16 +150,18 @@ def messages(saver: SQLiteCheckpointer, thread: str, *ids: str) -> None:
 
 @pytest.mark.parametrize("key", [None, KEY])
 @pytest.mark.parametrize("door", ["forget", "aforget"])
-def test_messages_go_with_their_items(door: str, key: bytes | None, tmp_path: Path) -> None:
-    """Messages that provenance names leave their threads, of closed versions too; others stay."""
+def test_forget_erases_messages_named_by_provenance_of_items(
+    door: str, key: bytes | None, tmp_path: Path
+) -> None:
+    """Messages that any version's provenance names are removed from their threads; others stay."""
     path = tmp_path / "x.db"
     with (
         SQLiteCheckpointer.open(path, key=key) as saver,
         SQLiteStore.open(path, key=key, **of_words(synchronous="full")) as store,
     ):
-        messages(saver, "t", "m0", "m1", "m2", "m3")
-        messages(saver, "b", "m0")
-        messages(saver, "whole", "m0", "m1")
+        put_messages(saver, "t", "m0", "m1", "m2", "m3")
+        put_messages(saver, "b", "m0")
+        put_messages(saver, "whole", "m0", "m1")
         store.put(
             ALICE, "k", {"text": "zorbaxing"}, provenance=make_provenance("t", "m0", "unknown")
         )
@@ -163,55 +172,54 @@ def test_messages_go_with_their_items(door: str, key: bytes | None, tmp_path: Pa
         store.put(ALICE, "threadless", {"text": "x"}, provenance=Provenance(message_ids=("m3",)))
         store.put(ALICE, "unspecific", {"text": "x"}, provenance=Provenance(thread_id="b"))
         store.put(BOB, "k", {"text": "horse"}, provenance=make_provenance("t", "m3"))
-        asked: dict[str, Any] = {"checkpointer": saver, "threads": ["whole"]}
-        rehearsed = store.forget(ALICE, dry_run=True, **asked)
-        there = (
+        arguments: dict[str, Any] = {"checkpointer": saver, "threads": ["whole"]}
+        dry_run_receipt = store.forget(ALICE, dry_run=True, **arguments)
+        texts_before = (
             read_history_texts(saver, "t"),
             read_history_texts(saver, "b"),
             read_history_texts(saver, "whole"),
         )
         if door == "forget":
-            receipt = store.forget(ALICE, **asked)
+            receipt = store.forget(ALICE, **arguments)
         else:
-            receipt = asyncio.run(store.aforget(ALICE, **asked))
-        left = read_history_texts(saver, "t"), read_history_texts(saver, "b")
+            receipt = asyncio.run(store.aforget(ALICE, **arguments))
+        texts_after = read_history_texts(saver, "t"), read_history_texts(saver, "b")
         threads = {info.thread_id for info in saver.threads()}
         bytes_ = read_all_bytes(tmp_path)
 
-    assert [len(each) for each in there] == [4, 1, 2]
-    assert left == (["t m1 zorbaxing", "t m3 zorbaxing"], ["b m0 zorbaxing"])
+    assert [len(each) for each in texts_before] == [4, 1, 2]
+    assert texts_after == (["t m1 zorbaxing", "t m3 zorbaxing"], ["b m0 zorbaxing"])
     assert {"t", "b"} == threads
-    assert ("no such thread", "t", "whole") == receipt.threads == rehearsed.threads
+    assert ("no such thread", "t", "whole") == receipt.threads == dry_run_receipt.threads
     assert receipt.clean
     assert receipt.messages >= 4
     for gone in (b"t m0 zorb", b"t m2 zorb", b"whole m0"):
         assert gone not in bytes_
 
 
-def test_only_threads(tmp_path: Path) -> None:
-    """Threads alone go whole, and no item."""
+def test_forget_of_threads_alone_erases_threads_and_no_items(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     with (
         SQLiteCheckpointer.open(path) as saver,
         SQLiteStore.open(path, **of_words(synchronous="full")) as store,
     ):
-        messages(saver, "t", "m0")
-        messages(saver, "b", "m0")
+        put_messages(saver, "t", "m0")
+        put_messages(saver, "b", "m0")
         store.put(ALICE, "k", {"text": "tea"}, provenance=make_provenance("b", "m0"))
-        rehearsed = store.forget(threads=["t"], checkpointer=saver, dry_run=True)
+        dry_run_receipt = store.forget(threads=["t"], checkpointer=saver, dry_run=True)
         receipt = store.forget(threads=["t"], checkpointer=saver)
-        left, items = read_history_texts(saver, "b"), keys(store.search(()))
+        remaining_texts, items = read_history_texts(saver, "b"), keys(store.search(()))
         threads = [info.thread_id for info in saver.threads()]
         with pytest.raises(ConfigurationError, match="scoped"):
             store.scoped(ALICE).forget((), checkpointer=saver)
 
-    assert (rehearsed.threads, rehearsed.items) == (("t",), 0)
+    assert (dry_run_receipt.threads, dry_run_receipt.items) == (("t",), 0)
     assert (receipt.threads, receipt.items, receipt.keys, receipt.clean) == (("t",), 0, (), True)
-    assert (left, items, threads) == (["b m0 zorbaxing"], ["k"], ["b"])
+    assert (remaining_texts, items, threads) == (["b m0 zorbaxing"], ["k"], ["b"])
 
 
-def searcher(path: Path, pipe: Connection) -> None:
-    """Another process, which answers queries with keys and with the texts it can read."""
+def answer_queries(path: Path, pipe: Connection) -> None:
+    """Run in another process: for each query from the pipe, send back the keys of each mode."""
     with SQLiteStore.open(path, **of_words()) as store:
         for query in iter(pipe.recv, None):
             modes: list[Any] = ["hybrid", "text", "semantic"]
@@ -220,28 +228,28 @@ def searcher(path: Path, pipe: Connection) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
-def test_another_process_forgets_too(tmp_path: Path) -> None:
-    """A process that has searched before finds nothing afterwards, and finds what is new."""
+def test_other_process_no_longer_finds_forgotten_items(tmp_path: Path) -> None:
+    """A process that has searched before finds nothing after the erasure, and finds new items."""
     path = tmp_path / "x.db"
     context = get_context("forkserver")
     context.set_forkserver_preload(["pytest", "perdure.stores", "tests.store_backends"])
     ours, theirs = context.Pipe()
-    child = context.Process(target=searcher, args=(path, theirs), daemon=True)
+    child = context.Process(target=answer_queries, args=(path, theirs), daemon=True)
     with SQLiteStore.open(path, **of_words()) as store:
         store.batch([PutOp(ALICE, f"k{n}", {"text": "zorbax"}) for n in range(3)])
         store.put(BOB, "other", {"text": "milk"})
         child.start()
 
-        def asked(query: str) -> Any:
+        def query_child(query: str) -> Any:
             ours.send(query)
             assert ours.poll(PATIENCE_S)
             return ours.recv()
 
-        before = asked("zorbax")
+        before = query_child("zorbax")
         receipt = store.forget(query="zorbax")
-        after = asked("zorbax")
+        after = query_child("zorbax")
         store.put(BOB, "new", {"text": "zorbax"})
-        new, other = asked("zorbax"), asked("milk")
+        new, other = query_child("zorbax"), query_child("milk")
         ours.send(None)
         child.join(PATIENCE_S)
 

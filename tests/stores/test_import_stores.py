@@ -1,4 +1,4 @@
-"""Taking over other stores: langgraph's SQLite file, its in-memory store, another of ours."""
+"""Imports from langgraph's SQLite file, from its in-memory store and from another perdure store."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.stores.erasing import fill_store
 SPACES = [("a",), ("a", "b"), ("users", "ümit", "notes")]
 
 
-def write(store: Any) -> None:
-    """Items as langgraph's stores take them."""
+def write_langgraph_items(store: Any) -> None:
+    """Put and delete items that langgraph's stores accept."""
     for n, space in enumerate(SPACES):
         store.put(space, "k", {"text": f"tea {n}", "n": n, "deep": {"list": [1, None, "é"]}})
         store.put(space, "k", {"text": f"coffee {n}", "n": n})
@@ -34,36 +34,36 @@ def write(store: Any) -> None:
         store.delete(space, "gone")
 
 
-def shapes(store: Any) -> list[Any]:
-    """The items of a store, with whole seconds: the file has no smaller parts."""
+def list_comparable_items(store: Any) -> list[Any]:
+    """Return the items of a store with times in whole seconds, as langgraph's file stores them."""
     return sorted(
         (tuple(i.namespace), i.key, json.dumps(i.value), i.created_at.timestamp() // 1)
         for i in store.search((), limit=999)
     )
 
 
-@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("with_ttl", [False, True])
 @pytest.mark.parametrize("door", ["sync", "async"])
-def test_a_file_of_langgraphs(
-    door: str, timed: bool, tmp_path: Path, file_store: SQLiteStore
+def test_import_of_langgraph_file_keeps_times_and_ttl(
+    door: str, with_ttl: bool, tmp_path: Path, file_store: SQLiteStore
 ) -> None:
-    """Its items come with their times and what is left of their lives; again, nothing does."""
+    """Items keep their times and their remaining TTL. A second import adds nothing."""
     path = str(tmp_path / "theirs.db")
 
-    async def awrite() -> None:
+    async def write_file_async() -> None:
         async with AsyncSqliteStore.from_conn_string(path) as store:
             await store.setup()
             await store.abatch([PutOp(s, "k", {"text": f"coffee {s}"}) for s in SPACES])
-            if timed:
+            if with_ttl:
                 await store.aput(("mortal",), "m", {"text": "milk"}, ttl=60)
 
     if door == "async":
-        asyncio.run(awrite())
+        asyncio.run(write_file_async())
     else:
         with SqliteStore.from_conn_string(path) as store:
             store.setup()
-            write(store)
-            if timed:
+            write_langgraph_items(store)
+            if with_ttl:
                 store.put(("mortal",), "m", {"text": "milk"}, ttl=60)
     before = Path(path).read_bytes()
     with SQLiteStore.open(tmp_path / "ours.db", **of_words()) as target:
@@ -71,25 +71,27 @@ def test_a_file_of_langgraphs(
         report = target.import_from(path, progress=lambda done, of: progress.append((done, of)))
         again = target.import_from(path)
         with SqliteStore.from_conn_string(path) as store:
-            theirs = shapes(store)
-        ours = shapes(target)
+            theirs = list_comparable_items(store)
+        ours = list_comparable_items(target)
         found = keys(target.search(("users",), query="coffee"))
         mortal = target.get(("mortal",), "m", refresh_ttl=False)
 
-    count = len(SPACES) + timed
+    count = len(SPACES) + with_ttl
     assert (TransferReport(count), TransferReport(skipped=count)) == (report, again)
     assert (theirs, [(count, None)], ["k"]) == (ours, progress, found)
     assert before == Path(path).read_bytes()
-    assert (mortal is not None) is timed
+    assert (mortal is not None) is with_ttl
     if mortal is not None:
         assert mortal.expires_at is not None
         assert mortal.expires_at - mortal.updated_at >= timedelta(minutes=59)
 
 
-def test_langgraphs_memory(file_store: SQLiteStore) -> None:
-    """Its items come with both times; changed, as a new version."""
+def test_import_of_in_memory_store_keeps_times_and_adds_changes_as_versions(
+    file_store: SQLiteStore,
+) -> None:
+    """Items keep both times. An item that has changed since becomes a new version."""
     source = InMemoryStore()
-    write(source)
+    write_langgraph_items(source)
     report = file_store.import_from(source)
     again = file_store.import_from(source)
     times = {tuple(i.namespace): (i.created_at, i.updated_at) for i in source.search((), limit=99)}
@@ -103,17 +105,22 @@ def test_langgraphs_memory(file_store: SQLiteStore) -> None:
     assert [item.version for item in file_store.history(("a",), "k")] == [1, 2]
 
 
-def test_what_cannot_be_stored(file_store: SQLiteStore, caplog: pytest.LogCaptureFixture) -> None:
-    """One such value ends it, and tells how many are kept; or it is passed over, and counted."""
+def test_import_of_unsuitable_value_fails_or_skips_it(
+    file_store: SQLiteStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error says how many items were imported before.
+
+    With on_unsuitable="skip" the value is skipped and counted.
+    """
     source = InMemoryStore()
     source.batch([PutOp(("a",), f"k{n}", {"n": {n} if n == 2 else n}) for n in range(5)])
     with pytest.raises(ImportFailed, match=r"'k2' in \('a',\): .* a set; .* 2 items before that"):
         file_store.import_from(source)
-    kept = len(file_store.search(()))
+    imported_count = len(file_store.search(()))
     report = file_store.import_from(source, on_unsuitable="skip")
     again = asyncio.run(file_store.aimport_from(source, on_unsuitable="skip"))
 
-    assert kept == 2
+    assert imported_count == 2
     assert TransferReport(2, 0, 2, 1) == report
     assert TransferReport(0, 0, 4, 1) == again
     assert "skipped: 'k2' in ('a',)" in caplog.text
@@ -122,8 +129,8 @@ def test_what_cannot_be_stored(file_store: SQLiteStore, caplog: pytest.LogCaptur
         file_store.import_from(source, on_unsuitable=wrong)
 
 
-def test_labels_of_any_store(file_store: SQLiteStore) -> None:
-    """Labels that langgraph's own doors refuse, though its batches take them, come too."""
+def test_import_keeps_labels_that_langgraph_put_refuses(file_store: SQLiteStore) -> None:
+    """Labels that langgraph accepts only in batches are imported."""
     source = InMemoryStore()
     source.batch([PutOp(("a.b", "*"), "k", {"text": "dots"}), PutOp(("a",), "k", {"n": 1})])
 
@@ -131,8 +138,8 @@ def test_labels_of_any_store(file_store: SQLiteStore) -> None:
     assert file_store.list_namespaces() == [("a",), ("a.b", "*")]
 
 
-def test_more_than_a_page(file_store: SQLiteStore) -> None:
-    """Nested and large namespaces beyond a page come whole."""
+def test_import_of_more_than_one_page_is_complete(file_store: SQLiteStore) -> None:
+    """Both nested namespaces and namespaces larger than a page are imported completely."""
     source = InMemoryStore()
     many = [PutOp(("a", f"n{n}"), "k", {"n": n}) for n in range(PAGE + 3)]
     source.batch([*many, *(PutOp(("a",), f"k{n}", {"n": n}) for n in range(PAGE + 3))])
@@ -143,8 +150,10 @@ def test_more_than_a_page(file_store: SQLiteStore) -> None:
 
 
 @pytest.mark.parametrize("key", [None, KEY])
-def test_another_of_ours(key: bytes | None, tmp_path: Path, clock: Clock) -> None:
-    """Versions, times, provenance, lives and what is unsearched come; into a sealed file too."""
+def test_import_from_perdure_store_keeps_versions_times_and_scores(
+    key: bytes | None, tmp_path: Path, clock: Clock
+) -> None:
+    """Versions, times, provenance, TTLs and index=False are kept, also in an encrypted target."""
     with (
         open_store(tmp_path / "one.db", clock=clock, **of_words()) as source,
         open_store(tmp_path / "two.db", clock=clock, key=key, **of_words()) as target,
@@ -154,7 +163,7 @@ def test_another_of_ours(key: bytes | None, tmp_path: Path, clock: Clock) -> Non
         report, again = target.import_from(source), target.import_from(source)
 
         assert lines == list(target.export())
-        assert TransferReport(8, 6) == report  # what has expired comes as closed
+        assert TransferReport(8, 6) == report  # an expired item is imported as a closed version
         assert TransferReport(skipped=14) == again
         modes: list[Any] = ["text", "semantic", "hybrid"]
         for mode in modes:
@@ -168,8 +177,8 @@ def test_another_of_ours(key: bytes | None, tmp_path: Path, clock: Clock) -> Non
             assert theirs == pytest.approx(ours)
 
 
-def test_another_of_ours_as_it_is_stored(tmp_path: Path) -> None:
-    """Texts and provenance come byte for byte, also fields that this version does not know."""
+def test_import_from_perdure_store_copies_stored_json_byte_for_byte(tmp_path: Path) -> None:
+    """Fields that this version does not know are copied as well."""
     columns = "SELECT key, value, provenance, ttl, searchable FROM store_items ORDER BY key"
     with open_store(tmp_path / "old.db") as old, open_store(tmp_path / "new.db") as new:
         old.put(("a",), "k", {"n": 1}, index=False, ttl=5, provenance=Provenance(actor="user"))
@@ -191,15 +200,15 @@ def test_another_of_ours_as_it_is_stored(tmp_path: Path) -> None:
     assert rows[0][0][1] == '{ "n": 1e2, "m": 10.50 }'
 
 
-def test_what_is_no_source(tmp_path: Path, file_store: SQLiteStore) -> None:
-    """No file, another database, another thing, a damaged value: told, and nothing is taken."""
+def test_import_from_unsuitable_source_is_refused(tmp_path: Path, file_store: SQLiteStore) -> None:
+    """A missing file, another database or another type is refused, and nothing is imported."""
     (tmp_path / "text.db").write_text("no database, though long enough for one" * 99)
     with closing(sqlite3.connect(tmp_path / "other.db")) as db:
         db.execute("CREATE TABLE store (n)")
         db.commit()
     with SqliteStore.from_conn_string(str(tmp_path / "bad.db")) as store:
         store.setup()
-        write(store)
+        write_langgraph_items(store)
     with closing(sqlite3.connect(tmp_path / "bad.db")) as db:
         db.execute("UPDATE store SET value = CAST(x'7bff' AS TEXT) WHERE prefix = 'a.b'")
         db.commit()
@@ -213,8 +222,8 @@ def test_what_is_no_source(tmp_path: Path, file_store: SQLiteStore) -> None:
         (tmp_path / "text.db", NotADatabase, "not an SQLite database"),
         (tmp_path / "other.db", NotADatabase, "no table of langgraph's"),
     ]
-    for source, error, says in wrong:
-        with pytest.raises(error, match=says):
+    for source, expected_error, expected_message in wrong:
+        with pytest.raises(expected_error, match=expected_message):
             file_store.import_from(source)
     assert file_store.list_namespaces() == []
     with pytest.raises(ImportFailed, match=r"a\.b.*1 item before that is kept"):
@@ -229,8 +238,10 @@ def test_what_is_no_source(tmp_path: Path, file_store: SQLiteStore) -> None:
     assert not (tmp_path / "none.db").exists()
 
 
-def test_a_damaged_source(tmp_path: Path, file_store: SQLiteStore) -> None:
-    """Of a file with damaged pages or keys, what comes before the damage is kept."""
+def test_import_from_damaged_file_keeps_items_before_the_damage(
+    tmp_path: Path, file_store: SQLiteStore
+) -> None:
+    """The file has damaged pages, or a key that is not UTF-8."""
     for name, sql in (
         ("page", "SELECT 1"),
         ("key", "UPDATE store SET key = CAST(x'ff' AS TEXT) WHERE key = 'k999'"),

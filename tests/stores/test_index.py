@@ -1,4 +1,4 @@
-"""The in-memory indexes of namespaces: kept in step, kept in the file, dropped, never believed."""
+"""In-memory search indexes of namespaces: synchronised, saved in the file, evicted, verified."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ MODEL = Model("made", 8, "float32", 1)
 
 
 @pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index of a namespace is written whenever a search found something new."""
+def eager_index_saving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save the index of a namespace whenever a search has read something new."""
     monkeypatch.setattr(indexes, "_is_worth_saving", lambda unsaved, items: unsaved > 0)
 
 
 @pytest.fixture
-def analysed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The texts that were analysed."""
+def analysed_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record the texts that are analysed."""
     texts = []
-    plain = PutPreparer.tokenize_value_and_detect_question
+    analyse_words = PutPreparer.tokenize_value_and_detect_question
 
-    def noted(self: PutPreparer, value: Any, fields: str | None) -> Any:
+    def record_and_analyse(self: PutPreparer, value: Any, fields: str | None) -> Any:
         texts.append(value["text"])
-        return plain(self, value, fields)
+        return analyse_words(self, value, fields)
 
-    monkeypatch.setattr(PutPreparer, "tokenize_value_and_detect_question", noted)
+    monkeypatch.setattr(PutPreparer, "tokenize_value_and_detect_question", record_and_analyse)
     return texts
 
 
-def opened(folder: Path, **options: Any) -> SQLiteStore:
+def open_store_in_folder(folder: Path, **options: Any) -> SQLiteStore:
     return open_store(folder / "x.db", **of_words(**options))
 
 
@@ -61,14 +61,14 @@ def fill(store: SQLiteStore, namespace: tuple[str, ...], count: int, word: str =
     store.batch([PutOp(namespace, f"k{n}", {"text": f"{word} number{n}"}) for n in range(count)])
 
 
-def forms(path: Path) -> dict[str, bytes]:
-    """The compact forms in a file, by namespace."""
+def read_saved_indexes(path: Path) -> dict[str, bytes]:
+    """Return the saved indexes in a file, by namespace."""
     rows = "SELECT path, body FROM store_search_indexes JOIN store_namespaces USING (namespace_key)"
     with closing(sqlite3.connect(path)) as db:
         return {at.decode(): body for at, body in db.execute(rows)}
 
 
-# -- an index by itself
+# -- an index alone
 
 entries = st.builds(
     IndexedItem,
@@ -95,8 +95,8 @@ steps = st.lists(
 )
 
 
-def seen(found: NamespaceIndex, now: int) -> list[Any]:
-    """All that a view tells, by item."""
+def describe_view(found: NamespaceIndex, now: int) -> list[Any]:
+    """Return everything that a view of an index contains, sorted by item."""
     view = found.get_view(now)
     rows = view.candidates.rows
     cosines = np.nan_to_num(view.compute_cosines(np.ones(8, np.float32), 1 << 30), nan=-9)
@@ -107,60 +107,59 @@ def seen(found: NamespaceIndex, now: int) -> list[Any]:
             words[row][word] = float(count)
     threads = [list(found.threads)[code] if code >= 0 else None for code in rows["thread"]]
     actors = [view.actors[code] if code >= 0 else None for code in rows["actor"]]
-    told = zip(
+    described_rows = zip(
         rows["id"], threads, actors, words, rows["length"], rows["asks"], cosines, strict=True
     )
-    return sorted(told, key=lambda row: int(row[0]))
+    return sorted(described_rows, key=lambda row: int(row[0]))
 
 
 @settings(max_examples=rounds(100), deadline=None)
 @given(steps, st.sampled_from([0, 5, 7, 20]))
-def test_an_index_is_what_was_put(course: list[Any], now: int) -> None:
-    """After any course it is like one of what is left; threads lie together, in their order."""
-    found, left, number = NamespaceIndex(MODEL, 1 << 30), dict[int, IndexedItem](), 0
+def test_changed_index_equals_fresh_index_of_remaining_items(steps: list[Any], now: int) -> None:
+    """After any steps, rows of a thread lie together, in their order."""
+    changed, remaining, number = NamespaceIndex(MODEL, 1 << 30), dict[int, IndexedItem](), 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(index, "_MIN_RECENT", 6)
-        for step in course:
+        for step in steps:
             if step is None:
-                found.compact()
+                changed.compact()
             elif isinstance(step, set):
-                left = {at: entry for at, entry in left.items() if at not in step}
-                found.remove_items(np.setdiff1d(found.rows["id"], list(left)))
+                remaining = {at: entry for at, entry in remaining.items() if at not in step}
+                changed.remove_items(np.setdiff1d(changed.rows["id"], list(remaining)))
             else:
                 new = [entry._replace(id=number + n) for n, entry in enumerate(step, 1)]
                 number += len(new)
-                left |= {entry.id: entry for entry in new}
-                found.add_items(new)
-            found.get_view(now)
+                remaining |= {entry.id: entry for entry in new}
+                changed.add_items(new)
+            changed.get_view(now)
     fresh = NamespaceIndex(MODEL, 1 << 30)
-    fresh.add_items(list(left.values()))
-    alive = [e for e in left.values() if e.expires > now and (e.words or e.vectors)]
-    codes = found.get_view(now).candidates.rows["thread"]
+    fresh.add_items(list(remaining.values()))
+    alive = [e for e in remaining.values() if e.expires > now and (e.words or e.vectors)]
+    codes = changed.get_view(now).candidates.rows["thread"]
 
-    assert seen(fresh, now) == seen(found, now)
-    assert sorted(entry.id for entry in alive) == [row[0] for row in seen(found, now)]
+    assert describe_view(fresh, now) == describe_view(changed, now)
+    assert sorted(entry.id for entry in alive) == [row[0] for row in describe_view(changed, now)]
     assert codes.tolist() == sorted(codes)
 
 
-def test_a_view_stays_as_it_is() -> None:
-    """What a search looks at does not change with the index."""
-    found = NamespaceIndex(MODEL, 1 << 30)
-    found.add_items(
+def test_view_is_not_changed_by_later_changes_of_index() -> None:
+    index = NamespaceIndex(MODEL, 1 << 30)
+    index.add_items(
         [IndexedItem(n, ["a"], False, b"", None, n, None, 0.0, FOREVER, 0) for n in range(1, 90)]
     )
-    view = found.get_view(0)
+    view = index.get_view(0)
     before = view.find_word("a"), view.candidates.rows["id"].copy()
-    found.add_items([IndexedItem(90, ["a", "b"], False, b"", None, 90, None, 0.0, FOREVER, 0)])
-    found.remove_items(np.setdiff1d(found.rows["id"], [5, 90]))
-    found.compact()
+    index.add_items([IndexedItem(90, ["a", "b"], False, b"", None, 90, None, 0.0, FOREVER, 0)])
+    index.remove_items(np.setdiff1d(index.rows["id"], [5, 90]))
+    index.compact()
 
     assert np.array_equal(before[0], view.find_word("a"))
     assert np.array_equal(before[1], view.candidates.rows["id"])
     assert len(view.find_word("b")[0]) == 0
-    assert found.get_view(0).candidates.rows["id"].tolist() == [5, 90]
+    assert index.get_view(0).candidates.rows["id"].tolist() == [5, 90]
 
 
-# -- kept in step
+# -- synchronised
 
 spaces = st.sampled_from([A, B, ("a", "b"), ("ab",)])
 names = st.sampled_from([f"k{n}" for n in range(4)])
@@ -170,7 +169,7 @@ texts = st.lists(
 
 
 class Handles(RuleBasedStateMachine):
-    """Long-lived handles on one file answer as one does that was just opened, scores included."""
+    """Handles that stay open return the same results and scores as one that was just opened."""
 
     key: ClassVar[bytes | None] = None
 
@@ -187,7 +186,7 @@ class Handles(RuleBasedStateMachine):
         ]
 
     def open(self, **options: Any) -> SQLiteStore:
-        return opened(
+        return open_store_in_folder(
             Path(self.folder.name),
             clock=self.clock,
             key=self.key,
@@ -221,7 +220,7 @@ class Handles(RuleBasedStateMachine):
         failing: bool,
         searched: Any,
     ) -> None:
-        """A put, with vectors or, if the embedder fails, without."""
+        """Put an item, with vectors or, if the embedder fails, without."""
         self.embedder.failing = failing
         said = Provenance(thread, actor="Ann" if failing else "Bo", position=len(text))
         self.handles[by].put(space, name, {"text": text}, searched, ttl=ttl, provenance=said)
@@ -229,27 +228,27 @@ class Handles(RuleBasedStateMachine):
 
     @rule(by=st.integers(0, 1), space=spaces, name=names)
     def delete(self, by: int, space: Any, name: str) -> None:
-        """A delete, of what is there or not."""
+        """Delete an item that may not exist."""
         self.handles[by].delete(space, name)
 
     @rule(by=st.integers(0, 1))
     def embed(self, by: int) -> None:
-        """What lacks vectors gets them."""
+        """Embed pending items."""
         self.handles[by].embed_pending()
 
     @rule(by=st.integers(0, 1), word=st.sampled_from(["zorbax", "quimbo"]), prefix=spaces)
     def forget(self, by: int, word: str, prefix: Any) -> None:
-        """Something is erased."""
+        """Erase items."""
         self.handles[by].forget(prefix, query=word)
 
     @rule(by=st.integers(0, 1))
     def retain(self, by: int) -> None:
-        """Closed versions go."""
+        """Drop all closed versions."""
         self.handles[by].retain(VersionRetention(last=0))
 
     @rule(by=st.integers(0, 1), seconds=st.sampled_from([1.0, 59.0, 90.0, -30.0, 400.0]))
     def time(self, by: int, seconds: float) -> None:
-        """Time goes on, or back; what has expired may be swept, or read in time."""
+        """Move the clock; then sometimes sweep expired items, or refresh their TTL by a read."""
         self.clock.forward(seconds)
         if seconds == 90.0:
             self.handles[by].sweep_ttl()
@@ -258,46 +257,53 @@ class Handles(RuleBasedStateMachine):
 
     @rule(space=spaces)
     def look(self, space: Any) -> None:
-        """A search by one of them, which may write what it has read."""
+        """Search with one handle, which may save its index."""
         self.handles[0].search(space, query="car", limit=99)
 
     @rule(prefix=spaces | st.just(()), query=texts, filtered=st.booleans())
     def search(self, prefix: Any, query: str, filtered: bool) -> None:
-        """All answer alike, also to a word that is misspelt."""
-        asked: dict[str, Any] = {"query": f"{query} zorbex", "limit": 99, "context": not filtered}
+        """Compare the results of all handles with those of a fresh one, also for a misspelling."""
+        arguments: dict[str, Any] = {
+            "query": f"{query} zorbex",
+            "limit": 99,
+            "context": not filtered,
+        }
         if filtered:
-            asked["filter"] = {"text": {"$ne": "zorbax"}}
+            arguments["filter"] = {"text": {"$ne": "zorbax"}}
         with self.open(read_only=True) as fresh:
-            wanted = fresh.search(prefix, **asked)
+            expected = fresh.search(prefix, **arguments)
         for handle in self.handles:
-            found = handle.search(prefix, **asked)
-            assert [(i.namespace, i.key, i.value) for i in wanted] == [
+            found = handle.search(prefix, **arguments)
+            assert [(i.namespace, i.key, i.value) for i in expected] == [
                 (i.namespace, i.key, i.value) for i in found
             ]
             assert np.allclose(
-                [i.score or 0.0 for i in wanted], [i.score or 0.0 for i in found], atol=1e-5
+                [i.score or 0.0 for i in expected], [i.score or 0.0 for i in found], atol=1e-5
             )
 
 
 class SealedHandles(Handles):
-    """The same in an encrypted file."""
+    """The same rules in an encrypted file."""
 
     key = KEY
 
 
 TestHandles = Handles.TestCase
 TestHandles.settings = settings(max_examples=rounds(25), stateful_step_count=25, deadline=None)
-pytest.mark.usefixtures("eager")(TestHandles)
+pytest.mark.usefixtures("eager_index_saving")(TestHandles)
 TestSealedHandles = SealedHandles.TestCase
 TestSealedHandles.settings = settings(max_examples=rounds(8), stateful_step_count=25, deadline=None)
 
 
-def test_writers_and_searchers_at_once(tmp_path: Path) -> None:
-    """What a put wrote is found by any handle's next search, whatever others write meanwhile."""
+def test_search_finds_each_put_during_concurrent_writes(tmp_path: Path) -> None:
+    """The next search of any handle finds an item as soon as its put has returned."""
     missed: list[str] = []
-    with opened(tmp_path) as store, opened(tmp_path, read_only=True) as other:
+    with (
+        open_store_in_folder(tmp_path) as store,
+        open_store_in_folder(tmp_path, read_only=True) as other,
+    ):
 
-        def work(number: int) -> None:
+        def put_and_search(number: int) -> None:
             for n in range(25):
                 name = f"w{number}n{n}"
                 store.put(A if n % 2 else (f"own{number}",), name, {"text": f"word{name} tea"})
@@ -308,45 +314,48 @@ def test_writers_and_searchers_at_once(tmp_path: Path) -> None:
                 if n % 5 == 4:
                     store.delete(A, f"w{number}n{n - 1}")
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        threads = [threading.Thread(target=put_and_search, args=(number,)) for number in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        every = [len(handle.search((), query="tea", limit=999)) for handle in (store, other)]
-        with opened(tmp_path) as fresh:
-            every.append(len(fresh.search((), query="tea", limit=999)))
+        counts = [len(handle.search((), query="tea", limit=999)) for handle in (store, other)]
+        with open_store_in_folder(tmp_path) as fresh:
+            counts.append(len(fresh.search((), query="tea", limit=999)))
 
     assert missed == []
-    assert len(set(every)) == 1
+    assert len(set(counts)) == 1
 
 
-def test_a_namespace_that_was_there_before(tmp_path: Path) -> None:
-    """One that was emptied and is made again is not taken for the former one."""
-    with opened(tmp_path) as store, opened(tmp_path, read_only=True) as other:
+def test_recreated_namespace_is_not_confused_with_deleted_one(tmp_path: Path) -> None:
+    """Other handles drop their index of a namespace that was emptied and created again."""
+    with (
+        open_store_in_folder(tmp_path) as store,
+        open_store_in_folder(tmp_path, read_only=True) as other,
+    ):
         for texts in (["tea"], ["milk", "milk"], ["tea", "tea"]):
             for n, text in enumerate(texts):
                 store.put(A, f"{text}{n}", {"text": text})
             found = [keys(each.search(A, query="tea milk", mode="text")) for each in (store, other)]
-            assert sorted(found[0]) == sorted(found[1]) == sorted(store_keys(store))
-            for key in store_keys(store):
+            assert sorted(found[0]) == sorted(found[1]) == sorted(list_keys(store))
+            for key in list_keys(store):
                 store.delete(A, key)
             store.retain(VersionRetention(last=0))
 
 
-def store_keys(store: SQLiteStore) -> list[str]:
+def list_keys(store: SQLiteStore) -> list[str]:
     return keys(store.search(A))
 
 
-def test_another_process_writes(tmp_path: Path) -> None:
-    """Its puts and deletes are seen by the next search here."""
+def test_search_sees_writes_of_another_process(tmp_path: Path) -> None:
+    """The next search here reflects puts and deletes of another process."""
     script = (
         "import sys; from perdure.stores import SQLiteStore\n"
         "with SQLiteStore.open(sys.argv[1], index=None) as store:\n"
         "    store.put(('a',), 'theirs', {'text': 'quimbo'})\n"
         "    store.delete(('a',), 'k1')\n"
     )
-    with opened(tmp_path) as store:
+    with open_store_in_folder(tmp_path) as store:
         fill(store, A, 3)
         before = store.search(A, query="tea quimbo", mode="text")
         subprocess.run([sys.executable, "-c", script, str(tmp_path / "x.db")], check=True)
@@ -356,99 +365,102 @@ def test_another_process_writes(tmp_path: Path) -> None:
     assert sorted(keys(after)) == ["k0", "k2", "theirs"]
 
 
-# -- kept in the file
+# -- saved in the file
 
 
-def test_the_next_process_analyses_nothing(tmp_path: Path, analysed: list[str]) -> None:
-    """It reads the compact form, and analyses what is newer."""
-    with opened(tmp_path) as store:
+def test_reopened_store_loads_saved_index_and_analyses_only_newer_items(
+    tmp_path: Path, analysed_texts: list[str]
+) -> None:
+    with open_store_in_folder(tmp_path) as store:
         fill(store, A, 300)
         fill(store, B, 5)
         first = store.search(A, query="number7", explain=True)
-    made = len(analysed)
-    with opened(tmp_path) as store:
+    made = len(analysed_texts)
+    with open_store_in_folder(tmp_path) as store:
         again = store.search(A, query="number7", explain=True)
-        untouched = len(analysed)
+        untouched = len(analysed_texts)
         store.put(A, "new", {"text": "tea number7"})
         store.delete(A, "k8")
         found = keys(store.search(A, query="number7", mode="text"))
         gone = store.search(A, query="number8", mode="text")
-        few = len(analysed)
-    with opened(tmp_path, read_only=True) as store:
+        few = len(analysed_texts)
+    with open_store_in_folder(tmp_path, read_only=True) as store:
         store.search((), query="number7")
 
     assert (made, untouched, few) == (300, 300, 301)
     assert first == again
     assert set(found) == {"k7", "new"}
     assert gone == []
-    assert len(analysed) == 301 + 6  # B was too small to be kept, and `new` too little
-    assert set(forms(tmp_path / "x.db")) == {"a\0"}
+    assert (
+        len(analysed_texts) == 301 + 6
+    )  # the index of B was too small to be saved, and `new` too small a change
+    assert set(read_saved_indexes(tmp_path / "x.db")) == {"a\0"}
 
 
-def flipped(body: bytes) -> bytes:
+def flip_one_bit(body: bytes) -> bytes:
     middle = len(body) // 2
     return body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :]
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "a bit flipped": flipped,
+    "a bit flipped": flip_one_bit,
     "cut": lambda body: body[: len(body) // 2],
     "empty": lambda body: b"",
     "something else": lambda body: b"\xff" * 100,
 }
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("eager_index_saving")
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("key", [None, KEY])
-def test_a_damaged_form(
+def test_damaged_saved_index_is_rebuilt_and_rewritten(
     key: bytes | None, damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is not believed: the texts are analysed, and what was damaged is written anew."""
-    with opened(tmp_path, key=key) as store:
+    """The texts are analysed again, and the index is saved again."""
+    with open_store_in_folder(tmp_path, key=key) as store:
         fill(store, A, 40)
         whole = store.search(A, query="number7 tea", limit=99)
     path = tmp_path / "x.db"
-    body = DAMAGES[damage](forms(path)["a\0"])
+    body = DAMAGES[damage](read_saved_indexes(path)["a\0"])
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE store_search_indexes SET body = ?", (body,))
-    with opened(tmp_path, key=key) as store:
+    with open_store_in_folder(tmp_path, key=key) as store:
         found = store.search(A, query="number7 tea", limit=99)
         store.put(A, "more", {"text": "milk"})
         store.search(A, query="milk")
 
     assert whole == found
     assert "search index of ('a',) is damaged" in caplog.text
-    assert forms(path)["a\0"] != body
+    assert read_saved_indexes(path)["a\0"] != body
 
 
-@pytest.mark.usefixtures("eager")
-def test_a_form_of_another_namespace(tmp_path: Path) -> None:
-    """One that was moved is not believed either."""
-    with opened(tmp_path) as store:
+@pytest.mark.usefixtures("eager_index_saving")
+def test_saved_index_of_another_namespace_is_not_used(tmp_path: Path) -> None:
+    """A saved index that was copied to another namespace's row is ignored."""
+    with open_store_in_folder(tmp_path) as store:
         fill(store, A, 20)
         fill(store, B, 20, "milk")
         store.search((), query="tea")
     path = tmp_path / "x.db"
     with closing(sqlite3.connect(path)) as db, db:
-        db.execute("UPDATE store_search_indexes SET body = ?", (forms(path)["a\0"],))
-    with opened(tmp_path) as store:
+        db.execute("UPDATE store_search_indexes SET body = ?", (read_saved_indexes(path)["a\0"],))
+    with open_store_in_folder(tmp_path) as store:
         assert len(store.search(B, query="milk", limit=99)) == 20
 
 
-@pytest.mark.usefixtures("eager")
-def test_other_fields(tmp_path: Path) -> None:
-    """Words that were made of other fields are not used, also by who may not write."""
+@pytest.mark.usefixtures("eager_index_saving")
+def test_saved_index_is_not_used_with_other_index_fields(tmp_path: Path) -> None:
+    """A store with other `fields` does not use the saved words, also if it is read-only."""
     options = {name: of_words()["index"] | {"fields": [name]} for name in ("text", "note")}
-    with opened(tmp_path, index=options["text"]) as store:
+    with open_store_in_folder(tmp_path, index=options["text"]) as store:
         for n in range(20):
             store.put(A, f"k{n}", {"text": "tea", "note": "milk"})
         by_text = len(store.search(A, query="tea", mode="text", limit=99))
-    with opened(tmp_path, index=options["note"], read_only=True) as store:
+    with open_store_in_folder(tmp_path, index=options["note"], read_only=True) as store:
         by_note = [len(store.search(A, query=q, mode="text", limit=99)) for q in ("tea", "milk")]
-    before = forms(tmp_path / "x.db")
-    with opened(tmp_path, index=options["note"]) as store:
-        dropped = forms(tmp_path / "x.db")
+    before = read_saved_indexes(tmp_path / "x.db")
+    with open_store_in_folder(tmp_path, index=options["note"]) as store:
+        dropped = read_saved_indexes(tmp_path / "x.db")
 
     assert by_text == 20
     assert by_note == [0, 20]
@@ -456,12 +468,14 @@ def test_other_fields(tmp_path: Path) -> None:
     assert dropped == {}
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("eager_index_saving")
 @pytest.mark.parametrize("key", [None, KEY])
-def test_no_word_survives(key: bytes | None, tmp_path: Path) -> None:
-    """Neither forgotten words nor those of dropped versions are in a form; sealed ones none are."""
+def test_saved_index_contains_no_forgotten_or_dropped_words(
+    key: bytes | None, tmp_path: Path
+) -> None:
+    """Saved indexes of an encrypted file contain no readable words at all."""
     path = tmp_path / "x.db"
-    with opened(tmp_path, key=key) as store:
+    with open_store_in_folder(tmp_path, key=key) as store:
         fill(store, A, 30)
         fill(store, B, 30)
         store.put(A, "secret", {"text": "the zorbaxing"})
@@ -470,31 +484,35 @@ def test_no_word_survives(key: bytes | None, tmp_path: Path) -> None:
         store.put(B, "closed", {"text": "milk"})
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    clear = [word in read_all_bytes(tmp_path) for word in (b"zorbax", b"quimbo", b"tea")]
-    with opened(tmp_path, key=key) as store:
+    in_clear_text = [word in read_all_bytes(tmp_path) for word in (b"zorbax", b"quimbo", b"tea")]
+    with open_store_in_folder(tmp_path, key=key) as store:
         store.search((), query="tea")
         store.retain(VersionRetention(last=0), prefix=B)
-        retained = [word in b"".join(forms(path).values()) for word in (b"zorbax", b"quimbo")]
+        words_after_retain = [
+            word in b"".join(read_saved_indexes(path).values()) for word in (b"zorbax", b"quimbo")
+        ]
         store.forget(A, key="secret")
-        left = read_all_bytes(tmp_path)
+        remaining_bytes = read_all_bytes(tmp_path)
         found = len(store.search((), query="tea", mode="text", limit=99))
 
-    assert clear == [key is None] * 3
-    assert retained == [key is None, False]
-    assert b"zorbax" not in left
+    assert in_clear_text == [key is None] * 3
+    assert words_after_retain == [key is None, False]
+    assert b"zorbax" not in remaining_bytes
     assert found == 60
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_what_was_closed_is_all_that_is_read_of_what_went(
-    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("index_saved", [False, True])
+def test_index_reads_only_closed_versions_to_find_removed_items(
+    index_saved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By an index that is in memory, and by one from the file, whoever wrote meanwhile."""
-    monkeypatch.setattr(indexes, "_is_worth_saving", lambda unsaved, items: kept and unsaved > 0)
-    with opened(tmp_path) as store, opened(tmp_path) as other:
+    """Both an index in memory and a loaded one need no list of all present ids."""
+    monkeypatch.setattr(
+        indexes, "_is_worth_saving", lambda unsaved, items: index_saved and unsaved > 0
+    )
+    with open_store_in_folder(tmp_path) as store, open_store_in_folder(tmp_path) as other:
         fill(store, A, 20)
         store.search((), query="tea")
-        searcher = other if kept else store
+        searcher = other if index_saved else store
         monkeypatch.setitem(store._parts.sql, "present_ids", "no SQL, of no other's")
         fill(store, B, 20)
         store.delete(A, "k3")
@@ -506,9 +524,9 @@ def test_what_was_closed_is_all_that_is_read_of_what_went(
     assert sorted(found) == sorted({f"k{n}" for n in range(20)} - {"k3", "k5"})
 
 
-def test_a_version_that_is_dropped_before_it_is_missed(tmp_path: Path) -> None:
-    """A closed version whose row is gone tells no search that its item went."""
-    with opened(tmp_path) as store:
+def test_search_omits_deleted_item_whose_closed_version_was_dropped(tmp_path: Path) -> None:
+    """Retention removes the row that would tell the next search about the deletion."""
+    with open_store_in_folder(tmp_path) as store:
         fill(store, A, 20)
         store.search(A, query="tea")
         store.delete(A, "k3")
@@ -520,14 +538,22 @@ def test_a_version_that_is_dropped_before_it_is_missed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_what_is_forgotten_leaves_memory(closed: bool, tmp_path: Path, analysed: list[str]) -> None:
-    """Here at once, elsewhere with the next search of anything; nothing else is analysed anew."""
+def test_forgotten_words_are_removed_from_cached_indexes(
+    closed: bool, tmp_path: Path, analysed_texts: list[str]
+) -> None:
+    """They are gone here at once, and in another handle after its next search.
 
-    def known(store: SQLiteStore) -> set[str]:
+    Nothing else is analysed again.
+    """
+
+    def list_cached_words(store: SQLiteStore) -> set[str]:
         every = store._parts.indexes._cached.values()
         return {word for held in every if held.index for word in held.index.vocabulary}
 
-    with opened(tmp_path) as store, opened(tmp_path, read_only=True) as other:
+    with (
+        open_store_in_folder(tmp_path) as store,
+        open_store_in_folder(tmp_path, read_only=True) as other,
+    ):
         fill(store, A, 30)
         fill(store, B, 30, "milk")
         store.put(A, "secret", {"text": "zorbaxing"})
@@ -535,24 +561,23 @@ def test_what_is_forgotten_leaves_memory(closed: bool, tmp_path: Path, analysed:
             each.search((), query="tea")
         if closed:
             store.delete(A, "secret")
-        before = [known(each) for each in (store, other)]
+        before = [list_cached_words(each) for each in (store, other)]
         store.forget(A, key="secret")
-        here, there = known(store), known(other)
+        here, there = list_cached_words(store), list_cached_words(other)
         other.search(B, query="milk")
-        after = known(other)
-        del analysed[:]
+        after = list_cached_words(other)
+        del analysed_texts[:]
         found = [len(each.search((), query="tea", limit=99)) for each in (store, other)]
 
     assert all("zorbax" in words for words in [*before, there])
     assert "zorbax" not in here | after
     assert {"tea", "milk", "number7"} <= here & after
-    assert analysed == []
+    assert analysed_texts == []
     assert found[0] == found[1] > 0
 
 
-def test_two_forget_at_once(tmp_path: Path) -> None:
-    """One that another overtakes, before it lets go of what it has in memory, ends as well."""
-    with opened(tmp_path) as store:
+def test_purge_of_erased_words_ends_when_another_forget_overtakes_it(tmp_path: Path) -> None:
+    with open_store_in_folder(tmp_path) as store:
         store.put(A, "secret", {"text": "zorbaxing"})
         store.search(A, query="tea")
         indexes = store._parts.indexes
@@ -564,73 +589,76 @@ def test_two_forget_at_once(tmp_path: Path) -> None:
             flow.send(marks)
 
 
-@pytest.mark.usefixtures("eager")
-def test_a_form_that_comes_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a search read before an erasure is not written after it."""
+@pytest.mark.usefixtures("eager_index_saving")
+def test_index_read_before_forget_is_not_saved_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "x.db"
-    with opened(tmp_path) as store:
+    with open_store_in_folder(tmp_path) as store:
         fill(store, A, 20)
         store.put(A, "secret", {"text": "zorbaxing"})
         indexes = store._parts.indexes
-        late: list[Any] = []
+        delayed_writes: list[Any] = []
         write_in_background = indexes.write_in_background
         assert write_in_background is not None
-        monkeypatch.setattr(indexes, "write_in_background", late.append)
+        monkeypatch.setattr(indexes, "write_in_background", delayed_writes.append)
         store.search(A, query="tea")
         store.forget(A, key="secret")
-        for make in late:
+        for make in delayed_writes:
             store.database.write(make)
-        after = forms(path)
+        after = read_saved_indexes(path)
         monkeypatch.setattr(indexes, "write_in_background", write_in_background)
         store.put(A, "more", {"text": "milk"})
         store.search(A, query="tea")
 
-    assert len(late) == 1
+    assert len(delayed_writes) == 1
     assert after == {}
-    assert set(forms(path)) == {"a\0"}
+    assert set(read_saved_indexes(path)) == {"a\0"}
     assert b"zorbax" not in read_all_bytes(tmp_path)
 
 
-# -- dropped
+# -- evicted
 
 
-def test_what_was_not_searched_for_longest_is_dropped(tmp_path: Path, analysed: list[str]) -> None:
-    """Within the budget, and read again when it is needed, with the same answer."""
-    with opened(tmp_path) as store:
+def test_least_recently_searched_indexes_are_evicted_over_budget(
+    tmp_path: Path, analysed_texts: list[str]
+) -> None:
+    """An evicted index is loaded again when it is needed, and the search has the same result."""
+    with open_store_in_folder(tmp_path) as store:
         for n in range(4):
             fill(store, (f"n{n}",), 100, f"word{n}")
-        one = store._parts.indexes
+        single = store._parts.indexes
         store.search(("n0",), query="word0")
-        alone = one._nbytes
-    with opened(tmp_path, index_bytes=alone * 5 // 2) as store:
-        of = store._parts.indexes
+        single_bytes = single._nbytes
+    with open_store_in_folder(tmp_path, index_bytes=single_bytes * 5 // 2) as store:
+        indexes = store._parts.indexes
         before = {n: store.search((f"n{n}",), query=f"word{n} number7") for n in range(4)}
-        held, taken = list(of._cached), of._nbytes
-        del analysed[:]
+        cached_keys, cached_bytes = list(indexes._cached), indexes._nbytes
+        del analysed_texts[:]
         again = {n: store.search((f"n{n}",), query=f"word{n} number7") for n in (3, 2, 0)}
-        read = len(analysed)
+        analysed_count = len(analysed_texts)
         across = store.search((), query="word0 number7", limit=400)
-    with opened(tmp_path) as store:
+    with open_store_in_folder(tmp_path) as store:
         whole = store.search((), query="word0 number7", limit=400)
 
-    assert held == [(b"n2\0", False), (b"n3\0", False)]
-    assert taken <= alone * 5 // 2
+    assert cached_keys == [(b"n2\0", False), (b"n3\0", False)]
+    assert cached_bytes <= single_bytes * 5 // 2
     assert all(before[n] == again[n] for n in again)
-    assert read == 0  # n0 was read from its compact form
+    assert analysed_count == 0  # n0 was read from its compact form
     assert len(across) == 400
     assert keys(whole) == keys(across)
     assert np.allclose([i.score or 0 for i in whole], [i.score or 0 for i in across], atol=1e-5)
 
 
-def test_a_search_of_all_stays_within_the_budget(tmp_path: Path) -> None:
-    """A prefix whose indexes take more than may be held is searched in pieces."""
-    with opened(tmp_path, index_bytes=1_000_000) as store:
+def test_search_of_all_namespaces_stays_within_index_budget(tmp_path: Path) -> None:
+    """A prefix whose indexes exceed the budget is searched in parts."""
+    with open_store_in_folder(tmp_path, index_bytes=1_000_000) as store:
         for n in range(20):
             fill(store, (f"n{n}",), 100)
         found = store.search((), query="tea", limit=3_000)
         indexes = store._parts.indexes
-        held, taken = len(indexes._cached), indexes._nbytes
+        cached_count, cached_bytes = len(indexes._cached), indexes._nbytes
 
     assert len(found) == 2_000
-    assert 0 < held < 20
-    assert taken <= 1_000_000
+    assert 0 < cached_count < 20
+    assert cached_bytes <= 1_000_000

@@ -1,4 +1,4 @@
-"""Text of users is text: no query, filter, key, label or value is ever syntax."""
+"""User text is never interpreted as syntax: queries, filters, keys, labels and values."""
 
 from __future__ import annotations
 
@@ -53,66 +53,70 @@ PLAIN = ("plain",)
 
 
 @pytest.fixture
-def filled(store: SQLiteStore) -> SQLiteStore:
-    """A store with an item that nobody should reach by tricks."""
+def store_with_secret(store: SQLiteStore) -> SQLiteStore:
+    """Put an item that no crafted text should reach, and return the store."""
     store.put(PLAIN, "secret", {"text": "zebra", "a": {"b": 9}})
     return store
 
 
 @FEWER
-def test_as_query(filled: SQLiteStore) -> None:
-    """Any text may be asked; it finds nothing that has none of its words. A blank one lists."""
+def test_hostile_query_finds_nothing(store_with_secret: SQLiteStore) -> None:
+    """Any text is a valid query and finds only items with its words.
+
+    A blank query lists all items.
+    """
     for text in CORPUS:
         for mode in ("hybrid", "text", "semantic"):
-            filled.search(PLAIN, query=text, mode=mode)
+            store_with_secret.search(PLAIN, query=text, mode=mode)
         if text.strip():
-            assert filled.search(PLAIN, query=text, mode="text") == []
-            filled.why_not(PLAIN, "secret", query=text)
+            assert store_with_secret.search(PLAIN, query=text, mode="text") == []
+            store_with_secret.why_not(PLAIN, "secret", query=text)
         else:
-            assert keys(filled.search(PLAIN, query=text, mode="text")) == ["secret"]
+            assert keys(store_with_secret.search(PLAIN, query=text, mode="text")) == ["secret"]
             with pytest.raises(ConfigurationError, match="needs a query"):
-                filled.why_not(PLAIN, "secret", query=text)
+                store_with_secret.why_not(PLAIN, "secret", query=text)
 
 
 @FEWER
-def test_as_key_and_value(filled: SQLiteStore) -> None:
-    """Any key and value comes back as it was, and is found by nothing but itself."""
+def test_hostile_key_and_value_come_back_unchanged(store_with_secret: SQLiteStore) -> None:
+    """Any key and value is returned unchanged, and only a filter for that text finds it."""
     for number, text in enumerate(STORABLE):
-        filled.put(("keys",), text, {"text": text, text: number})
+        store_with_secret.put(("keys",), text, {"text": text, text: number})
 
     for number, text in enumerate(STORABLE):
-        item = filled.get(("keys",), text)
+        item = store_with_secret.get(("keys",), text)
         assert item is not None
         assert {"text": text, text: number} == item.value
-        assert keys(filled.search((), filter={"text": text}, limit=200)) == [text]
-        assert [number] == [i.value[text] for i in filled.search((), filter={"text": text})]
-    assert keys(filled.search(PLAIN)) == ["secret"]
-    assert len(filled.search(("keys",), limit=1000)) == len(STORABLE)
+        assert keys(store_with_secret.search((), filter={"text": text}, limit=200)) == [text]
+        assert [number] == [
+            i.value[text] for i in store_with_secret.search((), filter={"text": text})
+        ]
+    assert keys(store_with_secret.search(PLAIN)) == ["secret"]
+    assert len(store_with_secret.search(("keys",), limit=1000)) == len(STORABLE)
 
 
 @FEWER
-def test_as_namespace(filled: SQLiteStore) -> None:
-    """Any label leads to its own namespace."""
+def test_hostile_label_leads_to_its_own_namespace(store_with_secret: SQLiteStore) -> None:
     for text in STORABLE:
-        filled.put((text, text), "k", {"text": text})
+        store_with_secret.put((text, text), "k", {"text": text})
 
     for text in STORABLE:
-        assert [text] == [item.value["text"] for item in filled.search((text,))]
+        assert [text] == [item.value["text"] for item in store_with_secret.search((text,))]
         if text != "*":
-            assert [(text, text)] == filled.list_namespaces(prefix=(text,))
-            assert [(text, text)] == filled.list_namespaces(suffix=(text,))
+            assert [(text, text)] == store_with_secret.list_namespaces(prefix=(text,))
+            assert [(text, text)] == store_with_secret.list_namespaces(suffix=(text,))
 
 
 @FEWER
-def test_as_field_of_a_filter(filled: SQLiteStore) -> None:
-    """Any field may be filtered by: it is there, or the filter is refused as one."""
+def test_hostile_filter_field_matches_only_that_field(store_with_secret: SQLiteStore) -> None:
+    """Any text works as a filter field, or the filter is refused with an error."""
     for number, text in enumerate(STORABLE):
-        filled.put(("fields",), f"k{number}", {text: number})
+        store_with_secret.put(("fields",), f"k{number}", {text: number})
 
     for number, text in enumerate(STORABLE):
         if text.startswith("$") or text == "a[*]":
             continue  # operators and paths, not names
-        found = filled.search(("fields",), filter={text: number}, limit=200)
+        found = store_with_secret.search(("fields",), filter={text: number}, limit=200)
         assert f"k{number}" in keys(found), text
     for text in CORPUS:
         for filter in (
@@ -122,52 +126,51 @@ def test_as_field_of_a_filter(filled: SQLiteStore) -> None:
             {text: {text: text}},
         ):
             try:
-                assert filled.search(PLAIN, filter=filter) == []
+                assert store_with_secret.search(PLAIN, filter=filter) == []
             except PerdureError:
                 continue
 
 
 @FEWER
-def test_as_operand(filled: SQLiteStore) -> None:
-    """Any operand is compared, never run."""
+def test_hostile_filter_operand_is_only_compared(store_with_secret: SQLiteStore) -> None:
     for text in CORPUS:
         for operator in ("$eq", "$gt", "$lte", "$contains"):
-            found = filled.search(PLAIN, filter={"a": {operator: text}})
+            found = store_with_secret.search(PLAIN, filter={"a": {operator: text}})
             assert found == []
-        assert filled.search(PLAIN, filter={"text": {"$in": [text]}}) == []
-        assert filled.search(PLAIN, provenance={"actor": text}) == []
+        assert store_with_secret.search(PLAIN, filter={"text": {"$in": [text]}}) == []
+        assert store_with_secret.search(PLAIN, provenance={"actor": text}) == []
 
 
 @FEWER
-def test_as_provenance(filled: SQLiteStore) -> None:
-    """Any provenance comes back as it was, and is found by itself."""
+def test_hostile_provenance_comes_back_unchanged(store_with_secret: SQLiteStore) -> None:
+    """Any provenance is returned unchanged, and a filter for it finds the item."""
     for number, text in enumerate(STORABLE):
         provenance = Provenance(text, text, (text,), text, text)
-        filled.put(("said",), f"k{number}", {"text": "tea"}, provenance=provenance)
+        store_with_secret.put(("said",), f"k{number}", {"text": "tea"}, provenance=provenance)
 
     for number, text in enumerate(STORABLE):
-        found = filled.search(("said",), provenance={"actor": text}, limit=200)
+        found = store_with_secret.search(("said",), provenance={"actor": text}, limit=200)
         assert [f"k{number}"] == keys(found)
         assert [Provenance(text, text, (text,), text, text)] == [i.provenance for i in found]
-    assert len(filled.search(("said",), query="tea", limit=1000)) == len(STORABLE)
+    assert len(store_with_secret.search(("said",), query="tea", limit=1000)) == len(STORABLE)
 
 
-def test_as_path_of_an_index(file_store: SQLiteStore) -> None:
-    """A path index is made of names joined by dots, anything else is refused."""
+def test_create_index_refuses_hostile_path(file_store: SQLiteStore) -> None:
+    """A path consists of names joined by dots; any other path is refused."""
     file_store.put(PLAIN, "secret", {"text": "zebra", "a": {"b": 1}})
-    refused = 0
+    refused_count = 0
     for text in CORPUS:
         try:
             file_store.create_index(text)
         except ConfigurationError:
-            refused += 1
-    made = file_store.indexes()
+            refused_count += 1
+    created_paths = file_store.indexes()
 
-    assert sorted(made) == sorted(
+    assert sorted(created_paths) == sorted(
         {"NULL", "a.b", "_", "store_items", "OR", "AND", "NOT", "NEAR", "a" * 300}
     )
-    assert refused == len(CORPUS) - len(made)
-    for path in made:
+    assert refused_count == len(CORPUS) - len(created_paths)
+    for path in created_paths:
         assert file_store.search(PLAIN, filter={path: "nothing"}) == []
         assert path in file_store.explain_query(PLAIN, filter={path: "nothing"}).indexes
         file_store.drop_index(path)
@@ -176,11 +179,14 @@ def test_as_path_of_an_index(file_store: SQLiteStore) -> None:
 
 
 @FEWER
-def test_as_path_of_what_is_searched(filled: SQLiteStore) -> None:
-    """Any path may be named as what to search by; what it does not reach is not searched."""
+def test_put_accepts_hostile_index_path(store_with_secret: SQLiteStore) -> None:
+    """Any path may be passed as `index` of a put.
+
+    Text that the path does not reach is not indexed.
+    """
     value: Any = {"text": "zebra", "a": {"b": "lion"}, "list": ["cat"]}
     for number, text in enumerate(CORPUS):
-        filled.put(("paths",), f"k{number}", value, index=[text])
+        store_with_secret.put(("paths",), f"k{number}", value, index=[text])
 
-    assert len(filled.search(("paths",), limit=1000)) == len(CORPUS)
-    filled.search(("paths",), query="lion")
+    assert len(store_with_secret.search(("paths",), limit=1000)) == len(CORPUS)
+    store_with_secret.search(("paths",), query="lion")

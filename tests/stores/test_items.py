@@ -1,4 +1,4 @@
-"""Putting, getting, deleting and batches, as in langgraph's own store."""
+"""Puts, gets, deletes and batches work as in langgraph's own store."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ JSON = st.recursive(
 )
 
 
-def test_what_is_put_is_got(any_store: SQLiteStore) -> None:
-    """An item comes back with its value, key, namespace and times."""
+def test_get_returns_value_key_namespace_and_times_of_put(any_store: SQLiteStore) -> None:
     any_store.put(A, "k", {"text": "tea", "deep": {"list": [1, 2.5, None, True, "x"]}})
     item = any_store.get(A, "k")
 
@@ -39,8 +38,8 @@ def test_what_is_put_is_got(any_store: SQLiteStore) -> None:
     assert item.created_at <= item.updated_at
 
 
-def test_what_is_missing(any_store: SQLiteStore) -> None:
-    """A key that was never put is None, in a namespace that exists and in one that does not."""
+def test_get_of_missing_key_returns_none(any_store: SQLiteStore) -> None:
+    """A key that was never put is None, in an existing namespace and in a missing one."""
     any_store.put(A, "k", {"text": "tea"})
 
     assert any_store.get(A, "other") is None
@@ -48,8 +47,7 @@ def test_what_is_missing(any_store: SQLiteStore) -> None:
     assert any_store.get(A[:1], "k") is None
 
 
-def test_a_put_replaces(any_store: SQLiteStore) -> None:
-    """The value is replaced as a whole."""
+def test_put_replaces_the_whole_value(any_store: SQLiteStore) -> None:
     any_store.put(A, "k", {"text": "tea", "more": 1})
     any_store.put(A, "k", {"text": "coffee"})
     item = any_store.get(A, "k")
@@ -59,8 +57,8 @@ def test_a_put_replaces(any_store: SQLiteStore) -> None:
     assert keys(any_store.search(A)) == ["k"]
 
 
-def test_a_delete_removes(any_store: SQLiteStore) -> None:
-    """What is deleted is neither got nor found; deleting what is not there is no error."""
+def test_deleted_item_is_neither_returned_nor_found(any_store: SQLiteStore) -> None:
+    """Deleting an item that does not exist is not an error."""
     write(any_store, A, a="tea", b="tea too")
     any_store.delete(A, "a")
     any_store.delete(A, "a")
@@ -71,8 +69,8 @@ def test_a_delete_removes(any_store: SQLiteStore) -> None:
     assert keys(any_store.search(A, query="tea")) == ["b"]
 
 
-def test_keys_are_told_apart(any_store: SQLiteStore) -> None:
-    """Keys that differ in case, accents' form, spaces or signs are different keys."""
+def test_similar_keys_are_different_items(any_store: SQLiteStore) -> None:
+    """Keys that differ in case, accent form, spaces or symbols are different keys."""
     names = ["k", "K", "k ", "é", "e\u0301", "ß", "ss", "a.b", "%", "_", "*", "'", '"', "\n", "🦊"]
     for number, name in enumerate(names):
         any_store.put(A, name, {"n": number})
@@ -80,8 +78,7 @@ def test_keys_are_told_apart(any_store: SQLiteStore) -> None:
     assert list(range(len(names))) == [any_store.get(A, name).value["n"] for name in names]  # type: ignore[union-attr]
 
 
-def test_a_value_got_may_be_changed(store: SQLiteStore) -> None:
-    """What a caller does to a value it got changes nothing for others."""
+def test_changing_a_returned_value_does_not_change_the_store(store: SQLiteStore) -> None:
     store.put(A, "k", {"list": [1]})
     for found in (store.get(A, "k"), store.search(A)[0], store.search(A, as_of=None)[0]):
         assert found is not None
@@ -92,8 +89,7 @@ def test_a_value_got_may_be_changed(store: SQLiteStore) -> None:
     assert item.value == {"list": [1]}
 
 
-def test_a_value_put_may_be_changed(store: SQLiteStore) -> None:
-    """What a caller does to a value after putting it changes nothing."""
+def test_changing_a_value_after_put_does_not_change_the_store(store: SQLiteStore) -> None:
     value = {"list": [1]}
     store.put(A, "k", value)
     value["list"].append(2)
@@ -104,8 +100,8 @@ def test_a_value_put_may_be_changed(store: SQLiteStore) -> None:
 
 
 @given(value=st.dictionaries(st.text(), JSON, max_size=5))
-def test_any_json_comes_back(value: dict[str, Any]) -> None:
-    """Whatever JSON can say comes back equal, types included; so it does from search."""
+def test_any_json_value_comes_back_equal(value: dict[str, Any]) -> None:
+    """Both get and search return the value with the same types."""
     with SQLiteStore.open(":memory:", index=None) as store:
         store.put(A, "k", value)
         item = store.get(A, "k")
@@ -115,8 +111,8 @@ def test_any_json_comes_back(value: dict[str, Any]) -> None:
     assert repr(value) == repr(item.value) == repr(found[0].value)
 
 
-def test_whole_numbers_and_uuids_as_keys(any_store: SQLiteStore) -> None:
-    """A number and a UUID are taken as their text, as langgraph does."""
+def test_integer_and_uuid_keys_are_stored_as_text(any_store: SQLiteStore) -> None:
+    """langgraph's stores convert such keys to text as well."""
     uid = UUID(int=7)
     any_store.put(A, 7, {"n": 7})  # type: ignore[arg-type]
     any_store.put(A, uid, {"n": 8})  # type: ignore[arg-type]
@@ -128,8 +124,7 @@ def test_whole_numbers_and_uuids_as_keys(any_store: SQLiteStore) -> None:
 # -- batches
 
 
-def test_a_batch_answers_in_order(any_store: SQLiteStore) -> None:
-    """Each operation's answer stands at its place."""
+def test_batch_returns_results_in_order_of_operations(any_store: SQLiteStore) -> None:
     write(any_store, A, a="tea")
     got, put, found, spaces = any_store.batch(
         [
@@ -147,8 +142,8 @@ def test_a_batch_answers_in_order(any_store: SQLiteStore) -> None:
     assert spaces == [A]
 
 
-def test_a_batch_reads_what_was_there_before(any_store: SQLiteStore) -> None:
-    """A get after a put of the same batch sees the state before the batch."""
+def test_get_in_batch_reads_state_before_the_batch(any_store: SQLiteStore) -> None:
+    """A get after a put in the same batch returns the value from before the batch."""
     write(any_store, A, a="tea")
     answers = any_store.batch(
         [PutOp(A, "a", {"text": "coffee"}), PutOp(A, "b", {"text": "b"}), GetOp(A, "a")]
@@ -160,8 +155,7 @@ def test_a_batch_reads_what_was_there_before(any_store: SQLiteStore) -> None:
     assert later.value == {"text": "coffee"}
 
 
-def test_of_several_puts_of_a_key_the_last_counts(any_store: SQLiteStore) -> None:
-    """Puts and deletes of one key in one batch: the last decides."""
+def test_last_put_or_delete_of_a_key_in_a_batch_wins(any_store: SQLiteStore) -> None:
     write(any_store, A, a="tea", b="tea")
     any_store.batch(
         [
@@ -178,12 +172,11 @@ def test_of_several_puts_of_a_key_the_last_counts(any_store: SQLiteStore) -> Non
     assert found == {"a": "2", "c": "3"}
 
 
-def test_an_empty_batch(any_store: SQLiteStore) -> None:
-    """Nothing asked, nothing answered."""
+def test_empty_batch_returns_empty_list(any_store: SQLiteStore) -> None:
     assert any_store.batch([]) == []
 
 
-BAD = [
+BAD_OPERATIONS = [
     (PutOp(A, "x", {"n": object()}), InvalidValue),
     (SearchOp(A, filter={"n": {"$what": 1}}), InvalidFilter),
     (GetOp((), ""), PerdureError),
@@ -195,15 +188,16 @@ BAD = [
 
 
 @FEWER
-@pytest.mark.parametrize(("bad", "error"), BAD, ids=lambda each: type(each).__name__)
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_bad_operation_spoils_its_batch_alone(
-    bad: Any, error: type[Exception], place: int, store: SQLiteStore
+@pytest.mark.parametrize(
+    ("bad_operation", "expected_error"), BAD_OPERATIONS, ids=lambda each: type(each).__name__
+)
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_batch_with_bad_operation_is_refused_and_writes_nothing(
+    bad_operation: Any, expected_error: type[Exception], position: int, store: SQLiteStore
 ) -> None:
-    """If one operation of a batch is wrong, its caller is told, and nothing of it is written."""
     ops: list[Any] = [PutOp(A, "a", {"text": "1"}), PutOp(A, "b", {"text": "2"})]
-    ops.insert(place, bad)
-    with pytest.raises(error):
+    ops.insert(position, bad_operation)
+    with pytest.raises(expected_error):
         store.batch(ops)
 
     assert store.search(A) == []
@@ -211,10 +205,10 @@ def test_a_bad_operation_spoils_its_batch_alone(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_neighbours_of_a_bad_operation(backend: str, tmp_path: Path) -> None:
-    """Calls at the same moment as bad ones are answered as if they were alone."""
+def test_bad_concurrent_call_does_not_affect_other_calls(backend: str, tmp_path: Path) -> None:
+    """Good calls that run at the same moment as bad ones succeed as if they were alone."""
 
-    async def many(store: SQLiteStore) -> list[Any]:
+    async def run_calls(store: SQLiteStore) -> list[Any]:
         calls: list[Any] = []
         for number in range(20):
             calls += [
@@ -228,7 +222,7 @@ def test_neighbours_of_a_bad_operation(backend: str, tmp_path: Path) -> None:
         return await asyncio.gather(*calls, return_exceptions=True)
 
     with BACKENDS[backend](tmp_path) as store:
-        answers = asyncio.run(many(store))
+        answers = asyncio.run(run_calls(store))
         stored = sorted(keys(store.search(A, limit=100)))
 
     assert sorted(f"{name}{n}" for name in "kz" for n in range(20)) == stored

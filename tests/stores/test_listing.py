@@ -1,4 +1,4 @@
-"""Listings: in the order of creation, and page by page exact while others write."""
+"""Listings are in the order of creation, and their pages stay exact while others write."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.store_backends import Clock, keys
 A = ("users", "alice")
 
 
-def test_items_come_in_the_order_of_creation(any_store: SQLiteStore, clock: Clock) -> None:
-    """A batch in its own order; a new version stays in its place; what is made anew comes last."""
+def test_search_lists_items_in_order_of_creation(any_store: SQLiteStore, clock: Clock) -> None:
+    """A new version keeps the item's place. A key that was deleted and put again comes last."""
     any_store.batch([PutOp(A, key, {"n": 1, "key": key}) for key in "dcba"])
     clock.forward()
     any_store.put(A, "0", {"n": 1})
@@ -37,8 +37,8 @@ def test_items_come_in_the_order_of_creation(any_store: SQLiteStore, clock: Cloc
     assert keys(any_store.search(A, filter={"n": 2})) == ["d", "c", "b"]
 
 
-def test_the_newest_come_first(store: SQLiteStore, clock: Clock) -> None:
-    """Page by page, of a filter and of a moment."""
+def test_newest_first_lists_newest_versions_first(store: SQLiteStore, clock: Clock) -> None:
+    """The option works with pages, with a filter and for a moment in the past."""
     for key in "abcd":
         store.put(A, key, {"n": key in "bd", "key": key})
     before = clock.forward()
@@ -53,8 +53,8 @@ def test_the_newest_come_first(store: SQLiteStore, clock: Clock) -> None:
     assert [(item.key, item.version) for item in past] == [("d", 1), ("c", 1)]
 
 
-def test_a_filter_finds_values_of_any_bytes(store: SQLiteStore) -> None:
-    """Of each length, with NUL, and with what only looks like it; with and without a query."""
+def test_filter_finds_strings_of_any_length_and_characters(store: SQLiteStore) -> None:
+    """Strings with NUL, or with an escaped NUL, are found with and without a query."""
     texts = ["x" * n for n in range(20)] + ["\0x", "x\0", r"\u0000", "é\0", "😀"]
     store.batch([PutOp(A, f"k{n}", {"a": text}) for n, text in enumerate(texts)])
     store.batch([PutOp(("b",), f"k{n}", {"a": text, "n": n}) for n, text in enumerate(texts)])
@@ -67,8 +67,8 @@ def test_a_filter_finds_values_of_any_bytes(store: SQLiteStore) -> None:
     assert store.search(A, filter={"a": "y"}) == []
 
 
-def test_a_listing_of_the_past_is_in_the_same_order(store: SQLiteStore, clock: Clock) -> None:
-    """What was replaced or deleted since is where it was."""
+def test_past_listing_keeps_order_of_creation(store: SQLiteStore, clock: Clock) -> None:
+    """Items that were replaced or deleted since are listed at their former place."""
     store.batch([PutOp(A, key, {"n": 1}) for key in "cba"])
     then = clock.forward()
     clock.forward()
@@ -82,8 +82,8 @@ def test_a_listing_of_the_past_is_in_the_same_order(store: SQLiteStore, clock: C
 
 
 @contextmanager
-def written_meanwhile(path: Path, present: list[str], *, deleting: bool) -> Iterator[None]:
-    """Two other stores on the same file that replace items, add and maybe delete some."""
+def concurrent_writers(path: Path, present: list[str], *, deleting: bool) -> Iterator[None]:
+    """Run two threads with stores of their own that replace, add and optionally delete items."""
     done = threading.Event()
 
     def write(seed: int) -> None:
@@ -108,8 +108,8 @@ def written_meanwhile(path: Path, present: list[str], *, deleting: bool) -> Iter
             thread.join()
 
 
-def test_what_is_imported_keeps_its_place(store: SQLiteStore) -> None:
-    """A newer version from elsewhere is where the old one was; what is new comes last."""
+def test_imported_version_keeps_place_of_item_in_listing(store: SQLiteStore) -> None:
+    """A new version from an import keeps the item's place, and a new item comes last."""
     store.batch([PutOp(A, key, {"n": 0}) for key in "bc"])
     store.import_lines(json.dumps({"namespace": A, "key": key, "value": {"n": 1}}) for key in "acb")
 
@@ -120,34 +120,34 @@ def test_what_is_imported_keeps_its_place(store: SQLiteStore) -> None:
     ]
 
 
-def listed(store: SQLiteStore, **asked: Any) -> list[str]:
-    """The keys of all pages, a few items each."""
-    found: list[str] = []
-    while page := store.search(A, limit=7, offset=len(found), **asked):
-        found += keys(page)
-    return found
+def list_all_pages(store: SQLiteStore, **options: Any) -> list[str]:
+    """Return the keys of all pages of seven items each."""
+    keys_so_far: list[str] = []
+    while page := store.search(A, limit=7, offset=len(keys_so_far), **options):
+        keys_so_far += keys(page)
+    return keys_so_far
 
 
-def test_pages_are_exact_while_others_put(tmp_path: Path) -> None:
-    """Each item that is there from the start is on one page, and nothing is on two."""
+def test_pages_contain_each_item_once_during_concurrent_puts(tmp_path: Path) -> None:
+    """Each item that exists from the start is on exactly one page."""
     path, present = tmp_path / "x.db", [f"{number:03}" for number in range(100)]
     with SQLiteStore.open(path, index=None) as store:
         store.batch([PutOp(A, key, {"n": 0}) for key in present])
-        with written_meanwhile(path, present, deleting=False):
+        with concurrent_writers(path, present, deleting=False):
             for _ in range(5):
-                found = listed(store)
+                found = list_all_pages(store)
 
                 assert found[: len(present)] == present
                 assert len(set(found)) == len(found)
 
 
-def test_pages_of_one_moment_are_exact_whatever_others_do(tmp_path: Path) -> None:
-    """With `as_of` the pages together are what one search of that moment finds."""
+def test_pages_as_of_a_moment_are_exact_during_concurrent_writes(tmp_path: Path) -> None:
+    """With `as_of`, the pages together are the result of one search of that moment."""
     path, present = tmp_path / "x.db", [f"{number:03}" for number in range(100)]
     with SQLiteStore.open(path, index=None) as store:
         store.batch([PutOp(A, key, {"n": 0}) for key in present])
         then = datetime.now(UTC)
-        with written_meanwhile(path, present, deleting=True):
+        with concurrent_writers(path, present, deleting=True):
             for _ in range(5):
-                assert listed(store, as_of=then) == present
-                assert listed(store, as_of=then, filter={"n": 0}) == present
+                assert list_all_pages(store, as_of=then) == present
+                assert list_all_pages(store, as_of=then, filter={"n": 0}) == present
