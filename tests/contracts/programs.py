@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -252,6 +253,7 @@ class World:
     history: list[str] = field(default_factory=list)
     turns: int = 0
     answered_at_exit: bool = False
+    separated_task_ids: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.graph = build_graph(self.saver)
@@ -271,10 +273,11 @@ class World:
         config = self._build_config(action.history_index)
         if isinstance(action, Update):
             values = UPDATES[action.word](self.graph.get_state(config).values)
-            if action.blocking:
-                self.graph.update_state(config, values, action.as_node)
-            else:
-                self.runner.run(self.graph.aupdate_state(config, values, action.as_node))
+            with self._collect_separated_task_ids(config, action.as_node):
+                if action.blocking:
+                    self.graph.update_state(config, values, action.as_node)
+                else:
+                    self.runner.run(self.graph.aupdate_state(config, values, action.as_node))
             return None
         graph_input: Any = None
         if isinstance(action, Resume):
@@ -301,6 +304,25 @@ class World:
         return self.runner.run(
             self.graph.ainvoke(graph_input, config, durability=action.durability)
         )
+
+    @contextmanager
+    def _collect_separated_task_ids(self, config: Any, as_node: str | None) -> Iterator[None]:
+        """Collect the ids under which perdure keeps an update apart from the writes of a task.
+
+        LangGraph may store an update under the id of a task that has stored its own writes. The
+        saver for memory drops such an update, and perdure stores it under a new id (decision 0005).
+        """
+        state = self.graph.get_state(config)
+        names = {task.id: task.name for task in state.tasks}
+        ids_before = self._read_writing_task_ids(state.config)
+        yield
+        if any(as_node in (None, names.get(task_id)) for task_id in ids_before & names.keys()):
+            self.separated_task_ids |= self._read_writing_task_ids(state.config) - ids_before
+
+    def _read_writing_task_ids(self, config: Any) -> set[str]:
+        """Return the ids of the tasks that have pending writes at a checkpoint."""
+        found = self.saver.get_tuple(config)
+        return set() if found is None else {write[0] for write in found.pending_writes or []}
 
     def _build_config(self, history_index: int | None) -> Any:
         if history_index is None or not self.history:
@@ -366,7 +388,11 @@ class World:
             case CheckpointTuple():
                 values = value.checkpoint["channel_values"]
                 parts = self.normalize([value.config, value.parent_config, value.metadata, values])
-                pending = value.pending_writes or []
+                pending = [
+                    write
+                    for write in value.pending_writes or []
+                    if write[0] not in self.separated_task_ids
+                ]
                 if self.answered_at_exit:
                     # It depends on the order of two tasks whether langgraph writes the answer at
                     # the exit: one task removes the answer from a list that another replaces.

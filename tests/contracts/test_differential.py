@@ -14,7 +14,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from perdure.checkpointers import SQLiteCheckpointer
 from tests.backends import places
-from tests.contracts.programs import Action, Replay, Turn, World, action_lists
+from tests.contracts.programs import Action, Replay, Turn, Update, World, action_lists
 
 EXAMPLES = settings().max_examples  # of the hypothesis profile; the profile "deep" has thousands
 
@@ -52,7 +52,11 @@ def compare_worlds(program: list[Action], number: int, backend: str = "file") ->
             assert listed.get(name) == actual, f"listing {name}"
 
 
+ASKS = Turn(["ask", "remove"], has_message_id=False, blocking=False, durability="sync")
+
+
 @settings(max_examples=2 * EXAMPLES)
+@example([Turn([], False, False, "sync"), ASKS, Update("edit", "mended", False)], 0)
 @given(action_lists(subgraphs=False), st.integers(0, 9))
 def test_random_program_has_same_results_as_langgraph_memory_saver(
     program: list[Action], number: int
