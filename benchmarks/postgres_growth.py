@@ -76,11 +76,11 @@ def measured(dsn: str, threads: int, turns: int, rounds: int, at_once: int) -> N
             count, took = threads * turns, time.perf_counter() - begun
             written, full = wal(dsn) - logged, size(saver)
             saver.retain(Retention(last=1))
-            saver.database.shrink()
+            saver.database.release_unused_disk_space()
             newest = size(saver)
             if last:
                 saver.prune(last, strategy="delete")
-                saver.database.shrink()
+                saver.database.release_unused_disk_space()
             last = names
             print(
                 f"{number + 1:5} {count / took:8.0f} {(full - before) / count:11.0f}"
@@ -89,7 +89,7 @@ def measured(dsn: str, threads: int, turns: int, rounds: int, at_once: int) -> N
                 flush=True,
             )
         saver.prune(last, strategy="delete")
-        saver.database.shrink()
+        saver.database.release_unused_disk_space()
         print(f"all gone: {size(saver) / MB:.1f} MB, {len(saver.threads())} threads")
 
 

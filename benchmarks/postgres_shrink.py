@@ -115,7 +115,7 @@ def main() -> None:
                 (f"delete {len(most)} threads", lambda: saver.prune(most, strategy="delete")),
                 ("keep the last checkpoint", lambda: saver.retain(Retention(last=1))),
                 ("fill as many threads again", lambda: some("u", args.threads, TURN)),
-                ("give space back", saver.database.shrink),
+                ("give space back", saver.database.release_unused_disk_space),
             ]
             for what, do in steps:
                 with watch.over(what, saver):

@@ -108,7 +108,7 @@ class Maintenance:
                 thread_id,
                 partial(self.delete_thread, thread_id, add_removal_record=add_removal_record),
             )
-        self.database.shrink()
+        self.database.release_unused_disk_space()
 
     def delete_checkpoints_of_runs(
         self, run_ids: Iterable[str], thread_id: str | None = None
@@ -131,7 +131,7 @@ class Maintenance:
                 owner_id, partial(self.refresh_list_entry, owner_id, is_metadata_deleted=True)
             )
         if keys_by_thread:
-            self.database.shrink()
+            self.database.release_unused_disk_space()
 
     def _add_rollback_record(self, thread_id: str, keys: Iterable[int]) -> Flow[None]:
         """Add a removal record that lists the checkpoints which are deleted with their run."""
@@ -167,7 +167,7 @@ class Maintenance:
                 report = self._prune_in_batches(thread_id, keep, rule.history, spares_runs=True)
             total += replace(report, threads=int(report.checkpoints > 0))
         if not dry_run:
-            self.database.shrink()
+            self.database.release_unused_disk_space()
         return total
 
     def delete_idle(
@@ -191,7 +191,7 @@ class Maintenance:
             if info is not None:
                 deleted.append(info)
         if deleted and not dry_run:
-            self.database.shrink()
+            self.database.release_unused_disk_space()
         return deleted
 
     def _resolve_thread_ids(self, thread_ids: object) -> Iterable[str]:

@@ -238,7 +238,7 @@ class TranscriptSearch:
         check_instance("store", store, Store, "a store of perdure, like SQLiteStore.open(path)")
         saver.database.connect()
         store.database.connect()
-        location, store_location = saver.database.location, store.database.location
+        location, store_location = saver.database.location_key, store.database.location_key
         if location is None or location != store_location:
             raise ConfigurationError(
                 f"the store is in {store.database.path!r}, and the threads are in "
@@ -587,4 +587,4 @@ def delete_transcript_index(saver: Checkpointer) -> None:
         deletes_rows=True,
     ):
         pass
-    saver.database.shrink()
+    saver.database.release_unused_disk_space()

@@ -92,8 +92,8 @@ def forget(
             parts.now(),
             parse_filter(filter)
             if filter
-            # `StoreParts.build_selection` would cache the filter, which may contain the text to
-            # erase.
+            # `StoreParts.build_item_selection` would cache the filter, which may contain the text
+            # to erase.
             else None,
             parse_filter(provenance, PROVENANCE) if provenance else None,
         ),

@@ -222,10 +222,10 @@ def _copy_as_plain_json(value: Any, path: _FilterPath, value_counter: Iterator[i
             _copy_as_plain_json(part, (*path, number), value_counter)
             for number, part in enumerate(value)
         ]
-    return _copy_as_plain_scalar(value, path)
+    return _convert_to_plain_scalar(value, path)
 
 
-def _copy_as_plain_scalar(value: Any, path: _FilterPath) -> str | int | float | None:
+def _convert_to_plain_scalar(value: Any, path: _FilterPath) -> str | int | float | None:
     """Copy a scalar. An instance of a subclass of str, int or float becomes a plain instance."""
     if value is None or isinstance(value, bool):
         return value

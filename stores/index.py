@@ -521,7 +521,7 @@ class Candidates:
         return np.asarray(self.rows["length"], np.float32)
 
     @cached_property
-    def arrangement(self) -> ThreadArrangement | None:
+    def thread_arrangement(self) -> ThreadArrangement | None:
         """The threads, neighbours and recency of the rows, or None if no row has a thread."""
         thread = np.asarray(self.rows["thread"], np.int64)
         if not (thread >= 0).any():

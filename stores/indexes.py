@@ -257,7 +257,7 @@ class Indexes:
         for path, number in closed:
             closed_by_path[path].append(number)
         sources: list[_ViewSource] = [
-            (row[1], partial(self._load_view, _NamespaceRow(*row), state, now, as_of))
+            (row[1], partial(self._load_index_view, _NamespaceRow(*row), state, now, as_of))
             for row in rows
         ]
         sources += [
@@ -389,7 +389,7 @@ class Indexes:
                 _, dropped = self._cached.popitem(last=False)
                 self._nbytes -= dropped.nbytes
 
-    def _load_view(
+    def _load_index_view(
         self,
         namespace: _NamespaceRow,
         state: _State,

@@ -390,7 +390,7 @@ class StoreParts:
         """Return the path of a caller's namespace prefix, with the path of the scope before it."""
         return self.root + check_namespace_prefix_and_build_path(prefix)
 
-    def build_selection(
+    def build_item_selection(
         self,
         prefix: Any,
         filter: Any = None,

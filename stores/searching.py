@@ -333,7 +333,7 @@ class Searcher:
         candidates = pool.candidates
         arrangement, is_in_period = None, None
         if query.context:
-            arrangement = candidates.arrangement
+            arrangement = candidates.thread_arrangement
             if query.during is not None:
                 sent_at = candidates.rows["at"]
                 is_in_period = (sent_at >= query.during[0]) & (sent_at < query.during[1])

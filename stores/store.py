@@ -120,7 +120,7 @@ class Store(BaseStore):
         """Return the query of a search, with its vector if another process computes vectors."""
         if not isinstance(op, SearchOp) or not self._searcher.awaits_vectors:
             return None
-        selection = self._parts.build_selection(op.namespace_prefix)
+        selection = self._parts.build_item_selection(op.namespace_prefix)
         return await self._searcher.add_query_vector(build_query(op.query), selection)
 
     def _run_operation(self, op: Op | PutItem, query: SearchQuery | None) -> Any:
@@ -139,7 +139,7 @@ class Store(BaseStore):
         refresh_ttl = None if op.refresh_ttl else False
         if isinstance(op, GetOp):
             return self.get(op.namespace, op.key, refresh_ttl=refresh_ttl)
-        selection = self._parts.build_selection(op.namespace_prefix, op.filter)
+        selection = self._parts.build_item_selection(op.namespace_prefix, op.filter)
         query = query or build_query(op.query)
         return self._searcher.search(selection, query, op.limit, op.offset, refresh_ttl)
 
@@ -344,7 +344,7 @@ class Store(BaseStore):
             EmbedderMismatch: The store's vectors come from another model.
             ConfigurationError: Another argument is wrong.
         """
-        selection = self._parts.build_selection(
+        selection = self._parts.build_item_selection(
             namespace_prefix, filter, provenance, as_of, newest_first
         )
         search_query = build_query(query, mode, context, explain, weights, during, min_score)
@@ -371,7 +371,7 @@ class Store(BaseStore):
         newest_first: bool = False,
     ) -> list[FoundItem]:
         """Return items under a prefix; see `search`."""
-        selection = self._parts.build_selection(
+        selection = self._parts.build_item_selection(
             namespace_prefix, filter, provenance, as_of, newest_first
         )
         search_query = build_query(query, mode, context, explain, weights, during, min_score)
@@ -499,7 +499,7 @@ class Store(BaseStore):
             ConfigurationError: There is no query, or an argument is wrong; see `search`.
         """
         searched_prefix = namespace if prefix is None else prefix
-        selection = self._parts.build_selection(searched_prefix, filter, provenance, as_of)
+        selection = self._parts.build_item_selection(searched_prefix, filter, provenance, as_of)
         search_query = build_query(query, mode, context, True, during=during)
         return self._searcher.why_not(
             selection, search_query, self._parts.resolve_prefix(namespace), check_item_key(key)
@@ -521,7 +521,7 @@ class Store(BaseStore):
     ) -> RankExplanation:
         """Return the rank of an item and the reason for its rank; see `why_not`."""
         searched_prefix = namespace if prefix is None else prefix
-        selection = self._parts.build_selection(searched_prefix, filter, provenance, as_of)
+        selection = self._parts.build_item_selection(searched_prefix, filter, provenance, as_of)
         search_query = build_query(query, mode, context, True, during=during)
         path, text = self._parts.resolve_prefix(namespace), check_item_key(key)
         search_query = await self._searcher.add_query_vector(search_query, selection)

@@ -102,7 +102,7 @@ class Transfer:
 
     # -- export
 
-    def iter_versions(
+    def iter_item_versions(
         self, namespace_prefix: Namespace, *, includes_closed: bool
     ) -> Iterator[ItemVersion]:
         """Yield every version of every item under a prefix. Each key is read at one moment.
@@ -170,8 +170,8 @@ class Transfer:
     def export_lines(
         self, namespace_prefix: Namespace, *, versions: bool
     ) -> Iterator[dict[str, Any]]:
-        """Yield every item version under a prefix as a JSON object; see `iter_versions`."""
-        for put, version, created, since, until, expires in self.iter_versions(
+        """Yield every item version under a prefix as a JSON object; see `iter_item_versions`."""
+        for put, version, created, since, until, expires in self.iter_item_versions(
             namespace_prefix, includes_closed=versions
         ):
             times = zip(TIMES, (created, since, until, expires), strict=True)

@@ -215,7 +215,7 @@ class WholeStore(DatabaseOwner, Store):
             dropped = self.database.write(drop, deletes_rows=True)
             total += dropped
         if total:
-            self.database.shrink()
+            self.database.release_unused_disk_space()
         return total
 
     aretain = make_async_twin(retain)
@@ -279,7 +279,7 @@ class WholeStore(DatabaseOwner, Store):
         self, namespace_prefix: Namespace, /, *, filter: Mapping[str, Any] | None = None
     ) -> QueryPlan:
         """Return the database's plan for a search, with the path indexes that it would use."""
-        selection = self._parts.build_selection(namespace_prefix, filter)
+        selection = self._parts.build_item_selection(namespace_prefix, filter)
         return self.database.read(lambda: self._parts.reader.read_query_plan(selection))
 
     aexplain_query = make_async_twin(explain_query)
@@ -443,7 +443,7 @@ class WholeStore(DatabaseOwner, Store):
             )
         lines: Source
         if isinstance(source, WholeStore):
-            versions = source._transfer.iter_versions((), includes_closed=True)
+            versions = source._transfer.iter_item_versions((), includes_closed=True)
             lines = (
                 (f"{version.put.key!r} in {list(decode_path(version.put.path))!r}", version)
                 for version in versions

@@ -181,7 +181,7 @@ def test_an_erasure_that_was_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     with Saver.open(path, factory=NoVacuum) as saver:
         put(saver, {"messages": [doomed_message, human_message("b")]})
-        saver.database.shrink()  # moves the WAL into the file
+        saver.database.release_unused_disk_space()  # moves the WAL into the file
         with pytest.raises(StorageError, match="no such luck"):
             saver.erase("t", ["a"])
         assert {"messages": [human_message("b")]} == read_channel_values(saver, config_at())

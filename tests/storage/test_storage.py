@@ -551,7 +551,7 @@ def test_a_closed_database_says_so(name: str, tmp_path: Path) -> None:
     async def in_thread() -> int:
         return await database.run_in_thread(lambda: 1)
 
-    calls = (database.shrink, database.stats, lambda: database.read(numbers))
+    calls = (database.release_unused_disk_space, database.stats, lambda: database.read(numbers))
     for call in (*calls, lambda: asyncio.run(in_thread())):
         with pytest.raises(StorageUnavailable, match="is closed"):
             call()

@@ -111,7 +111,7 @@ class ThreadNames:
         ]
         unused_id, gap = "", 0
         conversation: Conversation | None = None
-        for id, shared_count, is_former in self._iter_candidate_ids(draft, prefixes):
+        for id, shared_count, is_former in self._iter_candidate_thread_ids(draft, prefixes):
             stored = None if (file, id, full_id) in self._assigned else self._get_stored_thread(id)
             if stored is not None and stored.can_be_continued_by(signatures, shared_count):
                 conversation = draft.unnamed.build(id, not is_former)
@@ -132,7 +132,7 @@ class ThreadNames:
         self._stored.pop(conversation.id, None)
         return conversation
 
-    def _iter_candidate_ids(
+    def _iter_candidate_thread_ids(
         self, draft: Conversation, prefix_ids: Sequence[str]
     ) -> Iterator[_CandidateId]:
         """Yield the ids under which the conversation's thread may be stored."""

@@ -360,7 +360,7 @@ class ThreadImport:
                 self._put_checkpoint(parent, keys)
                 new += len(new_keys)
                 advance(position)
-        self._move_head(bool(new))
+        self._move_head_to_end_of_main_branch(bool(new))
         if self._checkpoints:
             self._replace_partly_imported_messages()
         return new
@@ -553,7 +553,7 @@ class ThreadImport:
         assert stored is not None
         return stored
 
-    def _move_head(self, has_new_messages: bool) -> None:
+    def _move_head_to_end_of_main_branch(self, has_new_messages: bool) -> None:
         """Move the head to the end of the main branch, unless the thread has continued since.
 
         Every checkpoint that the import stores becomes the head, so the head is moved after all

@@ -115,7 +115,7 @@ class ThreadFrames:
             self._thread_id, seq
         )
 
-    async def _read_newest_checkpoint_ref(self) -> Any:
+    async def _read_newest_checkpoint_ref(self) -> dict[str, Any] | None:
         """Return the reference of the newest checkpoint, or None if there is no checkpoint."""
         head = await self._call.saver.ahead(self._thread_id)
         if head is None:

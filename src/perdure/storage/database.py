@@ -202,7 +202,7 @@ class Database(Protocol):
         """The default location of a queue of jobs, or None if the database is in memory."""
 
     @property
-    def location(self) -> Hashable:
+    def location_key(self) -> Hashable:
         """A key that is equal for components in one database. A database in memory has no key.
 
         The key can be read only after the database was connected.
@@ -320,7 +320,7 @@ class Database(Protocol):
             method again later; the next `connect` also calls it.
         """
 
-    def shrink(self) -> None:
+    def release_unused_disk_space(self) -> None:
         """Return the disk space of deleted rows to the file system, in small steps."""
 
     def stats(self) -> dict[str, Any]:

@@ -98,8 +98,8 @@ _REQUEST_SCRUB_SQL: Final = (
     "ON CONFLICT ({}name) DO UPDATE SET value = excluded.value"
 )
 _BEGIN_SNAPSHOT: Final = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-# Minimum number of deleted rows in a table that `shrink` vacuums. The minimum increases by the same
-# number for each 50,000 live rows of the table (2 %).
+# Minimum number of deleted rows in a table that `release_unused_disk_space` vacuums. The minimum
+# increases by the same number for each 50,000 live rows of the table (2 %).
 _MIN_DEAD_ROWS: Final = 1_000
 _TABLES_TO_VACUUM_SQL: Final = """
 SELECT relname::text FROM pg_stat_user_tables WHERE schemaname = ?1 AND relname = ANY(?2)
@@ -210,8 +210,8 @@ class PostgresDatabase(LazyDatabase[Server]):
         return self._source.name if self._pool is None else describe_pool(self._pool)
 
     @property
-    def location(self) -> Hashable:
-        """See `Database.location`."""
+    def location_key(self) -> Hashable:
+        """See `Database.location_key`."""
         return (*self._source.locate_database(self._timeout_s), self._schema, self._tenant)
 
     @property
@@ -567,8 +567,8 @@ class PostgresDatabase(LazyDatabase[Server]):
             self.write(lambda: fetch_rows(drop, *scrub_request[0]))
         return not scrub_request
 
-    def shrink(self) -> None:
-        """See `Database.shrink`. Tables with many deleted rows are vacuumed."""
+    def release_unused_disk_space(self) -> None:
+        """See `Database.release_unused_disk_space`. Tables with many deleted rows are vacuumed."""
         self._vacuum_tables(_MIN_DEAD_ROWS)
 
     def _vacuum_tables(self, min_dead_rows: int) -> None:

@@ -33,7 +33,7 @@ from perdure.storage.sqlite_connection import (
     check_and_decode_path,
     check_path_can_be_database,
     convert_sqlite_errors,
-    execute,
+    execute_flow_request,
     read_own_tables,
 )
 from perdure.storage.sqlite_writer import REQUEST_SCRUB_SQL, SQLiteWriter
@@ -121,11 +121,11 @@ class SQLiteFile(SharedResource):
         with convert_sqlite_errors(self.path), borrow_connection() as conn:
             if self.connector.guard is not None:
                 with self.connector.check_and_limit_untrusted_read(conn):
-                    return run_flow(flow, partial(execute, conn))
+                    return run_flow(flow, partial(execute_flow_request, conn))
             if not snapshot:
-                return run_flow(flow, partial(execute, conn))
+                return run_flow(flow, partial(execute_flow_request, conn))
             conn.execute("BEGIN")
-            result = run_flow(flow, partial(execute, conn))
+            result = run_flow(flow, partial(execute_flow_request, conn))
             conn.execute("COMMIT")
             return result
 
@@ -286,8 +286,8 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         return QueueLocation(f"{self.path}.jobs", "") if self._connector.is_on_disk else None
 
     @property
-    def location(self) -> Hashable:
-        """See `Database.location`."""
+    def location_key(self) -> Hashable:
+        """See `Database.location_key`."""
         return self.path if self._connector.is_on_disk else None
 
     @property
@@ -432,9 +432,11 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         """
         return self._connect_once().writer.scrub_deleted_rows()
 
-    def shrink(self) -> None:
-        """See `Database.shrink`."""
-        self._connect_once().writer.shrink(lambda: self.write(lambda: fetch_rows("SELECT 1")))
+    def release_unused_disk_space(self) -> None:
+        """See `Database.release_unused_disk_space`."""
+        self._connect_once().writer.release_unused_disk_space(
+            lambda: self.write(lambda: fetch_rows("SELECT 1"))
+        )
 
     def stats(self) -> dict[str, Any]:
         """See `Database.stats`.

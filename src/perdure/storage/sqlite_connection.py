@@ -290,7 +290,7 @@ class Connector:
         conn.execute("BEGIN IMMEDIATE")
         try:
             conn.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            execute(conn, split_script(_COMMON_TABLES + schema.script))
+            execute_flow_request(conn, split_script(_COMMON_TABLES + schema.script))
             sql = "INSERT INTO schemas (component, version, script_hash) VALUES (?, ?, ?)"
             conn.execute(sql, (schema.component, SCHEMA_VERSION, schema.script_hash))
             conn.execute("COMMIT")
@@ -419,12 +419,12 @@ def read_own_tables(script: str) -> dict[str, TableSQL]:
     return read_tables(_COMMON_TABLES + script)
 
 
-def execute(conn: sqlite3.Connection, request: Request) -> Any:
+def execute_flow_request(conn: sqlite3.Connection, request: Request) -> Any:
     """Execute a request that a flow has yielded, and return its rows; see `flow.Request`."""
     if isinstance(request, GuardedRequest):
         return _execute_guarded(conn, request)
     if isinstance(request, list):
-        return list(map(partial(execute, conn), request))
+        return list(map(partial(execute_flow_request, conn), request))
     sql, params, execute_many = request
     if execute_many:
         conn.executemany(sql, params)

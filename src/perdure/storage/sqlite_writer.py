@@ -30,7 +30,7 @@ from perdure.storage.sqlite_connection import (
     WAL_LIMIT_BYTES,
     Connector,
     convert_sqlite_errors,
-    execute,
+    execute_flow_request,
     is_disk_full,
     translate_error,
 )
@@ -176,7 +176,7 @@ class SQLiteWriter:
             if not isinstance(request, GuardedRequest) or len(request) > 1:
                 flow.close()
                 return False
-            rows = execute(self._conn, request)
+            rows = execute_flow_request(self._conn, request)
         except (GuardFailed, sqlite3.Error, StorageUnavailable):
             return False
         try:
@@ -221,7 +221,7 @@ class SQLiteWriter:
                 self._check_file_was_not_replaced()
             conn.execute("BEGIN IMMEDIATE")
             self._read_data_version()
-            run_request = partial(execute, conn)
+            run_request = partial(execute_flow_request, conn)
             for running in jobs:
                 running.result = run_flow(running.make_flow(), run_request)
             running = None
@@ -416,7 +416,7 @@ class SQLiteWriter:
             if sqlite_connection.REUSES_WAL:  # SQLite empties the WAL by itself
                 return
             if self._connector.measure_wal() - self._last_wal_bytes > WAL_LIMIT_BYTES:
-                self._checkpoint_wal(self._conn)
+                self._empty_wal_if_possible(self._conn)
 
     def _vacuum_step(self) -> bool:
         """Return some free pages to the file system, and return whether more steps are needed.
@@ -441,7 +441,7 @@ class SQLiteWriter:
         """
         with self._connector.reserve.release_during_block():
             with suppress(sqlite3.Error, StorageError, OSError):
-                self._checkpoint_wal(self._get_connection())
+                self._empty_wal_if_possible(self._get_connection())
             with suppress(sqlite3.Error):
                 self._get_connection().execute("PRAGMA secure_delete = FAST")
             try:
@@ -450,13 +450,13 @@ class SQLiteWriter:
                 with suppress(sqlite3.Error, StorageError, OSError):
                     conn = self._get_connection()
                     conn.execute("PRAGMA secure_delete = ON")
-                    more = self._checkpoint_wal(conn)
+                    more = self._empty_wal_if_possible(conn)
                     while more:
-                        more = _vacuum_step(conn, _FULL_DISK_VACUUM_PAGES) and self._checkpoint_wal(
-                            conn
-                        )
+                        more = _vacuum_step(
+                            conn, _FULL_DISK_VACUUM_PAGES
+                        ) and self._empty_wal_if_possible(conn)
 
-    def _checkpoint_wal(self, conn: sqlite3.Connection, wait_s: float = 0.05) -> bool:
+    def _empty_wal_if_possible(self, conn: sqlite3.Connection, wait_s: float = 0.05) -> bool:
         """Move the WAL into the database file, and return whether the WAL is empty.
 
         If the database file cannot grow because the disk is full, the reserved disk space is
@@ -465,10 +465,10 @@ class SQLiteWriter:
         if not self._connector.is_on_disk:
             return True
         return self._connector.reserve.retry_with_reserve_if_disk_is_full(
-            partial(self._move_wal_into_file, conn, wait_s)
+            partial(self._move_wal_into_file_if_possible, conn, wait_s)
         )
 
-    def _move_wal_into_file(self, conn: sqlite3.Connection, wait_s: float) -> bool:
+    def _move_wal_into_file_if_possible(self, conn: sqlite3.Connection, wait_s: float) -> bool:
         """Checkpoint the WAL while other processes are locked out. Return whether it is empty."""
         is_moved = False
         try:
@@ -511,26 +511,28 @@ class SQLiteWriter:
                 # rows.
                 with self._use_disk_reserve():
                     return False
-            is_moved = self._checkpoint_wal(conn, min(_SCRUB_WAIT_S, self._connector.timeout_s))
+            is_moved = self._empty_wal_if_possible(
+                conn, min(_SCRUB_WAIT_S, self._connector.timeout_s)
+            )
             if is_moved:
                 # Keep a request for a scrub that was made since this scrub began.
                 conn.execute("DELETE FROM settings WHERE name = ? AND value = ?", scrub_request)
             return is_moved
 
-    def shrink(self, commit_nothing: Callable[[], object]) -> None:
-        """See `Database.shrink`.
+    def release_unused_disk_space(self, commit_empty_job: Callable[[], object]) -> None:
+        """See `Database.release_unused_disk_space`.
 
         After each commit, one step of an incremental vacuum is made, so that writers wait for one
         step at most. A vacuum in a separate thread took six times as long as these steps.
 
         Args:
-            commit_nothing: A function that commits an empty job, so that the next step is made.
+            commit_empty_job: A function that commits an empty job, so that the next step is made.
         """
         self._is_vacuuming = True
         while self._is_vacuuming:
-            commit_nothing()
+            commit_empty_job()
         with self.lend_connection() as conn:
-            self._checkpoint_wal(conn, wait_s=1.0)
+            self._empty_wal_if_possible(conn, wait_s=1.0)
 
     def shut_down(self) -> None:
         """Commit all submitted jobs, and end the writing thread."""
