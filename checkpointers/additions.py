@@ -231,7 +231,7 @@ class Additions:
         return [DELTA, [LIST, log.key, flatten_ranges(stored_ranges)]]
 
     def replace_write_by_reference(self, snapshot: Snapshot, write: Write) -> Write:
-        """Replace the value of a pending write by a reference to log items, if the log has them.
+        """Replace a pending write's value with a reference, if a log contains the value's items.
 
         Args:
             snapshot: The checkpoint that contains the result of the write.
@@ -260,11 +260,12 @@ class Additions:
         ]
 
     def append_new_items(self, channel: str, parts: list[bytes | Range]) -> Ranges:
-        """Append the new items among `parts` to a channel's log, and return ranges for all parts.
+        """Append the new items in `parts` to a channel's log, and return the ranges of all parts.
 
-        Each part is the content of an item, or a range of log positions. If the result would have
-        more ranges than `compute_max_range_count` allows, neighbouring short ranges are replaced by
-        one range of aliases. An alias is a log entry that repeats an earlier item.
+        Each element of `parts` is either the content of a new item or a range of existing log
+        positions. If the result would have more ranges than `compute_max_range_count` allows,
+        neighbouring short ranges are replaced by one range of aliases. An alias is a log entry that
+        repeats an earlier item.
         """
         log = self.thread.logs_by_channel[channel]
         return self._reduce_range_count(log, self._append_parts_to_log(log, parts))
@@ -295,9 +296,9 @@ class Additions:
     def _reduce_range_count(self, log: ChannelLog, ranges: Ranges) -> Ranges:
         """Return ranges with the same items as `ranges`, but at most the allowed number of ranges.
 
-        The allowed number is the result of `compute_max_range_count`. To reduce the number of
-        ranges, neighbouring short ranges are replaced by one range of aliases. An alias is a log
-        entry that repeats an earlier item.
+        The allowed number of ranges is the result of `compute_max_range_count`. To reduce the
+        number of ranges, neighbouring short ranges are replaced by one range of aliases. An alias
+        is a log entry that repeats an earlier item.
         """
         if len(ranges) <= MIN_RANGE_LIMIT or len(ranges) <= compute_max_range_count(
             count_positions(ranges)
@@ -333,7 +334,7 @@ class Additions:
 
 @dataclass(slots=True)
 class Commit:
-    """A planned transaction, together with the changes of the cache to make after its commit.
+    """A planned transaction, and the changes to the cache that follow after its commit.
 
     Attributes:
         cache: The cache of threads.
@@ -370,10 +371,10 @@ class Commit:
     remaining_keys: list[int] = field(default_factory=list)
 
     def record_whether_head_has_writes(self, rows: list[Row]) -> None:
-        """Record whether the new head has pending writes.
+        """Record in the `Head` object whether the new head checkpoint has pending writes.
 
         `rows` are the rows that the first statement of the transaction has returned. The last
-        column says whether there are pending writes.
+        column of the first row says whether the new head has pending writes.
         """
         if self.head is not None and self.head.snapshot is self.snapshot:
             self.head.write_rows = None if rows[0][-1] else {}
@@ -423,7 +424,7 @@ class Commit:
 def _extend_transcript(
     log: ChannelLog, former_ranges: Ranges, new_ranges: Ranges, first_new_position: int
 ) -> Ranges:
-    """Return the ranges of a channel's transcript, extended by the new items of a value.
+    """Return the log ranges of a channel's transcript after the new items of a value are appended.
 
     Args:
         log: The log.
@@ -458,7 +459,8 @@ def cache_pending_writes(
 ) -> None:
     """Cache the pending writes of a task if the next checkpoint may need them.
 
-    The next checkpoint needs a pending write if items of the pending write may be stored in a log.
+    A pending write is cached if its value is a message, a list or a dict, because the next
+    checkpoint may store the items of such a value in a log.
     """
     if any(map(_may_be_stored_in_log, writes)):
         checkpoint = request.address.checkpoint_ns, request.address.checkpoint_id or ""
@@ -471,6 +473,6 @@ def cache_pending_writes(
 
 
 def _may_be_stored_in_log(write: Write) -> bool:
-    """Return whether the next checkpoint may store items of this write in a log."""
+    """Return whether the value of a pending write has a type whose items can be stored in a log."""
     ref = write[2]
     return ref[:1] == MESSAGE if isinstance(ref, bytes) else ref[0] in LOG_KIND_BY_INLINE_KIND

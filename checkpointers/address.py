@@ -117,7 +117,7 @@ def find_run_context(config: RunnableConfig) -> Any:
 
     langgraph adds the context only to configs that it passes to a node, a tool or a checkpointer.
     """
-    # If the module is not imported, no graph is running in this process.
+    # If the module `langgraph.runtime` is not imported, no graph is running in this process.
     runtime: Any = sys.modules.get("langgraph.runtime")
     for value in config.get("configurable", {}).values() if runtime else ():
         if isinstance(value, runtime.Runtime):
@@ -126,10 +126,10 @@ def find_run_context(config: RunnableConfig) -> Any:
 
 
 def find_run_context_values(config: RunnableConfig, names: Iterable[str]) -> dict[str, Any]:
-    """Return the values with these names in the `context` of the run that a config belongs to.
+    """Return the values that the run's `context` has under `names`.
 
-    The context of a run is a dict or an object with attributes. Names whose value in the context is
-    None are omitted.
+    The run is found in `config`. The context of a run is a dict or an object with attributes. Names
+    whose value in the context is None are omitted.
     """
     context = find_run_context(config)
     get_value = context.get if isinstance(context, Mapping) else partial(getattr, context)
@@ -174,7 +174,7 @@ def check_texts(argument_name: str, values: object) -> list[str]:
 def _check_list_items(argument_name: str, values: object, item_type: type = object) -> list[Any]:
     """Check that a value is an iterable of items of type `item_type`, and return a list.
 
-    A single text or bytes object is refused.
+    InvalidConfig is raised if `values` is a single str or bytes object.
     """
     if not isinstance(values, str | bytes) and isinstance(values, Iterable):
         items = list(values)

@@ -1,11 +1,12 @@
 """Cache the items and heads of threads in one process, within a memory budget.
 
 The cache is never the source of truth. An item at a log position never changes, so a cached item
-stays valid when other processes write to the database. Only a deletion from the thread makes cached
-items stale. Each deletion from a thread increments the `generation` of the thread, and every read
-compares the cached `generation` with the stored `generation`. A checkpoint that was planned from a
-cached head is stored only if the version token of the thread is still the one that was cached with
-the head. Each transaction that changes a thread changes the version token of the thread.
+stays valid when other processes write to the database. A cached item becomes stale only when items
+are deleted from its thread. Each deletion from a thread increments the `generation` of the thread,
+and every read compares the cached `generation` with the stored `generation`. A new checkpoint is
+planned from a cached head. The planned checkpoint is stored only if the thread's version token in
+the database still equals the version token that was cached with the head. Each transaction that
+changes a thread changes the version token of the thread.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from perdure.checkpointers.manifest import ALIASES, DELTA, Ranges, count_positions
 from perdure.storage.flow import Row
 
-# Number of requests to the cache between two checks of the cache's total size.
+# The cache computes its total size each time it has received this number of requests.
 _WEIGH_EVERY: Final = 64
 # Estimated size in bytes of a cached thread without the items of its logs.
 _THREAD_OVERHEAD: Final = 10_000
@@ -84,8 +85,8 @@ class ChannelLog:
     def __init__(self, key: int, name: str, cached: ChannelLog | None = None) -> None:
         """Create the cached part of a log.
 
-        If an older object for the same log is passed as `cached`, the items of the older object are
-        copied.
+        If `cached` is given, the new object starts with a copy of the items in `cached`, which is
+        an older object for the same log.
         """
         self.key = key
         self.name = name
@@ -126,7 +127,7 @@ class ChannelLog:
     def get(self, position: int) -> bytes | None:
         """Return the item at a log position, or None if the item is not cached.
 
-        The position of an alias returns the item that the alias repeats.
+        If the position belongs to an alias, the item that the alias repeats is returned.
         """
         return self.items.get(self.origin_position(position))
 
@@ -138,7 +139,7 @@ class ChannelLog:
         return list(map(self.items.__getitem__, item_positions))
 
     def has_no_repeats(self, ranges: Ranges) -> bool:
-        """Return whether log ranges contain no item twice, neither directly nor through an alias.
+        """Return whether each item occurs only once in log ranges, also if aliases are resolved.
 
         All aliases in `ranges` must be cached. An alias is a log entry that repeats an earlier
         item.
@@ -156,7 +157,7 @@ class ChannelLog:
     def find_position(self, item: bytes) -> int | None:
         """Return the log position of an item that equals `item`, or None.
 
-        Cached items are searched, and also new items that are planned and not committed yet.
+        The search covers the cached items and the new items that are planned and not committed yet.
         """
         if self._indexed != len(self.items):
             for position in list(self.items)[self._indexed :]:
@@ -178,7 +179,7 @@ class ChannelLog:
     def find_stored_position(self, item: bytes) -> int | None:
         """Return the log position of a cached item that equals `item`, or None.
 
-        Items that are planned and not committed yet are not found.
+        The search ignores items that are planned and not committed yet.
         """
         position = self.find_position(item)
         if position is None or self.items.get(position) != item:
@@ -246,9 +247,10 @@ class Snapshot:
         return channel in self.references and self.channel_versions.get(channel) == version
 
     def stored_channels(self) -> frozenset[str]:
-        """Return the channels whose values are stored.
+        """Return the channels whose values the checkpoint stores.
 
-        Channels whose values are replayed from writes are left out.
+        A channel is not returned if its value is not stored, and must be replayed from pending
+        writes.
         """
         return frozenset(channel for channel, ref in self.references.items() if ref[0] != DELTA)
 
@@ -364,14 +366,16 @@ class Thread:
         )
 
     def committed_heads_by_namespace(self, expected_version_token: int) -> dict[str, Head]:
-        """Return the committed heads by namespace, or an empty dict if the heads may be stale.
+        """Return the committed head of each namespace, or an empty dict if heads may be stale.
 
-        The heads may be stale if the version token of the thread differs from
-        `expected_version_token`. The result is also empty if another OS thread is planning a write
-        to the thread. The heads are returned without their pending writes, to plan new checkpoints
-        whose parents are these heads.
+        The cached heads may be stale if the conversation thread's version token is not
+        `expected_version_token`. An empty dict is also returned if another OS thread is planning a
+        write to this conversation thread at the moment. The caller uses the heads only to plan new
+        checkpoints whose parents are these heads, so the heads are returned without their pending
+        writes.
         """
-        # Another OS thread holds the lock, because it is planning a write.
+        # If the lock is not free, another OS thread is planning a write to this conversation
+        # thread.
         if not self.lock.acquire(blocking=False):
             return {}
         try:
@@ -409,7 +413,7 @@ def add_recent_entry(recent_entries: dict[Any, Any], key: Any, value: Any) -> No
 
 
 class KeyBlock:
-    """Database keys that are reserved for rows of new threads, namespaces and logs.
+    """A block of row keys that the database has reserved for new threads, namespaces and logs.
 
     The database reserves many keys at once, so the rows of a new checkpoint can refer to each other
     before any row is stored. No key is used twice. A later reservation always returns higher keys
@@ -422,7 +426,7 @@ class KeyBlock:
         self._lock = threading.Lock()
 
     def take_keys(self, count: int) -> list[int] | None:
-        """Take `count` keys from the block, highest first, or return None if fewer are left."""
+        """Take `count` reserved keys, highest first, or return None if too few keys are left."""
         with self._lock:
             start = len(self._left) - count
             if start < 0:
@@ -437,7 +441,7 @@ class KeyBlock:
             self._left = []
 
     def replace_keys(self, new_keys: list[int]) -> None:
-        """Replace the reserved keys by `new_keys`, unless the current keys are higher."""
+        """Replace the reserved keys with `new_keys`, unless the keys in `new_keys` are lower."""
         with self._lock:
             if new_keys > self._left:
                 self._left = new_keys
@@ -470,14 +474,16 @@ class Cache:
     ) -> Thread:
         """Return the cached thread if its data is current, or else a `Thread` object without data.
 
-        The data of a cached thread is current if its key and its generation equal the arguments.
+        The data of a cached thread is current if the thread has the key `key` and the generation
+        `generation`.
         """
         with self._lock:
             thread = self._threads.get(thread_id)
             if thread is None or thread.key != key or thread.generation < generation:
                 thread = self._threads[thread_id] = Thread(key, generation, newest_removal)
             elif thread.generation > generation:
-                # The caller reads an older snapshot of the database than the one that was cached.
+                # The caller reads a snapshot of the database that is older than the cached data.
+                # Return a new `Thread` without data, and keep the cached thread.
                 return Thread(key, generation, newest_removal)
             self._mark_used_while_locked(thread_id)
             return thread
@@ -489,7 +495,7 @@ class Cache:
             self._mark_used_while_locked(thread_id)
 
     def record_run_overlap_if_new(self, thread_id: str) -> bool:
-        """Record that runs of a thread overlap, and return whether this is the first record."""
+        """Record that runs of a thread overlap, and return True if no overlap was recorded yet."""
         with self._lock:
             is_first = thread_id not in self._overlapped
             self._overlapped[thread_id] = None

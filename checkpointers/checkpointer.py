@@ -1,7 +1,7 @@
 """Add perdure's own methods to langgraph's saver: inspect, lock, change and delete threads.
 
 The modules `threads` and `differences` read from the database, and the modules `maintenance` and
-`erasure` delete from it. All of this code is independent of the database driver.
+`erasure` delete from it. The code of these modules is the same for all database drivers.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ RemovalCount = int
 
 
 class Checkpointer(CheckpointSaver):
-    """A checkpointer over a database, which the checkpointer owns and closes.
+    """A checkpointer that stores its data in a database.
 
-    Users do not create a `Checkpointer` directly. Instead, users create a `SQLiteCheckpointer` or a
-    `PostgresCheckpointer`.
+    The checkpointer owns and closes the database. Users do not create a `Checkpointer` directly.
+    Users create a `SQLiteCheckpointer` or a `PostgresCheckpointer`.
     """
 
     def _create_components(self) -> None:
@@ -76,12 +76,9 @@ class Checkpointer(CheckpointSaver):
         """Return a lock for `with` and `async with`, to run one turn of a thread at a time.
 
         The lock of a thread works across OS threads, event loops and processes of this machine. If
-        a process ends, the locks that the process holds are released. A run that does not acquire
-        the lock of its thread is not stopped. The documentation of `put` says what happens when
-        runs of the same thread overlap.
-
-            async with saver.lock("thread-1", timeout_s=30):
-                await graph.ainvoke(question, config)
+        a process ends, the locks that the process holds are released. The lock is advisory, which
+        means that a run can use the thread without the lock. The documentation of `put` says what
+        happens when runs of the same thread overlap. For example, use the lock as follows.
 
         Raises:
             InvalidConfig: The thread_id is not valid.
@@ -255,7 +252,8 @@ class Checkpointer(CheckpointSaver):
 
         The status is computed from a checkpoint and its pending writes. If no `checkpoint_id` is
         passed, the head of the thread is used. Computing the status does not need the graph. The
-        status of a checkpoint that another saver has written can be computed as well.
+        status can also be computed for a checkpoint that a checkpointer of another library has
+        written.
 
         Raises:
             UnknownThread: There is no such thread or namespace.
@@ -347,7 +345,7 @@ class Checkpointer(CheckpointSaver):
     adifferences = make_async_twin(differences)
 
     def stats(self) -> dict[str, Any]:
-        """Return sizes in bytes, row counts, and the name and version of the database driver."""
+        """Return the database's sizes in bytes, row counts, driver name and driver version."""
         sizes = self.database.stats()
         ((threads, checkpoints, items, size),) = self.database.read(
             lambda: fetch_rows(self._sql["totals"])
@@ -403,12 +401,13 @@ class Checkpointer(CheckpointSaver):
 
         The erased messages are removed from all checkpoints in all namespaces, from the history,
         from pending writes and from values of any other channel. If a message is stored in several
-        versions, all versions are removed. The tool calls of the erased messages are removed as
-        well, and so are quotations of the erased messages (docs/erasure.md). A stored message
-        without an id is removed if its content equals that of an erased message. A pending task
-        that quotes an erased message is cancelled, and the report names the task. If an erased
-        message contains a tool call, the tool message with the result is kept, unless the id of the
-        tool message is erased as well. The thread can continue. Unknown ids are not an error.
+        versions, all versions are removed. The tool calls of the erased messages are removed
+        together with the messages. Quotations of the erased messages are also removed
+        (docs/erasure.md). A stored message without an id is removed if its content equals that of
+        an erased message. A pending task that quotes an erased message is cancelled, and the report
+        names the task. If an erased message contains a tool call, the tool message with the result
+        is kept, unless the id of the tool message is erased as well. The thread can continue.
+        Unknown ids are not an error.
 
         `erase` does not change copies of the thread, and does not find paraphrases of the erased
         messages. A run that is in progress still has the erased messages in memory. The erased
@@ -443,9 +442,9 @@ class Checkpointer(CheckpointSaver):
     def removals(self, thread_id: str) -> RemovalCount:
         """Return how many erasures and deletions were recorded for a thread id.
 
-        With the returned number, you can find out which messages were erased while you processed
-        messages of the thread. Call `removals` before you read the messages, and later pass the
-        returned number to `removed` as `since`.
+        A program that processes messages of the thread can use the returned number to find out
+        which messages were erased in the meantime. Call `removals` before you read the messages,
+        and later pass the returned number to `removed` as `since`.
         """
         thread_id = check_thread_id(thread_id)
         return self.database.read(lambda: self._removals.count_removals(thread_id))
@@ -486,11 +485,12 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[bool]:
         """Return for each message whether it was added by a run that started after `moment`.
 
-        The run must have been executed on this database. The result for a message is False if the
-        message was added by an update of the state, an import, a merge or a copy. If it is not
-        certain which run has added a message, the message gives False as well. This can happen if
-        the checkpoint before the message was pruned. A run that resumes an interrupted run counts
-        as the same run.
+        The run must have been executed on the database of this checkpointer. The result for a
+        message is False if the message was added by an update of the state, an import, a merge or a
+        copy. The result for a message is also False if it is not certain which run has added the
+        message. For example, the run that added a message is not certain if the checkpoint before
+        the message was pruned. A run that resumes an interrupted run is treated as a part of the
+        interrupted run.
 
         Args:
             thread_id: The thread.
@@ -580,9 +580,10 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[ThreadInfo]:
         """Delete threads whose conversation has not continued since the time `before`.
 
-        The `ts` of a thread's head is compared with `before`. An import does not change the `ts` of
-        checkpoints, so an imported thread can be deleted although it was imported after `before`.
-        Each thread is checked again in the transaction that deletes it.
+        A thread is deleted if the time in `ts` of the thread's head, its newest checkpoint, is
+        earlier than `before`. An import does not change the `ts` of checkpoints, so an imported
+        thread can be deleted although it was imported after `before`. Each thread is checked again
+        in the transaction that deletes it.
 
         Args:
             before: Threads whose head is older than this time are deleted.
@@ -625,13 +626,13 @@ class Checkpointer(CheckpointSaver):
     ) -> ImportReport:
         """Import a database of langgraph's own saver, or all threads of another checkpointer.
 
-        The source is only read. All threads, namespaces, checkpoints and pending writes keep their
-        ids. An interrupted import can be repeated. Each checkpoint that is imported from
-        langgraph's own saver is read back after it is stored, and compared with the source.
-        Existing checkpoints are kept. Threads of another checkpointer are copied as stored bytes,
-        and their values are not decoded. If a thread exists in both databases, and the thread has
-        continued in only one of them, the continued version is kept. The import needs enough memory
-        for the largest thread.
+        The source is only read. The imported threads, namespaces, checkpoints and pending writes
+        have the same ids as in the source. An interrupted import can be repeated. Each checkpoint
+        that is imported from langgraph's own saver is read back after it is stored, and compared
+        with the source. Existing checkpoints are kept. Threads of another checkpointer are copied
+        as stored bytes, and their values are not decoded. If a thread exists in both databases, and
+        the thread has continued in only one of them, the continued version is kept. The import
+        needs enough memory for the largest thread.
 
         Args:
             source: The path of a file, a Postgres DSN, or an open checkpointer.
@@ -663,8 +664,8 @@ class Checkpointer(CheckpointSaver):
         """See `import_from`.
 
         If the call of `aimport_from` is cancelled, the import stops before it stores another
-        checkpoint. If the source is a checkpointer, the import stops before it copies another
-        thread.
+        checkpoint. If the source is a checkpointer, a cancelled import stops before it copies the
+        next thread.
         """
         make = partial(self._build_importer, source, serde, names, max_value_bytes)
         importer = await asyncio.to_thread(make)

@@ -67,8 +67,8 @@ _NULL: Final = b"\x11"
 # Types that langgraph's serializer does not encode as msgpack.
 _SERIALIZER_TYPES: Final = (bytes, bytearray, NoneType)
 _log = logging.getLogger("perdure")
-# Maximum number of steps in the path that an error message names. The number is limited because the
-# search for each step encodes all parts of a value again.
+# Maximum number of steps in the path to an invalid value that an error message shows. To find each
+# step of the path, all parts of a value are encoded again, so the number of steps is limited.
 _MAX_STEPS: Final = 20
 
 
@@ -127,7 +127,7 @@ class Codec:
             return self._encode_or_explain(value, get_path, exact=exact)
 
     def _encode_message_as_read_back(self, stored: bytes) -> bytes:
-        """Decode an encoded message, and return the encoding of the decoded message."""
+        """Return the bytes that result if an encoded message is decoded and then encoded again."""
         if stored[:1] != _PLAIN:
             return stored
         value = self.decode(stored)
@@ -158,7 +158,10 @@ class Codec:
     def _encode_with_unchanged_errors(
         self, value: Any, get_path: Callable[[], str] | None = None, *, exact: bool = False
     ) -> bytes:
-        """Encode a value. Errors of the serializer or the converter are raised unchanged."""
+        """Encode a value.
+
+        Errors that the serializer or the `Converter` raises are not changed.
+        """
         if self._allowlist is None or isinstance(value, _SERIALIZER_TYPES):
             name, data = self.serde.dumps_typed(value)
             return _prepend_form_tag(name, bytes(data))
@@ -248,7 +251,8 @@ class Codec:
         """Encode one value for comparison; see `encode_for_comparison`."""
         if self.packs_messages and (packed := _encode_if_all_plain([value])) is not None:
             return packed[0]
-        # Convert a bytearray to bytes, as the serializer does inside a list.
+        # Convert a bytearray to bytes. The serializer makes the same conversion for a bytearray in
+        # a list.
         if type(value) is bytearray:
             value = bytes(value)
         return self._encode_or_explain(value, lambda: get_path(index))
@@ -258,9 +262,10 @@ class Codec:
     ) -> bytes:
         """Return the bytes that are stored for a value, given its encoding for comparison.
 
-        The stored bytes are usually the bytes that `encode_for_comparison` returned. If decoding
-        the bytes of a message would give a different message, the encoding of the different message
-        is stored. Storing the decoded message again then gives the same bytes.
+        The result usually equals `encoding_for_comparison`, the bytes that `encode_for_comparison`
+        returned for the value. The validation of a message class may change a message when its
+        bytes are decoded. The stored bytes are the encoding of the changed message, so that loading
+        the message and storing it again gives the same bytes.
 
         Args:
             value: The value.
@@ -280,14 +285,14 @@ class Codec:
         """Yield the encodings of a value under the earlier names of its classes.
 
         A caller can use the earlier encodings to find items that were stored before a class was
-        renamed. Without the earlier encodings, a thread would store all objects of a renamed class
-        again.
+        renamed. Without the encodings under earlier class names, a thread would store all objects
+        of a renamed class again.
         """
         for names in self.former_names:
             if not any(name.encode() in stored for _, name in names):
                 continue
-            # Ignore errors. The value itself has already been encoded, so the thread can be stored
-            # without the earlier encodings.
+            # Ignore errors. The value has already been encoded under its current class names, so
+            # the thread can be stored even if an encoding under earlier class names fails.
             with suppress(Exception):
                 former = _PLAIN + Converter(self._allowlist, former=names).pack(value)  # type: ignore[arg-type]
                 if former != stored:
@@ -304,7 +309,7 @@ class Codec:
             return unpack_messages(stored)
         if kinds == {_PLAIN} and self.packs_messages:
             # `unpack_all` raises ValueError if a value contains a msgpack extension. After a
-            # ValueError, each value is decoded separately below.
+            # ValueError, each value is decoded separately.
             with suppress(ValueError):
                 return unpack_all([item[1:] for item in stored])
         return [*map(self.decode, stored)]

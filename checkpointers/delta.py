@@ -1,12 +1,13 @@
 """Compute the log items of a `DeltaChannel`, whose value langgraph replays from task writes.
 
 langgraph stores the value of a `DeltaChannel` only from time to time, as a snapshot. A checkpoint
-may be stored without a snapshot of a changed `DeltaChannel`. In this case, the values that tasks
-have written to the channel since the parent checkpoint are added to the channel's log and to the
-transcript. For a channel of messages, perdure computes which log items make up the channel's value,
-by applying message ids, `RemoveMessage` and `REMOVE_ALL_MESSAGES` as langgraph does. For a channel
-with any other content, the value is unknown until the next snapshot, because a checkpointer cannot
-call the reducer of the graph.
+may be stored without a snapshot of a changed `DeltaChannel`. If a checkpoint has no snapshot of a
+changed `DeltaChannel`, the values that tasks have written to the channel since the parent
+checkpoint are added to the channel's log and to the transcript. For a channel of messages, perdure
+computes which log items make up the channel's value, by applying message ids, `RemoveMessage` and
+`REMOVE_ALL_MESSAGES` as langgraph does. If the channel contains values that are not messages, the
+value of the channel is unknown until the next snapshot, because a checkpointer cannot call the
+reducer of the graph.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class ChannelUpdate:
     def list_new_items_and_log_ranges(self, log: ChannelLog) -> list[bytes | Range]:
         """Return the added items in order, each as its bytes or as its log position.
 
-        A log position is returned as a range of one position. An item that the log does not contain
-        yet is returned as bytes.
+        For an item that the log already contains, the range `(position, position + 1)` is returned.
+        An item that the log does not contain yet is returned as bytes.
         """
         parts: list[bytes | Range] = []
         for entry in self.entries:
@@ -92,7 +93,7 @@ class ChannelUpdate:
         return parts
 
     def compute_value_ranges(self, added_position_by_entry: Sequence[int | None]) -> Ranges:
-        """Compute the log ranges of the channel's value after this update is applied.
+        """Return the log ranges that make up the channel's value after this update is applied.
 
         Args:
             added_position_by_entry: For each entry, the log position of the item that the entry
@@ -131,7 +132,7 @@ class ChannelUpdate:
 
 @dataclass(slots=True)
 class DeltaWrites:
-    """The changes to `DeltaChannel`s that the pending writes of a parent checkpoint make.
+    """Updates of `DeltaChannel`s that result from the pending writes of a parent checkpoint.
 
     Attributes:
         updates: The update of each `DeltaChannel` without a snapshot, by channel.
@@ -156,7 +157,7 @@ def plan_channel_update(
     base: Ranges | None,
     has_messages: bool | None,
 ) -> ChannelUpdate:
-    """Plan the update of a channel from the values that tasks have written to it.
+    """Build a `ChannelUpdate` from the values that tasks have written to a `DeltaChannel`.
 
     Args:
         codec: The codec that encodes the items.
@@ -190,7 +191,10 @@ def plan_channel_update(
 
 
 def list_dict_pairs(value: dict[Any, Any]) -> list[Any]:
-    """Return the pairs of a dict, or an empty list if a key is neither a str nor an int."""
+    """Return a dict's pairs.
+
+    The list is empty if any key of the dict is neither a str nor an int.
+    """
     return [[*pair] for pair in value.items()] if _PAIR_KEYS.issuperset(map(type, value)) else []
 
 
@@ -330,7 +334,8 @@ class Transcript:
     def add(self, message: Any) -> None:
         """Add a message to the index.
 
-        A value that is not a message takes an index as well, but never matches any message.
+        A value that is not a message increases the index of the next message, and is never returned
+        as a match.
         """
         if isinstance(message, BaseMessage):
             entries = self._entries.setdefault(build_key_of_type_content_and_calls(message), [])
@@ -340,7 +345,7 @@ class Transcript:
     def pop_matching_index(self, message: Any) -> int | None:
         """Return the index of a transcript message that matches `message`, or None.
 
-        A transcript message that was returned once is not returned again.
+        After a transcript message was returned as a match, the message is removed from the index.
         """
         candidates = (
             self._entries.get(build_key_of_type_content_and_calls(message), [])

@@ -44,7 +44,7 @@ def find_cached_delta_writes(
 ) -> DeltaWrites | None:
     """Return the `DeltaWrites` of a new checkpoint, using only cached data.
 
-    The result is None if the database must be read.
+    None is returned if the cache lacks some of the data, so that the caller must read the database.
     """
     rows = head.write_rows.copy() if head.write_rows is not None else None
     if rows is None and put.delta_channels:
@@ -69,7 +69,8 @@ def read_delta_writes(
     """Read the values that the tasks of a checkpoint's parent wrote to `DeltaChannel`s.
 
     Only items that are not cached are read from the database. If the new checkpoint is a fork, the
-    writes at its parent are left out, because these writes belong to another child of the parent.
+    pending writes of its parent are not part of the result, because these writes belong to another
+    child of the parent.
 
     Args:
         reader: The reader of items.
@@ -163,7 +164,7 @@ def _build_channel_update(
 ) -> Flow[ChannelUpdate]:
     """Build the update of a channel from task writes and from its value at the parent checkpoint.
 
-    The value at the parent checkpoint may be unknown.
+    The channel's value at the parent checkpoint may be unknown.
     """
     base, has_messages = _find_parent_ranges(reader, parent, channel), None
     key, transcript_ranges = parent.transcript.get(channel, (0, []))
@@ -197,7 +198,7 @@ def _build_channel_update(
 def _find_parent_ranges(reader: CheckpointReader, parent: Snapshot, channel: str) -> Ranges | None:
     """Return the ranges of log items that make up a channel's value in the parent checkpoint.
 
-    The result is None if it is not known which log items make up the value.
+    None is returned if perdure does not know which log items make up the channel's value.
     """
     if channel not in parent.references:
         return None if channel in parent.channel_versions else []

@@ -24,8 +24,8 @@ from perdure.checkpointers.status import SENDS, find_send_targets
 from perdure.checkpointers.threads import build_not_found_error
 from perdure.storage.flow import Flow
 
-# Position that a `ChannelDifference` has for a value that is stored as one object and not as log
-# items.
+# If a value is stored as one object, and not as log items, this number is stored as its position in
+# a `ChannelDifference`.
 _WHOLE_VALUE: Final = -1
 
 
@@ -91,10 +91,11 @@ class Differences:
     ) -> Flow[list[str]]:
         """Return the nodes that ran in one superstep.
 
-        A node that was triggered by a channel is found by comparing its entry in `versions_seen` at
-        the checkpoint and at the parent checkpoint. If the checkpoint is an input, no node is
-        returned, because an input also changes `versions_seen` for nodes that did not run. A task
-        that was created by a `Send` does not change `versions_seen`. The nodes of tasks from
+        The field `versions_seen` of a checkpoint contains the channel versions that each node has
+        seen. If a node's versions differ between the checkpoint and its parent, a channel has
+        triggered the node. For a checkpoint with the source `input`, no nodes are returned, because
+        langgraph changes `versions_seen` at an input even for nodes that did not run. The task of a
+        `Send` does not change the entry of its node in `versions_seen`. The nodes of tasks from
         `Send`s are found in the list of `Send`s that the parent checkpoint stores.
         """
         source, nodes = self.reader.decode_metadata(step).get("source"), list[str]()
@@ -171,7 +172,8 @@ class Differences:
         added = yield from self.reader.read_positions_with_aliases_resolved(
             thread_id, thread, log_key, subtract_ranges(new, merge_ranges(old))
         )
-        # Log positions of items that both values contain at different indexes.
+        # Log positions of items that are in both the old and the new value, at different places in
+        # the list.
         moved = {*removed} & {*added}
         removed = [position for position in removed if position not in moved]
         added = [position for position in added if position not in moved]
@@ -224,7 +226,7 @@ class Differences:
 
 
 def _has_unknown_value(ref: Any) -> bool:
-    """Return whether `ref` is the reference of a `DeltaChannel` whose value is unknown."""
+    """Return whether `ref` refers to a `DeltaChannel`, and the value of this channel is unknown."""
     return ref is not None and unwrap_delta_channel_reference(ref) is None
 
 

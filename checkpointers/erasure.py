@@ -1,11 +1,11 @@
 """Erase messages from all checkpoints, transcripts and pending writes of a thread.
 
-An erasure is one transaction. The erasure visits every value of the thread in two passes. In the
-first pass, the erasure finds the messages by their ids. In the second pass, the erasure rewrites
-each value that contains or quotes an erased message. Log items are never changed in place. A
-changed item is appended to the log as a new item, and items that nothing refers to any more are
-deleted at the end of the erasure. The document docs/erasure.md defines what a quotation of a
-message is, and says which tasks an erasure cancels.
+An erasure is one transaction. The erasure reads every value of the thread twice. In the first pass,
+the erasure finds the messages by their ids. In the second pass, the erasure rewrites each value
+that contains or quotes an erased message. Log items are never changed in place. A changed item is
+appended to the log as a new item, and items that nothing refers to any more are deleted at the end
+of the erasure. The document docs/erasure.md defines what a quotation of a message is, and says
+which tasks an erasure cancels.
 """
 
 from __future__ import annotations
@@ -137,8 +137,9 @@ def _erase_messages(
         return ErasureReport(events=events)
     views = yield from _delete_recorded_model_inputs(reader, maintenance, thread_id, rows[0][0])
     eraser.collect_erased_texts()
-    # Repeat the first pass if the thread contains dicts. The first pass may have visited a
-    # transcript before it visited the dict to which items of the transcript belong.
+    # Repeat the first pass if the thread contains dicts. Transcript items that belong to a dict can
+    # be recognised only after the dict was read, and the first pass may have read the transcript
+    # before the dict.
     if eraser.dicts:
         channels = TextSet(eraser.remover.channels)
         yield from eraser.find_or_erase_in_whole_thread(finds_only=True)
@@ -188,7 +189,8 @@ def _erase_thread(
     hashes: set[str] = set()
     for log, name, *_ in (yield reader.sql("thread_logs", rows[0][0])):
         for row in (yield reader.sql("items_between", *key_range(log, 0, ALIASES))):
-            # If an item cannot be read, the item is deleted, and its hash is not reported.
+            # If a log item cannot be decrypted or decoded, the item is deleted like all others, and
+            # the report does not contain the item's hash.
             with suppress(CorruptRecord, ForbiddenType):
                 _, stored = decrypt_position_and_item(reader.seal, thread_id, name, *row)
                 value = reader.codec.decode(stored)
@@ -219,7 +221,7 @@ class _Eraser:
         key, _, generation, removals = row
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.codec, self.thread_id, self.remover = reader.codec, thread_id, remover
-        # The erasure does not use the cached `Thread` object, but an object of its own.
+        # The eraser creates its own `Thread` object, and does not use the cached `Thread` object.
         self.thread = Thread(key, generation, removals)
         self.additions = Additions(reader.sql, reader.seal, thread_id, self.thread, time.time())
         self.checkpoints = self.runs = self.crons = 0
@@ -228,7 +230,8 @@ class _Eraser:
         self.deltas: set[int] = set()
         self._needles = remover.build_byte_strings_to_search_for()
         self._types_with_texts = reader.codec.types.encoded_names_of_searchable_types
-        # Whether the current pass only collects messages and writes nothing.
+        # This attribute says whether the eraser only collects messages and writes nothing in the
+        # current pass.
         self._collect_only = True
         # `_items_by_log` contains all items of the thread, first by log key and then by position.
         # `_stored_at` contains the time at which each item was first stored.
@@ -239,7 +242,8 @@ class _Eraser:
         # when decoded, contains or quotes an erased message.
         self._suspect_positions: dict[int, list[int]] = {}
         self._hit_positions: dict[int, list[int]] = {}
-        # Cached results of `_build_item_replacement`. The arguments of the call are the key.
+        # `_replacements` caches the results of `_build_item_replacement` by the arguments of the
+        # method.
         self._replacements: dict[tuple[int, int, bool, ValueContext], Any] = {}
         # `_items_with_calls` contains the log key and the position of each removed message with
         # tool calls. `_items_of_removed_dicts` contains the log key and the position of each item
@@ -255,8 +259,8 @@ class _Eraser:
         self._subgraph_prefixes: tuple[str, ...] = ()
         # Whether the current namespace starts with one of the prefixes in `_subgraph_prefixes`.
         self._in_removed_subgraph = False
-        # Whether some list in the current checkpoint had, as its last item, a removed message with
-        # tool calls that have no result.
+        # This attribute is True if a list in the current checkpoint ended with a removed message
+        # that had tool calls without results.
         self._ends_with_removed_call = False
 
     def read_all_log_items(self) -> Flow[None]:
@@ -277,13 +281,14 @@ class _Eraser:
             )
             log.origins = {p: unpack(items.pop(p)) for p in [*items] if p >= ALIASES}
             self._items_by_log[key] = items
-            # Register the existing items in `positions_by_item`. If a changed item equals an
-            # existing item, the existing item is then used again.
+            # Register the existing items in `positions_by_item`. If a message is removed from an
+            # item, and the remaining item equals an existing item, the existing item is referenced
+            # and no new item is stored.
             for position, stored in items.items():
                 self.additions.positions_by_item.setdefault((name, stored), position)
 
     def remove_quotations_from_list_entry(self) -> Flow[None]:
-        """Remove quotations from the title and the metadata that lists of threads show."""
+        """Remove quotations of erased messages from the thread's title and listed metadata."""
         for thread_key, *_, stored in (yield self.sql("one_thread", self.thread_id)):
             title, listed_metadata = decrypt_list_entry(self.seal, self.thread_id, stored)
             if self._may_title_quote_message(title):
@@ -343,15 +348,15 @@ class _Eraser:
     def _may_contain_erased_message(self, stored: bytes) -> bool:
         """Return whether encoded bytes may contain or quote an erased message.
 
-        The check looks for byte strings in the encoded value, and avoids decoding values that
-        cannot contain an erased message.
+        The method looks for byte strings in the encoded value, to avoid decoding values that cannot
+        contain an erased message.
         """
         if not self.codec.packs_messages or any(needle in stored for needle in self._needles):
             return True
         return any(name in stored for name in self._types_with_texts)
 
     def find_or_erase_in_whole_thread(self, *, finds_only: bool) -> Flow[None]:
-        """Visit all checkpoints, pending writes, runs, crons and webhooks of the thread once.
+        """Visit each checkpoint, pending write, run, cron and webhook of the thread one time.
 
         Args:
             finds_only: Whether only to find messages and their channels, and to write nothing.
@@ -437,7 +442,8 @@ class _Eraser:
     def _contains_or_quotes_message(self, value: Any) -> bool:
         """Return whether a decoded log item contains or quotes an erased message.
 
-        The item is checked as a list element and as a dict entry.
+        An item may be a list element or a key-value pair of a dict, so the item is checked in both
+        forms.
         """
         context, entry = ValueContext(True, True, True), _convert_key_value_pair_to_dict(value)
         if entry is not None and self.remover.remove_messages_from(entry, context) is not entry:
@@ -449,7 +455,7 @@ class _Eraser:
     def _erase_messages_from_checkpoint(
         self, ns: str, row: Row, snapshot: Snapshot, *, is_head: bool
     ) -> Flow[None]:
-        """Rewrite a checkpoint without the erased messages, if it contains or quotes any."""
+        """Remove erased messages, and quotations of erased messages, from a checkpoint."""
         self._ends_with_removed_call = False
         other, metadata = snapshot.encoded_fields
         fields = [
@@ -546,7 +552,8 @@ class _Eraser:
                     node = path.rpartition(", ")[2]
                     self.cancelled.discard(_build_task_name(ns, node))
                     self.cancelled.add(_build_task_name(ns, node, task))
-            # Without a result, the task would run again.
+            # The task must keep a result. If a task has no stored result, langgraph runs the task
+            # again.
             elif not has_no_result(writes) and has_no_result(remaining):
                 remaining.append([0, NO_WRITES, self._encode(None)])
         if not self._collect_only and remaining != writes:
@@ -607,7 +614,7 @@ class _Eraser:
         return new_ref
 
     def _rewrite_delta_reference(self, channel: str, ref: Any) -> Flow[Any]:
-        """Remove erased messages from a `DeltaChannel`'s value, and return the new reference."""
+        """Remove erased messages from a `DeltaChannel`'s value, and refer to the new value."""
         kind, inner = ref
         if isinstance(inner, int):
             return ref
@@ -659,7 +666,7 @@ class _Eraser:
         return self.codec.encode(value, lambda: "a value that contained an erased message")
 
     def _rewrite_split_value(self, ref: Any, context: ValueContext) -> Flow[Any]:
-        """Return a reference to a list, dict or item in a log, without the erased messages."""
+        """Remove erased messages from a list, dict or log item, and return the new reference."""
         kind, log, numbers = ref
         ranges = unflatten_ranges([numbers, 1] if kind == ITEM else numbers)
         if kind == DICT:
@@ -737,7 +744,8 @@ class _Eraser:
     def _append_items(self, log_key: int, parts: list[bytes | Range]) -> Ranges:
         """Append the new items in `parts` to a log, and return the ranges of all parts."""
         if self._collect_only:
-            # Return a placeholder. In a pass that only collects messages, the result is not used.
+            # Return a placeholder. If the current pass only collects messages, the caller does not
+            # use the ranges.
             return [(0, 1)]
         return self.additions.append_new_items(self.thread.logs[log_key].name, parts)
 
@@ -748,8 +756,8 @@ class _Eraser:
     ) -> list[bytes | Range] | None:
         """Remove erased messages from a list or dict, and return the remaining parts.
 
-        The result is None if the list or dict does not change. Each remaining part of the list or
-        dict is a range of log positions that are kept, or the bytes of a new item.
+        None is returned if the list or dict contains and quotes no erased messages. Each part in
+        the result is either a range of existing log positions or the bytes of a new item.
         """
         parts: list[bytes | Range] = []
         is_unchanged = True
@@ -809,7 +817,7 @@ class _Eraser:
 def _find_positions_in_range(
     positions_by_log: dict[int, list[int]], log_key: int, start: int, stop: int
 ) -> list[int]:
-    """Return the positions between `start` and `stop` that `positions_by_log` has for a log."""
+    """Return the positions in `positions_by_log[log_key]` from `start` to `stop` (exclusive)."""
     sorted_positions = positions_by_log.get(log_key, [])
     return sorted_positions[
         bisect_left(sorted_positions, start) : bisect_left(sorted_positions, stop)

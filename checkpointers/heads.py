@@ -24,15 +24,15 @@ def find_start_seq_of_run(
     parent_and_put_steps: tuple[int | None, ...],
     put_seq: int,
 ) -> int:
-    """Return the sequence number of the checkpoint that started the run of a new checkpoint.
+    """Return the sequence number of the first checkpoint in the run that stores `put`.
 
     A new checkpoint starts a new run if its source is an input, an update or a fork. A new
-    checkpoint starts a new run, too, if the superstep after its parent is missing, because with
-    durability `exit`, langgraph stores only the last checkpoint of a run. A new checkpoint also
-    starts a new run if its parent is not the head and was loaded by its checkpoint id. If the
-    parent of the new checkpoint was pruned, and the head was stored by another run or by an update,
-    the result is 0. The number 0 means that the run of the new checkpoint started before all other
-    runs.
+    checkpoint also starts a new run if its superstep does not directly follow the superstep of its
+    parent, because langgraph stores only the last checkpoint of a run that has the durability
+    `exit`. A new checkpoint also starts a new run if its parent is not the head and was loaded by
+    its checkpoint id. The number 0 is returned if the parent of the new checkpoint was pruned, and
+    the head was stored by another run or by an update of the state. The number 0 means that the run
+    of the new checkpoint started before all other runs.
 
     Args:
         put: The put.
@@ -58,9 +58,10 @@ def choose_head_and_detect_run_overlap(
 ) -> tuple[Head, bool]:
     """Return the namespace's head after a checkpoint was stored, and whether two runs overlap.
 
-    Two runs of a thread overlap if the new checkpoint does not become the head. Two runs also
-    overlap if the new checkpoint is an input that replaces a head which its run has not read. If a
-    run continues from an earlier checkpoint on purpose, there is no overlap.
+    Two runs of a thread overlap if the new checkpoint does not become the head. A second case of
+    overlapping runs is a new checkpoint with the source `input` that replaces a head, if the run of
+    the input has not read this head. Two runs do not overlap if the later run continues from an
+    earlier checkpoint on purpose.
 
     Args:
         put: The put.

@@ -32,7 +32,7 @@ from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 # Maximum number of checkpoint ids that one SQL statement reads. The checkpoints themselves are read
 # one by one.
 _PAGE: Final = 64
-# The SQL below reads the tables of langgraph's savers, whose columns are not perdure's.
+# The following SQL statements read the tables of langgraph's savers, and not the tables of perdure.
 _COLUMNS: Final = "SELECT name FROM pragma_table_info(?)"
 _THREADS: Final = (
     "SELECT DISTINCT thread_id FROM checkpoints WHERE thread_id > ? ORDER BY 1 LIMIT 256"
@@ -46,8 +46,9 @@ _CHECKPOINT: Final = """
 SELECT parent_checkpoint_id, type, checkpoint, metadata FROM checkpoints
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ? LIMIT 1
 """
-# Writes to special channels have negative indexes. Writes to special channels come last, because
-# `put_writes` uses the position of each other write as the index of the write.
+# A write to a special channel, such as an error, has a negative index. The statement sorts these
+# writes after all other writes, because `put_writes` uses the position of a write to a graph
+# channel as the index of the write.
 _WRITES: Final = """
 SELECT task_id, {path}, channel, type, value FROM writes
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?
@@ -153,7 +154,7 @@ class _SQLiteFile:
                         "was damaged"
                     )
                 key = Address(thread_id, ns, uid)
-                # There is no row if the checkpoint was deleted after its id was read.
+                # The result has no row if the checkpoint was deleted after its id was read.
                 for row in self.read_rows(_CHECKPOINT, *key):
                     yield self._decode_checkpoint(label, key, row, self.read_rows(writes, *key))
             last_key = uid, ns
@@ -235,7 +236,8 @@ class _PostgresTables:
     def iter_thread_ids(self) -> Iterator[str]:
         """Yield the ids of all threads in the source database.
 
-        The tables of the source database are checked first.
+        Before the first id is read, the method checks that the source database has the expected
+        tables.
 
         Raises:
             NotADatabase: The database lacks the tables of langgraph's saver.
@@ -366,8 +368,8 @@ class Importer:
     def _check_thread_has_not_diverged(self, thread_id: str, source_keys: set[Row]) -> Flow[None]:
         """Raise an error if a thread has continued both in the source and in the target.
 
-        The thread has continued in both if source and target each have checkpoints that the other
-        database lacks.
+        The thread has diverged if the source has a checkpoint that the target lacks, and the target
+        has a checkpoint that the source lacks.
 
         Args:
             thread_id: The thread.
@@ -451,7 +453,7 @@ class Importer:
     def _find_tasks_with_unstored_writes(
         self, tasks: list[Task], stored: CheckpointTuple
     ) -> list[Task]:
-        """Return the tasks of the source whose writes are not all stored.
+        """Return the source's tasks that have at least one write that the target does not store.
 
         Stored writes that the source lacks are ignored, because the thread may have continued in
         the target database after an earlier import.

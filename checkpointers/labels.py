@@ -1,13 +1,13 @@
 """Handle labels, which are metadata values that a checkpoint inherits from its parent.
 
-Two kinds of metadata values are inherited. The first kind are the values `user_id` and `owner`,
-which name the user of the thread and are inherited by every checkpoint. The second kind are values
-that `CheckpointSaver.label` took from the context of a run. The names of the values from the
-context are listed in the metadata under `LABELS`.
+There are two kinds of labels. The labels `user_id` and `owner` name the user of the thread. Each
+checkpoint inherits `user_id` and `owner` from its parent. Each checkpoint also inherits the values
+that `CheckpointSaver.label` copied from the context of a run into the metadata. The metadata key
+`LABELS` holds a list of the names of the values that `CheckpointSaver.label` has copied.
 
-Inherited values are stored in the metadata of the new checkpoint. Each checkpoint has its own copy
-of the inherited values, because a list of threads reads only the metadata of the head, and because
-the ancestors of a checkpoint may have been pruned.
+The labels that a new checkpoint inherits are stored in its own metadata. Each checkpoint has its
+own copy of the inherited values, because a list of threads reads only the metadata of the head, and
+because the ancestors of a checkpoint may have been pruned.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ _UNNAMED: Final = object()
 
 
 def select_labels_for_child_checkpoint(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata values of a checkpoint that the next checkpoint needs.
+    """Return a checkpoint's metadata values that are needed to store the next checkpoint.
 
-    The next checkpoint inherits the labels, and needs the list of channels under `MERGED`.
+    The child checkpoint inherits the labels of its parent. To plan a merge, perdure also needs the
+    value under `MERGED`, a list of channel names.
     """
     listed = metadata.get(LABELS)
     names = [*USER_LABELS, MERGED, *(listed if isinstance(listed, list) else ())]
@@ -104,8 +105,8 @@ def build_labels_of_new_checkpoint(
 
     Values in the new checkpoint's own metadata replace the labels of the parent checkpoint. If the
     config or the context of the run names another user, the new checkpoint inherits neither
-    `user_id` nor `owner`. Without this exception, `user_id` and `owner` could name different users
-    by accident. The values `""` and None mean nobody.
+    `user_id` nor `owner`. If only one of `user_id` and `owner` were inherited, the two labels could
+    name different users by accident. The values `""` and None mean nobody.
 
     Args:
         metadata: The metadata of the new checkpoint.
@@ -134,9 +135,9 @@ def build_labels_of_new_checkpoint(
 def _find_user_id_and_owner(config: RunnableConfig) -> dict[str, Any]:
     """Return `user_id` and `owner` from the run's context, or else from its config.
 
-    A value of None is returned like any other value. A name that neither the context nor the config
-    contains is left out. If the context is a pydantic model, only fields that the caller has set
-    are included.
+    A value of None is returned like any other value. The result has no entry for a label that is
+    neither in the context nor in the config. If the context is a pydantic model, only fields that
+    the caller has set are included.
     """
     context, named_users = find_run_context(config), dict[str, Any]()
     configurable, metadata = config.get("configurable") or {}, config.get("metadata") or {}
@@ -155,7 +156,7 @@ def _find_user_id_and_owner(config: RunnableConfig) -> dict[str, Any]:
 
 
 def _is_same_user(value: object, inherited: object) -> bool:
-    """Return whether `value` names the same user as `inherited`, the label of the parent."""
+    """Return whether `value` and the parent checkpoint's label `inherited` name the same user."""
     return isinstance(value, str | int | float) and value == inherited
 
 

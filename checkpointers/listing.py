@@ -37,7 +37,7 @@ MetadataFilter = Mapping[str, Any]
 
 
 def metadata_matches(metadata: Mapping[str, Any], where: MetadataFilter) -> bool:
-    """Return whether metadata has all values of a filter.
+    """Return whether metadata contains every key of a filter with the value in the filter.
 
     A key with dots, such as `a.b`, can also stand for a value in a nested dict.
     """
@@ -144,8 +144,9 @@ class Listing:
     ) -> Flow[None]:
         """Check the index entries next to a searched range of the metadata index for damage.
 
-        A damaged entry of the metadata index can end a search too early. The damaged entry is then
-        the entry directly before or after the searched range.
+        A damaged entry of the metadata index can end a search too early. If a damaged entry has
+        ended the search too early, the damaged entry is directly before or after the range that was
+        searched.
         """
         if self.sql["neighbouring_tags"]:
             neighbours = yield self.sql("neighbouring_tags", tag, start_key, stop_key)
@@ -155,7 +156,7 @@ class Listing:
     def _check_index_and_decode_metadata(
         self, thread_id: str | None, ns: str, row: list[Any], tag: int, is_indexed: bool
     ) -> dict[str, Any]:
-        """Check that the metadata index is right for a checkpoint, and return the metadata.
+        """Check that the metadata index agrees with a checkpoint's metadata; return the metadata.
 
         Args:
             thread_id: The thread, or None if the checkpoint has none.
@@ -208,7 +209,10 @@ class Listing:
             yield address._replace(checkpoint_id=unpack_id(row[1])), row[0]
 
     def _read_last_seq_and_namespace_rows(self, thread_id: str) -> Flow[tuple[int, list[Row]]]:
-        """Return the sequence number of a thread's newest checkpoint, and its namespace rows."""
+        """Read a thread's last sequence number and the rows of its namespaces.
+
+        The last sequence number belongs to the newest checkpoint of the thread.
+        """
         rows = yield self.sql("find_thread", thread_id)
         if not rows:
             yield from self.reader.verify_checkpoint_missing(Address(thread_id, "", None))
@@ -230,9 +234,10 @@ class Listing:
     ) -> Iterator[tuple[int, Address, Row]]:
         """Yield the matching rows of a namespace whose sequence number is less than `stop_seq`.
 
-        The head of the namespace is yielded first, even if it is not the newest checkpoint. The
-        head is yielded with the sequence number of the newest row, so that the head stays first
-        when the caller sorts the rows. The other rows follow, newest first.
+        The first row that the method yields is the head of the namespace, even if the head is not
+        the newest checkpoint. The head is yielded with the sequence number of the newest row, so
+        that the head stays first when the caller sorts the rows. The other rows follow, newest
+        first.
 
         Yields:
             The sequence number to sort by, the address of the namespace, and the row.
@@ -290,7 +295,7 @@ class Listing:
     def _find_seq_and_id_bound_of_listing(
         self, address: Address, namespace: int, stop_seq: int
     ) -> Flow[tuple[int, str | None]]:
-        """Find where a list of the checkpoints before a given checkpoint starts.
+        """Find the start of a listing that contains only checkpoints before a given checkpoint.
 
         Returns:
             The sequence number of the checkpoint and None, if the checkpoint is in the namespace.

@@ -210,7 +210,7 @@ class Maintenance:
     ) -> PruneReport:
         """Delete checkpoints of a thread batch by batch, each in its own transaction.
 
-        The arguments are those of `delete_checkpoint_batch`.
+        For the arguments of this method, see `delete_checkpoint_batch`.
         """
         total = PruneReport()
         while True:
@@ -242,7 +242,8 @@ class Maintenance:
     ) -> Flow[None]:
         """Rebuild the title and metadata of a thread's list entry, if the entry may be outdated.
 
-        The title or the metadata may contain data that was deleted from the thread.
+        The list entry must be rebuilt because its title or metadata may be a copy of data that was
+        deleted from the thread's checkpoints.
 
         Args:
             thread_id: The thread.
@@ -293,8 +294,8 @@ class Maintenance:
     def _load_checkpoint_ids(self, thread_key: int) -> Flow[set[str]]:
         """Return the ids of a thread's checkpoints.
 
-        The result includes the ids of checkpoints that are not stored, but for which pending writes
-        are stored.
+        If pending writes are stored for a checkpoint, the id of the checkpoint is also returned
+        when the checkpoint itself is not stored.
         """
         packed_ids = set[Any]()
         for namespace, *_ in (yield self.sql("thread_namespaces", thread_key)):
@@ -319,7 +320,8 @@ class Maintenance:
                     self.reader.decrypt_row(thread_id, checkpoint_ns, row)
                 )
             except CorruptRecord:
-                # The tags are unknown, so search all entries of the index for the checkpoint.
+                # The metadata of the checkpoint cannot be read, so its tags in the metadata index
+                # are unknown. Search all entries of the index for the checkpoint.
                 yield self.sql("drop_tags", row[0])
             else:
                 yield self._build_tag_deletes(row[0], metadata)
@@ -405,9 +407,11 @@ class Maintenance:
 
         A checkpoint may be deleted if the rule `keep` does not select it. The checkpoints are
         sorted by the time at which they were stored, oldest first. A checkpoint from which a server
-        continues a live run is not deleted. An ancestor from whose pending writes the
-        `DeltaChannel` of a kept checkpoint is rebuilt is not deleted either. Unless `dry_run` is
-        True, `_store_updated_checkpoint_ids` is called.
+        continues a live run is not deleted. An ancestor of a kept checkpoint is not deleted if the
+        kept checkpoint needs the ancestor's pending writes to rebuild the value of a
+        `DeltaChannel`. Unless `dry_run` is True, the method also calls
+        `_store_updated_checkpoint_ids`, so that each kept head still names the checkpoint that was
+        updated.
         """
         to_delete: list[tuple[int, RetentionCandidate]] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread_key)):
@@ -460,9 +464,10 @@ class Maintenance:
     ) -> Flow[None]:
         """Store in the metadata of each updated head the id of the checkpoint that was updated.
 
-        The id is stored only if a head is the last of several updates and the earlier updates are
-        deleted. Without the earlier updates, the head could not be traced back to the checkpoint
-        that was updated first. The id is stored under the metadata key `UPDATED`.
+        The id is stored only if the head is the newest of several state updates, and the
+        checkpoints of the earlier state updates are deleted. When the checkpoints of earlier state
+        updates are deleted, the parent ids no longer lead from the head to the checkpoint that was
+        updated first. The id of the updated checkpoint is stored under the metadata key `UPDATED`.
         """
         for head in candidates:
             updated = _find_checkpoint_id_before_updates(candidates, head) if head.is_head else None
@@ -569,7 +574,7 @@ class Maintenance:
     def _add_original_positions_of_aliases(
         self, thread_id: str, name: str, log: int, live_ranges: Ranges
     ) -> Flow[None]:
-        """Extend a log's live ranges by the original items of all aliases in the live ranges.
+        """Add the positions of the items that aliases repeat to the live ranges of a log.
 
         An alias is a log entry that repeats an earlier item. The live ranges contain the log
         positions that are still referenced.
@@ -586,7 +591,7 @@ class Maintenance:
 
 
 def _find_transcripts_of_channels_without_value(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the stored transcripts of the channels whose values are unknown."""
+    """Return the stored transcripts of the `DeltaChannel`s that have an unknown value."""
     return {
         channel: stored_transcript
         for channel, stored_transcript in snapshot.transcript.items()
@@ -603,7 +608,10 @@ def _has_aliases(stored_transcript: Any) -> bool:
 def _drop_unreferenced_positions(
     stored_transcript: Any, live_ranges_by_log: Mapping[int, Ranges]
 ) -> list[Any]:
-    """Return a stored transcript reduced to the items that are in `live_ranges_by_log`."""
+    """Return a stored transcript without the items that are not in live ranges.
+
+    The ranges in `live_ranges_by_log` contain the log positions that are still referenced.
+    """
     log, numbers = stored_transcript
     ranges = unflatten_ranges(numbers)
     return [
@@ -620,7 +628,7 @@ def _drop_unreferenced_positions(
 
 
 def _add_live_references(refs: Iterable[Any], live_ranges: dict[int, Ranges]) -> None:
-    """Extend the live ranges of logs by all log positions that occur in `refs`.
+    """Add all log positions to which `refs` refers to the live ranges of the logs.
 
     The live ranges contain the log positions that are still referenced.
     """
@@ -628,7 +636,7 @@ def _add_live_references(refs: Iterable[Any], live_ranges: dict[int, Ranges]) ->
 
 
 def _add_live_ranges(refs: Iterable[tuple[int, Any]], live_ranges: dict[int, Ranges]) -> None:
-    """Extend the live ranges of logs by stored ranges of the form `(log, numbers)`.
+    """Add the ranges in `refs`, which are pairs `(log, numbers)`, to the live ranges of the logs.
 
     The live ranges contain the log positions that are still referenced.
     """
@@ -663,9 +671,10 @@ def _add_ancestors_needed_for_deltas(
 def _find_checkpoint_id_before_updates(
     candidates: list[RetentionCandidate], head: RetentionCandidate
 ) -> str | None:
-    """Find the checkpoint that was updated first, if a head is the result of updates.
+    """Find the checkpoint to which the first of several successive state updates was applied.
 
-    The search starts at the head and follows the updates back one after the other.
+    Each state update names the checkpoint to which it was applied. The search starts at the head
+    and goes back from each update to the checkpoint that it names.
 
     Returns:
         The id of the checkpoint, or None if the head is not an update.

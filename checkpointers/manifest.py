@@ -18,8 +18,7 @@ Ranges are half open, and are stored as a flat list `[start, length, start, leng
 of n items has at most `compute_max_range_count(n)` ranges. If the items of a value are scattered
 over more ranges than `compute_max_range_count(n)`, neighbouring short ranges are replaced by one
 range of aliases (`group_ranges_between_longest`). An alias is a log entry that repeats an earlier
-item and stores the position of this item. In each log, the positions of aliases start at the
-constant `ALIASES`.
+item and stores the position of this item. In each log, the first alias has the position `ALIASES`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import log2
 from typing import Any, Final
 
-# the stored form of a value or of one of its parts, in one of the forms listed above
+# The stored form of a value or of a part of a value. The docstring of this module lists all forms.
 ValueReference = Any
 Range = tuple[int, int]
 Ranges = list[Range]
@@ -52,14 +51,16 @@ def compute_max_range_count(item_count: int) -> int:
 
 
 def group_ranges_between_longest(ranges: Ranges) -> list[Ranges]:
-    """Group neighbouring ranges, so that the caller can replace a group by a range of aliases.
+    """Divide log ranges into groups.
 
-    An alias is a log entry that repeats an earlier item. The caller replaces only groups of several
-    ranges. The longest ranges must not be replaced, so each of the longest ranges is a group of its
-    own. A quarter of `compute_max_range_count` counts as the longest ranges. The shorter ranges
-    that lie between two of the longest ranges form one group. Because long ranges are not replaced,
-    an item is rarely repeated by an alias. Log-structured merge trees limit rewriting in the same
-    way (O'Neil et al., 1996).
+    The caller can replace each group with one range of aliases. An alias is a log entry that
+    repeats an earlier item. The caller replaces a group with aliases only if the group has several
+    ranges. Each of the longest ranges is a group by itself, because the caller never replaces a
+    group that has only one range. The number of ranges that count as longest is a quarter of the
+    result of `compute_max_range_count`. All shorter ranges between two of the longest ranges form
+    one group. Because the longest ranges are never replaced, few items are repeated by aliases.
+    Log-structured merge trees also avoid rewriting their longest runs, to limit the amount of data
+    that is written again (O'Neil et al., 1996).
 
     >>> group_ranges_between_longest([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
     [[(0, 3)], [(4, 5)], [(6, 7), (12, 13)], [(8, 11)]]
@@ -104,7 +105,7 @@ def count_positions(ranges: Ranges) -> int:
 
 
 def merge_ranges(ranges: Iterable[Range]) -> Ranges:
-    """Return the set of positions in ranges, as sorted ranges without overlap.
+    """Return sorted ranges without overlap that cover the same positions as `ranges`.
 
     >>> merge_ranges([(5, 7), (0, 2), (1, 4)])
     [(0, 4), (5, 7)]
@@ -188,10 +189,11 @@ def unflatten_ranges(numbers: Sequence[int]) -> Ranges:
 
 
 def unwrap_delta_channel_reference(ref: ValueReference) -> ValueReference:
-    """Return the part of a reference that refers to the value of the channel.
+    """Return the reference to a channel's value, without the wrapper of a `DeltaChannel` reference.
 
-    The result is None if `ref` belongs to a `DeltaChannel` whose value is unknown. If `ref` is the
-    snapshot of a `DeltaChannel`, the result refers to the value inside the snapshot.
+    None is returned if `ref` belongs to a `DeltaChannel` whose value is unknown. If `ref` is the
+    reference of a `DeltaChannel` snapshot, the reference to the value inside the snapshot is
+    returned.
     """
     if isinstance(ref, list) and ref[0] in (SNAPSHOT, DELTA):
         return None if isinstance(ref[1], int) else ref[1]
@@ -199,7 +201,7 @@ def unwrap_delta_channel_reference(ref: ValueReference) -> ValueReference:
 
 
 def iter_log_references(ref: Any) -> Iterator[tuple[int, Any]]:
-    """Yield a log key and stored ranges for each part of a reference that refers to a log.
+    """Yield a log key and stored ranges for each place where a reference points into a log.
 
     Stored ranges have the form `[start, length, ...]`.
     """

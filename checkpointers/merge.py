@@ -68,11 +68,11 @@ class Merge:
         snapshot.channel_versions |= self.versions
 
     def _choose_seen_version(self, snapshot: Snapshot, channel: str, version: Any) -> Any:
-        """Return the channel version that a node's entry in `versions_seen` must have.
+        """Return the version of a channel to store in a node's `versions_seen` after a merge.
 
-        If the node had seen the channel's newest version before the merge, the result is the
-        version that the merge gives to the channel. The merge therefore does not trigger the node
-        again.
+        If the node has seen the channel's newest version before the merge, the version that the
+        merge assigns to the channel is returned. Recording the version of the merge prevents
+        langgraph from running the node again because of the merge.
         """
         is_newest = version == snapshot.channel_versions.get(channel)
         return self.versions.get(channel, version) if is_newest else version
@@ -96,9 +96,9 @@ def is_state_channel(channel: str) -> bool:
 
 
 def find_max_merge_epoch(channel_versions: Iterable[Any]) -> int | None:
-    """Return the highest epoch among channel versions.
+    """Return the highest merge epoch in channel versions.
 
-    The epoch of a channel version counts the merges of the channel.
+    The epoch is the upper part of a channel version. A merge of the channel increases the epoch.
 
     Returns:
         The epoch, or None if the versions are of different kinds or of a kind without epochs.
@@ -111,10 +111,10 @@ def find_max_merge_epoch(channel_versions: Iterable[Any]) -> int | None:
 
 
 def parse_merge_epoch(channel_version: Any) -> int | None:
-    """Return the epoch of a channel version, or None if the version is not a number.
+    """Return the merge epoch in a channel version, or None if the version is not a number.
 
-    A version may also be a text such as `"007.25"`. The epoch of a channel version counts the
-    merges of the channel.
+    A version may also be a text such as `"007.25"`. The epoch is the upper part of a channel
+    version. A merge of the channel increases the epoch.
     """
     whole = parse_whole_part_of_version(channel_version)
     return None if whole is None else whole >> _EPOCH_BITS

@@ -2,16 +2,19 @@
 
 LangGraph's `update_state` reads a checkpoint and stores a child of this checkpoint. If a run
 continues from the same checkpoint at the same time, the run stores another child of the checkpoint,
-and the thread would have two branches. To avoid two branches, the update and the run are merged,
-unless both have written the same channel. The child that is stored second gets the values of the
-channels that the first child has changed. The channels with which langgraph routes a run (such as
-`branch:to:...`), the tasks and `versions_seen` are always those of the run.
+and the thread would have two branches. Perdure avoids two branches by merging the update with the
+run. The update and the run are not merged if both have written the same channel. If the run and the
+update both store a child of the same checkpoint, the child that is stored later gets the values of
+the channels that the other child has changed. A merged checkpoint always takes the tasks,
+`versions_seen` and the channels with which langgraph routes a run (such as `branch:to:...`) from
+the run, and never from the state update.
 
-The run does not notice the merge. The run continues with the state in its memory. This state lacks
-the values that the update has written. A later checkpoint of the run must therefore be merged
-again. A merge gives a new version to each channel that it copies, and the version in a later
-checkpoint of the run shows whether the run has read the copied value. As long as the run has not
-read a copied channel, the name of the channel is listed in the checkpoint's metadata under
+The run does not notice the merge. The run continues with the state that its process has in memory.
+The state in the run's memory lacks the values that the state update has written. The later
+checkpoints of the run must be merged again, until the run has read the values of the state update.
+A merge gives a new version to each channel whose value it copies. If a later checkpoint of the run
+has at least this version for the channel, the run has read the copied value. As long as the run has
+not read a copied channel, the name of the channel is listed in the checkpoint's metadata under
 `MERGED`.
 """
 
@@ -64,7 +67,7 @@ _EMPTY_CHECKPOINT: Final = Snapshot("", 0, None, 0, [], {}, {})
 class MergePlanner:
     """Decides whether and how a new checkpoint is merged with the head of its namespace.
 
-    The methods are called in the transaction that stores the new checkpoint.
+    The methods of `MergePlanner` must be called in the transaction that stores the new checkpoint.
 
     Args:
         reader: The reader of the database.
@@ -81,7 +84,7 @@ class MergePlanner:
         self._thread, self._head = thread, head
 
     def plan_merge(self, put: CheckpointPut, parent: Snapshot | None) -> Flow[Merge | None]:
-        """Plan how a new checkpoint is merged with the head.
+        """Decide whether and how a new checkpoint is merged with the head of its namespace.
 
         Args:
             put: The put.
@@ -126,8 +129,8 @@ class MergePlanner:
         """Plan a new checkpoint whose parent was pruned.
 
         The pruned parent is the last checkpoint that the run of the new checkpoint has stored or
-        read. The current head was stored after the pruned parent, by an update of the state or by a
-        later run.
+        read. After the pruned parent was stored, an update of the state or a later run has stored
+        the current head.
 
         Args:
             put: The put.
@@ -155,8 +158,8 @@ class MergePlanner:
     ) -> Flow[Merge | None]:
         """Plan a new checkpoint whose parent is a head with merged channels.
 
-        A merged channel was copied to the head by a merge, and the run may not have read the copied
-        value.
+        The value of a merged channel was copied to the head from another checkpoint. The run may
+        not have read the copied value.
 
         Args:
             put: The put.
@@ -170,9 +173,9 @@ class MergePlanner:
         }
         if any(channel in put.new_versions for channel in unread):
             if self._reader.read_superstep(current_head) == _ANCHOR_STEP:
-                # The head is an anchor checkpoint, the empty checkpoint at which the first run of a
-                # thread stores writes to `DeltaChannel`s. The new checkpoint replaces the anchor
-                # checkpoint without a merge.
+                # If the head is an anchor checkpoint, the new checkpoint replaces the head without
+                # a merge. An anchor checkpoint is the empty checkpoint at which the first run of a
+                # thread stores its writes to `DeltaChannel`s.
                 return None
             return Merge(
                 current_head,
@@ -184,7 +187,7 @@ class MergePlanner:
     def _plan_put_of_run(
         self, put: CheckpointPut, current_head: Snapshot, base: Snapshot
     ) -> Merge | None:
-        """Plan a new checkpoint of a run, if an update of the state has replaced the head."""
+        """Plan a run's new checkpoint, when a state update has become the head during the run."""
         unread = {
             c
             for c in self._list_unread_merged_channels(base)
@@ -211,7 +214,7 @@ class MergePlanner:
     def _plan_state_update(
         self, put: CheckpointPut, current_head: Snapshot, base: Snapshot
     ) -> Merge | None:
-        """Plan an update of the state, if a run has continued from the updated checkpoint."""
+        """Plan the checkpoint of a state update, when a run has continued from the same parent."""
         written = {
             c for c in put.new_versions if is_state_channel(c) and has_value_or_writes(put, c)
         }
@@ -222,8 +225,9 @@ class MergePlanner:
         ):
             return None
         if written.intersection(put.delta_channels, current_head.stored_channels()):
-            # The head stores the value of a `DeltaChannel` that the update has written. langgraph
-            # starts from the stored value, and would ignore the older writes of the update.
+            # The head stores the value of a `DeltaChannel` to which the new state update also
+            # writes. When langgraph loads the channel, it starts from the stored value, and ignores
+            # the pending writes that the state update has stored at an older checkpoint.
             return None
         codec, step = self._reader.codec, self._reader.read_superstep(current_head)
         fields = {**codec.decode(current_head.encoded_fields[0]), "ts": put.checkpoint["ts"]}
@@ -270,8 +274,9 @@ class MergePlanner:
     def finish_merge_and_check_change(self, merge: Merge, head: Head) -> Flow[bool]:
         """Complete a merge after its checkpoint was stored.
 
-        If the new checkpoint is an update of the state, and a task of the run has failed or waits
-        for an answer, the checkpoint of the run becomes the head again.
+        If the new checkpoint is a state update, and a task of the run has failed or waits for an
+        answer, the values of the update are copied into the run's checkpoint, which becomes the
+        head again.
 
         Args:
             merge: The merge.
@@ -297,9 +302,10 @@ class MergePlanner:
     ) -> Flow[bool]:
         """Copy the values of state updates into a run's checkpoint, which becomes the head.
 
-        The values are copied only if a task of the run has failed or waits for an answer at the
-        run's checkpoint. A run whose task has failed or waits for an answer stores no further
-        checkpoint with which the updates could be merged.
+        With `requires_stopped_task`, the values of the state updates are copied only if a task at
+        the run's checkpoint has failed or waits for an answer. After a task of a run has failed or
+        waits for an answer, the run stores no further checkpoint, so the state updates cannot be
+        merged with a later checkpoint of the run.
 
         Args:
             checkpoint_id: The id of the run's checkpoint.
@@ -366,10 +372,11 @@ class MergePlanner:
             yield from reader.rewrite_list_entry(self._thread_id, (*row[:5], body))
 
     def has_unread_merged_channels(self, head: Head | None) -> bool:
-        """Return whether a head contains merged channels that the run may not have read.
+        """Return whether the head contains merged values that the run may not have read.
 
-        A merged channel was copied to the head by a merge. A head with unread merged channels is
-        not cached, so that a `MergePlanner` plans each new checkpoint whose parent is this head.
+        The value of a merged channel was copied to the head from another checkpoint. If the head
+        has merged channels that the run may not have read, the head is not cached. Without a cached
+        head, each new checkpoint is planned in the database transaction, by a `MergePlanner`.
         """
         snapshot = None if head is None else head.snapshot
         return snapshot is not None and bool(self._list_unread_merged_channels(snapshot))
@@ -392,7 +399,9 @@ class MergePlanner:
     def _is_ancestor_of_head(
         self, ancestor: Snapshot, allowed_sources: Collection[str]
     ) -> Flow[bool]:
-        """Return whether the head descends from `ancestor` through checkpoints of allowed sources.
+        """Return whether the head descends from `ancestor`.
+
+        All checkpoints in between must have one of the allowed sources.
 
         Args:
             ancestor: The checkpoint.
@@ -420,7 +429,7 @@ class MergePlanner:
     def _find_last_update(
         self, current_head: Snapshot, channels: Collection[str]
     ) -> Flow[Snapshot]:
-        """Return the state update whose values were merged into the head, or else the head."""
+        """Return the last state update that was merged into the head, or else return the head."""
         snapshot: Snapshot | None = current_head
         for _ in range(_MAX_STEPS):
             if snapshot is None or not self._list_unread_merged_channels(snapshot):
@@ -437,7 +446,7 @@ class MergePlanner:
         )
 
     def _list_unread_merged_channels(self, snapshot: Snapshot) -> list[str]:
-        """Return the merged channels of a checkpoint that the run may not have read yet.
+        """Return the channels that a merge has changed and that the run may not have read.
 
         A merged channel was copied to the checkpoint by a merge.
         """
@@ -456,9 +465,10 @@ def has_value_or_writes(put: CheckpointPut, channel: str) -> bool:
 
 
 def _has_run_read_channel(put: CheckpointPut, channel: str, base: Snapshot) -> bool:
-    """Return whether a run has read a channel after a merge has changed it in checkpoint `base`.
+    """Return whether a run has read the channel value that a merge has stored in `base`.
 
-    The channel version in the run's new checkpoint shows what the run has read.
+    The version of the channel in the run's new checkpoint shows whether the run has read the merged
+    value.
     """
     version, taken_version = (
         put.checkpoint["channel_versions"].get(channel),
@@ -484,12 +494,14 @@ def _infer_versions_of_pruned_checkpoint(
 ) -> Snapshot:
     """Infer the channel versions of a pruned checkpoint from a new child of the checkpoint.
 
-    A channel that the new checkpoint has not changed has the same version in the pruned parent. A
-    channel that the new checkpoint has changed got a version that is higher than all versions that
-    the run has read. If the channel's version in the head is lower than all versions that the new
-    checkpoint has assigned, the channel was not written after the pruned parent, so the pruned
-    parent had the version of the head. If the channel's version in the head is not lower, the
-    channel was written after the pruned parent, and the version in the pruned parent is unknown.
+    If the new checkpoint has not changed a channel, the pruned parent and the new checkpoint have
+    the same version of the channel. When a run changes a channel, langgraph assigns a version to
+    the channel that is higher than all versions that the run has read. If the head's version of the
+    channel is lower than all versions that the new checkpoint has assigned, the channel has not
+    changed since the pruned parent was stored, and the pruned parent had the same version as the
+    head. If the head's version of the channel is not lower than all versions that the new
+    checkpoint has assigned, the head's version was assigned after the pruned parent was stored, and
+    the version in the pruned parent is unknown.
     """
     versions: dict[str, Any] = dict(put.checkpoint["channel_versions"])
     lowest_new = min(
@@ -505,7 +517,7 @@ def _infer_versions_of_pruned_checkpoint(
 
 
 def _may_head_descend_from_base_in_same_turn(current_head: Snapshot, base: Snapshot) -> bool:
-    """Return whether a head may descend from a checkpoint `base` without an input in between."""
+    """Return whether the head may descend from `base` through checkpoints that are not inputs."""
     for channel, version in base.channel_versions.items():
         current_version = current_head.channel_versions.get(channel)
         if current_version != version and not _is_lower(version, current_version):
@@ -527,12 +539,12 @@ def _is_delta(ref: Any) -> bool:
 def _has_version_changed_only_by_merge(
     channel: str, current_head: Snapshot, base: Snapshot
 ) -> bool:
-    """Return whether a channel differs between a head and a checkpoint only because of a merge.
+    """Return whether a merge alone explains why a channel's versions differ in two checkpoints.
 
     A merge increases the epoch of the channel's version and does not change the channel's value.
-    Comparing only the values is not enough, because a run may have written an equal value.
-    Comparing only the versions is not enough, because a run and a concurrent update can give equal
-    versions to different values.
+    It is not enough that the value in the head equals the value in `base`, because a run may have
+    written an equal value. Comparing only the versions is not enough, because a run and a
+    concurrent update can give equal versions to different values.
     """
     old_epoch, new_epoch = (
         parse_merge_epoch(base.channel_versions.get(channel)),
@@ -548,11 +560,11 @@ def _has_version_changed_only_by_merge(
 def try_folding_updates_at_head(
     reader: CheckpointReader, request: TaskWrites, thread: Thread, row: Row
 ) -> Flow[bool]:
-    """Make a run's checkpoint the head again, if updates of the state have become the head.
+    """Make a run's checkpoint the head again, after state updates have become the head.
 
-    The head changes only if a task at the run's checkpoint has failed or waits for an answer. If
-    another task of the run stores a write after the update, the run was still in progress when the
-    state was updated. See `MergePlanner.try_folding_updates_into_checkpoint`.
+    The run's checkpoint becomes the head only if one of its tasks has failed or waits for an
+    answer. If another task of the run stores a write after the update, the run was still in
+    progress when the state was updated. See `MergePlanner.try_folding_updates_into_checkpoint`.
 
     Args:
         reader: The reader of the database.
@@ -565,8 +577,9 @@ def try_folding_updates_at_head(
     """
     address, (namespace, explicit_head, key) = request.address, row
     if request.is_deliberate or request.task_id == NULL_TASK or is_update_path(request.task_path):
-        # The writes in `request` were made by a person or by an update of the state, and not by a
-        # run that is in progress.
+        # The writes in `request` come from a state update, from an answer to an interrupt, or from
+        # a run that continues an earlier checkpoint on purpose, and not from a run that is in
+        # progress.
         return False
     rows = yield reader.sql("checkpoint_row", key)
     snapshot = reader.decrypt_row(*address[:2], rows[0]) if rows else None
@@ -587,8 +600,9 @@ def separate_task_writes_and_get_id_and_path(
 ) -> Flow[tuple[str, str]]:
     """Store the writes of a run's task and of a state update under different task ids.
 
-    LangGraph's `update_state` can store writes under the id of a task that the run has. The writes
-    of the state update are stored under a new task id, which no task of the run has.
+    LangGraph's `update_state` may choose a task id that a task of the run already has, and store
+    its writes under this id. The writes of the state update are stored under a new task id, which
+    no task of the run has.
 
     Args:
         reader: The reader of the database.
