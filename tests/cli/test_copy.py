@@ -43,7 +43,7 @@ from perdure.stores.whole_store import WholeStore
 from tests import backends, postgres_server, store_backends
 from tests.cli.commands import error, read, run
 from tests.contracts.puts import config_at, put
-from tests.contracts.test_import import build, everything
+from tests.contracts.test_import import compile_graph, read_all_checkpoints
 from tests.contracts.test_runs import accepted
 from tests.contracts.test_runs import of as of_thread
 from tests.store_backends import Clock
@@ -76,7 +76,7 @@ def database(tmp_path: Path) -> Any:
 
 def fill(old: Database) -> None:
     """Branches, subgraphs, sends, an interrupt, a pruned thread; versions, times and provenance."""
-    graph = build(old.saver)
+    graph = compile_graph(old.saver)
     for thread in ("a", "b%_é", "pruned", "gone"):
         config: Any = {"configurable": {"thread_id": thread}, "metadata": {"user": "u1"}}
         for text in ("one", "two"):
@@ -112,7 +112,7 @@ def shape(of: Database) -> list[Any]:
     """All that can be read of a database."""
     saver, store = of
     return [
-        everything(saver),
+        read_all_checkpoints(saver),
         [(t.thread_id, t.created_at, t.updated_at, t.checkpoints) for t in saver.threads()],
         [[i.value.text for i in saver.history(t)] for t in ("a", "b%_é", "pruned", "c")],
         [found.config for found in saver.list(None, filter={"user": "u1"})],
@@ -164,7 +164,7 @@ def test_a_copy_is_the_same_and_goes_on(
     assert (rows["assistants"], rows["crons"]) == (3, 2)
     assert (rows["threads"], rows["store_versions"], rows["store_items"]) == (5, 5, 4)
     for of in (old, new):
-        graph = build(of.saver)
+        graph = compile_graph(of.saver)
         graph.invoke(Command(resume="this"), {"configurable": {"thread_id": "c"}})
         put(of.saver, {"x": 1}, thread="new", uid="1")
         of.store.put(NOTES, "tea", {"text": "tea again"})
@@ -197,7 +197,7 @@ def test_a_source_may_be_written_to(
     monkeypatch.setattr(table_copy, "_PAGE_BYTES", 3000)
     old, new = database(source, "old"), database("file", "new")
     fill(old)
-    before = everything(old.saver)
+    before = read_all_checkpoints(old.saver)
     count = 0
 
     def progress(_: int) -> None:
@@ -209,7 +209,7 @@ def test_a_source_may_be_written_to(
     copy(old, new, progress)
 
     late, copied = (len(of.store.history(NOTES, "tea")) for of in (old, new))
-    assert before == everything(new.saver)
+    assert before == read_all_checkpoints(new.saver)
     assert 3 < copied < late
 
 
@@ -392,7 +392,7 @@ def test_nul_in_names_is_refused_before_anything_is_written(database: Any) -> No
     copy(old, same := database("file", "new"))
 
     assert new.saver.threads() == []
-    assert everything(old.saver) == everything(same.saver)
+    assert read_all_checkpoints(old.saver) == read_all_checkpoints(same.saver)
 
 
 @pytest.mark.parametrize("source", ["file", "postgres"])

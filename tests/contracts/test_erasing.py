@@ -1,4 +1,4 @@
-"""`erase()`: messages are gone from every read and from the raw bytes, and all else stays."""
+"""`erase()` removes messages from every read and from the raw bytes, and leaves everything else."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.contracts.puts import (
 )
 
 
-def chat(saver: Saver) -> Any:
+def compile_chat_graph(saver: Saver) -> Any:
     builder = StateGraph(MessagesState)
     builder.add_node("answer", lambda state: {"messages": [AIMessage(f"{len(state['messages'])}")]})
     builder.add_edge(START, "answer")
@@ -53,7 +53,7 @@ def chat(saver: Saver) -> Any:
 
 @both_erase_methods
 @pytest.mark.parametrize(
-    "said",
+    "input",
     [
         SECRET,
         ("user", SECRET),
@@ -65,42 +65,46 @@ def chat(saver: Saver) -> Any:
     ],
     ids=["text", "pair", "message", "with id", "dict", "dict with id", "blocks"],
 )
-def test_a_conversation_without_a_message(saver: Saver, erase: Erase, said: Any) -> None:
-    """However it was put in, it is gone from every checkpoint, and the graph goes on."""
-    graph = chat(saver)
-    for word in ("hello", said, "bye"):
-        given_: Any = word if isinstance(word, list) else [word]
-        state = graph.invoke({"messages": given_}, config_at())
+def test_erase_removes_message_that_was_put_in_any_form(
+    saver: Saver, erase: Erase, input: Any
+) -> None:
+    """The message is removed from every checkpoint, and the graph continues."""
+    graph = compile_chat_graph(saver)
+    for message in ("hello", input, "bye"):
+        messages: Any = message if isinstance(message, list) else [message]
+        state = graph.invoke({"messages": messages}, config_at())
     before = state["messages"]
     report = erase(saver, "t", [before[2].id])
-    left = graph.get_state(config_at()).values["messages"]
+    remaining = graph.get_state(config_at()).values["messages"]
     history = saver.history("t")
     after = graph.invoke({"messages": ["more"]}, config_at())["messages"]
 
     assert SECRET not in render_thread(saver)
     assert SECRET.encode() not in read_raw_bytes(saver)
-    assert [*before[:2], *before[3:]] == left == [item.value for item in history]
-    assert left == after[:-2]
+    assert [*before[:2], *before[3:]] == remaining == [item.value for item in history]
+    assert remaining == after[:-2]
     # Postgres overwrites no bytes of a page
     assert (len(report.hashes), report.scrubbed) == (1, isinstance(saver, SQLiteCheckpointer))
 
 
-def test_what_it_says_elsewhere_stays(saver: Saver) -> None:
-    """Without an id, only what is put in goes for saying the same; other messages, texts, stay."""
-    same = [human_message("a", "yes"), human_message("b", "yes"), HumanMessage("yes")]
-    config = put(saver, {"messages": same, "answer": "yes", "words": ["user", "yes"]})
+def test_erase_keeps_equal_texts_of_other_messages_and_channels(saver: Saver) -> None:
+    """An equal message without an id is removed only from inputs. Other messages and texts stay."""
+    messages = [human_message("a", "yes"), human_message("b", "yes"), HumanMessage("yes")]
+    config = put(saver, {"messages": messages, "answer": "yes", "words": ["user", "yes"]})
     saver.put_writes(config, [("answer", "yes"), ("words", ["user", "yes"])], "one")
     saver.put_writes(
         config, [("messages", [human_message("b", "yes"), {"content": "yes", "role": "ai"}])], "two"
     )
     saver.erase("t", ["a"])
-    found = saver.get_tuple(config)
+    stored = saver.get_tuple(config)
 
-    assert found is not None
-    assert {"messages": same[1:], "answer": "yes", "words": ["user", "yes"]} == found.checkpoint[
-        "channel_values"
-    ]
-    assert found.pending_writes == [
+    assert stored is not None
+    assert {
+        "messages": messages[1:],
+        "answer": "yes",
+        "words": ["user", "yes"],
+    } == stored.checkpoint["channel_values"]
+    assert stored.pending_writes == [
         ("one", "answer", "yes"),
         ("one", "words", ["user", "yes"]),
         ("two", "messages", [human_message("b", "yes")]),
@@ -108,8 +112,8 @@ def test_what_it_says_elsewhere_stays(saver: Saver) -> None:
 
 
 @both_erase_methods
-def test_every_version_goes(saver: Saver, erase: Erase) -> None:
-    """What was said under the id before and after an edit, on every branch."""
+def test_erase_removes_every_version_of_message_on_every_branch(saver: Saver, erase: Erase) -> None:
+    """The versions before and after an edit are removed."""
     first = put(saver, {"messages": [human_message("a", f"{SECRET} one"), human_message("b")]})
     second = put(
         saver, {"messages": [human_message("a", f"{SECRET} two"), human_message("b")]}, first
@@ -120,7 +124,8 @@ def test_every_version_goes(saver: Saver, erase: Erase) -> None:
     put(saver, {"messages": [human_message("b")]}, second)
     report = erase(saver, "t", ["a"])
 
-    assert (report.checkpoints, report.items) == (4, 3)  # the last one only in its history
+    # the last checkpoint has the message only in its history
+    assert (report.checkpoints, report.items) == (4, 3)
     assert len(report.hashes) == 3
     assert SECRET not in render_thread(saver)
     assert SECRET.encode() not in read_raw_bytes(saver)
@@ -129,8 +134,12 @@ def test_every_version_goes(saver: Saver, erase: Erase) -> None:
         assert read_history_texts(saver, checkpoint_id=checkpoint_id_of(config)) == ["says b"]
 
 
-tool = ToolMessage("done", id="b", tool_call_id="c", artifact=[doomed_message, human_message("c")])
-clean = ToolMessage("done", id="b", tool_call_id="c", artifact=[human_message("c")])
+tool_message_with_artifact = ToolMessage(
+    "done", id="b", tool_call_id="c", artifact=[doomed_message, human_message("c")]
+)
+tool_message_without_artifact = ToolMessage(
+    "done", id="b", tool_call_id="c", artifact=[human_message("c")]
+)
 VALUES = {
     "one": (doomed_message, None),
     "dict": ({"role": "user", "content": SECRET, "id": "a"}, None),
@@ -142,7 +151,7 @@ VALUES = {
         {"x": [{"y": (doomed_message, human_message("b"))}]},
         {"x": [{"y": [human_message("b")]}]},
     ),
-    "artifact": ([tool], [clean]),
+    "artifact": ([tool_message_with_artifact], [tool_message_without_artifact]),
     "kwargs": (
         AIMessage("x", id="b", additional_kwargs={"read": [message_to_dict(doomed_message)]}),
         AIMessage("x", id="b", additional_kwargs={"read": []}),
@@ -155,56 +164,64 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_values_that_hold_it(saver: Saver, name: str) -> None:
-    """Wherever within a value it is, it goes, and the rest of the value is what it was."""
-    value, left = VALUES[name]
+@pytest.mark.parametrize("case", VALUES)
+def test_erase_removes_message_within_any_value_and_keeps_rest(saver: Saver, case: str) -> None:
+    """The rest of a value does not change."""
+    value, expected_value = VALUES[case]
     config = put(
         saver, {"x": value, "messages": [doomed_message]}, metadata={"writes": {"n": {"x": value}}}
     )
     saver.put_writes(config, [("x", value), ("y", 1)], "task")
     put(saver, {"x": "another", "messages": []}, config)
     saver.erase("t", ["a"])
-    found = saver.get_tuple(config)
+    stored = saver.get_tuple(config)
 
     assert SECRET not in render_thread(saver)
     assert SECRET.encode() not in read_raw_bytes(saver)
-    assert found is not None
-    values = {"messages": []} if left is None else {"x": left, "messages": []}
-    writes = [("task", "y", 1)] if left is None else [("task", "x", left), ("task", "y", 1)]
-    same = put(saver, values, thread="like", metadata={"writes": {"n": {"x": left}}})
-    saver.put_writes(same, [(channel, value) for _, channel, value in writes], "task")
-    like = saver.get_tuple(same)
-    assert like is not None
+    assert stored is not None
+    values = {"messages": []} if expected_value is None else {"x": expected_value, "messages": []}
+    writes = (
+        [("task", "y", 1)]
+        if expected_value is None
+        else [("task", "x", expected_value), ("task", "y", 1)]
+    )
+    expected_config = put(
+        saver, values, thread="like", metadata={"writes": {"n": {"x": expected_value}}}
+    )
+    saver.put_writes(expected_config, [(channel, value) for _, channel, value in writes], "task")
+    expected_stored = saver.get_tuple(expected_config)
+    assert expected_stored is not None
     for part in values:
-        assert render_with_types(like.checkpoint["channel_values"][part]) == render_with_types(
-            found.checkpoint["channel_values"][part]
-        )
-    assert values.keys() == found.checkpoint["channel_values"].keys()
-    assert render_with_types(like.pending_writes) == render_with_types(found.pending_writes)
-    expected: Any = {} if left is None else like.metadata["writes"]["n"]  # type: ignore[typeddict-item]
-    assert render_with_types(expected) == render_with_types(found.metadata["writes"]["n"])  # type: ignore[typeddict-item]
+        assert render_with_types(
+            expected_stored.checkpoint["channel_values"][part]
+        ) == render_with_types(stored.checkpoint["channel_values"][part])
+    assert values.keys() == stored.checkpoint["channel_values"].keys()
+    assert render_with_types(expected_stored.pending_writes) == render_with_types(
+        stored.pending_writes
+    )
+    expected: Any = {} if expected_value is None else expected_stored.metadata["writes"]["n"]  # type: ignore[typeddict-item]
+    assert render_with_types(expected) == render_with_types(stored.metadata["writes"]["n"])  # type: ignore[typeddict-item]
 
 
-def test_a_task_that_wrote_nothing_else_has_run(saver: Saver) -> None:
-    """A task whose only write goes is not run again, nor one whose answer quoted the message."""
+def test_task_whose_only_write_is_erased_counts_as_run(saver: Saver) -> None:
+    """Such a task is not run again, and neither is a task whose answer quoted the message."""
     config = put(saver, {"messages": [doomed_message]})
     saver.put_writes(config, [("messages", doomed_message)], "one")
     saver.put_writes(config, [("__resume__", [doomed_message, "yes"])], "two")
     saver.put_writes(config, [("__resume__", doomed_message)], "three")
     saver.erase("t", ["a"])
-    found = saver.get_tuple(config)
+    stored = saver.get_tuple(config)
 
-    assert found is not None
-    assert sorted(found.pending_writes or [], key=lambda write: write[0]) == [
+    assert stored is not None
+    assert sorted(stored.pending_writes or [], key=lambda write: write[0]) == [
         ("one", "__no_writes__", None),
         ("three", "__no_writes__", None),
         ("two", "__no_writes__", None),
     ]
 
 
-def test_every_namespace(saver: Saver) -> None:
-    """A subgraph's checkpoints are the thread's too; other threads are not."""
+def test_erase_reaches_subgraphs_and_no_other_threads(saver: Saver) -> None:
+    """The checkpoints of a subgraph belong to the thread."""
     for ns, thread in (("", "t"), ("sub:1", "t"), ("", "other")):
         config = put(
             saver, {"messages": [doomed_message, human_message("b")]}, thread=thread, ns=ns
@@ -220,9 +237,7 @@ def test_every_namespace(saver: Saver) -> None:
 
 
 @pytest.mark.parametrize("every", [1, 3, 100])
-def test_delta_channels(saver: Saver, every: int) -> None:
-    """A channel rebuilt from writes is rebuilt without it."""
-
+def test_delta_channel_is_rebuilt_without_erased_message(saver: Saver, every: int) -> None:
     def apply(state: list[AnyMessage], updates: Any) -> list[AnyMessage]:
         for update in updates:
             state = add_messages(state, update)  # type: ignore[assignment, arg-type]
@@ -248,49 +263,50 @@ def test_delta_channels(saver: Saver, every: int) -> None:
     )["messages"][:-1]
 
 
-def test_long_manifests(saver: Saver) -> None:
-    """Values in more pieces than stand in a checkpoint lose just their message."""
-    every = [human_message(str(i)) for i in range(600)]
-    first = put(saver, {"messages": every})
-    second = put(saver, {"messages": every[::3]}, first)
-    third = put(saver, {"messages": [*every[::-3], human_message("new")]}, second)
+def test_erase_removes_only_named_messages_from_values_with_long_manifests(saver: Saver) -> None:
+    """The values have more ranges than a checkpoint stores in its own row."""
+    all_messages = [human_message(str(i)) for i in range(600)]
+    first = put(saver, {"messages": all_messages})
+    second = put(saver, {"messages": all_messages[::3]}, first)
+    third = put(saver, {"messages": [*all_messages[::-3], human_message("new")]}, second)
     report = saver.erase("t", [str(i) for i in range(0, 600, 7)])
 
-    def left(messages: list[HumanMessage]) -> list[HumanMessage]:
+    def without_erased(messages: list[HumanMessage]) -> list[HumanMessage]:
         return [m for m in messages if m.id == "new" or int(m.id or 0) % 7]
 
-    assert left(every) == read_channel_values(saver, first)["messages"]
-    assert left(every[::3]) == read_channel_values(saver, second)["messages"]
+    assert without_erased(all_messages) == read_channel_values(saver, first)["messages"]
+    assert without_erased(all_messages[::3]) == read_channel_values(saver, second)["messages"]
     assert (
-        left([*every[::-3], human_message("new")]) == read_channel_values(saver, third)["messages"]
+        without_erased([*all_messages[::-3], human_message("new")])
+        == read_channel_values(saver, third)["messages"]
     )
-    assert len(left(every)) + 1 == len(saver.history("t"))
+    assert len(without_erased(all_messages)) + 1 == len(saver.history("t"))
     assert 86 == report.items == len(report.hashes)
 
 
-def test_a_dict_that_was_a_message(saver: Saver) -> None:
-    """Of a channel that held message after message as dicts, one goes, from its history too."""
-    talk = [{"role": "user", "content": f"{SECRET} {i} " * 9, "id": str(i)} for i in range(3)]
+def test_erase_removes_messages_that_were_stored_as_dicts(saver: Saver) -> None:
+    """Such a message is also removed from the history of its channel."""
+    messages = [{"role": "user", "content": f"{SECRET} {i} " * 9, "id": str(i)} for i in range(3)]
     config = None
-    for value in talk:
+    for value in messages:
         config = put(saver, {"last": value}, config)
     saver.erase("t", ["0", "1"])
-    told = [item.value for item in saver.history("t", channel="last")]
+    history = [item.value for item in saver.history("t", channel="last")]
 
-    assert {"last": talk[2]} == read_channel_values(saver, config_at())
-    assert talk[2] == dict(told)
-    for gone in (0, 1):
-        assert f"{SECRET} {gone}".encode() not in read_raw_bytes(saver)
-        assert f"{SECRET} {gone}" not in render_thread(saver)
-
-
-class Own(JsonPlusSerializer):
-    """A serializer whose bytes perdure knows nothing of."""
+    assert {"last": messages[2]} == read_channel_values(saver, config_at())
+    assert messages[2] == dict(history)
+    for erased in (0, 1):
+        assert f"{SECRET} {erased}".encode() not in read_raw_bytes(saver)
+        assert f"{SECRET} {erased}" not in render_thread(saver)
 
 
-def test_another_serializer(tmp_path: Path) -> None:
-    """Under a serializer of one's own, messages are found by reading every item."""
-    with Saver.open(tmp_path / "x.db", serde=Own()) as saver:
+class CustomSerializer(JsonPlusSerializer):
+    """A serializer whose encoding is unknown to perdure."""
+
+
+def test_erase_finds_messages_of_custom_serializer(tmp_path: Path) -> None:
+    """With a custom serializer, every item is decoded to find the message."""
+    with Saver.open(tmp_path / "x.db", serde=CustomSerializer()) as saver:
         config = put(
             saver,
             {

@@ -1,4 +1,4 @@
-"""`erase()` on any thread: forks, edits, removals, values within values, pending writes."""
+"""`erase()` on random threads with forks, edits, removals, nested values and pending writes."""
 
 from __future__ import annotations
 
@@ -37,62 +37,72 @@ step = st.fixed_dictionaries(
 )
 
 
-def word(uid: str, version: int) -> HumanMessage:
+def make_message(uid: str, version: int) -> HumanMessage:
     return HumanMessage(f"word of {uid}: {version} " * 9, id=uid)
 
 
-def less(value: Any, ids: set[str], *, inputs: bool = False) -> Any:
-    """A value without messages, written once more; None for a message."""
+def remove_messages(value: Any, ids: set[str], *, inputs: bool = False) -> Any:
+    """Return the value without the messages with these ids, or None for such a message."""
     if isinstance(value, BaseMessage):
         under = value.id or (str(value.content)[8] if inputs else "")
         return None if under in ids else value
     if isinstance(value, list | tuple):
-        parts = [less(part, ids, inputs=inputs) for part in value]
+        parts = [remove_messages(part, ids, inputs=inputs) for part in value]
         return [part for part in parts if part is not None]
     if isinstance(value, Send):
-        return value if less(value.arg, ids) == value.arg else None
+        return value if remove_messages(value.arg, ids) == value.arg else None
     if isinstance(value, dict):
-        return {k: n for k, v in value.items() if (n := less(v, ids)) is not None}
+        return {k: n for k, v in value.items() if (n := remove_messages(v, ids)) is not None}
     return value
 
 
-def less_tasks(tasks: list[Send], ids: set[str]) -> list[Send]:
-    """The tasks to be run, with holes in the places of those that hold a message."""
-    left = [task if less(task, ids) else Send("__erased__", None) for task in tasks]
-    while left and left[-1].node == "__erased__":
-        left.pop()
-    return left
+def remove_tasks(tasks: list[Send], ids: set[str]) -> list[Send]:
+    """Return the tasks, with placeholders for those that contain an erased message."""
+    remaining = [task if remove_messages(task, ids) else Send("__erased__", None) for task in tasks]
+    while remaining and remaining[-1].node == "__erased__":
+        remaining.pop()
+    return remaining
 
 
-def fill(saver: Saver, steps: list[dict[str, Any]]) -> list[tuple[str, Any]]:
-    """A thread with forks, edits, removals, nested values and pending writes."""
-    put_: list[tuple[str, Any, dict[str, Any]]] = []
-    for number, todo in enumerate(steps):
-        before = [p for p in put_ if p[0] == todo["ns"]]
-        _, parent, values = before[todo["parent"] % len(before)] if before else ("", None, {})
-        talk = {m.id: m for m in values.get("messages", [])}
-        talk |= {uid: word(uid, number) for uid in todo["say"]}
+def fill_thread(saver: Saver, steps: list[dict[str, Any]]) -> list[tuple[str, Any]]:
+    """Put random checkpoints and pending writes.
+
+    Return the namespace and config of each checkpoint.
+    """
+    checkpoints: list[tuple[str, Any, dict[str, Any]]] = []
+    for number, changes in enumerate(steps):
+        in_namespace = [p for p in checkpoints if p[0] == changes["ns"]]
+        _, parent, values = (
+            in_namespace[changes["parent"] % len(in_namespace)] if in_namespace else ("", None, {})
+        )
+        messages = {m.id: m for m in values.get("messages", [])}
+        messages |= {uid: make_message(uid, number) for uid in changes["say"]}
         values = {
-            "messages": [m for uid, m in talk.items() if uid not in todo["drop"]],
-            "notes": {k: [word(uid, 99) for uid in ids] for k, ids in todo["notes"].items()},
+            "messages": [m for uid, m in messages.items() if uid not in changes["drop"]],
+            "notes": {
+                k: [make_message(uid, 99) for uid in ids] for k, ids in changes["notes"].items()
+            },
         }
-        values["__pregel_tasks"] = [Send("n", [1, word(uid, number)]) for uid in todo["send"]]
-        if todo["last"]:
-            values["last"] = word(todo["last"], 99)
-        config = put(saver, values, parent, ns=todo["ns"])
-        put_.append((todo["ns"], config, values))
-        for i, (named, uid) in enumerate(todo["write"]):
-            message = word(uid, number)
+        values["__pregel_tasks"] = [
+            Send("n", [1, make_message(uid, number)]) for uid in changes["send"]
+        ]
+        if changes["last"]:
+            values["last"] = make_message(changes["last"], 99)
+        config = put(saver, values, parent, ns=changes["ns"])
+        checkpoints.append((changes["ns"], config, values))
+        for i, (named, uid) in enumerate(changes["write"]):
+            message = make_message(uid, number)
             value = [message, HumanMessage("anonymous")]
-            if not named and uid in {m.id for m in values["messages"]} & {
-                *todo["say"]
-            }:  # then there is a message that says the same
+            if not named and uid in {m.id for m in values["messages"]} & {*changes["say"]}:
+                # the checkpoint has a message with the same text
                 value[0] = HumanMessage(message.content)
-            saver.put_writes(config, [("messages", value), ("last", word(uid, 99))], f"task {i}")
-    return [(ns, config) for ns, config, _ in put_]
+            saver.put_writes(
+                config, [("messages", value), ("last", make_message(uid, 99))], f"task {i}"
+            )
+    return [(ns, config) for ns, config, _ in checkpoints]
 
 
-def told(saver: Saver, ns: str, config: Any, channel: str) -> list[Any]:
+def read_history(saver: Saver, ns: str, config: Any, channel: str) -> list[Any]:
     found = saver.history(
         "t", channel=channel, checkpoint_id=checkpoint_id_of(config), checkpoint_ns=ns
     )
@@ -102,54 +112,63 @@ def told(saver: Saver, ns: str, config: Any, channel: str) -> list[Any]:
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
 @settings(max_examples=rounds(16))
 @given(steps=st.lists(step, min_size=1, max_size=8), ids=st.sets(st.sampled_from(IDS)))
-def test_any_thread(steps: list[dict[str, Any]], ids: set[str], backend: str) -> None:
-    """By any road, nothing of the messages is found and everything else is as before."""
+def test_erase_on_random_thread_removes_messages_and_nothing_else(
+    steps: list[dict[str, Any]], ids: set[str], backend: str
+) -> None:
+    """No read finds the erased messages, and everything else is as before."""
     with tempfile.TemporaryDirectory() as folder, BACKENDS[backend](Path(folder)) as saver:
-        configs = fill(saver, steps)
+        configs = fill_thread(saver, steps)
         before = [saver.get_tuple(config) for _, config in configs]
         history = {
-            (i, c): told(saver, *at_, c)
+            (i, c): read_history(saver, *at_, c)
             for i, at_ in enumerate(configs)
             for c in ("messages", "notes")
         }
         report = saver.erase("t", ids)
         after = [saver.get_tuple(config) for _, config in configs]
 
-        for was, now in zip(before, after, strict=True):
-            assert was is not None
-            assert now is not None
-            values = was.checkpoint["channel_values"]
-            left = {
-                **less(values, ids),
-                "__pregel_tasks": less_tasks(values["__pregel_tasks"], ids),
+        for stored_before, stored_after in zip(before, after, strict=True):
+            assert stored_before is not None
+            assert stored_after is not None
+            values = stored_before.checkpoint["channel_values"]
+            expected_values = {
+                **remove_messages(values, ids),
+                "__pregel_tasks": remove_tasks(values["__pregel_tasks"], ids),
             }
-            new = now.checkpoint["channel_values"]
-            assert render_with_types([left[k] for k in sorted(left)]) == render_with_types(
-                [new[k] for k in sorted(new)]
-            )
+            values_after = stored_after.checkpoint["channel_values"]
+            assert render_with_types(
+                [expected_values[k] for k in sorted(expected_values)]
+            ) == render_with_types([values_after[k] for k in sorted(values_after)])
             expected = [
                 (task, channel, written)
-                for task, channel, value in was.pending_writes or []
-                if (written := less(value, ids, inputs=True)) is not None
+                for task, channel, value in stored_before.pending_writes or []
+                if (written := remove_messages(value, ids, inputs=True)) is not None
             ]
-            assert render_with_types(expected) == render_with_types(now.pending_writes)
-        for (i, channel), said in history.items():
-            rest = [n for value in said if (n := less(value, ids)) is not None]
-            known = [[*v] if isinstance(v, tuple) else v for v in told(saver, *configs[i], channel)]
-            assert list(dict.fromkeys(map(render_with_types, rest))) == list(
-                map(render_with_types, known)
+            assert render_with_types(expected) == render_with_types(stored_after.pending_writes)
+        for (i, channel), items_before in history.items():
+            expected_items = [
+                n for value in items_before if (n := remove_messages(value, ids)) is not None
+            ]
+            items_after = [
+                [*v] if isinstance(v, tuple) else v
+                for v in read_history(saver, *configs[i], channel)
+            ]
+            assert list(dict.fromkeys(map(render_with_types, expected_items))) == list(
+                map(render_with_types, items_after)
             )
-        bytes_, seen = read_raw_bytes(saver), render_thread(saver)
+        raw_bytes, readable = read_raw_bytes(saver), render_thread(saver)
         for uid in ids:
-            assert f"word of {uid}" not in seen
-            assert f"word of {uid}".encode() not in bytes_
+            assert f"word of {uid}" not in readable
+            assert f"word of {uid}".encode() not in raw_bytes
         assert report.scrubbed or "postgres" in backend
-        changed = [was and was[1:] for was in before] != [now and now[1:] for now in after]
+        changed = [stored_before and stored_before[1:] for stored_before in before] != [
+            stored_after and stored_after[1:] for stored_after in after
+        ]
         assert bool(report.checkpoints or report.items or report.hashes) is changed
         assert ErasureReport() == saver.erase("t", ids)
         ns, config = configs[-1]
-        words = {"messages": [word(uid, 0) for uid in IDS]}
-        stale = put(saver, words, config, ns=ns)  # as of a run that began before
+        words = {"messages": [make_message(uid, 0) for uid in IDS]}
+        stale = put(saver, words, config, ns=ns)  # as by a run that began before the erasure
         assert [uid for uid in IDS if uid not in ids] == [
             m.id for m in read_channel_values(saver, stale)["messages"]
         ]

@@ -1,4 +1,4 @@
-"""`erase()` at its edges: nothing to erase, receipts, sizes, others who remember or read."""
+"""Special cases of `erase()`: nothing to erase, reports, sizes, caches, and concurrent readers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.contracts.test_types import Profile
 
 
 @dataclass
-class Unsaved:
+class ObjectWithoutId:
     text: str
 
     @property
@@ -45,8 +45,8 @@ class Desk(enum.StrEnum):
 
 
 @both_erase_methods
-def test_nothing_to_erase(saver: Saver, erase: Erase) -> None:
-    """Unknown ids and threads are no error, and nothing that can be read changes."""
+def test_erase_of_unknown_messages_changes_nothing(saver: Saver, erase: Erase) -> None:
+    """Unknown ids and threads raise no error."""
     put(saver, {"messages": [human_message("a")], "a": "a", "n": ["x", "a"]})
     before = render_thread(saver)
 
@@ -59,8 +59,8 @@ def test_nothing_to_erase(saver: Saver, erase: Erase) -> None:
 @pytest.mark.parametrize(
     "tasks", [[{"text": SECRET}, doomed_message], {"one": doomed_message}, doomed_message, "x"]
 )
-def test_tasks_that_are_no_sends(saver: Saver, erase: Erase, tasks: Any) -> None:
-    """A program of one's own may keep other things where langgraph keeps its tasks."""
+def test_erase_accepts_tasks_that_are_not_sends(saver: Saver, erase: Erase, tasks: Any) -> None:
+    """Other programs may store any value in the channel of langgraph's tasks."""
     put(saver, {"messages": [doomed_message, human_message("b")], TASKS: tasks})
     erase(saver, "t", [str(doomed_message.id)])
 
@@ -69,8 +69,7 @@ def test_tasks_that_are_no_sends(saver: Saver, erase: Erase, tasks: Any) -> None
 
 
 @both_erase_methods
-def test_a_whole_thread(saver: Saver, erase: Erase) -> None:
-    """Without ids, the thread is deleted and its bytes with it."""
+def test_erase_without_ids_deletes_thread_and_its_bytes(saver: Saver, erase: Erase) -> None:
     put(saver, {"messages": [doomed_message, human_message("b")], "text": SECRET * 9})
     report = erase(saver, "t")
 
@@ -81,14 +80,13 @@ def test_a_whole_thread(saver: Saver, erase: Erase) -> None:
 
 
 @pytest.mark.parametrize("ids", ["a", [1], [None]])
-def test_ids_that_are_none(file_saver: Saver, ids: Any) -> None:
-    """A single text, or what is no text, is refused."""
+def test_erase_refuses_ids_that_are_not_list_of_strings(file_saver: Saver, ids: Any) -> None:
     with pytest.raises(ConfigurationError, match="list of message ids"):
         file_saver.erase("t", ids)
 
 
-def test_the_same_message_has_the_same_hash(tmp_path: Path) -> None:
-    """Receipts can be compared: per database key, and in clear without one."""
+def test_hashes_in_reports_are_equal_for_same_message_and_key(tmp_path: Path) -> None:
+    """Databases with the same key, or without a key, have the same hash for a message."""
     reports = []
     for name, key in (("a", None), ("b", None), ("c", KEY), ("d", KEY)):
         with Saver.open(tmp_path / name, key=key) as saver:
@@ -100,8 +98,8 @@ def test_the_same_message_has_the_same_hash(tmp_path: Path) -> None:
     assert reports[0] != reports[2]
 
 
-def test_sizes_are_true(tmp_path: Path) -> None:
-    """What a thread is said to hold is what its rows hold."""
+def test_sizes_of_thread_are_correct_after_erase(tmp_path: Path) -> None:
+    """The reported sizes equal the sizes of the rows."""
     with Saver.open(tmp_path / "x.db") as saver:
         config = put(
             saver,
@@ -127,16 +125,20 @@ def test_sizes_are_true(tmp_path: Path) -> None:
     assert auto_vacuum == 2
 
 
-def test_another_saver_that_remembers_it(tmp_path: Path) -> None:
-    """What another has read before is not what it reads, or puts on, afterwards."""
+def test_cache_of_another_checkpointer_does_not_return_erased_message(tmp_path: Path) -> None:
+    """The other checkpointer has read the message before.
+
+    Its reads and puts leave the message out.
+    """
     path = tmp_path / "x.db"
     with Saver.open(path) as one, Saver.open(path) as two:
         put(one, {"messages": [human_message("b"), doomed_message], "n": 1}, uid="1")
         config = config_at("t", "", "1")
-        found = two.get_tuple(config)
-        assert found is not None
+        stored = two.get_tuple(config)
+        assert stored is not None
         one.erase("t", ["a"])
-        checkpoint = {**found.checkpoint, "id": "2"}  # as a run puts it that did not touch messages
+        # as put by a run that did not change messages
+        checkpoint = {**stored.checkpoint, "id": "2"}
         two.put(config, checkpoint, {"source": "loop"}, {"n": 2})  # type: ignore[arg-type]
 
         assert {"messages": [human_message("b")], "n": 1} == read_channel_values(two, config_at())
@@ -148,27 +150,31 @@ def test_another_saver_that_remembers_it(tmp_path: Path) -> None:
 # -- the bytes
 
 
-def test_a_reader_that_holds_on(tmp_path: Path) -> None:
-    """While another process reads the former state the report says so; later it is finished."""
+def test_report_says_if_open_reader_prevents_scrubbing(tmp_path: Path) -> None:
+    """The bytes are overwritten by the next erasure after the reader has ended."""
     path = tmp_path / "x.db"
     with Saver.open(path, timeout_s=0.2) as saver:
         put(saver, {"messages": [doomed_message, human_message("b")]})
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN")
             other.execute("SELECT count(*) FROM items").fetchall()
-            held = saver.erase("t", ["a"])
+            report_with_reader = saver.erase("t", ["a"])
             assert {"messages": [human_message("b")]} == read_channel_values(saver, config_at())
             other.execute("COMMIT")
-        again = saver.erase("t", ["a"])
-        bytes_ = read_raw_bytes(saver)
+        report_without_reader = saver.erase("t", ["a"])
+        raw_bytes = read_raw_bytes(saver)
 
-    assert (held.checkpoints + held.items, len(held.hashes), held.scrubbed) == (2, 1, False)
-    assert ErasureReport() == again
-    assert SECRET.encode() not in bytes_
+    assert (
+        report_with_reader.checkpoints + report_with_reader.items,
+        len(report_with_reader.hashes),
+        report_with_reader.scrubbed,
+    ) == (2, 1, False)
+    assert ErasureReport() == report_without_reader
+    assert SECRET.encode() not in raw_bytes
 
 
-class NoVacuum(sqlite3.Connection):
-    """A connection that fails before it vacuums, as if the process had been killed there."""
+class FailingVacuum(sqlite3.Connection):
+    """A connection that fails at `VACUUM`, as if the process had been killed there."""
 
     def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
         if sql == "VACUUM":
@@ -176,18 +182,16 @@ class NoVacuum(sqlite3.Connection):
         return super().execute(sql, *args)
 
 
-def test_an_erasure_that_was_cut_off(tmp_path: Path) -> None:
-    """Erased is erased; the bytes are seen to by who opens the file next."""
+def test_interrupted_erasure_is_completed_when_file_is_opened(tmp_path: Path) -> None:
+    """The message is erased at once. Its bytes are overwritten when the file is next opened."""
     path = tmp_path / "x.db"
-    with Saver.open(path, factory=NoVacuum) as saver:
+    with Saver.open(path, factory=FailingVacuum) as saver:
         put(saver, {"messages": [doomed_message, human_message("b")]})
         saver.database.release_unused_disk_space()  # moves the WAL into the file
         with pytest.raises(StorageError, match="no such luck"):
             saver.erase("t", ["a"])
         assert {"messages": [human_message("b")]} == read_channel_values(saver, config_at())
-        put(
-            saver, {"messages": [human_message("b")]}, thread="other"
-        )  # the writer is none the worse
+        put(saver, {"messages": [human_message("b")]}, thread="other")  # the writer still works
     with Saver.open(path) as saver:
         assert SECRET.encode() not in read_raw_bytes(saver)
         with closing(sqlite3.connect(path)) as db:
@@ -196,8 +200,10 @@ def test_an_erasure_that_was_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [Profile(fullName="p"), Profile(fullName="p" * 300)])
-def test_values_that_may_not_be_rebuilt(tmp_path: Path, value: Profile) -> None:
-    """They stay as they are where nothing in them can be the message's."""
+def test_strict_erase_keeps_values_of_classes_that_are_not_allowed(
+    tmp_path: Path, value: Profile
+) -> None:
+    """Such values stay as they are if they cannot contain the message."""
     message = human_message("m-4711", SECRET)
     values = {
         "messages": [message],
@@ -213,29 +219,38 @@ def test_values_that_may_not_be_rebuilt(tmp_path: Path, value: Profile) -> None:
         report = saver.erase("t", ["m-4711"])
         assert (report.checkpoints, report.items) == (1, 1)
     with Saver.open(tmp_path / "x.db") as saver:
-        found = saver.get_tuple(config_at())
+        stored = saver.get_tuple(config_at())
 
-        assert found is not None
-        channels = found.checkpoint["channel_values"]
+        assert stored is not None
+        channels = stored.checkpoint["channel_values"]
         assert {**values, "messages": [], TASKS: [Send("n", value)]} == channels
         writes = [("task", "v", value), ("task", TASKS, Send("n", value))]
-        assert writes == [(*write,) for write in found.pending_writes or ()]
+        assert writes == [(*write,) for write in stored.pending_writes or ()]
 
 
-def test_objects_whose_properties_raise(file_saver: Saver) -> None:
-    """What a message is known by is looked for; what raises instead is not it."""
-    kept = Unsaved(f"about {doomed_message.id}")
-    put(file_saver, {"messages": [doomed_message], "one": kept, "more": [kept, {"x": kept}]})
+def test_erase_keeps_objects_whose_properties_raise(file_saver: Saver) -> None:
+    """An object whose `id` raises an error is not the message."""
+    object_without_id = ObjectWithoutId(f"about {doomed_message.id}")
+    put(
+        file_saver,
+        {
+            "messages": [doomed_message],
+            "one": object_without_id,
+            "more": [object_without_id, {"x": object_without_id}],
+        },
+    )
 
     file_saver.erase("t", [doomed_message.id or ""])
 
-    assert {"messages": [], "one": kept, "more": [kept, {"x": kept}]} == read_channel_values(
-        file_saver, config_at()
-    )
+    assert {
+        "messages": [],
+        "one": object_without_id,
+        "more": [object_without_id, {"x": object_without_id}],
+    } == read_channel_values(file_saver, config_at())
 
 
-def test_members_of_enums_stay(file_saver: Saver) -> None:
-    """Also those that are texts, and equal to what a message says."""
+def test_erase_keeps_members_of_string_enums(file_saver: Saver) -> None:
+    """Members stay even if they equal the text of the message."""
     put(
         file_saver,
         {
@@ -256,8 +271,10 @@ def test_members_of_enums_stay(file_saver: Saver) -> None:
 
 
 @pytest.mark.parametrize("uid", ["call-1", "call_0123456789abcdef"])
-def test_calls_in_dicts_that_were_split(saver: Saver, uid: str) -> None:
-    """With ids of any length: as a value, under their ids, and in history after they went."""
+def test_erase_removes_tool_call_from_dict_channels_and_their_history(
+    saver: Saver, uid: str
+) -> None:
+    """The call may be the value of a channel, or its id may be a key. Ids have any length."""
     call = {"name": "mail", "args": {"to": "Ann"}, "id": uid, "type": "tool_call"}
     states = {uid: {"state": "sent"}, "k": {"z": 1}}
     config = put(
@@ -274,8 +291,8 @@ def test_calls_in_dicts_that_were_split(saver: Saver, uid: str) -> None:
     assert uid.encode() not in read_raw_bytes(saver)
 
 
-def test_a_channel_of_dicts_then_of_lists(saver: Saver) -> None:
-    """A list of two is no pair of a dict if its first element can be no key."""
+def test_erase_does_not_take_list_of_two_for_pair_of_dict(saver: Saver) -> None:
+    """A list of two is not a pair of a dict if its first element cannot be a key."""
     config = put(saver, {"messages": [doomed_message], "x": {"k": {"z": 1}}})
     config = put(saver, {"messages": [doomed_message], "x": [[{"p": 1}, doomed_message]]}, config)
     put(saver, {"messages": [doomed_message], "x": None}, config)
@@ -284,4 +301,4 @@ def test_a_channel_of_dicts_then_of_lists(saver: Saver) -> None:
 
     assert read_channel_values(saver, config) == {"messages": [], "x": [[{"p": 1}]]}
     history = [item.value for item in saver.history("t", channel="x")]
-    assert [[*each] for each in history] == [["k", {"z": 1}], [{"p": 1}]]
+    assert [[*value] for value in history] == [["k", {"z": 1}], [{"p": 1}]]

@@ -1,4 +1,4 @@
-"""Threads that stay for a time without activity, on every backend."""
+"""Threads expire after a time without activity, on every backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perdure.checkpointers.runs import RunTable
 from perdure.checkpointers.thread_list import ThreadList, TimeToLive
 from tests.contracts.puts import config_at, put
 
-DELETES, KEEPS = TimeToLive(10, False), TimeToLive(10, True)
+DELETING_TTL, PRUNING_TTL = TimeToLive(10, False), TimeToLive(10, True)
 
 
 @pytest.fixture
@@ -22,20 +22,20 @@ def threads(saver: SQLiteCheckpointer) -> ThreadList:
     return ThreadList(saver)
 
 
-def later(monkeypatch: pytest.MonkeyPatch, minutes: float) -> None:
+def advance_clock(monkeypatch: pytest.MonkeyPatch, minutes: float) -> None:
     now = time.time() + 60 * minutes
     monkeypatch.setattr(time, "time", lambda: now)
 
 
-def steps(saver: SQLiteCheckpointer, thread_id: str, many: int) -> None:
+def put_steps(saver: SQLiteCheckpointer, thread_id: str, count: int) -> None:
     config: Any = None
-    for number in range(many):
+    for number in range(count):
         config = put(saver, {"n": number}, config, thread=thread_id)
 
 
-def accept(saver: SQLiteCheckpointer, thread_id: str, **more: Any) -> LiveRun:
+def accept_run(saver: SQLiteCheckpointer, thread_id: str, **options: Any) -> LiveRun:
     live = LiveRun(thread_id, 0, 0, "r", "pending", "me", "graph", 1, None)
-    row = RunRow(live, 1.0, 1.0, {"metadata": {}}, request={}, **more)
+    row = RunRow(live, 1.0, 1.0, {"metadata": {}}, request={}, **options)
     accepting = RunTable(saver).accept_run_and_list_live_run_ids(
         row, reject_if_busy=False, cancel_action=None
     )
@@ -44,19 +44,19 @@ def accept(saver: SQLiteCheckpointer, thread_id: str, **more: Any) -> LiveRun:
     return accepted
 
 
-def test_a_thread_goes_once_its_time_is_over(
+def test_thread_is_deleted_after_its_ttl(
     saver: SQLiteCheckpointer, threads: ThreadList, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps(saver, "t", 2)
-    steps(saver, "stays", 1)
+    put_steps(saver, "t", 2)
+    put_steps(saver, "stays", 1)
     threads.create("empty", ClientMetadata({}))
     for thread_id in ("t", "empty"):
-        threads.set_ttl(thread_id, DELETES)
-    later(monkeypatch, 9)
+        threads.set_ttl(thread_id, DELETING_TTL)
+    advance_clock(monkeypatch, 9)
     assert threads.list_expired(10) == []
     assert threads.delete_if_expired("t") is False
 
-    later(monkeypatch, 11)
+    advance_clock(monkeypatch, 11)
     assert sorted(threads.list_expired(10)) == ["empty", "t"]
     assert len(threads.list_expired(1)) == 1
     assert threads.delete_if_expired("t") is True
@@ -66,49 +66,51 @@ def test_a_thread_goes_once_its_time_is_over(
     assert threads.list_expired(10) == ["empty"]
 
 
-def test_time_begins_when_it_is_set_and_with_each_activity(
+def test_ttl_begins_when_it_is_set(
     saver: SQLiteCheckpointer, threads: ThreadList, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps(saver, "t", 1)
-    later(monkeypatch, 100)
+    put_steps(saver, "t", 1)
+    advance_clock(monkeypatch, 100)
     now = time.time()
-    threads.set_ttl("t", DELETES)
+    threads.set_ttl("t", DELETING_TTL)
     listed = threads.get("t")
     assert listed is not None
-    assert listed.ttl == DELETES
+    assert listed.ttl == DELETING_TTL
     assert listed.expires_at is not None
     assert listed.expires_at.timestamp() == pytest.approx(now + 600, abs=1e-3)
     assert threads.delete_if_expired("t") is False
 
 
-def test_the_newest_state_may_stay_and_is_pruned_once(
+def test_pruning_ttl_keeps_newest_state_and_prunes_once(
     saver: SQLiteCheckpointer, threads: ThreadList, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps(saver, "t", 3)
-    threads.set_ttl("t", KEEPS)
-    later(monkeypatch, 11)
+    put_steps(saver, "t", 3)
+    threads.set_ttl("t", PRUNING_TTL)
+    advance_clock(monkeypatch, 11)
 
     assert threads.delete_if_expired("t") is True
 
-    assert [each.checkpoint["channel_values"] for each in saver.list(config_at("t"))] == [{"n": 2}]
-    later(monkeypatch, 100)
+    assert [stored.checkpoint["channel_values"] for stored in saver.list(config_at("t"))] == [
+        {"n": 2}
+    ]
+    advance_clock(monkeypatch, 100)
     assert threads.list_expired(10) == []
     listed = threads.get("t")
     assert listed is not None
-    assert listed.ttl == KEEPS
+    assert listed.ttl == PRUNING_TTL
 
 
 @pytest.mark.parametrize("not_before", [None, 2e10])
-def test_a_thread_with_a_run_stays(
+def test_thread_with_pending_run_does_not_expire(
     saver: SQLiteCheckpointer,
     threads: ThreadList,
     monkeypatch: pytest.MonkeyPatch,
     not_before: float | None,
 ) -> None:
     threads.create("t", ClientMetadata({}))
-    threads.set_ttl("t", DELETES)
-    accept(saver, "t", **({"not_before": not_before} if not_before else {}))
-    later(monkeypatch, 11)
+    threads.set_ttl("t", DELETING_TTL)
+    accept_run(saver, "t", **({"not_before": not_before} if not_before else {}))
+    advance_clock(monkeypatch, 11)
 
     assert threads.list_expired(10) == []
     assert threads.delete_if_expired("t") is False

@@ -1,4 +1,4 @@
-"""Real graphs on every backend, through `invoke` and `ainvoke`."""
+"""Graphs on every backend, through `invoke` and `ainvoke`."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ class Count(TypedDict):
     total: int
 
 
-def step(name: str, by: int) -> Any:
+def make_step(name: str, by: int) -> Any:
     def node(state: Count) -> dict[str, Any]:
         return {"steps": [f"{name}{len(state['steps'])}"], "total": state.get("total", 0) + by}
 
     return node
 
 
-def counting(saver: Any, **options: Any) -> Any:
-    """`one`, then `two`; each adds its name and a number."""
+def compile_counting_graph(saver: Any, **options: Any) -> Any:
+    """Compile a graph of the nodes `one` and `two`, which each add their name and a number."""
     builder = StateGraph(Count)
-    builder.add_node("one", step("one", 1))
-    builder.add_node("two", step("two", 10))
+    builder.add_node("one", make_step("one", 1))
+    builder.add_node("two", make_step("two", 10))
     builder.add_edge(START, "one")
     builder.add_edge("one", "two")
     builder.add_edge("two", END)
     return builder.compile(checkpointer=saver, **options)
 
 
-def chat(saver: Any) -> Any:
+def compile_chat_graph(saver: Any) -> Any:
     def answer(state: ChatState) -> dict[str, Any]:
         last = state["messages"][-1]
         return {"messages": [AIMessage(f"re: {last.content}", id=f"re {last.id}")]}
@@ -60,23 +60,25 @@ def chat(saver: Any) -> Any:
     return builder.compile(checkpointer=saver)
 
 
-def invoked(graph: Any, *args: Any, **options: Any) -> Any:
+def invoke(graph: Any, *args: Any, **options: Any) -> Any:
     return graph.invoke(*args, **options)
 
 
-def awaited(graph: Any, *args: Any, **options: Any) -> Any:
+def invoke_async(graph: Any, *args: Any, **options: Any) -> Any:
     async def run() -> Any:
         return await graph.ainvoke(*args, **options)
 
     return asyncio.run(run())
 
 
-both_doors = pytest.mark.parametrize("run", [invoked, awaited], ids=["invoke", "ainvoke"])
-durabilities = pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+blocking_and_async = pytest.mark.parametrize(
+    "run", [invoke, invoke_async], ids=["invoke", "ainvoke"]
+)
+for_each_durability = pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 
 
-def past(graph: Any, config: RunnableConfig) -> list[Any]:
-    """A thread's state history, as far as it does not differ from run to run."""
+def list_state_history(graph: Any, config: RunnableConfig) -> list[Any]:
+    """Return a thread's state history without the parts that differ between runs."""
     return [
         (
             state.values,
@@ -92,31 +94,31 @@ def past(graph: Any, config: RunnableConfig) -> list[Any]:
     ]
 
 
-def say(text: str) -> dict[str, Any]:
+def make_input(text: str) -> dict[str, Any]:
     return {"messages": [HumanMessage(text, id=text)]}
 
 
-@both_doors
+@blocking_and_async
 @pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"memory"}))
-def test_a_thread_resumes_after_a_restart(backend: str, run: Run, tmp_path: Path) -> None:
-    """Another process's saver on the same file goes on where the first left off."""
+def test_thread_continues_after_restart(backend: str, run: Run, tmp_path: Path) -> None:
+    """A second checkpointer on the same database continues where the first one stopped."""
     with BACKENDS[backend](tmp_path) as saver:
-        run(chat(saver), say("a"), config_at())
+        run(compile_chat_graph(saver), make_input("a"), config_at())
     with BACKENDS[backend](tmp_path) as saver:
-        result = run(chat(saver), say("b"), config_at())
-        run(chat(saver), say("c"), config_at("other"))
+        result = run(compile_chat_graph(saver), make_input("b"), config_at())
+        run(compile_chat_graph(saver), make_input("c"), config_at("other"))
 
         assert [m.content for m in result["messages"]] == ["a", "re: a", "b", "re: b"]
         assert read_history_texts(saver) == ["a", "re: a", "b", "re: b"]
         assert read_history_texts(saver, "other") == ["c", "re: c"]
 
 
-@both_doors
-@durabilities
-def test_an_interrupt_is_answered(
+@blocking_and_async
+@for_each_durability
+def test_interrupted_run_continues_with_answer(
     saver: SQLiteCheckpointer, run: Run, durability: Durability
 ) -> None:
-    """A run that asks stops there, and Command(resume) hands the answer in."""
+    """A run stops at each interrupt, and `Command(resume=...)` passes the answer to it."""
 
     def ask(state: Count) -> dict[str, Any]:
         return {"steps": [interrupt({"question": "which?"}), interrupt("and?")]}
@@ -126,20 +128,19 @@ def test_an_interrupt_is_answered(
     builder.add_edge(START, "ask")
     graph = builder.compile(checkpointer=saver)
     first = run(graph, {"steps": ["start"]}, config_at(), durability=durability)
-    waiting = graph.get_state(config_at())
+    state_at_interrupt = graph.get_state(config_at())
     second = run(graph, Command(resume="this"), config_at(), durability=durability)
     third = run(graph, Command(resume="that"), config_at(), durability=durability)
 
-    assert [asked.value for asked in first["__interrupt__"]] == [{"question": "which?"}]
-    assert waiting.next == ("ask",)
-    assert [asked.value for asked in second["__interrupt__"]] == ["and?"]
+    assert [question.value for question in first["__interrupt__"]] == [{"question": "which?"}]
+    assert state_at_interrupt.next == ("ask",)
+    assert [question.value for question in second["__interrupt__"]] == ["and?"]
     assert third["steps"] == ["start", "this", "that"]
     assert graph.get_state(config_at()).next == ()
 
 
-def test_interrupt_before_and_update_state(saver: SQLiteCheckpointer) -> None:
-    """State changed while a run is stopped is what the run goes on with."""
-    graph = counting(saver, interrupt_before=["two"])
+def test_state_updated_at_interrupt_is_used_by_next_node(saver: SQLiteCheckpointer) -> None:
+    graph = compile_counting_graph(saver, interrupt_before=["two"])
     graph.invoke({"steps": [], "total": 0}, config_at())
     config = graph.update_state(config_at(), {"steps": ["by hand"], "total": 100})
     result = graph.invoke(None, config_at())
@@ -149,33 +150,34 @@ def test_interrupt_before_and_update_state(saver: SQLiteCheckpointer) -> None:
     assert (state.metadata["source"], state.next) == ("update", ("two",))
 
 
-def test_aupdate_state(saver: SQLiteCheckpointer) -> None:
-    """The same through the other door, under the name of a node."""
-    graph = counting(saver)
+def test_aupdate_state_as_node_continues_after_that_node(saver: SQLiteCheckpointer) -> None:
+    graph = compile_counting_graph(saver)
 
-    async def run() -> Any:
+    async def update_and_run() -> Any:
         await graph.aupdate_state(config_at(), {"steps": ["x"], "total": 5}, as_node="one")
         state = await graph.aget_state(config_at())
         return state.next, await graph.ainvoke(None, config_at())
 
-    assert asyncio.run(run()) == (("two",), {"steps": ["x", "two1"], "total": 15})
+    assert asyncio.run(update_and_run()) == (("two",), {"steps": ["x", "two1"], "total": 15})
 
 
-@both_doors
-def test_time_travel_forks(saver: SQLiteCheckpointer, run: Run) -> None:
-    """A run from an old checkpoint branches off; its branch is the head, the other one stays."""
-    graph = chat(saver)
+@blocking_and_async
+def test_run_from_old_checkpoint_makes_its_branch_the_head(
+    saver: SQLiteCheckpointer, run: Run
+) -> None:
+    """The other branch stays readable."""
+    graph = compile_chat_graph(saver)
     for text in "abc":
-        run(graph, say(text), config_at())
+        run(graph, make_input(text), config_at())
     before = graph.get_state(config_at())
-    old = next(
+    old_state = next(
         s
         for s in graph.get_state_history(config_at())
         if not s.next and len(s.values["messages"]) == 2
     )
-    result = run(graph, say("other"), old.config)
+    result = run(graph, make_input("other"), old_state.config)
     head = graph.get_state(config_at())
-    later = run(graph, say("d"), config_at())
+    state_of_next_run = run(graph, make_input("d"), config_at())
 
     assert [m.content for m in result["messages"]] == ["a", "re: a", "other", "re: other"]
     assert result == head.values
@@ -186,59 +188,64 @@ def test_time_travel_forks(saver: SQLiteCheckpointer, run: Run) -> None:
         *("b", "re: b", "c", "re: c")
     ]
     assert before == graph.get_state(before.config)
-    assert len(later["messages"]) == 6
+    assert len(state_of_next_run["messages"]) == 6
     assert len(saver.history("t", checkpoint_id=checkpoint_id_of(before.config))) == 6
 
 
-def test_an_old_checkpoint_updated_is_the_head(saver: SQLiteCheckpointer) -> None:
-    """State changed at an old checkpoint branches off there, and the branch is the head."""
-    graph = counting(saver)
+def test_update_of_old_checkpoint_makes_its_branch_the_head(saver: SQLiteCheckpointer) -> None:
+    graph = compile_counting_graph(saver)
     graph.invoke({"steps": [], "total": 0}, config_at())
-    old = next(s for s in graph.get_state_history(config_at()) if s.next == ("two",))
-    edited = graph.update_state(old.config, {"steps": ["edited"]})
+    old_state = next(s for s in graph.get_state_history(config_at()) if s.next == ("two",))
+    edited = graph.update_state(old_state.config, {"steps": ["edited"]})
 
     assert checkpoint_id_of(edited) == checkpoint_id_of(graph.get_state(config_at()).config)
     assert graph.invoke(None, config_at()) == {"steps": ["one0", "edited", "two2"], "total": 11}
 
 
-@both_doors
-def test_each_branch_that_begins_has_the_head(saver: SQLiteCheckpointer, run: Run) -> None:
-    """Branching off on purpose, again and again: the thread goes on from the latest branch."""
-    graph = counting(saver)
+@blocking_and_async
+def test_newest_branch_is_always_the_head(saver: SQLiteCheckpointer, run: Run) -> None:
+    """After several branches from one checkpoint, the thread continues from the newest branch."""
+    graph = compile_counting_graph(saver)
     run(graph, {"steps": [], "total": 0}, config_at())
-    old = next(s for s in graph.get_state_history(config_at()) if s.next == ("two",))
-    again = run(graph, {"steps": ["again"], "total": 0}, old.config)
-    resumed = run(graph, None, old.config)
-    at_head = graph.get_state(config_at()).values
-    graph.update_state(old.config, {"steps": ["edited"]})
+    old_state = next(s for s in graph.get_state_history(config_at()) if s.next == ("two",))
+    rerun = run(graph, {"steps": ["again"], "total": 0}, old_state.config)
+    resumed = run(graph, None, old_state.config)
+    head_values = graph.get_state(config_at()).values
+    graph.update_state(old_state.config, {"steps": ["edited"]})
 
-    assert again["steps"][:2] == ["one0", "again"]
+    assert rerun["steps"][:2] == ["one0", "again"]
     assert resumed["steps"] == ["one0", "two1"]
-    assert resumed == at_head
+    assert resumed == head_values
     assert run(graph, None, config_at())["steps"] == ["one0", "edited", "two2"]
 
 
-@both_doors
-def test_replay_from_an_old_checkpoint(saver: SQLiteCheckpointer, run: Run) -> None:
-    """A run without input from an old checkpoint does its steps again, as with InMemorySaver."""
-    found = []
-    for either in (InMemorySaver(), saver):
-        graph = counting(either)
+@blocking_and_async
+def test_replay_from_old_checkpoint_equals_langgraph_memory_saver(
+    saver: SQLiteCheckpointer, run: Run
+) -> None:
+    """A run without input from an old checkpoint repeats its steps."""
+    results = []
+    for checkpointer in (InMemorySaver(), saver):
+        graph = compile_counting_graph(checkpointer)
         run(graph, {"steps": [], "total": 0}, config_at())
-        old = next(s for s in graph.get_state_history(config_at()) if s.next == ("two",))
-        edited = graph.update_state(old.config, {"steps": ["edited"]})
+        old_state = next(s for s in graph.get_state_history(config_at()) if s.next == ("two",))
+        edited = graph.update_state(old_state.config, {"steps": ["edited"]})
         run(graph, None, edited)
-        run(graph, None, old.config)
-        found.append((graph.get_state(config_at()).values, past(graph, config_at())))
+        run(graph, None, old_state.config)
+        results.append(
+            (graph.get_state(config_at()).values, list_state_history(graph, config_at()))
+        )
 
-    assert found[0] == found[1]
+    assert results[0] == results[1]
 
 
-@both_doors
-@durabilities
-def test_durability(saver: SQLiteCheckpointer, run: Run, durability: Durability) -> None:
-    """Each mode ends in the same state; `exit` puts one checkpoint a run."""
-    graph = counting(saver)
+@blocking_and_async
+@for_each_durability
+def test_every_durability_ends_in_same_state(
+    saver: SQLiteCheckpointer, run: Run, durability: Durability
+) -> None:
+    """With `exit`, a run stores one checkpoint."""
+    graph = compile_counting_graph(saver)
     for _ in range(3):
         result = run(graph, {"steps": ["in"]}, config_at(), durability=durability)
 
@@ -250,92 +257,105 @@ def test_durability(saver: SQLiteCheckpointer, run: Run, durability: Durability)
     assert (3 if durability == "exit" else 12) == len(saver.checkpoints("t"))
 
 
-def asking(saver: Any, *, own: bool) -> Any:
-    """A graph whose subgraph asks before it is done."""
+def compile_graph_with_interrupted_subgraph(saver: Any, *, keeps_state: bool) -> Any:
+    """Compile a graph whose subgraph has an interrupt in its last node."""
 
     def ask(state: Count) -> dict[str, Any]:
         return {"steps": [f"inner {interrupt('go on?')}"]}
 
     inner = StateGraph(Count)
-    inner.add_node("inner", step("inner", 1))
+    inner.add_node("inner", make_step("inner", 1))
     inner.add_node("ask", ask)
     inner.add_edge(START, "inner")
     inner.add_edge("inner", "ask")
     outer = StateGraph(Count)
-    outer.add_node("outer", step("outer", 1))
-    outer.add_node("sub", inner.compile(checkpointer=True if own else None))
+    outer.add_node("outer", make_step("outer", 1))
+    outer.add_node("sub", inner.compile(checkpointer=True if keeps_state else None))
     outer.add_edge(START, "outer")
     outer.add_edge("outer", "sub")
     return outer.compile(checkpointer=saver)
 
 
-@both_doors
-@durabilities
-@pytest.mark.parametrize("own", [True, False], ids=["own", "inherited"])
-def test_subgraphs(saver: SQLiteCheckpointer, run: Run, own: bool, durability: Durability) -> None:
-    """A subgraph's state is under its namespace, is seen from above, and resumes."""
-    found = []
-    for either in (InMemorySaver(), saver):
-        graph = asking(either, own=own)
+@blocking_and_async
+@for_each_durability
+@pytest.mark.parametrize("keeps_state", [True, False], ids=["own", "inherited"])
+def test_subgraph_state_and_resume_equal_langgraph_memory_saver(
+    saver: SQLiteCheckpointer, run: Run, keeps_state: bool, durability: Durability
+) -> None:
+    """The subgraph's state is in its own namespace, and is visible from the parent graph."""
+    results = []
+    for checkpointer in (InMemorySaver(), saver):
+        graph = compile_graph_with_interrupted_subgraph(checkpointer, keeps_state=keeps_state)
         for answer in ("yes", "no"):
             run(graph, {"steps": ["in"]}, config_at(), durability=durability)
-            below = graph.get_state(config_at(), subgraphs=True).tasks[0].state
+            subgraph_state = graph.get_state(config_at(), subgraphs=True).tasks[0].state
             result = run(graph, Command(resume=answer), config_at(), durability=durability)
-            found.append((below.values, below.next, result, past(graph, config_at())))
+            results.append(
+                (
+                    subgraph_state.values,
+                    subgraph_state.next,
+                    result,
+                    list_state_history(graph, config_at()),
+                )
+            )
 
-    assert found[:2] == found[2:]
-    spaces = saver.thread("t").namespaces
-    assert "" in spaces
-    assert ("sub" in spaces) == own
-    # one that keeps its own state uses one namespace for ever, others one for each call
-    assert len(spaces) == (2 if own else 3)
+    assert results[:2] == results[2:]
+    namespaces = saver.thread("t").namespaces
+    assert "" in namespaces
+    assert ("sub" in namespaces) == keeps_state
+    # a subgraph that keeps its state always uses one namespace, others use one per call
+    assert len(namespaces) == (2 if keeps_state else 3)
 
 
-@both_doors
-def test_subgraph_history_and_time_travel(saver: SQLiteCheckpointer, run: Run) -> None:
-    """A subgraph's checkpoints are listed by its namespace, and each is read from above."""
-    graph = asking(saver, own=True)
+@blocking_and_async
+def test_subgraph_history_is_listed_by_its_namespace(saver: SQLiteCheckpointer, run: Run) -> None:
+    """The newest checkpoint equals the subgraph's state as read from the parent graph."""
+    graph = compile_graph_with_interrupted_subgraph(saver, keeps_state=True)
     run(graph, {"steps": ["in"]}, config_at())
-    below = graph.get_state(config_at(), subgraphs=True).tasks[0].state
+    subgraph_state = graph.get_state(config_at(), subgraphs=True).tasks[0].state
     history = list(graph.get_state_history(config_at(ns="sub")))
 
-    assert below.config["configurable"]["checkpoint_ns"] == "sub"
-    assert below.values == history[0].values
+    assert subgraph_state.config["configurable"]["checkpoint_ns"] == "sub"
+    assert subgraph_state.values == history[0].values
     assert len(history) == len(saver.checkpoints("t", checkpoint_ns="sub"))
     assert [state.metadata["step"] for state in history] == [1, 0, -1]
 
 
-@both_doors
-@durabilities
-def test_fan_out(saver: SQLiteCheckpointer, run: Run, durability: Durability) -> None:
-    """What Send spreads over many tasks comes together in one checkpoint, in order."""
+@blocking_and_async
+@for_each_durability
+def test_results_of_many_sends_are_in_order_in_one_checkpoint(
+    saver: SQLiteCheckpointer, run: Run, durability: Durability
+) -> None:
+    """State and history equal those of langgraph's `InMemorySaver`."""
 
-    def spread(state: Count) -> list[Send]:
+    def send_tasks(state: Count) -> list[Send]:
         return [Send("work", {"steps": [str(i)], "total": i}) for i in range(12)]
 
     def work(state: Count) -> dict[str, Any]:
         return {"steps": [f"worked {state['total']}"]}
 
-    found = []
-    for either in (InMemorySaver(), saver):
+    results = []
+    for checkpointer in (InMemorySaver(), saver):
         builder = StateGraph(Count)
         builder.add_node("work", work)
-        builder.add_conditional_edges(START, spread, ["work"])
-        graph = builder.compile(checkpointer=either)
+        builder.add_conditional_edges(START, send_tasks, ["work"])
+        graph = builder.compile(checkpointer=checkpointer)
         for _ in range(2):
             run(graph, {"steps": ["in"]}, config_at(), durability=durability)
-        found.append((graph.get_state(config_at()).values, past(graph, config_at())))
+        results.append(
+            (graph.get_state(config_at()).values, list_state_history(graph, config_at()))
+        )
 
-    assert found[0] == found[1]
-    assert len(found[1][0]["steps"]) == 26
+    assert results[0] == results[1]
+    assert len(results[1][0]["steps"]) == 26
 
 
-@both_doors
-@durabilities
-def test_a_failed_step_keeps_what_its_siblings_wrote(
+@blocking_and_async
+@for_each_durability
+def test_only_failed_task_runs_again_after_error(
     saver: SQLiteCheckpointer, run: Run, durability: Durability
 ) -> None:
-    """After an error only the task that failed runs again."""
+    """The writes of the other tasks of the step are kept."""
     ran: list[str] = []
 
     def fine(state: Count) -> dict[str, Any]:
@@ -354,14 +374,14 @@ def test_a_failed_step_keeps_what_its_siblings_wrote(
     builder.add_edge(START, "fine")
     builder.add_edge(START, "flaky")
     graph = builder.compile(checkpointer=saver)
-    # one at a time, so that `fine` is done when its sibling fails
+    # one task at a time, so that `fine` has ended when its sibling fails
     config: RunnableConfig = {**config_at(), "max_concurrency": 1}
     with pytest.raises(ValueError, match="not today"):
         run(graph, {"steps": ["in"]}, config, durability=durability)
-    failed = graph.get_state(config_at())
+    state_after_error = graph.get_state(config_at())
     result = run(graph, None, config, durability=durability)
 
-    assert {task.name: task.error and str(task.error) for task in failed.tasks} == {
+    assert {task.name: task.error and str(task.error) for task in state_after_error.tasks} == {
         "fine": None,
         "flaky": "ValueError('not today')",
     }
@@ -369,63 +389,68 @@ def test_a_failed_step_keeps_what_its_siblings_wrote(
     assert sorted(ran) == ["fine", "flaky", "flaky"]
 
 
-@both_doors
-@durabilities
-def test_state_history_equals_langgraphs(
+@blocking_and_async
+@for_each_durability
+def test_state_history_equals_langgraph_memory_saver(
     saver: SQLiteCheckpointer, run: Run, durability: Durability
 ) -> None:
-    """Values, sources, steps and next nodes are InMemorySaver's, all the way back."""
-    found = []
-    for either in (InMemorySaver(), saver):
-        graph = chat(either)
+    """Values, sources, steps and next nodes are equal at every checkpoint."""
+    histories = []
+    for checkpointer in (InMemorySaver(), saver):
+        graph = compile_chat_graph(checkpointer)
         for text in "abc":
-            run(graph, say(text), config_at(), durability=durability)
+            run(graph, make_input(text), config_at(), durability=durability)
         run(
             graph,
-            {"messages": [Keep(start=-2), *say("d")["messages"]]},
+            {"messages": [Keep(start=-2), *make_input("d")["messages"]]},
             config_at(),
             durability=durability,
         )
-        graph.update_state(config_at(), say("by hand"))
-        found.append(past(graph, config_at()))
+        graph.update_state(config_at(), make_input("by hand"))
+        histories.append(list_state_history(graph, config_at()))
 
-    assert found[0] == found[1]
-    assert len(found[1]) == (5 if durability == "exit" else 13)
+    assert histories[0] == histories[1]
+    assert len(histories[1]) == (5 if durability == "exit" else 13)
 
 
-class Talk(TypedDict):
-    """What a smaller graph knows of a thread."""
+class SmallerState(TypedDict):
+    """The state of a graph that has fewer channels than the thread."""
 
     messages: Annotated[list[AnyMessage], add_messages]
 
 
-class Summarised(Talk):
-    """What the graph knows that the thread belongs to."""
+class LargerState(SmallerState):
+    """The state of the graph that created the thread."""
 
     summary: dict[str, str]
     notes: Annotated[list[str], operator.add]
 
 
-@pytest.mark.parametrize("reopened", [False, True])
-def test_a_graph_that_knows_fewer_channels_leaves_the_others(
-    tmp_path: Path, reopened: bool
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_update_by_graph_with_fewer_channels_keeps_other_channels(
+    tmp_path: Path, is_reopened: bool
 ) -> None:
-    """Their values stay, and so does the turn that waits; as with langgraph's own saver."""
+    """The values of the other channels stay, and so does the task that waits.
 
-    def said(state: Talk) -> dict[str, Any]:
+    langgraph's own saver does the same.
+    """
+
+    def answer_and_summarise(state: SmallerState) -> dict[str, Any]:
         return {
             "messages": [AIMessage("yes", id="a")],
             "summary": {"text": "s"},
             "notes": ["n" * 200],
         }
 
-    larger: Any = StateGraph(Summarised)
-    larger.add_node("said", said).add_node("more", lambda state: {"notes": ["more"]})
+    larger: Any = StateGraph(LargerState)
+    larger.add_node("said", answer_and_summarise).add_node(
+        "more", lambda state: {"notes": ["more"]}
+    )
     larger.add_edge(START, "said").add_edge("said", "more").add_edge("more", END)
-    smaller: Any = StateGraph(Talk)
+    smaller: Any = StateGraph(SmallerState)
     smaller.add_node("write", lambda state: {}).add_edge(START, "write").add_edge("write", END)
 
-    def course(saver: Any, again: Any) -> list[Any]:
+    def update_and_resume(saver: Any, again: Any) -> list[Any]:
         graph = larger.compile(checkpointer=saver, interrupt_before=["more"])
         graph.invoke({"messages": [HumanMessage("hi", id="h")]}, config_at())
         update = {"messages": [HumanMessage("and?", id="h2")]}
@@ -443,9 +468,9 @@ def test_a_graph_that_knows_fewer_channels_leaves_the_others(
         saver = stack.enter_context(SQLiteCheckpointer.open(tmp_path / "a.db"))
 
         def again() -> SQLiteCheckpointer:
-            if not reopened:
+            if not is_reopened:
                 return saver
             saver.close()
             return stack.enter_context(SQLiteCheckpointer.open(tmp_path / "a.db"))
 
-        assert course(saver, again) == course(memory, lambda: memory)
+        assert update_and_resume(saver, again) == update_and_resume(memory, lambda: memory)

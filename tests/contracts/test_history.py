@@ -1,4 +1,4 @@
-"""`history()`: everything that was said on the way, and what of it the model is still shown."""
+"""`history()` returns every item on the way to a checkpoint, and whether the state still has it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from tests.contracts.puts import (
 )
 
 
-class Facts(TypedDict):
+class FactsState(TypedDict):
     facts: Annotated[dict[str, Any], lambda old, new: {**old, **new}]
 
 
-def chat(saver: SQLiteCheckpointer) -> Any:
+def compile_chat_graph(saver: SQLiteCheckpointer) -> Any:
     builder = StateGraph(ChatState)
     builder.add_node("idle", lambda state: {})
     builder.add_edge(START, "idle")
@@ -43,14 +43,13 @@ def chat(saver: SQLiteCheckpointer) -> Any:
     return builder.compile(checkpointer=saver)
 
 
-def say(*ids: str) -> dict[str, Any]:
+def make_messages(*ids: str) -> dict[str, Any]:
     return {"messages": [HumanMessage(f"says {i}", id=i) for i in ids]}
 
 
-def test_removed_messages_stay_readable(saver: SQLiteCheckpointer) -> None:
-    """What RemoveMessage took out is told, in its place, as no longer seen."""
-    graph = chat(saver)
-    graph.invoke(say("a", "b", "c"), config_at())
+def test_removed_message_stays_in_history_as_unseen(saver: SQLiteCheckpointer) -> None:
+    graph = compile_chat_graph(saver)
+    graph.invoke(make_messages("a", "b", "c"), config_at())
     graph.invoke({"messages": [RemoveMessage("b"), HumanMessage("says d", id="d")]}, config_at())
 
     assert texts_and_seen(saver.history("t")) == [
@@ -61,19 +60,18 @@ def test_removed_messages_stay_readable(saver: SQLiteCheckpointer) -> None:
     ]
 
 
-def test_removing_all_leaves_everything_to_read(saver: SQLiteCheckpointer) -> None:
-    """An emptied channel has its history, all of it unseen."""
-    graph = chat(saver)
-    graph.invoke(say("a", "b"), config_at())
+def test_history_has_all_messages_after_all_were_removed(saver: SQLiteCheckpointer) -> None:
+    graph = compile_chat_graph(saver)
+    graph.invoke(make_messages("a", "b"), config_at())
     graph.invoke({"messages": [RemoveMessage(REMOVE_ALL_MESSAGES)]}, config_at())
 
     assert texts_and_seen(saver.history("t")) == [("says a", False), ("says b", False)]
 
 
-def test_trimmed_messages_stay_readable(saver: SQLiteCheckpointer) -> None:
-    """What a Keep cut off is told, and so is what later keeps cut off."""
-    graph = chat(saver)
-    graph.invoke(say("a", "b", "c"), config_at())
+def test_trimmed_messages_stay_in_history_as_unseen(saver: SQLiteCheckpointer) -> None:
+    """Messages that one or several `Keep` updates cut off stay in the history."""
+    graph = compile_chat_graph(saver)
+    graph.invoke(make_messages("a", "b", "c"), config_at())
     graph.invoke({"messages": Keep(start=-1)}, config_at())
     graph.invoke({"messages": [HumanMessage("says d", id="d"), Keep(start=-1)]}, config_at())
 
@@ -85,10 +83,9 @@ def test_trimmed_messages_stay_readable(saver: SQLiteCheckpointer) -> None:
     ]
 
 
-def test_both_versions_of_a_replaced_message(saver: SQLiteCheckpointer) -> None:
-    """A message replaced under its id is told as it was and as it is."""
-    graph = chat(saver)
-    graph.invoke(say("a", "b"), config_at())
+def test_history_has_both_versions_of_replaced_message(saver: SQLiteCheckpointer) -> None:
+    graph = compile_chat_graph(saver)
+    graph.invoke(make_messages("a", "b"), config_at())
     graph.invoke({"messages": [HumanMessage("says otherwise", id="a")]}, config_at())
 
     assert texts_and_seen(saver.history("t")) == [
@@ -98,11 +95,11 @@ def test_both_versions_of_a_replaced_message(saver: SQLiteCheckpointer) -> None:
     ]
 
 
-def test_a_message_that_comes_back_is_seen_again(saver: SQLiteCheckpointer) -> None:
-    """The same content is one item, wherever and however often it stands."""
-    first = put(saver, say("a", "b", "c"))
-    second = put(saver, say("c"), first)
-    third = put(saver, say("c", "a"), second)
+def test_message_that_is_put_again_is_one_item_and_seen(saver: SQLiteCheckpointer) -> None:
+    """Equal content is one item, at any place and any number of times."""
+    first = put(saver, make_messages("a", "b", "c"))
+    second = put(saver, make_messages("c"), first)
+    third = put(saver, make_messages("c", "a"), second)
 
     assert texts_and_seen(saver.history("t", checkpoint_id=checkpoint_id_of(third))) == [
         ("says a", True),
@@ -111,30 +108,30 @@ def test_a_message_that_comes_back_is_seen_again(saver: SQLiteCheckpointer) -> N
     ]
 
 
-def test_a_message_said_twice_at_once_is_one_item(saver: SQLiteCheckpointer) -> None:
-    """Equal elements of one value are one item, at one position."""
+def test_equal_messages_in_one_value_are_one_item(saver: SQLiteCheckpointer) -> None:
     put(saver, {"messages": [HumanMessage("yes"), AIMessage("no"), HumanMessage("yes")]})
-    found = saver.history("t")
+    items = saver.history("t")
 
-    assert texts_and_seen(found) == [("yes", True), ("no", True)]
-    assert len({item.position for item in found}) == len(found)
+    assert texts_and_seen(items) == [("yes", True), ("no", True)]
+    assert len({item.position for item in items}) == len(items)
 
 
-def test_positions_grow(saver: SQLiteCheckpointer) -> None:
-    """Positions follow the order in which things were said, also past removals and prunes."""
-    first = put(saver, say("a", "b"))
+def test_positions_increase_across_removals_and_prunes(saver: SQLiteCheckpointer) -> None:
+    """Positions have the order in which items were stored, and do not change."""
+    first = put(saver, make_messages("a", "b"))
     before = saver.history("t")
-    second = put(saver, say("b", "c"), first)
+    second = put(saver, make_messages("b", "c"), first)
     saver.prune(["t"])
-    put(saver, say("d"), second)
+    put(saver, make_messages("d"), second)
     after = saver.history("t")
 
     assert before[0].position < before[1].position < after[2].position < after[3].position
     assert [item.position for item in before] == [item.position for item in after[:2]]
 
 
-def test_dict_channels(saver: SQLiteCheckpointer) -> None:
-    """A dict's pairs are told, the replaced and the removed as no longer seen."""
+def test_history_of_dict_has_replaced_and_removed_pairs_as_unseen(
+    saver: SQLiteCheckpointer,
+) -> None:
     long = "x" * 200
     first = put(saver, {"facts": {"name": "Ann", "story": long}})
     second = put(saver, {"facts": {"name": "Bea", "story": long}}, first)
@@ -145,8 +142,7 @@ def test_dict_channels(saver: SQLiteCheckpointer) -> None:
     ]
 
 
-def test_dict_items_are_pairs(saver: SQLiteCheckpointer) -> None:
-    """An item of a dict is `(key, value)`, as `HistoryItem` says."""
+def test_history_items_of_dict_are_key_value_tuples(saver: SQLiteCheckpointer) -> None:
     put(saver, {"facts": {"story": "x" * 200}})
 
     assert [item.value for item in saver.history("t", channel="facts")] == [("story", "x" * 200)]
@@ -161,29 +157,27 @@ def test_dict_items_are_pairs(saver: SQLiteCheckpointer) -> None:
         ("notes", [["x" * 200], ["a"]], [("x" * 200, False), ("a", True)]),
     ],
 )
-def test_short_lists_have_a_history_too(
+def test_history_of_short_list_has_all_items(
     saver: SQLiteCheckpointer, channel: str, values: list[Any], expected: list[Any]
 ) -> None:
-    """How much a list holds makes no difference to what is told of it."""
-    last = None
+    """The size of a list makes no difference to its history."""
+    config = None
     for value in values:
-        last = put(saver, {channel: value}, last)
+        config = put(saver, {channel: value}, config)
 
     assert expected == [(item.value, item.seen) for item in saver.history("t", channel=channel)]
 
 
-def test_counts_of_short_lists(saver: SQLiteCheckpointer) -> None:
-    """`checkpoints()` counts the items of each list or dict, whatever they take."""
-    put(saver, {"notes": ["a", "b"], "facts": {"k": 1}, "n": 3, **say("a")})
+def test_checkpoint_counts_items_of_short_lists_and_dicts(saver: SQLiteCheckpointer) -> None:
+    put(saver, {"notes": ["a", "b"], "facts": {"k": 1}, "n": 3, **make_messages("a")})
 
     assert saver.checkpoints("t")[0].counts == {"notes": 2, "facts": 1, "messages": 1}
 
 
-def test_history_at_an_old_checkpoint(saver: SQLiteCheckpointer) -> None:
-    """The way to a checkpoint ends there: nothing said later is told."""
-    first = put(saver, say("a", "b"))
-    second = put(saver, say("b"), first)
-    put(saver, say("b", "c"), second)
+def test_history_at_old_checkpoint_has_no_later_items(saver: SQLiteCheckpointer) -> None:
+    first = put(saver, make_messages("a", "b"))
+    second = put(saver, make_messages("b"), first)
+    put(saver, make_messages("b", "c"), second)
 
     assert texts_and_seen(saver.history("t", checkpoint_id=checkpoint_id_of(first))) == [
         ("says a", True),
@@ -195,11 +189,11 @@ def test_history_at_an_old_checkpoint(saver: SQLiteCheckpointer) -> None:
     ]
 
 
-def test_history_of_a_fork(saver: SQLiteCheckpointer) -> None:
-    """Each branch tells what was said on its own way; without an id the other one's is marked."""
-    root = put(saver, say("a"))
-    left = put(saver, say("a", "b"), root)
-    right = put(saver, say("c"), root)
+def test_history_of_fork_has_own_branch_and_marks_the_other(saver: SQLiteCheckpointer) -> None:
+    """Without a checkpoint id, items of the other branch are included and marked."""
+    root = put(saver, make_messages("a"))
+    left = put(saver, make_messages("a", "b"), root)
+    right = put(saver, make_messages("c"), root)
 
     assert read_history_texts(saver, checkpoint_id=checkpoint_id_of(left)) == ["says a", "says b"]
     assert read_history_texts(saver, checkpoint_id=checkpoint_id_of(right)) == ["says a", "says c"]
@@ -214,55 +208,54 @@ def test_history_of_a_fork(saver: SQLiteCheckpointer) -> None:
     ]
 
 
-def test_history_outlives_its_checkpoints(saver: SQLiteCheckpointer) -> None:
-    """Pruning takes checkpoints, not what was said; retention without history takes both."""
-    first = put(saver, say("a"))
-    second = put(saver, say("b"), first)
-    put(saver, say("c"), second)
+def test_history_survives_prune_but_not_retain_without_history(saver: SQLiteCheckpointer) -> None:
+    first = put(saver, make_messages("a"))
+    second = put(saver, make_messages("b"), first)
+    put(saver, make_messages("c"), second)
     saver.prune(["t"])
-    pruned = texts_and_seen(saver.history("t"))
+    history_after_prune = texts_and_seen(saver.history("t"))
     report = saver.retain(Retention(last=1, history=False))
 
-    assert pruned == [("says a", False), ("says b", False), ("says c", True)]
+    assert history_after_prune == [("says a", False), ("says b", False), ("says c", True)]
     assert texts_and_seen(saver.history("t")) == [("says c", True)]
     assert report.items == 2
-    assert say("c") == read_channel_values(saver, config_at())
+    assert make_messages("c") == read_channel_values(saver, config_at())
 
 
-def test_history_of_a_channel_that_went_away(saver: SQLiteCheckpointer) -> None:
-    """A channel without a value keeps its history; one that never was has none."""
-    first = put(saver, say("a"))
+def test_channel_without_value_keeps_its_history(saver: SQLiteCheckpointer) -> None:
+    """A channel that never had a value has an empty history."""
+    first = put(saver, make_messages("a"))
     put(saver, {"n": 1}, first)
 
     assert texts_and_seen(saver.history("t")) == [("says a", False)]
     assert texts_and_seen(saver.history("t", channel="never")) == []
 
 
-def test_history_by_namespace(saver: SQLiteCheckpointer) -> None:
-    """Namespaces of one thread tell their own, also of what both hold."""
-    put(saver, say("a", "b"))
-    put(saver, say("b", "c"), ns="sub")
+def test_each_namespace_has_its_own_history(saver: SQLiteCheckpointer) -> None:
+    """A message that two namespaces share is in both histories."""
+    put(saver, make_messages("a", "b"))
+    put(saver, make_messages("b", "c"), ns="sub")
 
     assert read_history_texts(saver) == ["says a", "says b"]
     assert read_history_texts(saver, checkpoint_ns="sub") == ["says b", "says c"]
 
 
-def test_history_of_a_long_broken_list(saver: SQLiteCheckpointer) -> None:
-    """A value in hundreds of pieces, past what a manifest holds in place, is told in order."""
-    everything = [str(i) for i in range(600)]
-    first = put(saver, say(*everything))
-    put(saver, say(*everything[::2]), first)
-    found = saver.history("t")
+def test_history_of_list_with_many_ranges_is_in_order(saver: SQLiteCheckpointer) -> None:
+    """The value has more ranges than a checkpoint stores in its own row."""
+    all_ids = [str(i) for i in range(600)]
+    first = put(saver, make_messages(*all_ids))
+    put(saver, make_messages(*all_ids[::2]), first)
+    history = saver.history("t")
 
-    assert [(f"says {i}", i % 2 == 0) for i in range(600)] == texts_and_seen(found)
-    assert say(*everything[::2]) == read_channel_values(saver, config_at())
+    assert [(f"says {i}", i % 2 == 0) for i in range(600)] == texts_and_seen(history)
+    assert make_messages(*all_ids[::2]) == read_channel_values(saver, config_at())
 
 
 class Note(BaseModel):
     text: str
 
 
-ODD: dict[str, Callable[[Any], list[BaseMessage]]] = {
+UNUSUAL_MESSAGES: dict[str, Callable[[Any], list[BaseMessage]]] = {
     "text in a call": lambda text: [
         AIMessage("", tool_calls=[{"name": "f", "args": {"q": text}, "id": "c1"}]),
         ToolMessage("found", tool_call_id="c1"),
@@ -279,29 +272,32 @@ ODD: dict[str, Callable[[Any], list[BaseMessage]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_what_comes_back_plainer_is_told_once(saver: SQLiteCheckpointer, name: str) -> None:
-    """A message that is stored as what comes back is no other message in the next turn."""
+@pytest.mark.parametrize("kind", UNUSUAL_MESSAGES)
+def test_message_that_is_decoded_differently_is_stored_once(
+    saver: SQLiteCheckpointer, kind: str
+) -> None:
+    """A message that differs from its decoded form is not stored again in the next run."""
 
     def answer(state: Any) -> dict[str, Any]:
-        return {"messages": ODD[name](state["messages"][-1].text)}
+        return {"messages": UNUSUAL_MESSAGES[kind](state["messages"][-1].text)}
 
     builder = StateGraph(ChatState).add_node("answer", answer).add_node("idle", lambda _: {})
     builder.add_edge(START, "answer").add_edge("answer", "idle")
     graph: Any = builder.compile(checkpointer=saver)
     for i in ("a", "b"):
-        graph.invoke(say(i), config_at())
+        graph.invoke(make_messages(i), config_at())
     (thread,) = saver.threads()
     history = saver.history("t")
 
     assert graph.get_state(config_at()).values["messages"] == [item.value for item in history]
     assert all(item.seen for item in history)
-    assert thread.items == len(history) == 2 + 2 * len(ODD[name]("x"))
+    assert thread.items == len(history) == 2 + 2 * len(UNUSUAL_MESSAGES[kind]("x"))
 
 
-def test_unknown_threads_and_checkpoints(saver: SQLiteCheckpointer) -> None:
-    """What is not there is named."""
-    put(saver, say("a"))
+def test_history_of_unknown_thread_or_checkpoint_raises_error_with_its_id(
+    saver: SQLiteCheckpointer,
+) -> None:
+    put(saver, make_messages("a"))
 
     with pytest.raises(UnknownThread, match="nobody"):
         saver.history("nobody")
@@ -311,12 +307,11 @@ def test_unknown_threads_and_checkpoints(saver: SQLiteCheckpointer) -> None:
         saver.history("t", checkpoint_id="no-such")
 
 
-def test_history_shares_nothing(saver: SQLiteCheckpointer) -> None:
-    """Changing what was told changes neither the history nor the state."""
+def test_changing_returned_item_does_not_change_history_or_state(saver: SQLiteCheckpointer) -> None:
     put(saver, {"messages": [HumanMessage("says a", id="a", additional_kwargs={"k": [1]})]})
-    found = saver.history("t")[0].value
-    found.content = "changed"
-    found.additional_kwargs["k"].append(2)
+    message = saver.history("t")[0].value
+    message.content = "changed"
+    message.additional_kwargs["k"].append(2)
 
     assert texts_and_seen(saver.history("t")) == [("says a", True)]
     assert read_channel_values(saver, config_at())["messages"][0].additional_kwargs == {"k": [1]}

@@ -1,4 +1,4 @@
-"""Merges of threads whose rows have right checksums, and say what perdure never writes."""
+"""Imports of threads whose rows have valid checksums and content that perdure never writes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from perdure.errors import CorruptRecord
 from perdure.graphs import chat_graph
 from tests.hostile_files import change
 
-_FAR = (1 << 31) - 2  # the last but one position of an item
-Edit = Callable[[dict[str, Any], int, int], dict[str, Any]]
+_FAR = (1 << 31) - 2  # the second-highest position that an item can have
+EditReferences = Callable[[dict[str, Any], int, int], dict[str, Any]]
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> Path:
+def other_path(tmp_path: Path) -> Path:
+    """A database with a thread of three messages."""
     path = tmp_path / "other.db"
     with SQLiteCheckpointer.open(path) as saver:
         graph: Any = chat_graph(checkpointer=saver)
@@ -39,10 +40,10 @@ def other(tmp_path: Path) -> Path:
     return path
 
 
-def edit_head(path: Path, edit: Edit) -> None:
-    """Edit the references of the head, and seal it as perdure does.
+def edit_head(path: Path, edit: EditReferences) -> None:
+    """Replace the references of the head, and encrypt the row as perdure does.
 
-    `edit` is given the references, the key of the log of messages, and the number of its items.
+    `edit` gets the references, the key of the log of messages, and the number of its items.
     """
     with SQLiteCheckpointer.open(path) as saver, closing(sqlite3.connect(path)) as conn, conn:
         reader: Any = saver._reader
@@ -56,18 +57,18 @@ def edit_head(path: Path, edit: Edit) -> None:
         ).fetchone()
         snapshot = reader.decrypt_row("t", "", row)
         edited = replace(snapshot, references=edit(snapshot.references, log, count))
-        texts = row[0], unpack_id(row[1]), unpack_id(row[2]), *row[3:5]
-        body = encrypt_checkpoint(reader.seal, "t", "", texts, edited, snapshot.transcript)
+        row_fields = row[0], unpack_id(row[1]), unpack_id(row[2]), *row[3:5]
+        body = encrypt_checkpoint(reader.seal, "t", "", row_fields, edited, snapshot.transcript)
         conn.execute("UPDATE checkpoints SET body = ? WHERE row_key = ?", (body, row[0]))
 
 
-def nested(depth: int, inner: Any) -> Any:
+def nest_dicts(depth: int, inner: Any) -> Any:
     for _ in range(depth):
         inner = [MAP, {"x": inner}]
     return inner
 
 
-EDITS: dict[str, Edit] = {
+INVALID_REFERENCES: dict[str, EditReferences] = {
     "all positions": lambda refs, log, n: {"messages": [LIST, log, [0, 1 << 32]]},
     "no position": lambda refs, log, n: {"messages": [LIST, log, [1 << 60, 1]]},
     "negative": lambda refs, log, n: {"messages": [LIST, log, [-1, 2]]},
@@ -80,16 +81,18 @@ EDITS: dict[str, Edit] = {
     "no item": lambda refs, log, n: {"messages": [ITEM, log, n]},
     "nothing": lambda refs, log, n: {"messages": []},
     "a number": lambda refs, log, n: {"messages": 7},
-    "deep": lambda refs, log, n: {"messages": nested(110, [ITEM, log, 0])},
+    "deep": lambda refs, log, n: {"messages": nest_dicts(110, [ITEM, log, 0])},
 }
 
 
-@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-def test_references_that_lead_nowhere_are_refused(edit: Edit, other: Path, tmp_path: Path) -> None:
-    """The error names the thread, and nothing of it is stored."""
-    edit_head(other, edit)
+@pytest.mark.parametrize("edit", INVALID_REFERENCES.values(), ids=INVALID_REFERENCES)
+def test_import_refuses_invalid_references(
+    edit: EditReferences, other_path: Path, tmp_path: Path
+) -> None:
+    """The error names the thread, and nothing of the thread is stored."""
+    edit_head(other_path, edit)
     with (
-        SQLiteCheckpointer.open(other, untrusted=True) as theirs,
+        SQLiteCheckpointer.open(other_path, untrusted=True) as theirs,
         SQLiteCheckpointer.open(tmp_path / "new.db") as saver,
     ):
         with pytest.raises(CorruptRecord, match="thread 't' of"):
@@ -98,7 +101,7 @@ def test_references_that_lead_nowhere_are_refused(edit: Edit, other: Path, tmp_p
         assert saver.threads() == []
 
 
-ROWS = {
+INVALID_NUMBERS = {
     "no time": "UPDATE threads SET updated_at = 9e999",
     "a time before all": "UPDATE threads SET created_at = -1",
     "a time after all": "UPDATE threads SET updated_at = 1e15",
@@ -110,12 +113,14 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("sql", ROWS.values(), ids=ROWS)
-def test_numbers_that_no_list_could_show_are_refused(sql: str, other: Path, tmp_path: Path) -> None:
-    """A time that is none would end each later list of threads with an error."""
-    change(other, sql)
+@pytest.mark.parametrize("sql", INVALID_NUMBERS.values(), ids=INVALID_NUMBERS)
+def test_import_refuses_rows_with_invalid_times_and_numbers(
+    sql: str, other_path: Path, tmp_path: Path
+) -> None:
+    """An invalid time would make every later list of threads fail."""
+    change(other_path, sql)
     with (
-        SQLiteCheckpointer.open(other, untrusted=True) as theirs,
+        SQLiteCheckpointer.open(other_path, untrusted=True) as theirs,
         SQLiteCheckpointer.open(tmp_path / "new.db") as saver,
     ):
         with pytest.raises(CorruptRecord, match="thread 't' of"):
@@ -124,20 +129,26 @@ def test_numbers_that_no_list_could_show_are_refused(sql: str, other: Path, tmp_
         assert saver.threads() == []
 
 
-def test_a_reference_to_what_is_there_comes(other: Path, tmp_path: Path) -> None:
-    """The checks refuse none of what perdure writes, and no list that holds an item twice."""
-    edit_head(other, lambda refs, log, n: {"messages": [LIST, log, [0, n, 0, n]]})
+def test_import_accepts_list_that_contains_items_twice(other_path: Path, tmp_path: Path) -> None:
+    """The checks accept every reference to existing items."""
+    edit_head(other_path, lambda refs, log, n: {"messages": [LIST, log, [0, n, 0, n]]})
     with (
-        SQLiteCheckpointer.open(other, untrusted=True) as theirs,
+        SQLiteCheckpointer.open(other_path, untrusted=True) as theirs,
         SQLiteCheckpointer.open(tmp_path / "new.db") as saver,
     ):
         assert saver.import_from(theirs).threads == 1
         assert saver.history("t") == theirs.history("t")
 
 
-def test_a_log_with_gaps_is_read_by_its_rows(other: Path, tmp_path: Path) -> None:
-    """An item two thousand million positions further takes no two million statements."""
-    with SQLiteCheckpointer.open(other) as saver, closing(sqlite3.connect(other)) as conn, conn:
+def test_import_of_log_with_large_gap_needs_few_statements(
+    other_path: Path, tmp_path: Path
+) -> None:
+    """A gap of two thousand million positions needs fewer than 2000 statements."""
+    with (
+        SQLiteCheckpointer.open(other_path) as saver,
+        closing(sqlite3.connect(other_path)) as conn,
+        conn,
+    ):
         seal = saver._reader.seal
         ((log,),) = conn.execute("SELECT log_key FROM logs WHERE channel = 'messages'")
         body = seal.seal(b"\x11", item_associated_data("t", "messages", _FAR))
@@ -147,10 +158,10 @@ def test_a_log_with_gaps_is_read_by_its_rows(other: Path, tmp_path: Path) -> Non
         )
     statements: list[str] = []
     with (
-        SQLiteCheckpointer.open(other, untrusted=True) as theirs,
+        SQLiteCheckpointer.open(other_path, untrusted=True) as theirs,
         SQLiteCheckpointer.open(
             tmp_path / "new.db",
-            factory=partial(_Traced, statements),
+            factory=partial(_TracingConnection, statements),
         ) as saver,
     ):
         saver.import_from(theirs)
@@ -160,19 +171,19 @@ def test_a_log_with_gaps_is_read_by_its_rows(other: Path, tmp_path: Path) -> Non
         assert len(statements) < 2000
 
 
-class _Traced(sqlite3.Connection):
-    """A connection that notes its statements."""
+class _TracingConnection(sqlite3.Connection):
+    """A connection that records its statements."""
 
     def __init__(self, statements: list[str], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.set_trace_callback(statements.append)
 
 
-def test_a_range_of_any_length_is_refused_by_a_read(other: Path) -> None:
-    """A file of one's own that was damaged in this way takes no memory either."""
-    edit_head(other, lambda refs, log, n: {"messages": [LIST, log, [0, 1 << 40]]})
+def test_read_refuses_range_that_is_longer_than_log(other_path: Path) -> None:
+    """A damaged file of the user does not exhaust the memory either."""
+    edit_head(other_path, lambda refs, log, n: {"messages": [LIST, log, [0, 1 << 40]]})
     with (
-        SQLiteCheckpointer.open(other) as saver,
+        SQLiteCheckpointer.open(other_path) as saver,
         pytest.raises(CorruptRecord, match="not all in the log"),
     ):
         saver.get_tuple({"configurable": {"thread_id": "t"}})

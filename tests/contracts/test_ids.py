@@ -1,4 +1,4 @@
-"""Ids of a wrong type, or that no database can hold, are refused before anything is written."""
+"""Ids of a wrong type, or that no database can store, are refused before anything is written."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from langchain_core.messages import HumanMessage
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig, StorageError
 
-LONE = "lone \ud800 surrogate"
-ODD = [
+LONE_SURROGATE = "lone \ud800 surrogate"
+UNUSUAL_IDS = [
     "a_b",
     "a%b",
     "a*b",
@@ -32,7 +32,7 @@ def at(**parts: Any) -> Any:
     return {"configurable": {"thread_id": "t", "checkpoint_ns": "", **parts}}
 
 
-def checkpoint(uid: Any) -> Any:
+def make_checkpoint(uid: Any) -> Any:
     return {
         "v": 4,
         "id": uid,
@@ -44,9 +44,11 @@ def checkpoint(uid: Any) -> Any:
     }
 
 
-def written(saver: SQLiteCheckpointer, config: Any, uid: Any = "2", task: Any = "task") -> None:
+def put_with_writes(
+    saver: SQLiteCheckpointer, config: Any, uid: Any = "2", task: Any = "task"
+) -> None:
     saver.put_writes(config, [("x", 1)], task)
-    saver.put(config, checkpoint(uid), {}, {"x": 1})
+    saver.put(config, make_checkpoint(uid), {}, {"x": 1})
 
 
 METHODS: dict[str, Callable[[SQLiteCheckpointer, Any], Any]] = {
@@ -58,12 +60,14 @@ METHODS: dict[str, Callable[[SQLiteCheckpointer, Any], Any]] = {
     "list checkpoint_id": lambda s, x: list(s.list(at(checkpoint_id=x))),
     "list before": lambda s, x: list(s.list(at(), before=at(checkpoint_id=x))),
     "list before, of all": lambda s, x: list(s.list(None, before=at(checkpoint_id=x))),
-    "put thread_id": lambda s, x: written(s, at(thread_id=x, checkpoint_id="1")),
-    "put checkpoint_ns": lambda s, x: written(s, at(checkpoint_ns=x, checkpoint_id="1")),
-    "put checkpoint_id": lambda s, x: s.put(at(checkpoint_id=x), checkpoint("2"), {}, {"x": 1}),
-    "put id": lambda s, x: s.put(at(), checkpoint(x), {}, {"x": 1}),
-    "put_writes checkpoint_id": lambda s, x: written(s, at(checkpoint_id=x)),
-    "put_writes task_id": lambda s, x: written(s, at(checkpoint_id="1"), task=x),
+    "put thread_id": lambda s, x: put_with_writes(s, at(thread_id=x, checkpoint_id="1")),
+    "put checkpoint_ns": lambda s, x: put_with_writes(s, at(checkpoint_ns=x, checkpoint_id="1")),
+    "put checkpoint_id": lambda s, x: s.put(
+        at(checkpoint_id=x), make_checkpoint("2"), {}, {"x": 1}
+    ),
+    "put id": lambda s, x: s.put(at(), make_checkpoint(x), {}, {"x": 1}),
+    "put_writes checkpoint_id": lambda s, x: put_with_writes(s, at(checkpoint_id=x)),
+    "put_writes task_id": lambda s, x: put_with_writes(s, at(checkpoint_id="1"), task=x),
     "put_writes task_path": lambda s, x: s.put_writes(at(checkpoint_id="1"), [("x", 1)], "task", x),
     "get_delta_channel_history": lambda s, x: s.get_delta_channel_history(
         config=at(thread_id=x), channels=["x"]
@@ -91,7 +95,7 @@ METHODS: dict[str, Callable[[SQLiteCheckpointer, Any], Any]] = {
     "rewind checkpoint_ns": lambda s, x: s.rewind("t", "1", checkpoint_ns=x),
     "lock": lambda s, x: s.lock(x),
 }
-SEVERAL: dict[str, Callable[[SQLiteCheckpointer, Any], Any]] = {
+METHODS_WITH_ID_LISTS: dict[str, Callable[[SQLiteCheckpointer, Any], Any]] = {
     "delete_for_runs": lambda s, x: s.delete_for_runs(x),
     "erase": lambda s, x: s.erase("t", x),
     "prune": lambda s, x: s.prune(x, strategy="delete"),
@@ -100,67 +104,72 @@ SEVERAL: dict[str, Callable[[SQLiteCheckpointer, Any], Any]] = {
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_wrong_id_is_refused(file_saver: SQLiteCheckpointer, method: str) -> None:
-    """Every method that takes an id names it, and nothing is changed."""
-    file_saver.put(at(), checkpoint("1"), {"run_id": "run"}, {"x": 1})
+def test_id_of_wrong_type_is_refused_by_every_method(
+    file_saver: SQLiteCheckpointer, method: str
+) -> None:
+    """The error says what was expected, and nothing is changed."""
+    file_saver.put(at(), make_checkpoint("1"), {"run_id": "run"}, {"x": 1})
     before = repr((file_saver.threads(), list(file_saver.list(None))))
-    for given in (b"1", 1.5, ["1"], True, LONE):
+    for wrong_id in (b"1", 1.5, ["1"], True, LONE_SURROGATE):
         with pytest.raises(InvalidConfig, match=r"expected|needs text"):
-            METHODS[method](file_saver, given)
+            METHODS[method](file_saver, wrong_id)
 
     assert before == repr((file_saver.threads(), list(file_saver.list(None))))
 
 
-@pytest.mark.parametrize("given", ["t", b"t", 5])
-@pytest.mark.parametrize("method", SEVERAL)
-def test_one_id_where_several_are_expected(
-    file_saver: SQLiteCheckpointer, method: str, given: Any
+@pytest.mark.parametrize("ids", ["t", b"t", 5])
+@pytest.mark.parametrize("method", METHODS_WITH_ID_LISTS)
+def test_single_id_is_refused_where_list_is_expected(
+    file_saver: SQLiteCheckpointer, method: str, ids: Any
 ) -> None:
-    """A single text is not taken for the letters it consists of."""
-    file_saver.put(at(), checkpoint("1"), {"run_id": "t"}, {"x": 1})
+    """A string is not treated as a list of its characters."""
+    file_saver.put(at(), make_checkpoint("1"), {"run_id": "t"}, {"x": 1})
     with pytest.raises(InvalidConfig, match="expected a list of"):
-        SEVERAL[method](file_saver, given)
+        METHODS_WITH_ID_LISTS[method](file_saver, ids)
 
     assert len(list(file_saver.list(None))) == 1
 
 
-def test_ids_from_a_generator(saver: SQLiteCheckpointer) -> None:
-    """Ids may come from a generator, which can be read only once."""
-    said = {"messages": [HumanMessage("hello", id="m")]}
-    new = checkpoint("1") | {"channel_values": said, "channel_versions": {"messages": 1}}
-    saver.put(at(), new, {}, {"messages": 1})
+def test_erase_accepts_ids_from_generator(saver: SQLiteCheckpointer) -> None:
+    """A generator can be read only once."""
+    values = {"messages": [HumanMessage("hello", id="m")]}
+    with_message = make_checkpoint("1") | {
+        "channel_values": values,
+        "channel_versions": {"messages": 1},
+    }
+    saver.put(at(), with_message, {}, {"messages": 1})
     saver.erase("t", (uid for uid in ["m"]))  # type: ignore[arg-type]
 
     assert saver.history("t") == []
 
 
-def test_prefixes_with_odd_characters(saver: SQLiteCheckpointer) -> None:
-    """A prefix is taken letter by letter: nothing in it is a wildcard or an end."""
-    names = [f"{odd}{n}" for odd in [*ODD, "a", "axb"] for n in range(2)]
+def test_prefix_is_matched_literally(saver: SQLiteCheckpointer) -> None:
+    """No character of a prefix is a wildcard or ends it."""
+    names = [f"{unusual_id}{n}" for unusual_id in [*UNUSUAL_IDS, "a", "axb"] for n in range(2)]
     if not isinstance(saver, SQLiteCheckpointer):  # Postgres has no text with NUL
         with pytest.raises(StorageError, match="NUL"):
-            saver.put(at(thread_id="a\0b"), checkpoint("1"), {}, {"x": 1})
+            saver.put(at(thread_id="a\0b"), make_checkpoint("1"), {}, {"x": 1})
         names = [name for name in names if "\0" not in name]
     for name in names:
-        saver.put(at(thread_id=name), checkpoint("1"), {}, {"x": 1})
+        saver.put(at(thread_id=name), make_checkpoint("1"), {}, {"x": 1})
 
-    for prefix in [*ODD, "a", "a\0", "\0", "A", "", "ä"]:
+    for prefix in [*UNUSUAL_IDS, "a", "a\0", "\0", "A", "", "ä"]:
         expected = {name for name in names if name.startswith(prefix)}
         assert expected == {info.thread_id for info in saver.threads(prefix=prefix)}
 
 
 @pytest.mark.parametrize("path", [5, None, "\0", "x\0.db", "\ud800.db"])
-def test_paths_that_are_none(path: Any) -> None:
-    """A path of another type, with a NUL or a lone surrogate, is refused by all that take one."""
+def test_path_of_wrong_type_or_with_invalid_characters_is_refused(path: Any) -> None:
+    """Every method that takes a path refuses it."""
     with SQLiteCheckpointer.open(":memory:") as saver:
-        for take in (SQLiteCheckpointer.open, saver.import_from):
+        for open_path in (SQLiteCheckpointer.open, saver.import_from):
             with pytest.raises(ConfigurationError, match="expected a file name"):
-                take(path)
+                open_path(path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
-def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
-    """A loop of links, a folder that is one, and a name that is too long are typed errors."""
+def test_paths_with_loops_or_too_long_names_raise_perdure_errors(tmp_path: Path) -> None:
+    """The path may be a loop of links, be within such a loop, or have a name that is too long."""
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
     for path in (tmp_path / "a", tmp_path / "a" / "x.db", tmp_path / ("n" * 300)):

@@ -1,4 +1,4 @@
-"""`import_from`: files that langgraph-checkpoint-sqlite wrote, with real graphs."""
+"""`import_from` copies files that langgraph-checkpoint-sqlite wrote."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tests.contracts.puts import put
 from tests.contracts.test_types import Profile
 
 
-class Swapped:
-    """A cipher, for what it is worth."""
+class ReversingCipher:
+    """A cipher that reverses the bytes."""
 
     def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
         return "swapped", plaintext[::-1]
@@ -38,8 +38,8 @@ class Swapped:
         return ciphertext[::-1]
 
 
-class Own(JsonPlusSerializer):
-    """A serializer of a user's."""
+class CustomSerializer(JsonPlusSerializer):
+    """A custom serializer of a user."""
 
 
 class State(TypedDict):
@@ -47,7 +47,7 @@ class State(TypedDict):
     notes: Annotated[list[dict[str, Any]], operator.add]
 
 
-def build(saver: BaseCheckpointSaver[Any]) -> Any:
+def compile_graph(saver: BaseCheckpointSaver[Any]) -> Any:
     inner = StateGraph(State)
     inner.add_node("think", lambda state: {"notes": [{"seen": len(state["messages"])}]})
     inner.add_edge(START, "think")
@@ -68,11 +68,11 @@ def build(saver: BaseCheckpointSaver[Any]) -> Any:
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """A file of the peer: subgraphs, sends, forks, and a thread that waits in an interrupt."""
+def langgraph_file(tmp_path: Path) -> Path:
+    """A file of langgraph's saver with subgraphs, sends, forks, and an interrupted thread."""
     path = tmp_path / "old.sqlite"
     with SqliteSaver.from_conn_string(str(path)) as saver:
-        graph = build(saver)
+        graph = compile_graph(saver)
         for thread in ("a", "b%_é"):
             config: Any = {"configurable": {"thread_id": thread}, "metadata": {"user": "u1"}}
             for text in ("one", "two", "three"):
@@ -83,7 +83,9 @@ def old(tmp_path: Path) -> Path:
     return path
 
 
-def everything(saver: BaseCheckpointSaver[Any]) -> dict[tuple[str, str, str], CheckpointTuple]:
+def read_all_checkpoints(
+    saver: BaseCheckpointSaver[Any],
+) -> dict[tuple[str, str, str], CheckpointTuple]:
     return {
         tuple(
             found.config["configurable"][k] for k in ("thread_id", "checkpoint_ns", "checkpoint_id")
@@ -93,32 +95,34 @@ def everything(saver: BaseCheckpointSaver[Any]) -> dict[tuple[str, str, str], Ch
 
 
 @pytest.fixture
-def expected(old: Path) -> Iterator[dict[tuple[str, str, str], CheckpointTuple]]:
-    with SqliteSaver.from_conn_string(str(old)) as saver:
-        yield everything(saver)
+def expected(langgraph_file: Path) -> Iterator[dict[tuple[str, str, str], CheckpointTuple]]:
+    with SqliteSaver.from_conn_string(str(langgraph_file)) as saver:
+        yield read_all_checkpoints(saver)
 
 
-def test_everything_is_taken_over(
-    saver: SQLiteCheckpointer, old: Path, expected: dict[Any, CheckpointTuple]
+def test_import_copies_every_checkpoint_unchanged(
+    saver: SQLiteCheckpointer, langgraph_file: Path, expected: dict[Any, CheckpointTuple]
 ) -> None:
-    """Every checkpoint of every thread and namespace reads back as the peer gives it."""
-    before = old.read_bytes()
+    """Every checkpoint of every thread and namespace equals that of langgraph's saver."""
+    before = langgraph_file.read_bytes()
 
-    report = saver.import_from(old)
+    report = saver.import_from(langgraph_file)
 
-    assert expected == everything(saver)
+    assert expected == read_all_checkpoints(saver)
     assert (3, len(expected), 0) == (report.threads, report.checkpoints, report.skipped)
     assert sum(len(t.pending_writes or ()) for t in expected.values()) == report.writes
-    assert before == old.read_bytes()
+    assert before == langgraph_file.read_bytes()
 
 
-def test_threads_go_on_where_the_peer_left_them(saver: SQLiteCheckpointer, old: Path) -> None:
-    """An interrupted run is resumed and a finished thread goes on, just as under the peer."""
-    saver.import_from(old)
+def test_imported_threads_continue_as_in_langgraph_saver(
+    saver: SQLiteCheckpointer, langgraph_file: Path
+) -> None:
+    """An interrupted run is resumed, and a finished thread continues."""
+    saver.import_from(langgraph_file)
     texts = []
-    with SqliteSaver.from_conn_string(str(old)) as peer:
-        for which in (peer, saver):
-            graph = build(which)
+    with SqliteSaver.from_conn_string(str(langgraph_file)) as langgraph_saver:
+        for checkpointer in (langgraph_saver, saver):
+            graph = compile_graph(checkpointer)
             resumed = graph.invoke(Command(resume="this"), {"configurable": {"thread_id": "c"}})
             state = graph.invoke({"messages": ["x"]}, {"configurable": {"thread_id": "a"}})
             texts.append([[m.text for m in s["messages"]] for s in (resumed, state)])
@@ -128,68 +132,79 @@ def test_threads_go_on_where_the_peer_left_them(saver: SQLiteCheckpointer, old: 
     assert "a fork" in [item.value.text for item in saver.history("a")]
 
 
-def test_an_import_may_be_repeated(
-    file_saver: SQLiteCheckpointer, old: Path, expected: dict[Any, CheckpointTuple]
+def test_repeated_import_adds_only_new_checkpoints(
+    file_saver: SQLiteCheckpointer, langgraph_file: Path, expected: dict[Any, CheckpointTuple]
 ) -> None:
-    """The second time nothing changes; what the source gained since is added."""
-    file_saver.import_from(old)
-    again = asyncio.run(file_saver.aimport_from(old))
-    with SqliteSaver.from_conn_string(str(old)) as peer:
-        build(peer).invoke({"messages": [("human", "more")]}, {"configurable": {"thread_id": "a"}})
-        later = everything(peer)
+    """A second import without changes of the source adds nothing."""
+    file_saver.import_from(langgraph_file)
+    second_report = asyncio.run(file_saver.aimport_from(langgraph_file))
+    with SqliteSaver.from_conn_string(str(langgraph_file)) as langgraph_saver:
+        compile_graph(langgraph_saver).invoke(
+            {"messages": [("human", "more")]}, {"configurable": {"thread_id": "a"}}
+        )
+        grown_checkpoints = read_all_checkpoints(langgraph_saver)
 
-    grown = file_saver.import_from(old)
+    third_report = file_saver.import_from(langgraph_file)
 
-    assert (0, len(expected)) == (again.checkpoints, again.skipped)
-    assert (len(later) - len(expected), len(expected)) == (grown.checkpoints, grown.skipped)
-    assert later == everything(file_saver)
+    assert (0, len(expected)) == (second_report.checkpoints, second_report.skipped)
+    assert (len(grown_checkpoints) - len(expected), len(expected)) == (
+        third_report.checkpoints,
+        third_report.skipped,
+    )
+    assert grown_checkpoints == read_all_checkpoints(file_saver)
 
 
-def test_a_cut_off_import_goes_on(
-    tmp_path: Path, old: Path, expected: dict[Any, CheckpointTuple]
+def test_import_stopped_by_damaged_row_continues_after_repair(
+    tmp_path: Path, langgraph_file: Path, expected: dict[Any, CheckpointTuple]
 ) -> None:
-    """A damaged row stops it with its place named; once mended, the rest follows."""
-    with closing(sqlite3.connect(old)) as db:
-        uid, good = db.execute(
+    """The error names the thread and the checkpoint.
+
+    After the repair, a second import adds the rest.
+    """
+    with closing(sqlite3.connect(langgraph_file)) as db:
+        uid, original_body = db.execute(
             "SELECT checkpoint_id, checkpoint FROM checkpoints WHERE thread_id = 'c' LIMIT 1"
         ).fetchone()
         db.execute("UPDATE checkpoints SET checkpoint = x'c1' WHERE checkpoint_id = ?", (uid,))
         db.commit()
         with SQLiteCheckpointer.open(tmp_path / "new.db") as saver:
             with pytest.raises(Exception, match=f"thread 'c', checkpoint '{uid}'"):
-                saver.import_from(old)
-            kept = everything(saver)
-            db.execute("UPDATE checkpoints SET checkpoint = ? WHERE checkpoint_id = ?", (good, uid))
+                saver.import_from(langgraph_file)
+            imported = read_all_checkpoints(saver)
+            db.execute(
+                "UPDATE checkpoints SET checkpoint = ? WHERE checkpoint_id = ?",
+                (original_body, uid),
+            )
             db.commit()
-            report = saver.import_from(old)
+            report = saver.import_from(langgraph_file)
 
-            assert {k: v for k, v in expected.items() if k in kept} == kept
-            assert {"a", "b%_é"} <= {thread for thread, _, _ in kept}
-            assert len(kept) == report.skipped
-            assert expected == everything(saver)
+            assert {k: v for k, v in expected.items() if k in imported} == imported
+            assert {"a", "b%_é"} <= {thread for thread, _, _ in imported}
+            assert len(imported) == report.skipped
+            assert expected == read_all_checkpoints(saver)
 
 
-def test_a_thread_that_went_on_in_both_is_refused(
-    file_saver: SQLiteCheckpointer, old: Path
+def test_import_refuses_thread_that_continued_in_both_databases(
+    file_saver: SQLiteCheckpointer, langgraph_file: Path
 ) -> None:
-    """Two histories are not mixed into one thread; nothing is written."""
-    file_saver.import_from(old)
+    """Two histories are not mixed into one thread, and nothing is written."""
+    file_saver.import_from(langgraph_file)
     config: Any = {"configurable": {"thread_id": "a"}}
-    build(file_saver).invoke({"messages": [("human", "here")]}, config)
-    with SqliteSaver.from_conn_string(str(old)) as peer:
-        build(peer).invoke({"messages": [("human", "there")]}, config)
-    before = everything(file_saver)
+    compile_graph(file_saver).invoke({"messages": [("human", "here")]}, config)
+    with SqliteSaver.from_conn_string(str(langgraph_file)) as langgraph_saver:
+        compile_graph(langgraph_saver).invoke({"messages": [("human", "there")]}, config)
+    before = read_all_checkpoints(file_saver)
 
     with pytest.raises(ImportFailed, match="thread 'a' has"):
-        file_saver.import_from(old)
+        file_saver.import_from(langgraph_file)
 
-    assert before == everything(file_saver)
+    assert before == read_all_checkpoints(file_saver)
 
 
-def test_types_that_are_not_allowed_are_refused(tmp_path: Path) -> None:
-    """The allowlist holds for what others wrote too; the type and its place are named."""
+def test_strict_import_refuses_types_that_are_not_allowed(tmp_path: Path) -> None:
+    """The error names the type, the thread and the checkpoint."""
     path = tmp_path / "old.sqlite"
-    with SqliteSaver.from_conn_string(str(path)) as peer:
+    with SqliteSaver.from_conn_string(str(path)) as langgraph_saver:
         checkpoint: Any = {
             "v": 4,
             "id": "1",
@@ -202,7 +217,7 @@ def test_types_that_are_not_allowed_are_refused(tmp_path: Path) -> None:
         checkpoint["channel_values"]["p"] = Profile(fullName="n")
         checkpoint["channel_values"]["d"] = Decimal("1.1")
         config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
-        peer.put(config, checkpoint, {"source": "input"}, {"x": 1})
+        langgraph_saver.put(config, checkpoint, {"source": "input"}, {"x": 1})
 
     with SQLiteCheckpointer.open(tmp_path / "strict.db", strict=True) as saver:
         with pytest.raises(ForbiddenType, match=r"thread 't', checkpoint '1'.*Profile"):
@@ -211,76 +226,84 @@ def test_types_that_are_not_allowed_are_refused(tmp_path: Path) -> None:
         assert saver.threads() == []
     with SQLiteCheckpointer.open(tmp_path / "open.db") as saver:
         saver.import_from(path)
-        found = saver.get_tuple(config)
+        imported = saver.get_tuple(config)
 
-        assert found is not None
-        assert checkpoint == found.checkpoint
+        assert imported is not None
+        assert checkpoint == imported.checkpoint
 
 
-@pytest.mark.parametrize("encrypted", [False, True])
-def test_other_serializers_refuse_types_too(tmp_path: Path, encrypted: bool) -> None:
-    """langgraph's hand out a dict in the place of a refused value; that is never stored."""
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_import_with_custom_serializer_refuses_types_that_are_not_allowed(
+    tmp_path: Path, is_encrypted: bool
+) -> None:
+    """langgraph's serializers return a dict in place of a refused value.
 
-    def serde(allowed: Any) -> Any:
-        own = Own(allowed_msgpack_modules=allowed)
-        return EncryptedSerializer(Swapped(), own) if encrypted else own
+    Such a dict is never stored.
+    """
+
+    def make_serde(allowed: Any) -> Any:
+        serializer = CustomSerializer(allowed_msgpack_modules=allowed)
+        return EncryptedSerializer(ReversingCipher(), serializer) if is_encrypted else serializer
 
     path = tmp_path / "old.sqlite"
-    with SqliteSaver.from_conn_string(str(path)) as peer:
-        peer.serde = serde(True)
-        put(peer, {"p": Profile(fullName="n")}, uid="1")
+    with SqliteSaver.from_conn_string(str(path)) as langgraph_saver:
+        langgraph_saver.serde = make_serde(True)
+        put(langgraph_saver, {"p": Profile(fullName="n")}, uid="1")
 
     with SQLiteCheckpointer.open(tmp_path / "new.db") as saver:
         with pytest.raises(ForbiddenType, match=r"thread 't', checkpoint '1'.*Profile"):
-            saver.import_from(path, serde=serde([("a", "b")]))
+            saver.import_from(path, serde=make_serde([("a", "b")]))
 
         assert saver.threads() == []
 
 
-def test_a_cancelled_import_stops(tmp_path: Path, old: Path) -> None:
-    """No checkpoint is taken over after the one under way; a repetition does the rest."""
-    under_way, go_on = threading.Event(), threading.Event()
+def test_cancelled_import_stops_after_current_checkpoint(
+    tmp_path: Path, langgraph_file: Path
+) -> None:
+    """A second import copies the rest."""
+    write_started, may_continue = threading.Event(), threading.Event()
 
-    async def course(saver: SQLiteCheckpointer) -> None:
-        importing = asyncio.create_task(saver.aimport_from(old))
-        await asyncio.to_thread(under_way.wait, 30)
+    async def cancel_import(saver: SQLiteCheckpointer) -> None:
+        importing = asyncio.create_task(saver.aimport_from(langgraph_file))
+        await asyncio.to_thread(write_started.wait, 30)
         importing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await importing
-        go_on.set()  # the loop's threads are joined at its end
+        may_continue.set()  # the loop's threads are joined at its end
 
     with SQLiteCheckpointer.open(tmp_path / "new.db") as saver:
         write = saver._write
 
-        def slow(*args: Any) -> None:
-            under_way.set()
-            assert go_on.wait(30)
+        def write_slowly(*args: Any) -> None:
+            write_started.set()
+            assert may_continue.wait(30)
             write(*args)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(saver, "_write", slow)
-            asyncio.run(course(saver))
+            patch.setattr(saver, "_write", write_slowly)
+            asyncio.run(cancel_import(saver))
 
         assert saver.stats()["checkpoints"] == 1
-        assert saver.import_from(old).skipped == 1
+        assert saver.import_from(langgraph_file).skipped == 1
 
 
-def test_files_from_before_task_paths(tmp_path: Path, old: Path) -> None:
-    """Old files of the peer lack a column; they are taken over all the same."""
-    with closing(sqlite3.connect(old)) as db:
+def test_import_accepts_old_files_without_task_paths(tmp_path: Path, langgraph_file: Path) -> None:
+    with closing(sqlite3.connect(langgraph_file)) as db:
         db.execute("ALTER TABLE writes DROP COLUMN task_path")
         db.commit()
     with SQLiteCheckpointer.open(tmp_path / "new.db") as saver:
-        saver.import_from(old)
-        graph = build(saver)
+        saver.import_from(langgraph_file)
+        graph = compile_graph(saver)
 
         resumed = graph.invoke(Command(resume="this"), {"configurable": {"thread_id": "c"}})
 
         assert resumed["messages"][-1].text == "this"
 
 
-def test_other_files_are_refused(file_saver: SQLiteCheckpointer, tmp_path: Path) -> None:
-    """A missing file, another application's, and no database at all."""
+def test_import_refuses_missing_and_foreign_files(
+    file_saver: SQLiteCheckpointer, tmp_path: Path
+) -> None:
+    """A foreign file is another application's database or no database."""
     other = tmp_path / "other.db"
     with closing(sqlite3.connect(other)) as db:
         db.execute("CREATE TABLE t (x)")
@@ -296,14 +319,14 @@ def test_other_files_are_refused(file_saver: SQLiteCheckpointer, tmp_path: Path)
 
 
 @pytest.mark.parametrize("value", [math.nan, [1.0, {"x": math.nan}], Send("ask", math.nan)])
-def test_values_that_equal_nothing_are_compared_too(
+def test_repeated_import_recognises_values_with_nan(
     saver: SQLiteCheckpointer, tmp_path: Path, value: Any
 ) -> None:
-    """NaN, wherever it is, also beside channels in another order."""
+    """NaN may be at any depth, and channels may be in another order."""
     path = tmp_path / "old.sqlite"
-    with SqliteSaver.from_conn_string(str(path)) as peer:
-        config = put(peer, {"x": value, "a": 1}, uid="1")
-        peer.put_writes(config, [("x", value)], "task")
+    with SqliteSaver.from_conn_string(str(path)) as langgraph_saver:
+        config = put(langgraph_saver, {"x": value, "a": 1}, uid="1")
+        langgraph_saver.put_writes(config, [("x", value)], "task")
 
     first, second = saver.import_from(path), saver.import_from(path)
 

@@ -1,4 +1,4 @@
-"""`import_from` a DSN: tables that langgraph's own Postgres saver and store wrote."""
+"""`import_from` with a DSN copies the tables of langgraph's Postgres saver and store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from langchain.agents import create_agent
 from langchain_core.language_models import FakeListChatModel
 from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.checkpoint.postgres import PostgresSaver
-from langgraph.store.postgres import PostgresStore as TheirStore
+from langgraph.store.postgres import PostgresStore as LanggraphPostgresStore
 from langgraph.types import Command
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -29,20 +29,20 @@ from tests import postgres_server
 from tests.backends import BACKENDS
 from tests.cli.commands import error, run
 from tests.contracts.puts import put
-from tests.contracts.test_import import build, everything
+from tests.contracts.test_import import compile_graph, read_all_checkpoints
 from tests.contracts.test_types import Profile
 from tests.store_backends import of_words
 
 
 def new_schema() -> str:
-    """A DSN whose tables are in a schema of their own."""
+    """Create a schema, and return a DSN whose tables are in it."""
     name = f"theirs_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
         conn.execute(f"CREATE SCHEMA {name}")
     return f"{postgres_server.dsn()}&options=-csearch_path%3D{name}"
 
 
-def agent(saver: Any) -> Any:
+def make_agent(saver: Any) -> Any:
     return create_agent(FakeListChatModel(responses=["first", "second"]), checkpointer=saver)
 
 
@@ -51,56 +51,56 @@ def at(thread_id: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def old() -> str:
-    """Subgraphs, sends, a fork, a thread that waits in an interrupt, and one of an agent."""
+def langgraph_dsn() -> str:
+    """A database with subgraphs, sends, a fork, an interrupted thread, and a thread of an agent."""
     dsn = new_schema()
     with PostgresSaver.from_conn_string(dsn) as saver:
         saver.setup()
-        graph = build(saver)
+        graph = compile_graph(saver)
         for text in ("one", "two"):
             graph.invoke({"messages": [("human", text)]}, {**at("a"), "metadata": {"user": "u1"}})
         early = list(graph.get_state_history(at("a")))[4].config
         graph.update_state(early, {"messages": [("human", "a fork")]}, as_node="sub")
         graph.invoke({"messages": [("human", "well?")]}, at("c"))
-        agent(saver).invoke({"messages": [("human", "hello")]}, at("agent"))
+        make_agent(saver).invoke({"messages": [("human", "hello")]}, at("agent"))
     return dsn
 
 
 @pytest.fixture
-def expected(old: str) -> Iterator[dict[tuple[str, str, str], CheckpointTuple]]:
-    with PostgresSaver.from_conn_string(old) as saver:
-        yield everything(saver)
+def expected(langgraph_dsn: str) -> Iterator[dict[tuple[str, str, str], CheckpointTuple]]:
+    with PostgresSaver.from_conn_string(langgraph_dsn) as saver:
+        yield read_all_checkpoints(saver)
 
 
 @pytest.mark.parametrize("backend", ["file", "sealed", "postgres"])
-def test_everything_is_taken_over(
-    tmp_path: Path, backend: str, old: str, expected: dict[Any, CheckpointTuple]
+def test_postgres_import_copies_every_checkpoint_unchanged(
+    tmp_path: Path, backend: str, langgraph_dsn: str, expected: dict[Any, CheckpointTuple]
 ) -> None:
-    """Each checkpoint reads back as the peer gives it; a repetition changes nothing."""
+    """Each checkpoint equals that of langgraph's saver, and a second import adds nothing."""
     with BACKENDS[backend](tmp_path) as saver:
-        report, again = saver.import_from(old), saver.import_from(old)
+        report, second_report = saver.import_from(langgraph_dsn), saver.import_from(langgraph_dsn)
 
-        assert expected == everything(saver)
+        assert expected == read_all_checkpoints(saver)
         assert (3, len(expected), 0) == (report.threads, report.checkpoints, report.skipped)
         assert sum(len(t.pending_writes or ()) for t in expected.values()) == report.writes > 0
-        assert (0, len(expected)) == (again.checkpoints, again.skipped)
+        assert (0, len(expected)) == (second_report.checkpoints, second_report.skipped)
 
 
-def test_threads_go_on(tmp_path: Path, old: str) -> None:
-    """An interrupted run is resumed, a branch is left, and an agent goes on."""
+def test_threads_imported_from_postgres_continue(tmp_path: Path, langgraph_dsn: str) -> None:
+    """An interrupted run is resumed, a fork continues, and an agent answers."""
     with BACKENDS["file"](tmp_path) as saver:
-        saver.import_from(old)
-        resumed = build(saver).invoke(Command(resume="this"), at("c"))
-        state = build(saver).invoke({"messages": [("human", "x")]}, at("a"))
-        replied = agent(saver).invoke({"messages": [("human", "again")]}, at("agent"))
+        saver.import_from(langgraph_dsn)
+        resumed = compile_graph(saver).invoke(Command(resume="this"), at("c"))
+        state = compile_graph(saver).invoke({"messages": [("human", "x")]}, at("a"))
+        agent_state = make_agent(saver).invoke({"messages": [("human", "again")]}, at("agent"))
 
         assert [m.text for m in resumed["messages"]] == ["well?", "this"]
         assert "a fork" in [m.text for m in state["messages"]]
-        assert [m.text for m in replied["messages"]][:2] == ["hello", "first"]
-        assert len(replied["messages"]) == 4
+        assert [m.text for m in agent_state["messages"]][:2] == ["hello", "first"]
+        assert len(agent_state["messages"]) == 4
 
 
-def test_a_thread_that_went_on_in_both_is_refused(tmp_path: Path) -> None:
+def test_postgres_import_refuses_thread_that_continued_in_both_databases(tmp_path: Path) -> None:
     """Two histories are not mixed into one thread."""
     dsn = new_schema()
     with PostgresSaver.from_conn_string(dsn) as peer, BACKENDS["file"](tmp_path) as saver:
@@ -114,8 +114,8 @@ def test_a_thread_that_went_on_in_both_is_refused(tmp_path: Path) -> None:
             saver.import_from(dsn)
 
 
-def test_types_that_are_not_allowed_are_refused(tmp_path: Path) -> None:
-    """The allowlist holds for what others wrote too; the type and its place are named."""
+def test_strict_postgres_import_refuses_types_that_are_not_allowed(tmp_path: Path) -> None:
+    """The error names the type, the thread and the checkpoint."""
     dsn = new_schema()
     with PostgresSaver.from_conn_string(dsn) as peer:
         peer.setup()
@@ -128,8 +128,8 @@ def test_types_that_are_not_allowed_are_refused(tmp_path: Path) -> None:
         saver.import_from(dsn)
 
 
-def test_other_databases_are_refused(tmp_path: Path) -> None:
-    """What has no tables of langgraph's, by name and without a password."""
+def test_postgres_import_refuses_databases_without_langgraph_tables(tmp_path: Path) -> None:
+    """The error names the database without its password."""
     with (
         BACKENDS["file"](tmp_path) as saver,
         SQLiteStore.open(tmp_path / "s.db", **of_words()) as store,
@@ -139,8 +139,9 @@ def test_other_databases_are_refused(tmp_path: Path) -> None:
                 import_from(new_schema())
 
 
-def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package to install is named."""
+def test_postgres_import_without_package_names_package_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "langgraph.checkpoint.postgres", None)
     with (
         BACKENDS["file"](tmp_path) as saver,
@@ -149,56 +150,61 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         saver.import_from(postgres_server.dsn())
 
 
-def test_items_come_with_their_times(tmp_path: Path) -> None:
-    """Also with what is left of their lives; again, nothing does."""
+def test_imported_store_items_keep_creation_and_expiry_times(tmp_path: Path) -> None:
+    """A second import adds no item."""
     dsn = new_schema()
-    with TheirStore.from_conn_string(dsn) as theirs:
-        theirs.setup()
+    with LanggraphPostgresStore.from_conn_string(dsn) as langgraph_store:
+        langgraph_store.setup()
         for n in range(3):
-            theirs.put(("users", "ümit", str(n)), "k", {"text": f"tea {n}", "deep": [1, None, "é"]})
-        theirs.put(("mortal",), "m", {"text": "milk"}, ttl=60)
-        wanted = {(i.namespace, i.key): i for i in theirs.search((), limit=10)}
+            langgraph_store.put(
+                ("users", "ümit", str(n)), "k", {"text": f"tea {n}", "deep": [1, None, "é"]}
+            )
+        langgraph_store.put(("mortal",), "m", {"text": "milk"}, ttl=60)
+        expected_items = {(i.namespace, i.key): i for i in langgraph_store.search((), limit=10)}
     with SQLiteStore.open(tmp_path / "s.db", **of_words()) as store:
-        report, again = store.import_from(dsn), store.import_from(dsn)
-        found = {(i.namespace, i.key): i for i in store.search((), limit=10)}
-        mortal = store.get(("mortal",), "m", refresh_ttl=False)
+        report, second_report = store.import_from(dsn), store.import_from(dsn)
+        items = {(i.namespace, i.key): i for i in store.search((), limit=10)}
+        expiring_item = store.get(("mortal",), "m", refresh_ttl=False)
 
-        assert (report.items, again.skipped) == (4, 4)
-        assert {k: (i.value, i.created_at) for k, i in wanted.items()} == {
-            k: (i.value, i.created_at) for k, i in found.items()
+        assert (report.items, second_report.skipped) == (4, 4)
+        assert {k: (i.value, i.created_at) for k, i in expected_items.items()} == {
+            k: (i.value, i.created_at) for k, i in items.items()
         }
-        assert mortal is not None
-        assert mortal.expires_at is not None
+        assert expiring_item is not None
+        assert expiring_item.expires_at is not None
 
 
-def test_keywords_and_sessions_of_other_settings(tmp_path: Path) -> None:
-    """Such a DSN is taken by the saver, the store and the command; times are read in any style."""
-    old = new_schema()
-    with PostgresSaver.from_conn_string(old) as peer, TheirStore.from_conn_string(old) as theirs:
+def test_keyword_dsn_and_other_date_style_and_time_zone_are_accepted(tmp_path: Path) -> None:
+    """The checkpointer, the store and the command accept them."""
+    langgraph_dsn = new_schema()
+    with (
+        PostgresSaver.from_conn_string(langgraph_dsn) as peer,
+        LanggraphPostgresStore.from_conn_string(langgraph_dsn) as langgraph_store,
+    ):
         peer.setup()
         put(peer, {"x": 1}, uid="1")
-        theirs.setup()
-        theirs.put(("a",), "k", {"n": 1})
-        item = theirs.get(("a",), "k")
-    parts: dict[str, Any] = {**conninfo_to_dict(old)}
-    odd = f"{parts.pop('options')} -c DateStyle=German -c TimeZone=Asia/Tokyo"
-    dsn = make_conninfo(**parts, options=odd)
+        langgraph_store.setup()
+        langgraph_store.put(("a",), "k", {"n": 1})
+        item = langgraph_store.get(("a",), "k")
+    parts: dict[str, Any] = {**conninfo_to_dict(langgraph_dsn)}
+    session_options = f"{parts.pop('options')} -c DateStyle=German -c TimeZone=Asia/Tokyo"
+    dsn = make_conninfo(**parts, options=session_options)
     with (
         BACKENDS["file"](tmp_path) as saver,
         SQLiteStore.open(tmp_path / "s.db", **of_words()) as store,
     ):
         report, items = saver.import_from(dsn), store.import_from(dsn).items
-        ours = store.get(("a",), "k")
+        imported_item = store.get(("a",), "k")
 
     assert (report.checkpoints, items) == (1, 1)
     assert item is not None
-    assert ours is not None
-    assert item.created_at == ours.created_at
+    assert imported_item is not None
+    assert item.created_at == imported_item.created_at
     assert "1 new checkpoint" in run("import", dsn, "--db", str(tmp_path / "c.db"))
 
 
-def test_special_writes_come_last(tmp_path: Path) -> None:
-    """A task's other writes keep their numbers, so that they are not added when it is repeated."""
+def test_imported_writes_keep_their_numbers(tmp_path: Path) -> None:
+    """A task that is repeated therefore does not add its writes again."""
     dsn = new_schema()
     writes = [("messages", "hello"), ("other", 2)]
     with PostgresSaver.from_conn_string(dsn) as peer, BACKENDS["file"](tmp_path) as saver:
@@ -207,23 +213,29 @@ def test_special_writes_come_last(tmp_path: Path) -> None:
         peer.put_writes(config, [("__resume__", ["x"])], "task")
         peer.put_writes(config, writes, "task")
         saver.import_from(dsn)
-        for each in (peer, saver):
-            each.put_writes(config, writes, "task")
+        for checkpointer in (peer, saver):
+            checkpointer.put_writes(config, writes, "task")
 
-        theirs, ours = (everything(each)["t", "", "1"].pending_writes for each in (peer, saver))
+        theirs, ours = (
+            read_all_checkpoints(checkpointer)["t", "", "1"].pending_writes
+            for checkpointer in (peer, saver)
+        )
         assert sorted(theirs or (), key=repr) == sorted(ours or (), key=repr)
         assert len(ours or ()) == 3
 
 
-def test_tables_of_older_versions(tmp_path: Path) -> None:
-    """Without paths of tasks; without lives of items."""
+def test_postgres_import_accepts_tables_of_older_langgraph_versions(tmp_path: Path) -> None:
+    """Older tables have no task paths, and no expiry times of items."""
     dsn = new_schema()
-    with PostgresSaver.from_conn_string(dsn) as peer, TheirStore.from_conn_string(dsn) as theirs:
+    with (
+        PostgresSaver.from_conn_string(dsn) as peer,
+        LanggraphPostgresStore.from_conn_string(dsn) as langgraph_store,
+    ):
         peer.setup()
-        theirs.setup()
+        langgraph_store.setup()
         config = put(peer, {"x": 1}, uid="1")
         peer.put_writes(config, [("x", 2)], "task")
-        theirs.put(("a",), "k", {"n": 1})
+        langgraph_store.put(("a",), "k", {"n": 1})
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("ALTER TABLE checkpoint_writes DROP COLUMN task_path")
         conn.execute("ALTER TABLE store DROP COLUMN expires_at, DROP COLUMN ttl_minutes")
@@ -246,8 +258,7 @@ def test_tables_of_older_versions(tmp_path: Path) -> None:
         "UPDATE checkpoint_blobs SET type = 'none such'",
     ],
 )
-def test_damaged_checkpoints_are_named(sql: str, tmp_path: Path) -> None:
-    """The thread and the checkpoint."""
+def test_error_names_damaged_checkpoint_and_its_thread(sql: str, tmp_path: Path) -> None:
     dsn = new_schema()
     with PostgresSaver.from_conn_string(dsn) as peer:
         peer.setup()
@@ -262,27 +273,26 @@ def test_damaged_checkpoints_are_named(sql: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "told"), [("saver", "1 new checkpoint"), ("store", "1 new item")]
+    ("source", "expected_output"), [("saver", "1 new checkpoint"), ("store", "1 new item")]
 )
-def test_the_command_takes_what_there_is(
-    parts: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_import_command_accepts_checkpoints_only_or_items_only(
+    source: str, expected_output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checkpoints without items, and items without checkpoints."""
     monkeypatch.chdir(tmp_path)
     dsn = new_schema()
-    if parts == "saver":
+    if source == "saver":
         with PostgresSaver.from_conn_string(dsn) as peer:
             peer.setup()
             put(peer, {"x": 1}, uid="1")
     else:
-        with TheirStore.from_conn_string(dsn) as theirs:
-            theirs.setup()
-            theirs.put(("a",), "k", {"n": 1})
+        with LanggraphPostgresStore.from_conn_string(dsn) as langgraph_store:
+            langgraph_store.setup()
+            langgraph_store.put(("a",), "k", {"n": 1})
 
-    assert told in run("import", dsn, "--db", "new.db")
+    assert expected_output in run("import", dsn, "--db", "new.db")
 
 
-def test_the_command_gives_memories_to_the_users_whom_the_threads_name(
+def test_import_command_gives_memories_to_user_of_each_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -291,7 +301,7 @@ def test_the_command_gives_memories_to_the_users_whom_the_threads_name(
         peer.setup()
         for thread, user in (("a", {"user_id": "ann"}), ("b", {})):
             config: Any = {"configurable": {"thread_id": thread, **user}}
-            agent(peer).invoke({"messages": [("human", f"I am in {thread}")]}, config)
+            make_agent(peer).invoke({"messages": [("human", f"I am in {thread}")]}, config)
     report = run("import", dsn, "--db", "new.db")
     with SQLiteStore.open("new.db") as store:
         threads = {
@@ -305,10 +315,9 @@ def test_the_command_gives_memories_to_the_users_whom_the_threads_name(
     assert report.endswith("2 memories of ann, 2 of me\n")
 
 
-def test_the_command_names_a_database_without_either(
+def test_import_command_names_database_without_langgraph_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Neither checkpoints nor items."""
     monkeypatch.chdir(tmp_path)
 
     assert "has no tables of" in error("import", new_schema(), "--db", "new.db", into=capsys)

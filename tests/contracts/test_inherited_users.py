@@ -1,4 +1,4 @@
-"""A thread keeps its user, whoever goes on with it without naming one."""
+"""A thread keeps its user when it is continued without a user."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from perdure.checkpointers.thread_list import ThreadList, ThreadQuery
 from perdure.checkpointers.titles import read_existing_head
 from tests.contracts.puts import config_at, put
 
-ANN: Any = {"configurable": {"thread_id": "t", "user_id": "ann", "owner": "ann"}}
-SAY: Any = {"messages": [HumanMessage("Pay.", id="pay")]}
-MORE: Any = {"messages": [HumanMessage("Now.", id="now")]}
+CONFIG_OF_ANN: Any = {"configurable": {"thread_id": "t", "user_id": "ann", "owner": "ann"}}
+FIRST_INPUT: Any = {"messages": [HumanMessage("Pay.", id="pay")]}
+SECOND_INPUT: Any = {"messages": [HumanMessage("Now.", id="now")]}
 
 
-def paying(saver: Any, **options: Any) -> Any:
-    """A graph that asks before it pays."""
+def compile_paying_graph(saver: Any, **options: Any) -> Any:
+    """Compile a graph with an interrupt before it pays."""
 
     def pay(state: Any) -> Any:
         return {"messages": [AIMessage(f"paid: {interrupt('Pay?')}")]}
@@ -36,8 +36,8 @@ def paying(saver: Any, **options: Any) -> Any:
     return builder.add_edge(START, "pay").compile(checkpointer=saver)
 
 
-def answering(saver: Any, **options: Any) -> Any:
-    """A graph that answers."""
+def compile_answering_graph(saver: Any, **options: Any) -> Any:
+    """Compile a graph that answers each message."""
 
     def answer(state: Any) -> Any:
         return {"messages": [AIMessage("Yes.")]}
@@ -46,20 +46,23 @@ def answering(saver: Any, **options: Any) -> Any:
     return builder.add_edge(START, "answer").compile(checkpointer=saver)
 
 
-def users(saver: SQLiteCheckpointer, thread_id: str = "t") -> set[Any]:
-    """The users of a thread by each way to ask; one if all agree, None and `""` being nobody."""
+def read_users(saver: SQLiteCheckpointer, thread_id: str = "t") -> set[Any]:
+    """Return the users of a thread by each kind of query, with None for no user.
+
+    All queries agree if there is one.
+    """
     head = read_existing_head(saver, thread_id)
     (listed,) = ThreadList(saver).search(ThreadQuery(ids=[thread_id]), lambda each: each, 1)
-    found: set[Any] = {head.owner, head.metadata.get("user_id"), listed.metadata.get("owner")}
+    users: set[Any] = {head.owner, head.metadata.get("user_id"), listed.metadata.get("owner")}
     for user in ("ann", "bob"):
         heads = saver.heads(filter={"user_id": user})
         tagged = [*saver.list(config_at(thread_id), filter={"user_id": user}, limit=1)]
         newest = saver.get_tuple(config_at(thread_id))
         is_newest = bool(tagged) and newest is not None and tagged[0].config == newest.config
         if is_newest != (thread_id in [each.thread_id for each in heads]):
-            found.add(f"lists disagree on {user}")
-        found |= {user} if is_newest else set()
-    return {user or None for user in found}
+            users.add(f"lists disagree on {user}")
+        users |= {user} if is_newest else set()
+    return {user or None for user in users}
 
 
 def first_config(graph: Any) -> Any:
@@ -71,10 +74,10 @@ def update_subgraph(graph: Any) -> Any:
     return graph.update_state(waiting.state.config, {"messages": [HumanMessage("In here.")]})
 
 
-WAYS: dict[str, Callable[[Any], Any]] = {
-    "update": lambda graph: graph.update_state(config_at(), MORE),
+WAYS_TO_CONTINUE: dict[str, Callable[[Any], Any]] = {
+    "update": lambda graph: graph.update_state(config_at(), SECOND_INPUT),
     "updates": lambda graph: graph.bulk_update_state(
-        config_at(), [[StateUpdate(MORE, "pay")], [StateUpdate(SAY, "pay")]]
+        config_at(), [[StateUpdate(SECOND_INPUT, "pay")], [StateUpdate(FIRST_INPUT, "pay")]]
     ),
     "clear": lambda graph: graph.update_state(config_at(), None),
     "copy": lambda graph: graph.update_state(config_at(), None, "__copy__"),
@@ -82,48 +85,50 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "resume at exit": lambda graph: graph.invoke(
         Command(resume="yes"), config_at(), durability="exit"
     ),
-    "update and go": lambda graph: graph.invoke(Command(update=MORE, goto="pay"), config_at()),
+    "update and go": lambda graph: graph.invoke(
+        Command(update=SECOND_INPUT, goto="pay"), config_at()
+    ),
     "none": lambda graph: graph.invoke(None, config_at()),
-    "input": lambda graph: graph.invoke(MORE, config_at()),
-    "input at exit": lambda graph: graph.invoke(MORE, config_at(), durability="exit"),
-    "fork": lambda graph: graph.update_state(first_config(graph), MORE, "__start__"),
+    "input": lambda graph: graph.invoke(SECOND_INPUT, config_at()),
+    "input at exit": lambda graph: graph.invoke(SECOND_INPUT, config_at(), durability="exit"),
+    "fork": lambda graph: graph.update_state(first_config(graph), SECOND_INPUT, "__start__"),
     "replay": lambda graph: graph.invoke(None, first_config(graph)),
     "empty context": lambda graph: graph.invoke(Command(resume="yes"), config_at(), context={}),
     "async": lambda graph: asyncio.run(graph.ainvoke(Command(resume="yes"), config_at())),
-    "async update": lambda graph: asyncio.run(graph.aupdate_state(config_at(), MORE)),
+    "async update": lambda graph: asyncio.run(graph.aupdate_state(config_at(), SECOND_INPUT)),
 }
 
 
-@pytest.mark.parametrize("way", sorted(WAYS))
-def test_a_thread_keeps_its_user(saver: SQLiteCheckpointer, way: str) -> None:
-    """Also if the process does not have the thread in its cache, and twice in a row."""
-    graph = paying(saver)
-    graph.invoke(SAY, ANN)
-    WAYS[way](graph)
-    once = users(saver)
+@pytest.mark.parametrize("way", sorted(WAYS_TO_CONTINUE))
+def test_continued_thread_keeps_its_user(saver: SQLiteCheckpointer, way: str) -> None:
+    """This holds also for a thread that is not in the cache, and for a second continuation."""
+    graph = compile_paying_graph(saver)
+    graph.invoke(FIRST_INPUT, CONFIG_OF_ANN)
+    WAYS_TO_CONTINUE[way](graph)
+    users_after_first = read_users(saver)
     saver._cache.drop_thread("t")
-    WAYS["update"](graph)
+    WAYS_TO_CONTINUE["update"](graph)
 
-    assert once == users(saver) == {"ann"}
+    assert users_after_first == read_users(saver) == {"ann"}
     assert read_existing_head(saver, "t").metadata["owner"] == "ann"
 
 
-def test_rewinding_and_copying_keep_the_user(saver: SQLiteCheckpointer) -> None:
-    """The head is then an older checkpoint, or one of another thread."""
-    graph = paying(saver)
-    graph.invoke(SAY, ANN)
-    graph.update_state(config_at(), MORE)
+def test_rewind_and_copy_keep_user_of_thread(saver: SQLiteCheckpointer) -> None:
+    """The head is then an older checkpoint or that of another thread."""
+    graph = compile_paying_graph(saver)
+    graph.invoke(FIRST_INPUT, CONFIG_OF_ANN)
+    graph.update_state(config_at(), SECOND_INPUT)
     saver.copy_thread("t", "copy")
-    graph.update_state(config_at("copy"), MORE)
+    graph.update_state(config_at("copy"), SECOND_INPUT)
     saver.rewind("t", first_config(graph)["configurable"]["checkpoint_id"])
-    rewound = users(saver)
-    graph.update_state(config_at(), MORE, "__start__")
+    users_after_rewind = read_users(saver)
+    graph.update_state(config_at(), SECOND_INPUT, "__start__")
 
-    assert rewound == users(saver) == users(saver, "copy") == {"ann"}
+    assert users_after_rewind == read_users(saver) == read_users(saver, "copy") == {"ann"}
 
 
-def test_the_functional_api_keeps_the_user(saver: SQLiteCheckpointer) -> None:
-    """A workflow that is resumed, then called anew."""
+def test_functional_api_keeps_user_of_thread(saver: SQLiteCheckpointer) -> None:
+    """A workflow is resumed, and then called again."""
 
     @task
     def ask(what: str) -> Any:
@@ -133,31 +138,34 @@ def test_the_functional_api_keeps_the_user(saver: SQLiteCheckpointer) -> None:
     def workflow(what: str) -> Any:
         return ask(what).result()
 
-    workflow.invoke("Pay?", ANN)
+    workflow.invoke("Pay?", CONFIG_OF_ANN)
     workflow.invoke(Command(resume="yes"), config_at())
-    resumed = users(saver)
+    users_after_resume = read_users(saver)
     workflow.invoke("Again?", config_at())
 
-    assert resumed == users(saver) == {"ann"}
+    assert users_after_resume == read_users(saver) == {"ann"}
 
 
-def test_subgraphs_keep_the_user(saver: SQLiteCheckpointer) -> None:
-    """An update of a state within, and the checkpoints within after a resume."""
-    builder = StateGraph(MessagesState).add_node("inner", paying(None))
+def test_subgraph_updates_and_resumes_keep_user_of_thread(saver: SQLiteCheckpointer) -> None:
+    """Every checkpoint of every namespace has the user."""
+    builder = StateGraph(MessagesState).add_node("inner", compile_paying_graph(None))
     graph = builder.add_edge(START, "inner").compile(checkpointer=saver)
-    graph.invoke(SAY, ANN)
+    graph.invoke(FIRST_INPUT, CONFIG_OF_ANN)
     update_subgraph(graph)
-    updated = users(saver)
+    users_after_update = read_users(saver)
     graph.invoke(Command(resume="yes"), config_at())
-    everywhere: Any = {"configurable": {"thread_id": "t"}}
-    unnamed = [each for each in saver.list(everywhere) if each.metadata.get("user_id") != "ann"]
+    all_namespaces: Any = {"configurable": {"thread_id": "t"}}
+    unnamed = [
+        checkpoint
+        for checkpoint in saver.list(all_namespaces)
+        if checkpoint.metadata.get("user_id") != "ann"
+    ]
 
-    assert updated == users(saver) == {"ann"}
+    assert users_after_update == read_users(saver) == {"ann"}
     assert unnamed == []
 
 
-def test_puts_keep_the_user(saver: SQLiteCheckpointer) -> None:
-    """Metadata holds the user of the parent, and nothing else of it."""
+def test_put_inherits_only_user_from_metadata_of_parent(saver: SQLiteCheckpointer) -> None:
     parent = put(saver, {"n": 1}, metadata={"user_id": "ann", "title": "Payments"})
     put(saver, {"n": 2}, parent)
     stored = saver.get_tuple(config_at())
@@ -167,13 +175,13 @@ def test_puts_keep_the_user(saver: SQLiteCheckpointer) -> None:
 
 
 @dataclass
-class AsDataclass:
+class DataclassContext:
     """A context that always has a user."""
 
     user_id: str | None = None
 
 
-class AsModel(BaseModel):
+class ModelContext(BaseModel):
     """A context that knows which of its fields were set."""
 
     user_id: str | None = None
@@ -181,51 +189,59 @@ class AsModel(BaseModel):
 
 
 @pytest.mark.parametrize("user", ["", None])
-@pytest.mark.parametrize("where", ["configurable", dict, AsDataclass, AsModel])
-def test_a_run_may_name_nobody(saver: SQLiteCheckpointer, where: Any, user: str | None) -> None:
-    """A config or context can name nobody; then this and later runs belong to nobody."""
+@pytest.mark.parametrize("where", ["configurable", dict, DataclassContext, ModelContext])
+def test_run_with_empty_user_removes_user_from_thread(
+    saver: SQLiteCheckpointer, where: Any, user: str | None
+) -> None:
+    """The config or the context names no user. Then this run and later runs belong to nobody."""
     saver.label("t", ["user_id"])
-    graph = answering(saver, context_schema=where if where in (AsDataclass, AsModel) else None)
-    graph.invoke(SAY, ANN)
+    graph = compile_answering_graph(
+        saver, context_schema=where if where in (DataclassContext, ModelContext) else None
+    )
+    graph.invoke(FIRST_INPUT, CONFIG_OF_ANN)
     if where == "configurable":
-        graph.invoke(MORE, {"configurable": {"thread_id": "t", "user_id": user}})
+        graph.invoke(SECOND_INPUT, {"configurable": {"thread_id": "t", "user_id": user}})
     else:
-        graph.invoke(MORE, config_at(), context=where(user_id=user))
-    named = users(saver)
-    graph.update_state(config_at(), MORE)
+        graph.invoke(SECOND_INPUT, config_at(), context=where(user_id=user))
+    users_after_run = read_users(saver)
+    graph.update_state(config_at(), SECOND_INPUT)
 
-    assert named == users(saver) == {None}
+    assert users_after_run == read_users(saver) == {None}
 
 
-def test_a_context_that_leaves_out_the_user_does_not_name_nobody(
+def test_context_without_user_keeps_user_of_thread(
     saver: SQLiteCheckpointer,
 ) -> None:
-    graph = answering(saver, context_schema=AsModel)
-    graph.invoke(SAY, ANN)
-    graph.invoke(MORE, config_at(), context={"team": "red"})
+    graph = compile_answering_graph(saver, context_schema=ModelContext)
+    graph.invoke(FIRST_INPUT, CONFIG_OF_ANN)
+    graph.invoke(SECOND_INPUT, config_at(), context={"team": "red"})
 
-    assert users(saver) == {"ann"}
+    assert read_users(saver) == {"ann"}
 
 
 @pytest.mark.parametrize("where", ["user_id", "owner", "context"])
-def test_another_user_takes_over(saver: SQLiteCheckpointer, where: str) -> None:
+def test_run_of_another_user_replaces_user_and_owner(saver: SQLiteCheckpointer, where: str) -> None:
     """Neither `user_id` nor `owner` of the former user stays with the thread."""
-    graph = answering(saver)
-    graph.invoke(SAY, ANN)
-    named: Any = {"configurable": {"thread_id": "t", where: "bob"}}
-    graph.invoke(MORE, named if where != "context" else config_at(), context={"user_id": "bob"})
-    graph.update_state(config_at(), MORE)
+    graph = compile_answering_graph(saver)
+    graph.invoke(FIRST_INPUT, CONFIG_OF_ANN)
+    config_of_bob: Any = {"configurable": {"thread_id": "t", where: "bob"}}
+    graph.invoke(
+        SECOND_INPUT,
+        config_of_bob if where != "context" else config_at(),
+        context={"user_id": "bob"},
+    )
+    graph.update_state(config_at(), SECOND_INPUT)
     head = read_existing_head(saver, "t")
 
     assert head.owner == "bob"
     assert saver.heads(filter={"user_id": "ann"}) == []
 
 
-def test_the_same_user_keeps_the_owner(saver: SQLiteCheckpointer) -> None:
-    """The owner of a thread may be another than the user of its runs."""
-    graph = answering(saver)
+def test_next_run_of_same_user_keeps_owner(saver: SQLiteCheckpointer) -> None:
+    """The owner of a thread and the user of its runs may differ."""
+    graph = compile_answering_graph(saver)
     for owner in ({"owner": "ann"}, {}):
-        graph.invoke(SAY, {"configurable": {"thread_id": "t", "user_id": "bob", **owner}})
+        graph.invoke(FIRST_INPUT, {"configurable": {"thread_id": "t", "user_id": "bob", **owner}})
 
     assert (
         read_existing_head(saver, "t").metadata.items()
@@ -233,15 +249,15 @@ def test_the_same_user_keeps_the_owner(saver: SQLiteCheckpointer) -> None:
     )
 
 
-def test_an_imported_checkpoint_has_the_metadata_of_its_source(tmp_path: Path) -> None:
-    """An import copies: it does not go on with the thread."""
+def test_import_does_not_add_user_to_checkpoints(tmp_path: Path) -> None:
+    """Imported checkpoints keep the metadata of their source."""
     with SqliteSaver.from_conn_string(str(tmp_path / "peer.db")) as peer:
-        graph = answering(peer)
-        graph.invoke(SAY, ANN)
-        graph.update_state(config_at(), MORE)
+        graph = compile_answering_graph(peer)
+        graph.invoke(FIRST_INPUT, CONFIG_OF_ANN)
+        graph.update_state(config_at(), SECOND_INPUT)
     with SQLiteCheckpointer.open(tmp_path / "own.db") as saver:
         saver.import_from(tmp_path / "peer.db")
-        imported = users(saver)
-        answering(saver).update_state(config_at(), MORE)
+        imported = read_users(saver)
+        compile_answering_graph(saver).update_state(config_at(), SECOND_INPUT)
 
-        assert imported == users(saver) == {None}
+        assert imported == read_users(saver) == {None}

@@ -20,7 +20,7 @@ from perdure.checkpointers.titles import read_existing_head
 from perdure.errors import ConfigurationError, ImportFailed
 from tests import backends
 from tests.contracts.puts import config_at, put
-from tests.contracts.test_import import build, everything
+from tests.contracts.test_import import compile_graph, read_all_checkpoints
 
 PAIRS = [
     ("file", "file"),
@@ -47,20 +47,22 @@ def talk(saver: SQLiteCheckpointer, thread: str, *texts: str) -> None:
     """Turns of a thread, with a subgraph and sends."""
     config: Any = {"configurable": {"thread_id": thread}, "metadata": {"user": "u1"}}
     for text in texts:
-        build(saver).invoke({"messages": [("human", text)]}, config)
+        compile_graph(saver).invoke({"messages": [("human", text)]}, config)
 
 
 def fork(saver: SQLiteCheckpointer, thread: str) -> None:
     """A branch of a thread, which becomes its head."""
-    early = list(build(saver).get_state_history({"configurable": {"thread_id": thread}}))[3].config
-    build(saver).update_state(early, {"messages": [("human", "a fork")]}, as_node="sub")
+    early = list(compile_graph(saver).get_state_history({"configurable": {"thread_id": thread}}))[
+        3
+    ].config
+    compile_graph(saver).update_state(early, {"messages": [("human", "a fork")]}, as_node="sub")
 
 
 def shape(saver: SQLiteCheckpointer) -> list[Any]:
     """All that can be read of the threads."""
     threads = sorted(saver.threads(), key=lambda info: info.thread_id)
     return [
-        everything(saver),
+        read_all_checkpoints(saver),
         [(t.thread_id, t.created_at, t.updated_at, t.checkpoints) for t in threads],
         [saver.history(t.thread_id) for t in threads],
         [
@@ -90,7 +92,9 @@ def test_what_is_new_comes_whole_and_once(source: str, target: str, opened: Any)
     new.delete_thread("here")
     assert shape(old) == shape(new)
     for saver in (old, new):
-        build(saver).invoke(Command(resume="this"), {"configurable": {"thread_id": "waits"}})
+        compile_graph(saver).invoke(
+            Command(resume="this"), {"configurable": {"thread_id": "waits"}}
+        )
         assert [i.value.text for i in saver.history("waits")] == ["well?", "this"]
 
 
@@ -103,7 +107,7 @@ def test_a_thread_that_went_on_is_extended(source: str, target: str, opened: Any
     new.import_from(old)
     talk(old, "there", "two")
     fork(old, "there")
-    build(old).invoke(Command(resume="this"), {"configurable": {"thread_id": "waits"}})
+    compile_graph(old).invoke(Command(resume="this"), {"configurable": {"thread_id": "waits"}})
     talk(new, "here", "three")
     new.get_tuple(config_at("there"))
     ours = [i.value.text for i in new.history("here")]
@@ -303,7 +307,7 @@ def test_what_has_no_class_here_arrives_whole(opened: Any, monkeypatch: Any) -> 
         for name in ("value", "values"):
             patch.setattr(new._codec, name, None, raising=False)
         new.import_from(old)
-    assert everything(old) == everything(new)
+    assert read_all_checkpoints(old) == read_all_checkpoints(new)
 
 
 def test_the_async_form_does_the_same(opened: Any) -> None:
