@@ -69,7 +69,8 @@ _MAX_QUEUED_JOBS: Final = 100
 # minimum and maximum seconds between two searches for due threads
 _TICK_BOUNDS_S: Final = (0.05, 5.0)
 _CLEANUP_INTERVAL_S: Final = 3600.0  # interval in seconds at which old jobs are deleted
-# number of seconds after the time limit `Pace.limit_s` at which the worker of a job counts as dead
+# Number of seconds by which a job may exceed its time limit `Pace.limit_s`. After these seconds,
+# the job's worker counts as dead.
 _LOST_AFTER_S: Final = 60.0
 _EXTRACT_WORKFLOW_NAME: Final = "perdure.extract"
 _EXTRACT_ALL_WORKFLOW_NAME: Final = "perdure.extract_all"
@@ -96,8 +97,8 @@ class Background:
 
     The extraction runs in this process, or in a process of the command `perdure worker`.
 
-    As a context manager, the object starts the extraction on entry and stops it on exit. A process
-    can run only one DBOS application.
+    As a context manager, a `Background` object starts the extraction on entry and stops the
+    extraction on exit. A process can run only one DBOS application.
 
     Args:
         extraction: The extraction, with a checkpointer of perdure's and a store.
@@ -300,7 +301,9 @@ class Background:
                 if time.monotonic() - deleted_at > _CLEANUP_INTERVAL_S:
                     self._get_queue().delete_old_jobs()
                     deleted_at = time.monotonic()
-            except Exception as exc:  # The threads remain due, so the next iteration queues them.
+            # Only log the error. Threads that were not put on the queue remain due, so the next
+            # iteration puts these threads on the queue.
+            except Exception as exc:
                 logger.error(
                     "background extraction failed and is tried again: %s: %s",
                     type(exc).__name__,
@@ -311,9 +314,9 @@ class Background:
         """Put due threads on the queue, and record a failure for each job whose worker died."""
         queue = self._get_queue()
         running_by_key = queue.read_unfinished_jobs()
-        # List the due threads after reading the queue. If another worker extracts a thread between
-        # the two steps, the thread is no longer due when the due threads are listed, and so is not
-        # queued again.
+        # First read the queue, and then list the due threads. If another worker extracts a thread
+        # between the two steps, the thread is no longer due. The thread is therefore not queued a
+        # second time.
         due = [job for job in self._due.list_jobs(exclude_deleted=False) if job.state == "due"]
         if any(running_by_key.get(job.key) for job in due):
             for job in queue.cancel_lost_jobs(self.pace.limit_s + _LOST_AFTER_S):
@@ -351,7 +354,7 @@ class Background:
         try:
             if (report := self._extract_within_time_limit(job)) is not None:
                 result["report"] = report
-                # A report without messages means that another worker has already extracted the
+                # If the report counts no messages, another worker has already extracted the
                 # memories of the thread.
                 if report["messages"]:
                     self._log_and_notify(replace(job, state="done", report=report))
@@ -401,8 +404,9 @@ class Background:
                 return
             head = heads[0].checkpoint_id if heads else None
             watermark = run(read_watermark(adapter, job.namespace, job.thread_id, name))
-            # If the watermark has reached the head, the lost worker had written its result before
-            # the worker ended, so the job has not failed.
+            # The watermark is the position up to which an extraction has read the thread. If the
+            # watermark has reached the thread's head, the lost worker stored its result before the
+            # worker died. In this case, the job has not failed.
             if exc is None and watermark.checkpoint_id == head:
                 return
             watermark = watermark.with_failure(error, datetime.now(UTC), head, final=final)
@@ -755,7 +759,7 @@ def _resolve_url_and_lock_path(database: str | None, stack: ExitStack) -> tuple[
 
 @contextmanager
 def _translate_database_errors(action: str) -> Iterator[None]:
-    """Raise errors of SQLAlchemy and DBOS as `StorageUnavailable`.
+    """Convert errors of SQLAlchemy and DBOS to `StorageUnavailable`.
 
     `action` names the operation for the error message: `"opened"`, `"read"` or `"written"`.
     """

@@ -4,8 +4,8 @@ A summary is stored at the thread's head checkpoint, as a pending write of langg
 The null task is the task id for writes that come from outside of the graph's nodes. LangGraph also
 uses the null task to store the update of a `Command`. The next run that starts from the head
 checkpoint applies the summary. A run that read the head checkpoint before the summary was stored
-does not apply the summary. The summary is also missing in the checkpoints that such a run adds.
-Storing a summary adds no checkpoint, so it never creates a branch of the thread.
+does not apply the summary, and the run's new checkpoints do not contain the summary. Storing a
+summary adds no checkpoint, so it never creates a branch of the thread.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from perdure.storage.threads import ThreadPool
 
 _LOG: Final = logging.getLogger("perdure")
 _MAX_OS_THREADS: Final = 16  # maximum number of summaries that one node writes at the same time
-# maximum seconds to wait for the end of the run that scheduled a summary
+# Maximum number of seconds to wait for the end of the run that scheduled a summary.
 _RUN_TIMEOUT_S: Final = 15.0
-_POLL_S: Final = (0.01, 0.5)  # initial and maximum seconds between two reads of the head
+# Initial and maximum number of seconds between two reads of a thread's head, the checkpoint from
+# which the next run of the thread continues.
+_POLL_S: Final = (0.01, 0.5)
 _LOCK_TIMEOUT_S: Final = 60.0  # maximum seconds to wait for the thread's lock
 _NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"  # the id of langgraph's null task
 Saver = BaseCheckpointSaver[Any]
@@ -122,7 +124,8 @@ def can_store_summary(head: CheckpointTuple) -> bool:
     pending = head.pending_writes or ()
     writes = [TaskWrite(task, "", channel, value) for task, channel, value in pending]
     if any(write.task_id == _NULL_TASK for write in writes):
-        # The pending write of the null task is an earlier summary or an answer to an interrupt.
+        # Writes from outside of the graph's nodes have the task id `_NULL_TASK`. A pending write
+        # with this task id is an earlier summary, or the answer to an interrupt.
         return False
     versions, seen = head.checkpoint["channel_versions"], head.checkpoint["versions_seen"]
     values = head.checkpoint["channel_values"]
@@ -183,8 +186,8 @@ class BackgroundSummaries:
     ) -> None:
         """Summarise a thread as soon as the run that stores the message `last_id` has ended.
 
-        If an earlier turn scheduled a summary of the same thread that has not started, the earlier
-        summary is dropped.
+        If an earlier turn also scheduled a summary of the thread, and that earlier summary has not
+        been started yet, the earlier summary is not written.
         """
         # A forked child process does not have the OS threads of its parent.
         if self._pid != os.getpid():
@@ -204,7 +207,7 @@ class BackgroundSummaries:
         self._pool.submit(partial(self._run_job, key, job, summarize_after_run), is_async=None)
 
     def _run_job(self, key: tuple[int, str], job: object, work: Callable[[], None]) -> None:
-        """Run `work`, log an error if it fails, and remove the job."""
+        """Call a job's function `work`, log an error that `work` raises, and remove the job."""
         try:
             work()
         except Exception as exc:
@@ -223,7 +226,10 @@ class BackgroundSummaries:
                 self._changed.notify_all()
 
     async def flush(self, timeout_s: float | None) -> bool:
-        """Wait until all jobs have ended. Return False if `timeout_s` elapsed first."""
+        """Wait until all jobs have ended.
+
+        Return False if a job is still running after `timeout_s` seconds.
+        """
 
         def wait_for_jobs() -> bool:
             with self._changed:

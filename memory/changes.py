@@ -1,11 +1,12 @@
 """Plan changes of memories, let the gate judge the changes, and write them with optimistic locking.
 
-The plan of a change depends on the stored memories. In a store with versions, the plan is written
-by compare-and-set: each put names the version that was read, and each change also increments a
-counter of its namespace. If two processes change memories of one namespace at the same time, the
-second write fails, and the change of the second process is planned again from the new memories.
-`plan_proposal` plans the changes that an extractor proposes. `MemoryWriter` plans the changes that
-a person, a tool or an application requests.
+The plan of a change contains the store items that must be written. The plan depends on the memories
+that are already stored. In a store with versions, the plan is written by compare-and-set: each put
+names the version that was read, and each change also increments a counter of its namespace. If two
+processes change memories of one namespace at the same time, the second write fails, and the change
+of the second process is planned again from the new memories. `plan_proposal` plans the changes that
+an extractor proposes. `MemoryWriter` plans the changes that a person, a tool or an application
+requests.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ async def build_change_counter_puts(adapter: StoreAdapter, namespace: Namespace)
     """Return a list with one put, which increments the change counter of a namespace.
 
     If another change is written before the counter is incremented, writing the put raises
-    `VersionConflict`. For a store without versions, the returned list is empty.
+    `VersionConflict`. A store without versions has no change counter, so an empty list is returned
+    if the store keeps no versions.
     """
     if not adapter.versioned:
         return []
@@ -167,8 +169,8 @@ async def plan_and_write_exclusively(
     """Plan and write a change while holding the process's lock of the namespace.
 
     Without the lock, many simultaneous changes would conflict, and each of them would be planned
-    again many times. In a store without versions, conflicts are not detected, so a change without
-    the lock could overwrite another change.
+    again many times. A store without versions detects no conflicts, so two simultaneous changes in
+    a store without versions could overwrite each other if the lock were not held.
 
     Args:
         adapter: The store.
@@ -181,7 +183,8 @@ async def plan_and_write_exclusively(
     # Stores that use the same file share its database object. A forked process gets its own locks.
     name = f"{id(getattr(adapter.store, 'database', adapter.store))} {namespace!r}"
     locks, lock = _get_locks(os.getpid()), None
-    # The wait timed out, or the caller holds the lock.
+    # Continue without acquiring the lock if the wait for the lock timed out, or if the caller
+    # already holds the lock.
     with suppress(AlreadyLocked, StorageUnavailable):
         lock = await Effect(
             lambda: locks.acquire(name, 0.0 if is_in_event_loop() else _LOCK_WAIT_S),
@@ -226,8 +229,8 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
         for change in changes
         if not isinstance(change, Revision) or _is_permitted_replacement(change, current)
     ]
-    # Stores without versions have no change counter. The namespaces of such a store may contain
-    # facts.
+    # A namespace without a change counter contains no facts if the store keeps versions. A store
+    # without versions has no change counters, so assume that its namespaces contain facts.
     has_facts = not counter_puts or bool(counter_puts[0].if_version)
     end_dates = (await _find_new_turn_end_dates(permitted, current, scope)) if has_facts else {}
     if deletions.puts:
@@ -245,8 +248,9 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
         parts.append(ChangePlan(counter_puts))
     puts: dict[tuple[Namespace, str], PutItem] = {}
     for put in (put for part in parts for put in part.puts):
-        # Use only the first put for a key. Several puts for one key exist if two superseded facts
-        # come from the same turn, because each fact sets the end date of the turn.
+        # If several puts have the same key, use only the first put. If two superseded facts come
+        # from the same turn, there are two puts for that turn, because a put with an end date for
+        # the turn is planned for each superseded fact.
         puts.setdefault((put.namespace, put.key), put)
     return ChangePlan(list(puts.values()), [outcome for part in parts for outcome in part.outcomes])
 
@@ -254,7 +258,7 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
 async def _separate_known_episodes(
     additions: Sequence[Addition], scope: Scope
 ) -> tuple[Sequence[Addition], ChangePlan]:
-    """Separate the new episodes that come from messages from which an episode is already stored.
+    """Split off each new episode if an episode from the same messages is already stored.
 
     Returns:
         The remaining additions, and a plan with the outcomes of the episodes that were split off.
@@ -280,7 +284,7 @@ async def _separate_known_episodes(
 
 
 async def _read_current_memories(scope: Scope, changes: Sequence[Change]) -> dict[str, Memory]:
-    """Return the stored memories under the keys of the changes, by key."""
+    """Return a dict from key to stored memory, for the keys of the changes."""
     keys = dict.fromkeys(change.key for change in changes)
     ops = [GetOp(scope.namespace, key, refresh_ttl=False) for key in keys]
     items = await scope.adapter.call("batch", ops)
@@ -330,9 +334,10 @@ def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> 
 async def _find_new_turn_end_dates(
     changes: Sequence[Change], current: CurrentMemories, scope: Scope
 ) -> dict[str, str]:
-    """Return end dates for new turns from which superseded facts came, by message id.
+    """Return the end dates of new turns whose facts were superseded, as a dict by message id.
 
-    An end date is the time until which a turn was true.
+    A turn is stored with an end date if a fact from the turn has been superseded. The end date is
+    the time until which the superseded fact was true.
     """
     new_candidates = [change.candidate for change in changes if change.key not in current]
     turns = [
@@ -349,7 +354,7 @@ async def plan_admitted_changes(
     gate: Gate,
     scope: Scope,
 ) -> ChangePlan:
-    """Let the gate check changes, and plan the changes that the gate admits.
+    """Check changes by the rules of a `Gate`, and plan the changes that the gate admits.
 
     Args:
         changes: The changes to judge.
@@ -391,9 +396,9 @@ async def plan_admitted_changes(
                 source = proposed.candidate.provenance
                 turn_puts += await build_superseded_turn_puts(scope.adapter, memory, until, source)
                 if source and memory.provenance and memory.provenance.thread_id == source.thread_id:
-                    # `changes` may add turns for messages from which the memory came before, but no
-                    # longer comes. The turns that are added for these messages get the memory's end
-                    # date.
+                    # The list `dropped_ids` contains the source messages of the old text that are
+                    # not source messages of the new text. If a change adds a turn for a message in
+                    # `dropped_ids`, the new turn gets the end date of the old text.
                     dropped_ids = find_dropped_messages(memory.provenance, source)
                     end_dates |= dict.fromkeys(dropped_ids, until.isoformat())
         elif (
@@ -413,7 +418,8 @@ async def plan_admitted_changes(
 def _build_candidate(proposed: Change, current: CurrentMemories) -> Candidate:
     """Return the candidate of a change.
 
-    If the change is a revision, the candidate gets the kind of the stored memory.
+    If the change is a revision of a stored memory, the returned candidate has the same kind as the
+    stored memory.
     """
     if isinstance(proposed, Addition):
         return proposed.candidate
@@ -423,7 +429,7 @@ def _build_candidate(proposed: Change, current: CurrentMemories) -> Candidate:
 def _plan_replacement(
     proposed: Change, put: PutItem, memory: Memory, end_date: datetime, admitted_outcome: Outcome
 ) -> tuple[list[PutItem], Outcome]:
-    """Plan the put with which an admitted change replaces the value of a stored memory.
+    """Build the put that writes an admitted change over the value of a stored memory.
 
     Returns:
         The put in a list, and the outcome. The list is empty if the memory stays as it is.
@@ -448,7 +454,11 @@ def _plan_replacement(
 
 
 def _add_end_date(put: PutItem, current: CurrentMemories, end_dates: Mapping[str, str]) -> PutItem:
-    """Add an end date to a new turn's put if `end_dates` contains a message of the turn."""
+    """Return a copy of a put with an end date if the put stores a turn that has an end date.
+
+    The end date is added if the put stores a new turn, and if `end_dates` has an entry for a
+    message from which the turn was stored. A put without an end date is returned unchanged.
+    """
     value, ids = put.value or {}, put.provenance.message_ids if put.provenance else ()
     if value.get("kind") != TURN or put.key in current or end_dates.keys().isdisjoint(ids):
         return put
@@ -458,9 +468,10 @@ def _add_end_date(put: PutItem, current: CurrentMemories, end_dates: Mapping[str
 def _choose_end_date(proposed: Change, memory: Memory) -> datetime:
     """Return the time until which a superseded memory was true.
 
-    If the change is a revision with an end date, the end date is returned. If the change has no end
-    date, the time when the new text was stated is returned. If that time is unknown, or is not
-    later than the time when the previous text was stated, the current time is returned.
+    If the change `proposed` is a revision with an end date, the end date of the revision is
+    returned. If `proposed` has no end date, the time at which the new text of the memory was stated
+    is returned. If the time of the new text is unknown, or is not later than the time of the
+    memory's previous text, the current time is returned.
     """
     if isinstance(proposed, Revision) and proposed.until:
         return proposed.until
@@ -525,9 +536,10 @@ class MemoryWriter:
         memory_key = generated_key if key is None else check_item_key(key)
 
         async def plan() -> ChangePlan:
-            """Plan to add the memory.
+            """Return the plan for adding the memory.
 
-            If a stored memory already has the key, plan to change the stored memory.
+            If a memory is already stored under the key `memory_key`, the returned plan changes the
+            stored memory.
             """
             counter_puts = await build_change_counter_puts(self.adapter, self.namespace)
             existing = await self.adapter.get(self.namespace, memory_key)
@@ -676,7 +688,11 @@ class MemoryWriter:
     async def _plan_change(
         self, change: Change, previous: Memory | None, counter_puts: Sequence[PutItem]
     ) -> ChangePlan:
-        """Let the gate judge a change, and plan the change together with the change counter."""
+        """Check a change with the gate, and plan the puts of the change.
+
+        If the gate admits the change, the plan also contains `counter_puts`, which increment the
+        change counter of the namespace.
+        """
         scope = Scope(self.adapter, self.namespace)
         current = {} if previous is None else {change.key: previous}
         plan = await plan_admitted_changes([change], current, {}, self.gate, scope)
@@ -713,8 +729,9 @@ def complete_provenance(
 ) -> Provenance:
     """Return the provenance of a memory, with default values in place of missing values.
 
-    If `provenance` is None, the memory comes from the run's user at the current time. If the
-    provenance has no trust class, the class `"user"` is set.
+    If `provenance` is None, the returned provenance names the run's thread and checkpoint, the
+    actor `"user"` and the current time. If the provenance has no trust class, the class `"user"` is
+    set.
     """
     if provenance is None:
         provenance = Provenance(

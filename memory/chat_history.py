@@ -30,7 +30,8 @@ from perdure.memory.thread_messages import read_channel_values
 from perdure.memory.tool_calls import REQUEST_ONLY, list_call_ids
 
 MessagesChange = Callable[[list[BaseMessage]], Sequence[BaseMessage]]
-# placeholder for the messages before a window; with it, a window may begin in the middle of a turn
+# Placeholder for the messages before a window of a conversation. The placeholder is inserted before
+# the window, so that the window may begin in the middle of a turn.
 _EVICTED: Final = HumanMessage("evicted")
 
 
@@ -99,7 +100,8 @@ class ThreadMessageHistory(BaseChatMessageHistory):
             versions = previous["channel_versions"]
             version = self.checkpointer.get_next_version(max(versions.values(), default=None), None)
             checkpoint: Checkpoint = {
-                # Keep the channels other than `messages`, and keep the state of the next nodes.
+                # Keep the channels other than `messages`, and keep the values from which langgraph
+                # determines the nodes that run next.
                 **previous,
                 "id": fresh["id"],
                 "ts": fresh["ts"],
@@ -145,7 +147,9 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         Do nothing if the checkpointer cannot lock threads.
         """
         context = ExitStack()
-        # The attribute `lock` of langgraph's checkpointers is a lock object, which is not callable.
+        # The checkpointers of perdure have a method `lock`, which locks a thread. The checkpointers
+        # of langgraph have no such method. Their attribute `lock` is a lock object, which is not
+        # callable.
         lock = getattr(self.checkpointer, "lock", None)
         if callable(lock):
             with suppress(AlreadyLocked):  # The current run holds the lock and may write.
@@ -186,9 +190,9 @@ def select_messages_for_provider(messages: Messages) -> list[BaseMessage]:
     """Return the messages of a window, such as the newest ten, in a form that providers accept.
 
     Blank messages are removed, and so are tool results without their call. For each tool call
-    without a result, a message is added that states that the result is missing. Tool calls at the
-    end are kept as they are, because their results may follow. A system message between a tool call
-    and its results is moved before the call.
+    without a result, a message is added that states that the result is missing. Tool calls without
+    results at the end of the window are not changed, because the results may follow later. A system
+    message between a tool call and its results is moved before the call.
     """
     turns = reversed([*iter_turns([_EVICTED, *messages], purpose="window")])
     positions = {id(message): position for position, message in enumerate(messages)}

@@ -5,8 +5,8 @@ A `Collection` stores, searches and erases the memories of one namespace. The fu
 candidates that the gate has put into quarantine.
 
 An erasure first writes tombstones, so that an interrupted erasure can be repeated. A store that is
-not one of perdure's can only delete items, and the deleted bytes may remain in its files. The
-receipt of an erasure from such a store is not `clean`.
+not one of perdure's can only delete items, and the deleted bytes may remain in its files. In the
+receipt of an erasure from a store that is not one of perdure's, `clean` is False.
 """
 
 from __future__ import annotations
@@ -82,19 +82,23 @@ class Collection:
     """The memories of one or several kinds in a namespace of a store.
 
     Methods that begin with `a` are async. The gate judges each memory before it is written, and the
-    `Outcome` reports the decision. Only the methods whose names begin with `forget` erase earlier
-    texts. The arguments in the following list have the same meaning in all methods of the class:
+    `Outcome` reports the decision. Only the methods whose names begin with `forget` erase the texts
+    that a memory had before it was changed. Some arguments have the same meaning in all methods of
+    the class.
 
-    - `memory`: a text, a dict with `text` and other fields, or an instance of the schema.
-    - `provenance`: the origin of the memory. The field `trust` of the provenance is the class of
-      the speaker who stated the memory, such as `"user"`, `"assistant"`, `"tool"` or a class that
-      you define. If `provenance` is None, the user of the current run stated the memory.
-    - `config`: the config of the run. If `config` is None within a node of a graph, the config of
-      the current run is used.
-    - `if_version`: the version that the memory must have. If the memory has a different version,
-      `VersionConflict` is raised.
-    - `as_of`: a time in the past. The memories are read as they were at that time. The argument
-      `as_of` needs a store with versions.
+    - The argument `memory` is a text, a dict with `text` and other fields, or an instance of the
+      schema.
+    - The argument `provenance` is the origin of the memory. The field `trust` of the provenance is
+      the class of the speaker who stated the memory, such as `"user"`, `"assistant"`, `"tool"` or a
+      class that you define. If `provenance` is None, the memory is stored as a statement of the
+      current run's user.
+    - The argument `config` is the config of the run. If `config` is None within a node of a graph,
+      the config of the current run is used.
+    - The argument `if_version` is the version that the stored memory must have. If the stored
+      memory has a different version, `VersionConflict` is raised.
+    - The argument `as_of` is a time in the past. A method with the argument `as_of` returns the
+      memories as they were stored at the time `as_of`. The argument `as_of` needs a store with
+      versions.
 
     Args:
         store: Any langgraph store. Perdure's stores keep versions. None means, within a graph, the
@@ -254,10 +258,11 @@ class Collection:
     async def _forget_all(self, *, config: RunnableConfig | None = None) -> Receipt:
         """Erase all memories of the namespace, its quarantine, and perdure's notes on the memories.
 
-        The notes record which messages of a thread were already extracted. A thread whose notes
-        were erased is extracted again, so delete the threads before you call `forget_all`, with
-        `store.forget(threads=…, checkpointer=…)`. Namespaces that continue the namespace with more
-        labels are not changed.
+        Perdure's notes record which messages of a thread were already extracted. After the notes of
+        a thread have been erased, memories are extracted from all messages of the thread again. To
+        prevent a new extraction, delete the threads with `store.forget(threads=…, checkpointer=…)`
+        before you call `forget_all`. Nested namespaces, which begin with the labels of the
+        namespace and have further labels, are not changed.
         """
         return await forget_namespace(*self._get_adapter_and_namespace(config))
 
@@ -346,7 +351,8 @@ class Collection:
     ) -> Memories:
         """Search or list the memories of the namespace.
 
-        Memories in namespaces that continue the namespace with more labels are left out.
+        Memories in nested namespaces, which begin with the labels of the namespace and have further
+        labels, are not returned.
 
         Args:
             options: Options of `StoreAdapter.search`.
@@ -413,7 +419,8 @@ async def _remember(
 ) -> Outcome:
     """Store a memory, unless a memory that says the same is already stored.
 
-    If a different memory has the key, that memory is superseded.
+    If a memory with different content is already stored under the key `key`, the new memory
+    supersedes the stored memory.
 
     Args:
         memory: The text, or the text and fields.
@@ -443,12 +450,13 @@ async def _forget(
     """Erase a memory, or everything that the store keeps about the user of a run.
 
     With `everything=True`, the user's memories, profile, instructions and examples are erased, with
-    their notes and quarantine entries. The namespaces `chat_memory` of the user's conversations are
-    also erased. If perdure has filled in a namespace template with the label `"{user_id}"` in the
-    store, the user's namespaces of that template are also erased. The field `others` of the receipt
-    lists the namespaces that contain the user's name as a label and were kept. Delete the user's
-    threads before you call `forget`. If you keep the threads, they are extracted again, like new
-    threads.
+    their notes and quarantine entries. With `everything=True`, the namespaces of the user's
+    conversations, whose first label is `chat_memory`, are erased as well. Perdure records the
+    namespace templates that are used with a store. For each recorded template with the label
+    `"{user_id}"`, the namespaces in which the user's name replaces this label are erased as well.
+    The field `others` of the receipt lists the namespaces that contain the user's name as a label
+    and were kept. Delete the user's threads before you call `forget`. If you keep the threads, they
+    are extracted again, like new threads.
 
     Args:
         key: The memory to erase, or None with `everything=True`.
@@ -538,7 +546,8 @@ async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -
 async def forget_namespace(adapter: StoreAdapter, namespace: Namespace) -> Receipt:
     """Erase perdure's notes about the memories of a namespace, then the memories themselves.
 
-    Namespaces that continue the namespace with more labels are not changed.
+    Nested namespaces, which begin with the labels of the namespace and have further labels, are not
+    changed.
     """
     receipt = _build_empty_receipt(clean=True)
     for namespace_to_erase in (
@@ -574,7 +583,8 @@ async def forget_matching_memories(
         ConfigurationError: Neither a thread nor a query is given, or the store is not a store of
             perdure.
     """
-    # Refuse a call without a thread and without a query, because all memories would match.
+    # Raise an error if neither a thread nor a query is given, because the erasure would then match
+    # all memories.
     check_text("thread_id or query", query if thread_id is None else thread_id)
     check_instance(
         "store", adapter.store, Versioned, "a perdure store, because others cannot erase by query"
@@ -601,7 +611,11 @@ async def forget_matching_memories(
 
 
 async def erase_items(adapter: StoreAdapter, namespace: Namespace, *keys: str) -> Receipt:
-    """Erase items with all their versions. A store without versions can only delete the items."""
+    """Erase items with all their versions.
+
+    If the store keeps no versions, the items are deleted, but the deleted bytes may remain in the
+    files of the store.
+    """
     if not adapter.versioned:
         await adapter.write([build_removal(namespace, key) for key in keys])
         deleted_keys = tuple((namespace, key) for key in keys)
@@ -615,7 +629,8 @@ async def erase_items(adapter: StoreAdapter, namespace: Namespace, *keys: str) -
 async def _erase_namespace(adapter: StoreAdapter, namespace: Namespace) -> Receipt:
     """Erase all items of a namespace.
 
-    Namespaces that continue the namespace with more labels are not changed.
+    Nested namespaces, which begin with the labels of the namespace and have further labels, are not
+    changed.
     """
     if not adapter.versioned:
         memories = await adapter.list_memories(namespace)
@@ -699,7 +714,7 @@ class QuarantineEntry:
     def to_redacted_dict(self) -> dict[str, Any]:
         """Return the attributes as a dict, without the attributes that may contain secrets.
 
-        The dict does not contain `text` and `fields`.
+        The attributes `text` and `fields`, which may contain secrets, are left out of the dict.
         """
         return {
             name: value for name, value in asdict(self).items() if name not in ("text", "fields")

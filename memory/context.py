@@ -60,9 +60,10 @@ class Assemble(MessagesNode):
 
     An example is `assemble(4_000, memories=…)(messages)`.
 
-    Each part is a value, or a function that is called with the state and the run's config. The
-    profile, the memories and the examples are quoted as data: each entry is one JSON value. The
-    node also leaves out old messages that do not fit, so it must be the last part of a view.
+    Each part of the request, such as `profile` or `memories`, is given as a value, or as a function
+    that is called with the state and the run's config. The profile, the memories and the examples
+    are quoted as data: each entry is one JSON value. The node also leaves out old messages that do
+    not fit, so it must be the last part of a view.
 
     Args:
         max_tokens: The maximum number of tokens of the request.
@@ -101,13 +102,21 @@ class Assemble(MessagesNode):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return a copy of the node that counts the tokens of `tools` and of `system_prompt`."""
+        """Return a copy of the node for requests with the tools `tools` and with `system_prompt`.
+
+        The copy includes the tokens of `tools` and of `system_prompt` in the size of a request.
+        """
         copied = copy(self)
         copied.tools, copied.system_prompt = tools, system_prompt
         return copied
 
     def for_model(self, model: str | None) -> Self:
-        """Return the node, or a copy that estimates tokens for requests to the model `model`."""
+        """Return the node, or a copy of the node for requests to the model `model`.
+
+        The copy estimates the number of tokens in a request for the model `model`. If `model` is
+        None, or if the token counter of the node belongs to a model already, the node itself is
+        returned.
+        """
         if self.counter.model is not None or model is None:
             return self
         copied = copy(self)
@@ -138,10 +147,10 @@ class Assemble(MessagesNode):
     def _select_context_by_counting_requests(
         self, model_input: ModelInput, contents: Mapping[str, Any]
     ) -> ModelInput:
-        """Return the largest context that fits, for a counter that counts only whole requests.
+        """Return the largest context that fits in the token budget, by counting whole requests.
 
-        The largest context is found by binary search, because such a counter cannot count single
-        messages.
+        The token counter of the node can count whole requests, but not single messages. The largest
+        context is therefore found by binary search.
         """
         counter, all_turns = self.counter, list(model_input.turns)
         tools = counter.count_tools(self.tools)
@@ -264,14 +273,14 @@ class UseMemories(MessagesNode):
 
     The memories are in a section `<memories>`. In a view, place `use_memories` after
     `use_instructions`, which replaces the system message. Place `use_memories` before `trim`, so
-    that the token budget of `trim` includes the memories. An example is `view(use_memories(),
-    trim(max_tokens=4_000))`.
+    that the token budget of `trim` includes the memories. For example, `view(use_memories(),
+    trim(max_tokens=4_000))` adds memories to a request and then trims the request.
 
     The query is the newest human message. If the newest human message is as short as "and then?",
-    the previous human message is added to the query. A memory is left out if all messages from
-    which the memory comes are still in the final request, to which all parts of the view have been
-    applied. If the store or its embedder fails, a warning is logged, and the turn continues without
-    memories.
+    the previous human message is added to the query. The final request is the request after all
+    parts of the view have been applied. A memory is left out if the final request still contains
+    all messages from which the memory was made. If the store or its embedder fails, a warning is
+    logged, and the turn continues without memories.
 
     Args:
         store: See `recall`.
@@ -319,9 +328,9 @@ class UseMemories(MessagesNode):
         self._following: list[MessagesNode] = []
 
     def with_following_parts(self, parts: Sequence[MessagesNode]) -> Self:
-        """Return a copy of the part that knows the later parts of its view.
+        """Return a copy of the node for a view in which the nodes `parts` follow the node.
 
-        The copy applies the later parts to find out which messages remain in the request.
+        The copy applies the nodes `parts` to find out which messages remain in the request.
         """
         copied = copy(self)
         copied._following = [part for part in parts if not isinstance(part, UseMemories)]
@@ -340,8 +349,8 @@ class UseMemories(MessagesNode):
             try:
                 shown_ids = await self._find_shown_ids(filled_input, state, config)
             except BudgetExceeded:
-                # A later part of the view raised BudgetExceeded, because the reserved tokens are
-                # too many.
+                # The tokens that are reserved for the memories do not fit in the token budget of a
+                # later part of the view, so halve the number of reserved tokens.
                 max_tokens //= 2
                 continue
             lines = await self._recall_lines(query, max_tokens, shown_ids, config)
@@ -354,8 +363,9 @@ class UseMemories(MessagesNode):
             try:
                 await self._find_shown_ids(filled_input, state, config)
                 break
-            # A later part of the view counts more tokens for the memories than were estimated, so
-            # leave out the last memory.
+            # The memories do not fit in the token budget of a later part of the view, because the
+            # part counts more tokens for the memories than were estimated. Leave out the last
+            # memory, and try again.
             except BudgetExceeded:
                 lines = lines[:-1]
         model_input = replace(model_input, turns=turns)
@@ -366,9 +376,10 @@ class UseMemories(MessagesNode):
     async def _find_shown_ids(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> frozenset[str | None]:
-        """Apply the later parts of the view.
+        """Return the ids of the messages that remain after the later parts of the view.
 
-        Return the ids of the messages that remain in the request after the later parts.
+        To find the messages, the parts that follow this node in the view are applied to
+        `model_input`.
         """
         for part in self._following:
             model_input = await call_method(part, "transform_input", model_input, state, config)
@@ -403,8 +414,9 @@ class UseMemories(MessagesNode):
         except Exception as exc:
             temporary_errors = StorageError | EmbeddingFailed
             if isinstance(exc, PerdureError) and not isinstance(exc, temporary_errors):
-                # An error of perdure that is not temporary is a mistake of the developer. The error
-                # would occur in every turn, so it is raised.
+                # A `PerdureError` that is not temporary is caused by a mistake in the application's
+                # code, and would occur again in every turn. Raise the error, so that the developer
+                # notices the mistake.
                 raise
             _LOG.warning("no memory is recalled in this turn: %s", exc, exc_info=exc)
             return ()
@@ -436,7 +448,7 @@ def build_query(turns: Sequence[Turn]) -> str:
 def _append_to_newest_question(model_input: ModelInput, text: str) -> ModelInput:
     """Return `model_input` with a text appended to the newest question.
 
-    If the newest turn does not begin with a human message, the text is added to the system message.
+    If the newest turn does not begin with a human message, `text` is added to the system message.
     """
     newest = next(model_input.turns, None)
     if newest is None or role(newest.units[0][0]) != "human":

@@ -48,7 +48,8 @@ REASONING_BLOCKS: Final = frozenset(
 """Types of the content blocks with reasoning."""
 # types of content blocks that have no content for the user
 _SILENT_BLOCKS: Final = REASONING_BLOCKS | CALL_BLOCKS | {"function_call_signature"}
-# keys of an empty content block; streaming may leave behind a block that has no other keys
+# Keys of a content block that do not count as content. Streaming may leave behind a block that has
+# only these keys.
 _SILENT_KEYS: Final = frozenset({"id", "index"})
 # keys of additional_kwargs under which OpenAI's answers may have content
 _ANSWER_KEYS: Final = ("audio", "refusal")
@@ -83,7 +84,8 @@ def role(message: BaseMessage) -> Role:
     return "human" if human else kind
 
 
-# With the cache, the function is six times as fast as an `isinstance` check for each base class.
+# The results of `_find_role` are cached, which makes the function six times as fast as an
+# `isinstance` check for each base class.
 @cache
 def _find_role(kind: type) -> Role:
     return next((role for base, role in _BASES if issubclass(kind, base)), "other")
@@ -94,7 +96,8 @@ def iter_turn_ranges(messages: Messages) -> Iterator[range]:
 
     A human message without content begins a turn only if it is the newest human message. A human
     message that contains tool results does not begin a turn. The messages before the first human
-    message are left out. If there is no human message, the only range contains all messages.
+    message are left out. If there is no human message, a single range with the positions of all
+    messages is yielded.
     """
     stop, newest = len(messages), True
     for index in range(len(messages) - 1, -1, -1):

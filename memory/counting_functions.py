@@ -23,7 +23,8 @@ _METHODS: Final = (_METHOD, "get_num_tokens", "get_token_ids")  # methods that _
 # maximum number of steps of the binary search for the largest selection of messages that fits a
 # token budget
 _SEARCH_STEPS: Final = 20
-# texts of two sample messages that are used to measure the fixed part of a counting function
+# Texts of two sample messages. The sample messages are used to measure the number of tokens that a
+# counting function adds to every request.
 _PROBES: Final = (
     "What is the weather like in the city?",
     "When does the next train leave from it?",
@@ -34,8 +35,8 @@ class CountingFunction:
     """A token counter of the application, which counts a request or a single message.
 
     A counting function may add a fixed number of tokens to every request, for example for the
-    schemas of tools. The fixed number is measured once, when the counting function is used for the
-    first time.
+    schemas of tools. This fixed number of tokens is measured once, when the counting function is
+    used for the first time.
 
     Args:
         function: A function that counts the tokens of a list of messages. If its first parameter is
@@ -68,7 +69,7 @@ class CountingFunction:
     def count_request(self, messages: Sequence[BaseMessage]) -> float:
         """Return the number of tokens of a request that contains `messages`.
 
-        The number includes the tokens that the counting function adds to every request.
+        The returned number includes the tokens that the counting function adds to every request.
         """
         if self.is_additive:
             return sum(map(self.count_message, messages))
@@ -77,9 +78,10 @@ class CountingFunction:
     def _measure_fixed_tokens(self) -> float:
         """Measure the number of tokens that the counting function adds to every request.
 
-        The number is the result of the counting function for an empty list. If the counting
-        function raises an error for an empty list or returns 0, the number is computed from
-        requests with one message and with two messages.
+        The number of added tokens is the result of the counting function for an empty list of
+        messages. If the counting function raises an error for an empty list or returns 0, the
+        number of added tokens is computed from the counts of three requests. Two of the requests
+        contain one sample message, and the third request contains both sample messages.
         """
         empty = self._try_count_request([])
         if empty:
@@ -148,8 +150,8 @@ def find_largest_selection(
 def find_counting_method(model: Any) -> Callable[..., Any] | None:
     """Return the model's own method that counts messages, or None if it has none.
 
-    Methods that langchain defines are not returned, because they download a tokenizer or send each
-    message to the provider.
+    Counting methods that langchain itself defines are not returned, because langchain's methods
+    download a tokenizer or send each message to the provider.
     """
     if getattr(model, "custom_get_token_ids", None) is not None:
         return getattr(model, _METHOD, None)

@@ -1,7 +1,7 @@
 """Store few-shot examples, and select the examples that are most similar to a new case.
 
 A search compares the query with the input and the context of each example. The outcome of an
-example is not compared.
+example is not compared with the query.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from perdure.memory.tokens import token_counter
 from perdure.settings import TOOL_LIMIT
 from perdure.stores.base import Provenance
 
-# number of memories read for each example to select; some memories may not be examples
+# Number of memories that are read for each example that is requested. More memories than requested
+# examples are read, because some of the memories may not be examples.
 _READ_PER_EXAMPLE: Final = 2
 # the fields of an example, by their keys in langchain's prompt templates
 _FIELD_NAMES: Final = {"input": "input", "output": "outcome", "context": "context", "why": "why"}
@@ -38,8 +39,8 @@ _Text = Annotated[str, Field(pattern=r"\S")]
 class ExampleFields(BaseModel):
     """The fields of an example.
 
-    The field `text` is the text with which a search compares the query. The text consists of the
-    fields `input` and `context`.
+    A search compares its query with the field `text`, which consists of the fields `input` and
+    `context`.
     """
 
     text: str = ""

@@ -1,9 +1,9 @@
 """Pair the tool calls of a conversation with their results, in a form that providers accept.
 
 If the result of a tool call is missing, a message is added that states that the result is missing.
-If the user had sent the next message before the result of a tool call arrived, the result is moved
-to directly after its call. Messages are never changed in place: the request contains changed
-copies.
+If the user sent the next message before the result of a tool call arrived, the late result is moved
+to the position directly after its call. Messages are never changed in place: the request contains
+changed copies.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ NO_USER_MESSAGE: Final = "[No message from the user precedes what follows.]"
 """The text of the human message that is added if a request would begin with another message."""
 # keys of additional_kwargs under which older langchain versions store tool calls and results
 _CALL_KEYS: Final = frozenset({"tool_outputs", "function_call"})
-# maximum number of calls in the set of logged calls; a set with this number of calls is cleared
+# Maximum number of calls in the set of logged calls. When the set reaches the maximum, the set is
+# cleared.
 _MAX_LOGGED_CALLS: Final = 10_000
 _logged_calls: set[tuple[str | None, str]] = set()  # pairs of call id and tool name
 _LOG: Final = logging.getLogger("perdure")
@@ -58,9 +59,9 @@ _LOG: Final = logging.getLogger("perdure")
 def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[Turn]:
     """Yield the turns of a conversation, newest first, with messages that model providers accept.
 
-    Messages before the first human message form the oldest turn. In a request, a human message is
-    added before the messages that precede the first human message, because some providers require a
-    human message at the beginning.
+    Messages before the first human message form the oldest turn. If a request would not begin with
+    a human message, a human message with the text `NO_USER_MESSAGE` is added at the beginning,
+    because some providers require a human message there.
     """
     late: dict[str, BaseMessage] = {}  # tool results whose call is in an earlier turn, by call id
     start, stop = len(messages), len(messages)
@@ -109,8 +110,9 @@ def find_remaining_results_of_removed_calls(
     late: list[BaseMessage] = []
     for message in remaining if missing else ():
         if isinstance(message, AIMessage):
-            # A result after this AI message belongs to a call of this AI message, even if a removed
-            # call has the same id.
+            # The AI message may contain a call with the same id as a removed call. A result with
+            # that id after the AI message belongs to the call in the AI message, and not to the
+            # removed call.
             missing.difference_update(list_call_ids(message))
         elif isinstance(message, ToolMessage) and message.tool_call_id in missing:
             missing.discard(message.tool_call_id)
@@ -217,11 +219,11 @@ class _MessageWithResults:
         self.message, self.calls = message, calls
         # Ids of tool calls that are not in the turn, although this message contains their results.
         self.stray_ids = stray_ids
-        # The message that contains the result of a tool call. The key is the position of the call
-        # in `calls`.
+        # A dict of the messages that contain the results of the tool calls. The key of an entry is
+        # the position of the tool call in `calls`.
         self.results: dict[int, BaseMessage] = {}
-        # the messages in `results` without duplicates, and without AI messages, which have their
-        # own steps
+        # The messages in `results`, without duplicates and without AI messages. An AI message is
+        # left out because each AI message is a separate `_MessageWithResults`.
         self.result_messages: list[BaseMessage] = []
 
     def add_result(self, position: int, message: BaseMessage) -> None:
@@ -234,8 +236,9 @@ class _MessageWithResults:
     def build_provider_messages(self, purpose: Purpose, is_end: bool) -> list[BaseMessage]:
         """Return the message and the results of its tool calls in a form that providers accept.
 
-        The list is empty if no part of the message can be sent. If `is_end` is True, only tool
-        results follow the message in the conversation.
+        The returned list is empty if no part of the message can be sent to a provider. `is_end`
+        says whether the message is at the end of the conversation, where at most tool results
+        follow the message.
         """
         message, calls = self.message, self.calls
         if not calls and not self.stray_ids:
@@ -258,7 +261,7 @@ class _MessageWithResults:
     def _build_request_messages(
         self, calls_without_result: list[int], is_at_end: bool
     ) -> list[BaseMessage]:
-        """Return copies of the message and of its results.
+        """Return copies of the message and of the results of its tool calls.
 
         For each call without a result, a result is added that states that the result is missing.
         `calls_without_result` contains the positions, in `calls`, of the calls without a result.
@@ -313,7 +316,7 @@ class _MessageWithResults:
 
 
 class _PendingCall(NamedTuple):
-    """A tool call of a turn whose result has not been found in the messages read so far.
+    """A tool call for which no result has been found in the messages that were read so far.
 
     Attributes:
         group: The group of steps that contains the call.
@@ -340,7 +343,7 @@ class _TurnReader:
         """Add the next message of the turn.
 
         A message with the result of a tool call is added to the group that contains the call. A
-        message without results begins a new group.
+        message that contains no tool results begins a new group of messages.
         """
         kind = role(message)
         if kind == "system":
@@ -374,9 +377,9 @@ class _TurnReader:
     ) -> tuple[list[_MessageWithResults] | None, list[str]]:
         """Attach the tool results in a message to their calls.
 
-        Return a pair. The first element is the group that contains the calls of the results, or
-        None if no call was found. The second element is the list of the call ids of results in
-        content blocks whose call was not found.
+        Return a pair. The first element of the pair is the group that contains the tool calls to
+        which the results belong, or None if no call was found. The second element of the pair lists
+        the call ids of the results in content blocks for which no call was found.
         """
         group: list[_MessageWithResults] | None = None
         stray_ids: list[str] = []
@@ -391,10 +394,12 @@ class _TurnReader:
         return group, stray_ids
 
     def attach_and_collect_late_results(self, late_results: dict[str, BaseMessage]) -> None:
-        """Attach late results to calls of the turn, and add results of the turn to `late_results`.
+        """Attach late results to calls of the turn, and collect results for earlier turns.
 
-        A result from `late_results` is attached to a call of the turn that has no result yet. A
-        result of the turn is added to `late_results` if the turn does not have the result's call.
+        A late result is a tool result whose call is in an earlier turn. If `late_results` contains
+        the result of a call in this turn, and the call has no result yet, the result is attached to
+        the call. A tool result in this turn is added to `late_results` if its call is not in this
+        turn.
         """
         for call_id in self._pending.keys() & late_results.keys():
             result = late_results.pop(call_id)

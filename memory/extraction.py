@@ -4,8 +4,8 @@ The extractor proposes memories for the messages, and the gate judges the propos
 memories and the watermark of the thread are written in one transaction. The watermark, which is the
 position up to which the thread was read, is written by compare-and-set. If two extractions of a
 thread run at the same time, the write of the slower extraction is refused, and the slower
-extraction reads the thread again. Because of the compare-and-set, each message is extracted exactly
-once. A query over threads and watermarks finds the due threads; see
+extraction reads the thread again. Because the watermark is written by compare-and-set, each message
+is extracted exactly once. A query over threads and watermarks finds the due threads; see
 docs/decisions/0010-due-threads-are-a-query.md.
 """
 
@@ -138,11 +138,14 @@ class ExtractionReport:
 
     @property
     def forgotten(self) -> int:
-        """The number of candidates refused because the memory had been deleted or forgotten."""
+        """The number of candidates that were refused because their text had been forgotten.
+
+        Candidates whose text had been deleted are included in the number.
+        """
         return self.refused.get(TOMBSTONE_CHECK, 0)
 
     def add_batch(self, message_count: int, plan: ChangePlan, usage: Usage) -> ExtractionReport:
-        """Return a copy of the report that includes another batch.
+        """Return a copy of the report that also counts another batch of messages.
 
         Args:
             message_count: The number of messages of the batch.
@@ -261,8 +264,8 @@ class Pipeline:
 
     The extractor proposes memories, and the gate decides which of the proposed memories are
     admitted. The memories and the watermark are written in one transaction. If a source message of
-    a proposal has been erased in the meantime, the proposal is dropped, and the thread is read
-    again.
+    a proposal is erased before the proposal is written, the proposal is dropped, and the thread is
+    read again.
 
     Attributes:
         extractor: The extractor.
@@ -307,8 +310,9 @@ class Pipeline:
                     await self.scope.adapter.write(
                         [self._build_watermark_put(watermark, thread_id)]
                     )
-                # Read the thread again after the watermark was created. From this point, an erasure
-                # of the watermark stops the extraction.
+                # A watermark now exists, so an erasure of the thread's messages stops the
+                # extraction by erasing the watermark. Read the thread again, because messages may
+                # have been erased before the watermark existed.
                 continue
             while unread:
                 size = max(1, self.extractor.count_batch_messages(unread[: self.batch]))
@@ -365,8 +369,9 @@ class Pipeline:
 
         async def plan() -> ChangePlan:
             """Plan the proposed changes, and add a put that stores the new watermark."""
-            # From the second attempt on, another change was written to the namespace before this
-            # plan. Return an empty plan if another extraction has changed the watermark.
+            # The function `plan` is called again if another change was written to the namespace
+            # before the plan. In a repeated call, return an empty plan if another extraction has
+            # changed the watermark.
             if next(tries):
                 current = await self._read_watermark(thread_id)
                 if current.version != watermark.version or not current.has_same_progress(watermark):
@@ -403,8 +408,8 @@ class RememberTurns(Learner):
     A `RememberTurns` is used as a node at the end of a graph, or as a part of `MemoryMiddleware`.
 
     Storing a message as a memory takes about a millisecond. If the store fails, a warning is
-    logged, and the next run or a background extraction stores the memories. In a graph, place the
-    node before nodes that remove messages.
+    logged, and the next run or a background extraction stores the memories. In a graph, place
+    `remember_turns` before nodes that remove messages.
 
     Args:
         store: The store of the memories. None means, within a graph, the graph's store.
@@ -578,8 +583,8 @@ class ExtractionJob:
 class DueThreads:
     """Lists the threads with messages that an extraction has not read yet.
 
-    The object caches the threads with unread messages. Each call queries the checkpointer only for
-    threads that were active since the previous call.
+    A `DueThreads` object caches the threads that have unread messages. Each call queries the
+    checkpointer only for threads that were active since the previous call.
 
     Args:
         extraction: The extraction, with a checkpointer of perdure's.
@@ -593,14 +598,15 @@ class DueThreads:
         )
         self._saver: Checkpointer = saver
         self._extraction, self._pace = extraction, pace
-        # For each thread id, a tuple of the head, the time at which unread messages were first
-        # seen, the namespace, and the values with which the namespace template was filled in.
+        # The threads with unread messages, by thread id. The first two elements of a tuple are the
+        # thread's head and the time at which unread messages were first seen. The last two elements
+        # are the namespace of the memories and the values that fill in the namespace's template.
         self._unread: dict[str, tuple[ThreadHead, datetime, Namespace, dict[str, str]]] = {}
         # the time of the last write to each unassigned thread, by thread id
         self._unassigned: dict[str, datetime] = {}
-        # For each thread id, a pair. The first element identifies the head and the watermark for
-        # which the messages were last checked. The second element says whether an extraction had
-        # read all messages up to that head.
+        # The cached results of `_is_fully_read`, by thread id. The first element of a pair
+        # identifies the head and the watermark for which the result was computed. The second
+        # element of a pair is the result.
         self._read_states: dict[str, tuple[Any, bool]] = {}
         self._since: datetime | None = None
         # a worker and the application may call `list_jobs` at the same time
@@ -655,7 +661,8 @@ class DueThreads:
     def _is_fully_read(self, head: ThreadHead, watermark: Watermark) -> bool:
         """Return whether an extraction has read all messages of a thread.
 
-        The head of a thread may be newer than the watermark although all messages have been read.
+        Even if the thread's head is newer than the watermark, all messages may have been read,
+        because the newer checkpoints may contain no new messages.
         """
         state = head.checkpoint_id, watermark.count, watermark.known
         cached = self._read_states.get(head.thread_id)
@@ -750,9 +757,9 @@ class DueThreads:
 def read_label_values(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
     """Return the values in a thread's metadata that fill in a namespace's template.
 
-    LangGraph copies these values from a run's `configurable`, and perdure's nodes copy them from
-    the run's `context`. Integers are converted to text, because some applications use integers as
-    user ids.
+    LangGraph copies the values of a run's `configurable` to the metadata, and perdure's nodes copy
+    the values of the run's `context` to the metadata. Integers are converted to text, because some
+    applications use integers as user ids.
 
     Args:
         metadata: The metadata of the thread's head.
