@@ -1,4 +1,4 @@
-"""`min_score`: what has too little to do with a query is not found."""
+"""`min_score`: items with too little relation to a query are not found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BANANAS = {
 }
 
 
-def fill(store: SQLiteStore, thread: str | None = None) -> None:
+def put_banana_texts(store: SQLiteStore, thread: str | None = None) -> None:
     for position, (key, text) in enumerate(BANANAS.items()):
         store.put(
             A, key, {"text": text}, provenance=Provenance(thread_id=thread, position=position)
@@ -30,13 +30,16 @@ def fill(store: SQLiteStore, thread: str | None = None) -> None:
 @FEWER
 @pytest.mark.parametrize("thread", [None, "one"])
 @pytest.mark.parametrize("mode", ["hybrid", "text", "semantic"])
-def test_nothing_about_physics_among_bananas(
+def test_min_score_drops_unrelated_items_and_keeps_exact_match(
     mode: Any, thread: str | None, store: SQLiteStore
 ) -> None:
-    """What only is the nearest there is found no more; what has the words of the query is."""
-    fill(store, thread)
-    least = 0.2 if mode == "semantic" else MIN_SCORE
-    physics = store.search(A, query="quantum chromodynamics", mode=mode, min_score=least)
+    """Unrelated items are dropped, even the nearest one.
+
+    An item with the query's words is found.
+    """
+    put_banana_texts(store, thread)
+    min_score = 0.2 if mode == "semantic" else MIN_SCORE
+    physics = store.search(A, query="quantum chromodynamics", mode=mode, min_score=min_score)
     exact = store.search(A, query="Bananas are yellow", mode=mode, min_score=0.9)
 
     assert keys(physics) == []
@@ -44,35 +47,33 @@ def test_nothing_about_physics_among_bananas(
 
 
 @FEWER
-def test_it_is_a_bound_of_the_score(store: SQLiteStore) -> None:
-    """The scores that a search shows, of its first page and the next, are those it bounds."""
-    fill(store)
+def test_min_score_applies_to_returned_scores(store: SQLiteStore) -> None:
+    """The bound applies to the scores that a search returns, also on later pages."""
+    put_banana_texts(store)
 
-    def found(**options: Any) -> list[str]:
+    def search_keys(**options: Any) -> list[str]:
         return keys(store.search(A, query="yellow bananas", mode="text", **options))
 
     best, second = (f.score for f in store.search(A, query="yellow bananas", mode="text", limit=2))
     assert best is not None
     assert second is not None
     assert best > second
-    assert found(min_score=second + 1e-6) == ["colour"]
-    assert found(min_score=second)[:2] == found()[:2]
-    assert found(min_score=second, offset=1)[:1] == found()[1:2]
-    assert found(min_score=0) == found()
-    assert found(min_score=1) == []
+    assert search_keys(min_score=second + 1e-6) == ["colour"]
+    assert search_keys(min_score=second)[:2] == search_keys()[:2]
+    assert search_keys(min_score=second, offset=1)[:1] == search_keys()[1:2]
+    assert search_keys(min_score=0) == search_keys()
+    assert search_keys(min_score=1) == []
 
 
-def test_without_a_query_there_is_no_score(file_store: SQLiteStore) -> None:
-    """Then all are listed."""
-    fill(file_store)
+def test_min_score_without_query_is_ignored(file_store: SQLiteStore) -> None:
+    put_banana_texts(file_store)
 
     assert len(file_store.search(A, min_score=0.9)) == len(BANANAS)
 
 
 @pytest.mark.parametrize(
-    "wrong", ["0.5", True, float("nan"), float("inf"), pytest.param(10**400, id="large")]
+    "min_score", ["0.5", True, float("nan"), float("inf"), pytest.param(10**400, id="large")]
 )
-def test_what_is_no_number_is_refused(wrong: Any, file_store: SQLiteStore) -> None:
-    """With what was given."""
+def test_min_score_that_is_not_a_number_is_refused(min_score: Any, file_store: SQLiteStore) -> None:
     with pytest.raises(ConfigurationError, match=r"min_score is .*; expected a number"):
-        file_store.search(A, query="tea", min_score=wrong)
+        file_store.search(A, query="tea", min_score=min_score)

@@ -1,4 +1,4 @@
-"""Namespaces: any labels, told apart; prefixes, suffixes and wildcards as in langgraph's store."""
+"""Namespaces: any labels are distinct; prefixes, suffixes and wildcards work as in langgraph."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ LABELS = [
 ]
 
 
-def test_labels_are_told_apart(store: SQLiteStore) -> None:
-    """Whatever a label holds, it is that label and no other; a prefix holds its own alone."""
+def test_similar_labels_are_different_namespaces(store: SQLiteStore) -> None:
+    """Every label is its own namespace, and a prefix contains only its own namespaces."""
     store.batch([PutOp((label,), "k", {"label": label, "text": "tea"}) for label in LABELS])
     store.batch(
         [PutOp((label, "under"), "k2", {"label": label, "text": "tea"}) for label in LABELS]
@@ -61,13 +61,13 @@ def test_labels_are_told_apart(store: SQLiteStore) -> None:
     )
 
 
-class Place(TypedDict, total=False):
+class GraphState(TypedDict, total=False):
     label: str
     found: list[str]
 
 
-def kept(state: Place, runtime: Runtime[None]) -> Place:
-    """Put, got, found and listed by a node, through each of the store's methods and as a batch."""
+def use_store_in_node(state: GraphState, runtime: Runtime[None]) -> GraphState:
+    """Put, get, search and list in a node, with single methods and with a batch."""
     store, namespace = runtime.store, ("users", state["label"])
     assert store is not None
     store.put(namespace, "by put", {"text": "tea"})
@@ -81,8 +81,8 @@ def kept(state: Place, runtime: Runtime[None]) -> Place:
     return {"found": [item.key for item in [*store.search(namespace, query="tea"), *found]]}
 
 
-async def akept(state: Place, runtime: Runtime[None]) -> Place:
-    """The same, awaited."""
+async def ause_store_in_node(state: GraphState, runtime: Runtime[None]) -> GraphState:
+    """Do the same as `use_store_in_node` with the async methods."""
     store, namespace = runtime.store, ("users", state["label"])
     assert store is not None
     await store.aput(namespace, "by put", {"text": "tea"})
@@ -97,21 +97,21 @@ async def akept(state: Place, runtime: Runtime[None]) -> Place:
 
 
 @pytest.mark.parametrize("label", ["ann@example.com", "a.b", ".", "*", "%", "a b", "é", "🦊", '"'])
-def test_any_label_works_in_a_graph(label: str) -> None:
-    """A label that langgraph's own stores refuse is kept by the store that a node is handed."""
+def test_label_that_langgraph_refuses_works_in_a_graph(label: str) -> None:
+    """A node can use labels that langgraph's own stores refuse."""
     with SQLiteStore.open(":memory:") as store:
-        graph = StateGraph(Place).add_node("kept", kept).add_edge(START, "kept")
-        said = graph.compile(store=store).invoke({"label": label})
+        graph = StateGraph(GraphState).add_node("node", use_store_in_node).add_edge(START, "node")
+        blocking = graph.compile(store=store).invoke({"label": label})
     with SQLiteStore.open(":memory:") as store:
-        graph = StateGraph(Place).add_node("kept", akept).add_edge(START, "kept")
+        graph = StateGraph(GraphState).add_node("node", ause_store_in_node).add_edge(START, "node")
         awaited = asyncio.run(graph.compile(store=store).ainvoke({"label": label}))
 
-    assert sorted(said["found"]) == ["by batch", "by batch", "by put", "by put"]
+    assert sorted(blocking["found"]) == ["by batch", "by batch", "by put", "by put"]
     assert sorted(awaited["found"]) == ["by batch", "by batch", "by put", "by put"]
 
 
-def test_a_prefix_is_of_labels_not_of_letters(any_store: SQLiteStore) -> None:
-    """Searching under "a" finds nothing of "ab"."""
+def test_search_prefix_matches_whole_labels_only(any_store: SQLiteStore) -> None:
+    """A search under "a" finds nothing of "ab"."""
     for namespace in [("a",), ("ab",), ("a", "b"), ("ab", "c"), ("b", "a")]:
         any_store.put(namespace, "k", {"text": "/".join(namespace)})
 
@@ -122,8 +122,8 @@ def test_a_prefix_is_of_labels_not_of_letters(any_store: SQLiteStore) -> None:
     assert len(any_store.search(())) == 5
 
 
-def test_an_emptied_namespace_is_not_listed(store: SQLiteStore) -> None:
-    """A namespace is listed while something is in it (langgraph's lists it for ever)."""
+def test_emptied_namespace_is_not_listed(store: SQLiteStore) -> None:
+    """A namespace is listed only while it contains an item (langgraph lists it forever)."""
     store.put(("a",), "k", {})
     store.put(("b",), "k", {})
     store.delete(("a",), "k")
@@ -133,22 +133,25 @@ def test_an_emptied_namespace_is_not_listed(store: SQLiteStore) -> None:
     assert store.list_namespaces() == [("a",), ("b",)]
 
 
-def test_a_wildcard_is_for_one_label(any_store: SQLiteStore) -> None:
-    """In a condition "*" is any one label; in prefix and suffix alike."""
+def test_wildcard_in_prefix_or_suffix_matches_one_label(any_store: SQLiteStore) -> None:
     spaces = [("u", "1", "x"), ("u", "2", "x"), ("u", "2", "y"), ("u",), ("v", "1", "x", "x")]
     for namespace in spaces:
         any_store.put(namespace, "k", {"text": "t"})
 
-    def listed(**options: Any) -> list[tuple[str, ...]]:
+    def list_namespaces(**options: Any) -> list[tuple[str, ...]]:
         return any_store.list_namespaces(**options)
 
-    assert listed(prefix=("u", "*", "x")) == [("u", "1", "x"), ("u", "2", "x")]
-    assert listed(prefix=("*", "1")) == [("u", "1", "x"), ("v", "1", "x", "x")]
-    assert listed(suffix=("*", "x")) == [("u", "1", "x"), ("u", "2", "x"), ("v", "1", "x", "x")]
-    assert listed(prefix=("u",), suffix=("x",)) == [("u", "1", "x"), ("u", "2", "x")]
-    assert listed(prefix=("*",), max_depth=1) == [("u",), ("v",)]
-    assert listed(suffix=("u",)) == [("u",)]
-    assert listed(prefix=("u", "*", "*", "*")) == []
+    assert list_namespaces(prefix=("u", "*", "x")) == [("u", "1", "x"), ("u", "2", "x")]
+    assert list_namespaces(prefix=("*", "1")) == [("u", "1", "x"), ("v", "1", "x", "x")]
+    assert list_namespaces(suffix=("*", "x")) == [
+        ("u", "1", "x"),
+        ("u", "2", "x"),
+        ("v", "1", "x", "x"),
+    ]
+    assert list_namespaces(prefix=("u",), suffix=("x",)) == [("u", "1", "x"), ("u", "2", "x")]
+    assert list_namespaces(prefix=("*",), max_depth=1) == [("u",), ("v",)]
+    assert list_namespaces(suffix=("u",)) == [("u",)]
+    assert list_namespaces(prefix=("u", "*", "*", "*")) == []
 
 
 labels = st.sampled_from(["a", "b", "ab", "aa", "a.b", "é", "*b", "\x01"])
@@ -167,14 +170,14 @@ conditions = st.builds(
     limit=st.integers(0, 8),
     offset=st.integers(0, 8),
 )
-def test_listing_is_langgraphs(
+def test_namespace_listing_equals_that_of_in_memory_store(
     spaces: list[Any],
     wanted: list[Any],
     max_depth: int | None,
     limit: int,
     offset: int,
 ) -> None:
-    """Any namespaces, conditions, depth and page: the same list as the in-memory store's."""
+    """Any namespaces, conditions, depth and page give the same list in both stores."""
     other = InMemoryStore()
     with SQLiteStore.open(":memory:", index=None) as store:
         for each in (store, other):
@@ -184,64 +187,66 @@ def test_listing_is_langgraphs(
         assert other.batch([op]) == store.batch([op])
 
 
-def test_pages_of_many_namespaces(store: SQLiteStore) -> None:
-    """Page after page gives every namespace once, also where cut ones hold hundreds."""
+def test_pages_of_namespace_listing_contain_each_namespace_once(store: SQLiteStore) -> None:
+    """This also holds with a max_depth at which hundreds of namespaces become one."""
     spaces = [("u", f"{n:03}", part) for n in range(150) for part in "abcd"]
     store.batch([PutOp(namespace, "k", {}) for namespace in spaces])
 
-    def pages(size: int, **options: Any) -> list[tuple[str, ...]]:
+    def list_all_pages(size: int, **options: Any) -> list[tuple[str, ...]]:
         out: list[tuple[str, ...]] = []
         while page := store.list_namespaces(limit=size, offset=len(out), **options):
             out += page
         return out
 
-    assert spaces == pages(97)
-    assert sorted({space[:2] for space in spaces}) == pages(31, max_depth=2)
-    assert pages(7, max_depth=1) == [("u",)]
-    assert [space for space in spaces if space[2] == "c"] == pages(40, suffix=("c",))
-    assert [("u", "007", part) for part in "abcd"] == pages(3, prefix=("*", "007"))
+    assert spaces == list_all_pages(97)
+    assert sorted({space[:2] for space in spaces}) == list_all_pages(31, max_depth=2)
+    assert list_all_pages(7, max_depth=1) == [("u",)]
+    assert [space for space in spaces if space[2] == "c"] == list_all_pages(40, suffix=("c",))
+    assert [("u", "007", part) for part in "abcd"] == list_all_pages(3, prefix=("*", "007"))
 
 
-def test_pages_of_items(store: SQLiteStore) -> None:
-    """Page after page of a search, with and without query and filter, gives each item once."""
+def test_pages_of_search_contain_each_item_once(store: SQLiteStore) -> None:
+    """This holds with and without a query and a filter."""
     store.batch(
         [
             PutOp((f"n{n % 7}",), f"k{n}", {"text": f"tea {n % 3}", "odd": n % 2, "n": n})
             for n in range(90)
         ]
     )
-    every = {f"k{n}" for n in range(90)}
+    all_keys = {f"k{n}" for n in range(90)}
 
-    def pages(size: int, **options: Any) -> list[str]:
+    def search_all_pages(size: int, **options: Any) -> list[str]:
         out: list[str] = []
         while page := store.search((), limit=size, offset=len(out), **options):
             out += keys(page)
         return out
 
     for options in ({}, {"query": "tea 1"}, {"query": "tea", "mode": "semantic"}):
-        found = pages(13, **options)
-        assert len(every) == len(found)
-        assert every == set(found)
-    odd = pages(7, filter={"odd": 1})
+        found = search_all_pages(13, **options)
+        assert len(all_keys) == len(found)
+        assert all_keys == set(found)
+    odd = search_all_pages(7, filter={"odd": 1})
     assert {f"k{n}" for n in range(1, 90, 2)} == set(odd)
     assert len(odd) == len(set(odd))
-    assert set(odd) == set(pages(7, filter={"odd": 1}, query="tea"))
-    assert pages(8, filter={"odd": 2}) == []
+    assert set(odd) == set(search_all_pages(7, filter={"odd": 1}, query="tea"))
+    assert search_all_pages(8, filter={"odd": 2}) == []
     assert store.search((), limit=0) == []
     assert store.search((), offset=1000) == []
     assert len(store.search((), limit=10**30)) == 90
 
 
-WRONG: list[Any] = [
+INVALID_NAMESPACES: list[Any] = [
     *("", "a", b"a", None, 7, {"a"}, {"a": 1}),
     *(("",), ("a", ""), (None,), (1,), (("a",),), ("a\0b",), ("\ud800",), ("x" * 5000,)),
 ]
 
 
 @FEWER
-@pytest.mark.parametrize("namespace", [*WRONG, (), ("langgraph",), ("langgraph", "x")], ids=repr)
-def test_namespaces_that_cannot_hold_anything(namespace: Any, store: SQLiteStore) -> None:
-    """A put or delete under a wrong namespace is refused, and nothing is written."""
+@pytest.mark.parametrize(
+    "namespace", [*INVALID_NAMESPACES, (), ("langgraph",), ("langgraph", "x")], ids=repr
+)
+def test_put_and_delete_refuse_invalid_namespace(namespace: Any, store: SQLiteStore) -> None:
+    """A put or delete under an invalid namespace is refused, and nothing is written."""
     with pytest.raises(InvalidNamespace):
         store.put(namespace, "k", {})
     with pytest.raises(InvalidNamespace):
@@ -251,9 +256,9 @@ def test_namespaces_that_cannot_hold_anything(namespace: Any, store: SQLiteStore
 
 
 @FEWER
-@pytest.mark.parametrize("namespace", WRONG, ids=repr)
-def test_namespaces_that_cannot_be_asked_for(namespace: Any, store: SQLiteStore) -> None:
-    """Reading from a wrong namespace is refused too; it is never taken for another one."""
+@pytest.mark.parametrize("namespace", INVALID_NAMESPACES, ids=repr)
+def test_reads_refuse_invalid_namespace(namespace: Any, store: SQLiteStore) -> None:
+    """An invalid namespace is never mistaken for another one."""
     with pytest.raises(InvalidNamespace):
         store.get(namespace, "k")
     with pytest.raises(InvalidNamespace):
@@ -266,20 +271,21 @@ def test_namespaces_that_cannot_be_asked_for(namespace: Any, store: SQLiteStore)
 
 @FEWER
 @pytest.mark.parametrize("condition", [("",), (1,), "a", ("\0",)], ids=repr)
-def test_conditions_that_make_no_sense(condition: Any, store: SQLiteStore) -> None:
-    """A listing with a wrong condition is refused."""
+def test_list_namespaces_refuses_invalid_prefix_or_suffix(
+    condition: Any, store: SQLiteStore
+) -> None:
     for side in ("prefix", "suffix"):
         with pytest.raises(InvalidNamespace):
             store.list_namespaces(**{side: condition})
 
 
-WRONG_KEYS: list[Any] = [None, "", b"k", True, ("k",), ["k"], {}, 1.5, object(), "\0", "\ud800"]
+INVALID_KEYS: list[Any] = [None, "", b"k", True, ("k",), ["k"], {}, 1.5, object(), "\0", "\ud800"]
 
 
 @FEWER
-@pytest.mark.parametrize("key", [*WRONG_KEYS, "x" * 5000], ids=lambda key: repr(key)[:20])
-def test_keys_that_cannot_be(key: Any, store: SQLiteStore) -> None:
-    """A key that is no text, or none that can be stored, is refused wherever it is given."""
+@pytest.mark.parametrize("key", [*INVALID_KEYS, "x" * 5000], ids=lambda key: repr(key)[:20])
+def test_every_method_refuses_invalid_key(key: Any, store: SQLiteStore) -> None:
+    """A key is invalid if it is not text or cannot be stored."""
     for call in (
         lambda: store.put(("a",), key, {}),
         lambda: store.get(("a",), key),
@@ -292,8 +298,8 @@ def test_keys_that_cannot_be(key: Any, store: SQLiteStore) -> None:
     assert store.search(()) == []
 
 
-def test_sizes_of_namespaces(store: SQLiteStore) -> None:
-    """What is under a prefix is counted: namespaces, items and their bytes."""
+def test_namespace_sizes_count_namespaces_items_and_bytes(store: SQLiteStore) -> None:
+    """Each size covers all namespaces under a prefix."""
     puts = {("a", "x"): 2, ("a", "y"): 1, ("ab",): 1}
     for namespace, count in puts.items():
         for number in range(count):
@@ -314,8 +320,8 @@ def test_sizes_of_namespaces(store: SQLiteStore) -> None:
     assert [(s.namespace, s.items) for s in within] == [((), 3), (("x",), 2)]
 
 
-def test_usage_of_a_store(store: SQLiteStore) -> None:
-    """The largest namespaces come first; items count in the month in which they were made."""
+def test_usage_lists_largest_namespaces_and_items_by_month(store: SQLiteStore) -> None:
+    """The largest namespaces come first. An item counts in the month in which it was created."""
     store.put(("small",), "k", {"text": "tea"})
     store.put(("large",), "k", {"text": "tea" * 100})
     item = store.get(("small",), "k")

@@ -1,4 +1,4 @@
-"""The offline embedder: its tokens and vectors against what was computed without it."""
+"""Tokens and vectors of the offline embedder, compared with values from independent code."""
 
 from __future__ import annotations
 
@@ -109,22 +109,21 @@ TEXTS = st.lists(
 ).map(" ".join)
 
 
-def pieces() -> WordPieceTokenizer:
+def make_tokenizer() -> WordPieceTokenizer:
     return WordPieceTokenizer(VOCABULARY.read_text("utf-8").split("\n"))
 
 
 @pytest.mark.parametrize(("text", "ids"), GOLDEN_IDS)
-def test_tokens_are_those_of_the_original(text: str, ids: list[int]) -> None:
-    """Case, accents, CJK, punctuation, controls, long words and emoji: token for token."""
-    tokeniser = pieces()
+def test_token_ids_equal_those_of_original_tokenizer(text: str, ids: list[int]) -> None:
+    """This holds for case, accents, CJK, punctuation, control characters, long words and emoji."""
+    tokeniser = make_tokenizer()
 
     assert ids == tokeniser.token_ids(text)
     assert ids == tokeniser.token_ids(text), "and again, now that the words are remembered"
 
 
 @given(TEXTS)
-def test_tokens_against_the_tokenizers_package(text: str) -> None:
-    """Whatever the text, the ids are those of the package whose rules these are."""
+def test_token_ids_of_any_text_equal_those_of_tokenizers_package(text: str) -> None:
     vocabulary = {token: at for at, token in enumerate(VOCABULARY.read_text("utf-8").split("\n"))}
     reference = tokenizers.Tokenizer(
         tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
@@ -132,30 +131,30 @@ def test_tokens_against_the_tokenizers_package(text: str) -> None:
     reference.normalizer = tokenizers.normalizers.BertNormalizer()
     reference.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
 
-    assert reference.encode(text).ids == pieces().token_ids(text)
+    assert reference.encode(text).ids == make_tokenizer().token_ids(text)
 
 
 @given(TEXTS)
-def test_words_have_the_tokens_they_have_alone(text: str) -> None:
-    """What is remembered of a word changes nothing: a used tokeniser answers as a new one."""
-    used = pieces()
+def test_used_tokenizer_returns_same_ids_as_new_one(text: str) -> None:
+    """The memo of words does not change any result."""
+    used = make_tokenizer()
     used.token_ids(text)
 
-    assert pieces().token_ids(text) == used.token_ids(text)
+    assert make_tokenizer().token_ids(text) == used.token_ids(text)
 
 
-def test_the_words_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream of new words does not grow the memo for good, and unlikely ones do not enter it."""
+def test_memo_of_words_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream of new words does not grow the memo forever, and unlikely words do not enter it."""
     monkeypatch.setattr(offline, "_MEMO_SIZE", 10)
-    tokeniser = pieces()
+    tokeniser = make_tokenizer()
     tokeniser.token_ids(" ".join(f"word{i}" for i in range(101)))
     tokeniser.token_ids("a" * 50)
 
     assert len(tokeniser._memo) == 1
 
 
-def test_vectors_are_the_means_of_the_rows() -> None:
-    """Cosines are those computed in float64 by other code; vectors have length 1."""
+def test_cosines_equal_those_computed_in_float64() -> None:
+    """The expected cosines come from other code. All vectors have length 1."""
     vectors = StaticEmbedder().embed(SENTENCES).astype(np.float64)
 
     assert [cosine for _, _, cosine in GOLDEN_COSINES] == pytest.approx(
@@ -164,8 +163,8 @@ def test_vectors_are_the_means_of_the_rows() -> None:
     assert pytest.approx(np.linalg.norm(vectors, axis=1), abs=1e-6) == [1.0] * 5
 
 
-def test_a_vector_does_not_depend_on_its_neighbours() -> None:
-    """Alone or among others, a text has the same bits; no texts make no rows."""
+def test_vector_does_not_depend_on_other_texts_of_the_call() -> None:
+    """A text has the same bits alone and among others. An empty list returns no rows."""
     embedder = StaticEmbedder()
     together = embedder.embed(SENTENCES)
 
@@ -176,8 +175,8 @@ def test_a_vector_does_not_depend_on_its_neighbours() -> None:
     assert embedder.embed([]).shape == (0, 256)
 
 
-def test_a_text_without_known_tokens_is_zero() -> None:
-    """No text, other scripts and what stands for no token: like nothing, and no NaN."""
+def test_text_without_known_tokens_has_zero_vector() -> None:
+    """The vector of an empty text or of unknown characters is zero, never NaN."""
     vectors = StaticEmbedder().embed(["", "  ", "x" * 101, "\x00", "known"])
 
     assert pytest.approx(np.linalg.norm(vectors, axis=1), abs=1e-6) == [0.0, 0.0, 0.0, 0.0, 1.0]
@@ -193,8 +192,8 @@ def test_a_text_without_known_tokens_is_zero() -> None:
         "¿Qué día es?",
     ],
 )
-def test_a_text_in_another_language_is_zero(text: str) -> None:
-    """The table has pieces of its words, which mean nothing; English may quote such a text."""
+def test_text_in_another_language_has_zero_vector(text: str) -> None:
+    """An English text that quotes such a text has a vector."""
     foreign, english = StaticEmbedder().embed([text, f"She is known to say to them: {text}"[:60]])
 
     assert not foreign.any()
@@ -205,46 +204,46 @@ def test_a_text_in_another_language_is_zero(text: str) -> None:
     "text",
     ["Wann wurde Goethe geboren?", "xyzzy plugh", "thx", "Haha, stimmt.", "Jajaja, es verdad."],
 )
-def test_a_query_of_unknown_words_is_zero(text: str) -> None:
-    """Pieces of two letters say nothing of what is asked, and a text of such words neither."""
+def test_query_of_unknown_words_has_zero_vector(text: str) -> None:
+    """Word pieces of two letters do not count in a query."""
     assert not StaticEmbedder().embed_query(text).any()
 
 
 @pytest.mark.parametrize("text", [*SENTENCES, "sourdough", "1969", "a b"])
-def test_a_query_has_the_vector_of_the_text(text: str) -> None:
-    """Of known words, long pieces and numbers a query has the same vector as an item."""
+def test_query_has_same_vector_as_stored_text(text: str) -> None:
+    """This holds for known words, long word pieces and numbers."""
     embedder = StaticEmbedder()
 
     assert (embedder.embed([text])[0] == embedder.embed_query(text)).all()
     assert embedder.embed_query(text).any()
 
 
-def test_no_text_is_cut() -> None:
-    """The last of 20,000 words counts, and the sums hold them all."""
+def test_long_text_is_embedded_completely() -> None:
+    """The last of 20,000 words counts as much as the first."""
     embedder = StaticEmbedder()
     short, long = embedder.embed(["lake violin", "lake " * 10_000 + "violin " * 10_000])
 
     assert short.tolist() == pytest.approx(long.tolist(), abs=1e-6)
 
 
-def test_async_is_the_same() -> None:
-    """Both colours, short texts and long ones, give the same vectors."""
+def test_async_embed_returns_same_vectors() -> None:
+    """This holds for short texts and long ones."""
     embedder = StaticEmbedder()
     for texts in (SENTENCES, [*SENTENCES, "lake " * 1000]):
         assert (embedder.embed(texts) == asyncio.run(embedder.aembed(texts))).all()
 
 
-def test_threads_load_the_table_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight threads at the start of a process read the weights once and agree."""
+def test_threads_load_weights_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight threads that start at the same time read the weights once and get equal vectors."""
     reads = []
     read = offline._read_weights
 
-    def counted() -> tuple[object, ...]:
+    def count_and_read() -> tuple[object, ...]:
         reads.append(1)
         return read()
 
     monkeypatch.setattr(offline, "_cached_weights", None)
-    monkeypatch.setattr(offline, "_read_weights", counted)
+    monkeypatch.setattr(offline, "_read_weights", count_and_read)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(StaticEmbedder().embed, [SENTENCES] * 32))
 
@@ -252,8 +251,8 @@ def test_threads_load_the_table_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all((found[0] == other).all() for other in found)
 
 
-def test_the_weights_are_those_that_the_notice_names() -> None:
-    """The files' hashes stand in NOTICE, and the model's name tells them: vectors outlive it."""
+def test_weights_match_hashes_in_notice_and_model_name() -> None:
+    """The model's name contains a hash of the files, so stored vectors remain identifiable."""
     hashes = [hashlib.sha256(file.read_bytes()).hexdigest() for file in (TABLE, VOCABULARY)]
     notice = (WEIGHTS / "NOTICE").read_text("utf-8")
     identity = hashlib.sha256("".join(hashes).encode()).hexdigest()[:12]
@@ -263,8 +262,8 @@ def test_the_weights_are_those_that_the_notice_names() -> None:
     assert isinstance(StaticEmbedder(), Embedder)
 
 
-def test_the_folder_of_weights_is_small_and_holds_no_code() -> None:
-    """What is installed with every perdure: at most 8 MB, nothing to run, no pickle."""
+def test_weights_folder_is_small_and_contains_no_code() -> None:
+    """The folder is part of every installation. It has at most 8 MB, no code and no pickle."""
     files = list(WEIGHTS.iterdir())
 
     assert {file.suffix for file in files} <= {".npy", ".npz", ".vocab", ".0", ""}
@@ -273,10 +272,9 @@ def test_the_folder_of_weights_is_small_and_holds_no_code() -> None:
 
 
 @pytest.mark.parametrize("damage", ["no folder", "no vocabulary", "cut short", "other shape"])
-def test_damaged_weights_are_an_error(
+def test_damaged_or_missing_weights_raise_error_with_advice(
     damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An installation without its weights says so, and what to do."""
     folder = tmp_path / "weights"
     if damage != "no folder":
         folder.mkdir()

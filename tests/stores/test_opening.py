@@ -1,4 +1,4 @@
-"""Opening a store: options that cannot be meant, and files whose settings were damaged."""
+"""Opening a store: invalid options, and files with damaged settings."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ WRONG_INDEX: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("option", [*WRONG, *WRONG_INDEX])
-def test_options_that_make_no_sense(option: str, tmp_path: Path) -> None:
-    """A wrong option is named and refused before the file is made, with what was expected."""
+def test_open_refuses_invalid_option_before_creating_file(option: str, tmp_path: Path) -> None:
+    """The error names the option and the expected values."""
     for value in [*WRONG.get(option, []), *WRONG_INDEX.get(option, [])]:
         options: Any = {"index": None, option: value}
         if option in WRONG_INDEX:
@@ -56,7 +56,7 @@ def test_options_that_make_no_sense(option: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "expected_message"),
     [
         ({"ttl": {"default": 5}}, "ttl .* 'default'; did you mean 'default_ttl'"),
         ({"ttl": {5: 5}}, "ttl .* 5; there are default_ttl"),
@@ -64,16 +64,18 @@ def test_options_that_make_no_sense(option: str, tmp_path: Path) -> None:
         ({"index": {"embed": Words(), "model": "x"}}, "index .*; there are embed, dims, fields"),
     ],
 )
-def test_settings_that_do_not_exist(options: Any, says: str, tmp_path: Path) -> None:
-    """A misspelt setting is refused with what was meant, not passed over."""
-    with pytest.raises(ConfigurationError, match=says):
+def test_open_refuses_unknown_setting_with_suggestion(
+    options: Any, expected_message: str, tmp_path: Path
+) -> None:
+    """A misspelt setting is refused, with the closest valid name, and is not ignored."""
+    with pytest.raises(ConfigurationError, match=expected_message):
         SQLiteStore.open(tmp_path / "x.db", **options)
 
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "expected_message"),
     [
         ({"ttl": {"default_ttl": 0}}, "ttl default_ttl is 0; expected minutes, more than zero, or"),
         ({"ttl": {"refresh_on_read": 1}}, "ttl refresh_on_read is 1; expected True or False"),
@@ -82,21 +84,21 @@ def test_settings_that_do_not_exist(options: Any, says: str, tmp_path: Path) -> 
         ({"timeout_s": -1}, "timeout_s is -1; expected seconds, 0 to"),
     ],
 )
-def test_what_was_expected(options: Any, says: str, tmp_path: Path) -> None:
-    """A message says the unit, and what else may be given."""
-    with pytest.raises(ConfigurationError, match=says):
+def test_invalid_option_error_names_unit_and_allowed_values(
+    options: Any, expected_message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=expected_message):
         SQLiteStore.open(tmp_path / "x.db", **{"index": None, **options})
 
 
 @pytest.mark.parametrize("path", [None, 5, "a\0b", "\ud800", ["x.db"]], ids=repr)
-def test_paths_that_make_no_sense(path: Any) -> None:
-    """What cannot be the name of a file is refused as an argument."""
+def test_open_refuses_path_that_cannot_be_a_file_name(path: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"path is .*expected"):
         SQLiteStore.open(path)
 
 
-def test_a_key_of_a_wrong_type_is_not_told(tmp_path: Path) -> None:
-    """A message about a key has its type, not the key."""
+def test_error_for_key_of_wrong_type_does_not_contain_the_key(tmp_path: Path) -> None:
+    """The message contains the type of the key only."""
     key: Any = ["5eed" * 8]
     with pytest.raises(ConfigurationError, match="list") as caught:
         SQLiteStore.open(tmp_path / "x.db", key=key)
@@ -104,8 +106,8 @@ def test_a_key_of_a_wrong_type_is_not_told(tmp_path: Path) -> None:
     assert "5eed" not in str(caught.value)
 
 
-def test_options_at_their_edges(tmp_path: Path) -> None:
-    """The least of each option, whole numbers for fractions, and an empty `ttl` are no errors."""
+def test_open_accepts_smallest_values_of_options(tmp_path: Path) -> None:
+    """Minimal values, integers in place of floats, and an empty `ttl` are accepted."""
     ttl: Any = {"default_ttl": None, "sweep_interval_minutes": 0.5, "omit_expired": True}
     options = of_words(max_value_bytes=2, approximate_above=0, timeout_s=0, ttl=ttl)
     with SQLiteStore.open(tmp_path / "x.db", **options) as store:
@@ -133,8 +135,8 @@ WORDS = [
 ]
 
 
-def damage(path: Path, setting: str, value: Any) -> None:
-    """A file with an item, one of whose settings is something else."""
+def create_file_with_damaged_setting(path: Path, setting: str, value: Any) -> None:
+    """Create a file with one item, and replace the value of one setting."""
     with SQLiteStore.open(path, **of_words()) as store:
         store.put(A, "k", {"text": "tea"})
     conn = sqlite3.connect(path)
@@ -147,9 +149,9 @@ def damage(path: Path, setting: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [*GARBAGE, *WORDS], ids=lambda value: repr(value)[:60])
-def test_a_damaged_setting_of_words(value: Any, tmp_path: Path) -> None:
-    """Who opens the file, also only to read, is told which setting is damaged."""
-    damage(tmp_path / "x.db", "words", value)
+def test_open_reports_damaged_words_setting(value: Any, tmp_path: Path) -> None:
+    """The error names the damaged setting, also when the file is opened read-only."""
+    create_file_with_damaged_setting(tmp_path / "x.db", "words", value)
     for options in (of_words(), of_words(read_only=True)):
         with pytest.raises(CorruptRecord, match=r"'words'.*restore it from a backup") as caught:
             SQLiteStore.open(tmp_path / "x.db", **options)
@@ -158,9 +160,9 @@ def test_a_damaged_setting_of_words(value: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [*GARBAGE, *MODELS], ids=lambda value: repr(value)[:60])
-def test_a_damaged_setting_of_the_model(value: Any, tmp_path: Path) -> None:
-    """What needs the model says that its setting is damaged; the rest goes on."""
-    damage(tmp_path / "x.db", "model", value)
+def test_calls_that_need_the_model_report_damaged_model_setting(value: Any, tmp_path: Path) -> None:
+    """Calls that do not need the model still work."""
+    create_file_with_damaged_setting(tmp_path / "x.db", "model", value)
     with SQLiteStore.open(tmp_path / "x.db", **of_words()) as store:
         for call in (
             lambda: store.search(A, query="tea"),
@@ -173,27 +175,27 @@ def test_a_damaged_setting_of_the_model(value: Any, tmp_path: Path) -> None:
         assert [item.key for item in store.search(A)] == ["k"]
 
 
-def test_the_configuration_of_the_index_is_public(tmp_path: Path) -> None:
-    """It is what was given; by default it has what embeds offline, and its dimensions."""
-    given: Any = {"embed": Words(), "dims": DIMS, "fields": ["text"]}
+def test_index_config_returns_given_or_default_configuration(tmp_path: Path) -> None:
+    """By default the configuration contains the offline embedder and its dimensions."""
+    config: Any = {"embed": Words(), "dims": DIMS, "fields": ["text"]}
     with (
-        SQLiteStore(tmp_path / "given.db", index=given) as store,
+        SQLiteStore(tmp_path / "given.db", index=config) as store,
         SQLiteStore(tmp_path / "offline.db") as offline,
         SQLiteStore(tmp_path / "none.db", index=None) as none,
     ):
-        assert given == store.index_config
+        assert config == store.index_config
         assert offline.index_config is not None
         assert offline.model is not None
         assert offline.model.dims == offline.index_config["dims"]
         assert none.index_config is None
 
 
-def test_the_settings_of_langgraphs_own_index(tmp_path: Path) -> None:
-    """`text_fields` are fields, and cosine is what there is: both are read back as given."""
-    given: Any = {"embed": Words(), "dims": DIMS, "text_fields": ["a"], "distance_type": "cosine"}
-    with SQLiteStore.from_conn_string(str(tmp_path / "x.db"), index=given) as store:
+def test_langgraph_index_settings_are_accepted_and_returned(tmp_path: Path) -> None:
+    """`text_fields` works like `fields`, and `distance_type` may be cosine."""
+    config: Any = {"embed": Words(), "dims": DIMS, "text_fields": ["a"], "distance_type": "cosine"}
+    with SQLiteStore.from_conn_string(str(tmp_path / "x.db"), index=config) as store:
         store.put(A, "k", {"a": "tea", "b": "milk"})
 
-        assert given == store.index_config
+        assert config == store.index_config
         assert [item.key for item in store.search(A, query="tea", mode="text")] == ["k"]
         assert store.search(A, query="milk", mode="text") == []

@@ -1,4 +1,4 @@
-"""Searches of the past find what a search at that moment found, with the same scores."""
+"""A search with `as_of` returns what a search at that moment returned, with the same scores."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SEARCHES: tuple[dict[str, Any], ...] = (
 )
 
 
-def change(store: SQLiteStore, random: Random, clock: Clock) -> None:
-    """Put or delete a few items, in threads and out of them."""
+def change_some_items(store: SQLiteStore, random: Random, clock: Clock) -> None:
+    """Put or delete a few items, with and without threads."""
     puts = []
     for _ in range(random.randint(1, 6)):
         value = {"text": " ".join(random.choices(WORDS, k=5)), "n": random.randint(0, 9)}
         thread, place = f"t{random.randint(0, 2)}", random.randint(0, 20)
-        said = Provenance(
+        provenance = Provenance(
             thread_id=thread, position=place, actor=random.choice(["ann", "bob"]), at=clock.at()
         )
         puts.append(
@@ -43,14 +43,14 @@ def change(store: SQLiteStore, random: Random, clock: Clock) -> None:
                 random.choice([value, value, value, None]),
                 random.choice([None, None, None, False]),
                 ttl=random.choice([None, None, 2]),
-                provenance=random.choice([None, said, said]),
+                provenance=random.choice([None, provenance, provenance]),
             )
         )
     store.batch(puts)
 
 
-def found(store: SQLiteStore, **options: Any) -> list[tuple[Any, ...]]:
-    """What each search finds, with its score."""
+def run_searches(store: SQLiteStore, **options: Any) -> list[tuple[Any, ...]]:
+    """Return the results of each search with their scores."""
     return [
         (prefix, query, number, item.namespace, item.key, item.value, pytest.approx(item.score))
         for prefix, query, (number, search) in product(((), ("a",)), QUERIES, enumerate(SEARCHES))
@@ -59,28 +59,30 @@ def found(store: SQLiteStore, **options: Any) -> list[tuple[Any, ...]]:
 
 
 @FEWER
-def test_the_past_is_found_as_it_was(store: SQLiteStore, clock: Clock) -> None:
-    """Items, order and scores of each moment are those of then; those of the present stay."""
+def test_past_search_returns_items_order_and_scores_of_that_moment(
+    store: SQLiteStore, clock: Clock
+) -> None:
+    """Searches of the past do not change the results of present searches."""
     random, moments = Random(17), []
     for step in range(24):
-        change(store, random, clock)
+        change_some_items(store, random, clock)
         if step % 6 == 0:
-            moments.append((clock.at(), found(store)))
+            moments.append((clock.at(), run_searches(store)))
         clock.forward(20)
         if step % 7 == 0:
             store.sweep_ttl()
-    moments.append((clock.at(), found(store)))
+    moments.append((clock.at(), run_searches(store)))
 
-    for at, then in moments[::-1]:
-        assert then
-        assert found(store, as_of=at) == then
-    found(store, as_of=clock.at() + timedelta(days=9))
-    assert found(store) == moments[-1][1]
+    for at, expected in moments[::-1]:
+        assert expected
+        assert run_searches(store, as_of=at) == expected
+    run_searches(store, as_of=clock.at() + timedelta(days=9))
+    assert run_searches(store) == moments[-1][1]
 
 
 @FEWER
-def test_what_was_forgotten_is_not_found(store: SQLiteStore, clock: Clock) -> None:
-    """Closed versions that a search of the past has read are gone from it when erased."""
+def test_past_search_does_not_find_forgotten_versions(store: SQLiteStore, clock: Clock) -> None:
+    """Closed versions that a past search has loaded are dropped when they are erased."""
     for space, text in product(SPACES, ("my car", "my dog")):
         store.put(space, "k", {"text": text})
         clock.forward()
@@ -91,25 +93,25 @@ def test_what_was_forgotten_is_not_found(store: SQLiteStore, clock: Clock) -> No
 
 
 @FEWER
-def test_what_is_not_searched_is_asked_for_once(
+def test_past_search_loads_unsearchable_versions_only_once(
     store: SQLiteStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Closed versions with `index=False` are never found, and not read in each past search."""
-    asked: list[list[int]] = []
-    versions = Indexes._load_versions
+    """Closed versions with `index=False` are never found, and are not read by each past search."""
+    loaded_ids: list[list[int]] = []
+    load_versions = Indexes._load_versions
 
-    def counted(self: Indexes, ids: Sequence[int], state: Any) -> Flow[Any]:
-        asked.append(list(ids))
-        return (yield from versions(self, ids, state))
+    def record_and_load(self: Indexes, ids: Sequence[int], state: Any) -> Flow[Any]:
+        loaded_ids.append(list(ids))
+        return (yield from load_versions(self, ids, state))
 
-    monkeypatch.setattr(Indexes, "_load_versions", counted)
+    monkeypatch.setattr(Indexes, "_load_versions", record_and_load)
     store.put(("a",), "searched", {"text": "my car"})
     store.put(("a",), "not", {"text": "my car"}, index=False)
     past = clock.at()
     clock.forward()
     store.delete(("a",), "searched")
     store.delete(("a",), "not")
-    found = [keys(store.search((), query="car", as_of=past)) for _ in range(2)]
+    run_searches = [keys(store.search((), query="car", as_of=past)) for _ in range(2)]
 
-    assert found == [["searched"], ["searched"]]
-    assert [len(ids) for ids in asked] == [2]
+    assert run_searches == [["searched"], ["searched"]]
+    assert [len(ids) for ids in loaded_ids] == [2]

@@ -1,4 +1,4 @@
-"""What langgraph's stores do, and these do too: blank queries, puts of None, listings."""
+"""Defaults shared with langgraph's stores: blank queries, puts of None, and listings."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLiteStor
         yield opened
 
 
-def test_a_blank_query_lists(store: SQLiteStore) -> None:
-    """All that the filter lets pass, in the order and pages of a list."""
+def test_search_with_blank_query_lists_items(store: SQLiteStore) -> None:
+    """The result has the order, filter and pages of a listing."""
     for number in range(4):
         store.put(A, f"k{number}", {"text": f"tea {number}", "odd": number % 2})
 
@@ -43,8 +43,7 @@ def test_a_blank_query_lists(store: SQLiteStore) -> None:
         assert keys(asyncio.run(store.asearch(A, query=query, mode="semantic", limit=1))) == ["k0"]
 
 
-def test_a_put_of_none_deletes(store: SQLiteStore) -> None:
-    """The last version stays in the history, as after a delete."""
+def test_put_of_none_deletes_item_and_keeps_history(store: SQLiteStore) -> None:
     puts: list[Any] = [
         lambda: store.put(A, "k", None),
         lambda: asyncio.run(store.aput(A, "k", None)),
@@ -62,7 +61,7 @@ def test_a_put_of_none_deletes(store: SQLiteStore) -> None:
     store.put(A, "missing", None)
 
 
-def test_a_put_of_none_has_its_condition(store: SQLiteStore) -> None:
+def test_put_of_none_checks_if_version(store: SQLiteStore) -> None:
     store.put(A, "k", {"text": "tea"})
 
     with pytest.raises(VersionConflict):
@@ -70,8 +69,8 @@ def test_a_put_of_none_has_its_condition(store: SQLiteStore) -> None:
     assert store.get(A, "k") is not None
 
 
-def test_a_listing_leaves_out_notes(store: SQLiteStore) -> None:
-    """Namespaces that begin with the label perdure and are a user's are listed."""
+def test_namespace_listing_omits_notes_unless_prefix_names_them(store: SQLiteStore) -> None:
+    """A user's own namespaces that begin with the label perdure are listed."""
     store.batch([PutOp(place, "k", {}) for place in (*SPACES, *NOTES)])
     listings: list[tuple[dict[str, Any], list[tuple[str, ...]]]] = [
         ({}, SPACES),
@@ -98,7 +97,7 @@ def test_a_listing_leaves_out_notes(store: SQLiteStore) -> None:
     assert store.batch([named]) == [[NOTES[2]]]
 
 
-def test_a_listing_of_the_past_and_of_a_scope_leaves_out_notes(store: SQLiteStore) -> None:
+def test_past_and_scoped_namespace_listings_omit_notes(store: SQLiteStore) -> None:
     scope = store.scoped(("tenant",))
     scope.batch([PutOp(place, "k", {}) for place in (SPACES[0], *NOTES)])
     moment = store.get(("tenant", *SPACES[0]), "k").valid_from  # type: ignore[union-attr]
@@ -110,8 +109,8 @@ def test_a_listing_of_the_past_and_of_a_scope_leaves_out_notes(store: SQLiteStor
     assert store.list_namespaces() == [("tenant", *place) for place in NOTES]  # of no memories here
 
 
-def test_pages_of_a_listing_pass_over_many_notes(store: SQLiteStore) -> None:
-    """Hundreds of users have notes; each page is as long as was asked for."""
+def test_pages_of_namespace_listing_are_full_despite_many_notes(store: SQLiteStore) -> None:
+    """Each page has as many namespaces as requested, although hundreds of notes are left out."""
     users = [f"u{number:04}" for number in range(400)]
     store.batch([PutOp(("memories", user), "k", {}) for user in users])
     store.batch([PutOp(("perdure", "changed", "memories", user), "k", {}) for user in users])
@@ -124,8 +123,8 @@ def test_pages_of_a_listing_pass_over_many_notes(store: SQLiteStore) -> None:
     assert [place for page in pages for place in page] == expected
 
 
-def test_an_import_of_another_store_takes_notes(store: SQLiteStore, tmp_path: Path) -> None:
-    """A scope is read by its public methods, and langgraph's own store lists all it has."""
+def test_import_from_other_store_includes_notes(store: SQLiteStore, tmp_path: Path) -> None:
+    """This holds for a scope and for langgraph's in-memory store."""
     memory: Any = InMemoryStore()
     with BACKENDS["file"](tmp_path) as other:
         scope = other.scoped(("tenant",))

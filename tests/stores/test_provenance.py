@@ -1,4 +1,4 @@
-"""Provenance: stored, returned, filtered by, and what it adds to a search."""
+"""Provenance: stored, returned, used in filters, and used to rank search results."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ WHOLE = Provenance(
 )
 
 
-def test_provenance_comes_back(store: SQLiteStore, clock: Clock) -> None:
-    """From get, search, history and the past; each version has its own."""
+def test_provenance_is_returned_with_each_version(store: SQLiteStore, clock: Clock) -> None:
+    """Get, search, history and past reads return it, and each version has its own."""
     store.put(A, "k", {"text": "tea"}, provenance=WHOLE)
     past = clock.at()
     clock.forward()
@@ -44,8 +44,8 @@ def test_provenance_comes_back(store: SQLiteStore, clock: Clock) -> None:
     assert none.provenance is None
 
 
-def test_filters_over_provenance(store: SQLiteStore, clock: Clock) -> None:
-    """Every field may be filtered by, with and without a query, now and in the past."""
+def test_search_filters_by_any_provenance_field(store: SQLiteStore, clock: Clock) -> None:
+    """This works with and without a query, and for the present and the past."""
     store.put(A, "whole", {"text": "tea"}, provenance=WHOLE)
     store.put(A, "other", {"text": "tea"}, provenance=Provenance(actor="Bob", position=7))
     store.put(A, "none", {"text": "tea"})
@@ -66,7 +66,7 @@ def test_filters_over_provenance(store: SQLiteStore, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("provenance", "expected_message"),
     [
         (
             {"thread": {"$ne": "keep"}},
@@ -79,42 +79,43 @@ def test_filters_over_provenance(store: SQLiteStore, clock: Clock) -> None:
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("warm", [False, True])
-def test_unknown_fields_are_refused(
-    wrong: dict[str, Any], says: str, warm: bool, store: SQLiteStore
+@pytest.mark.parametrize("cached", [False, True])
+def test_provenance_filter_with_unknown_field_is_refused(
+    provenance: dict[str, Any], expected_message: str, cached: bool, store: SQLiteStore
 ) -> None:
-    """A filter over provenance names its fields alone, wherever one is taken; nothing is done."""
+    """Every method that accepts such a filter refuses the field, and nothing is changed."""
     store.put(A, "k", {"text": "tea", "thread": "t"}, provenance=Provenance(thread_id="keep"))
-    asks: list[Callable[[], object]] = [
-        lambda: store.search(A, provenance=wrong),
-        lambda: store.search(A, query="tea", provenance=wrong),
-        lambda: store.why_not(A, "k", query="tea", provenance=wrong),
-        lambda: store.forget(A, provenance=wrong),
-        lambda: store.scoped(A).forget(provenance=wrong, dry_run=True),
+    calls: list[Callable[[], object]] = [
+        lambda: store.search(A, provenance=provenance),
+        lambda: store.search(A, query="tea", provenance=provenance),
+        lambda: store.why_not(A, "k", query="tea", provenance=provenance),
+        lambda: store.forget(A, provenance=provenance),
+        lambda: store.scoped(A).forget(provenance=provenance, dry_run=True),
     ]
-    if warm:
-        store.search(A, filter=wrong)  # of a value, whose fields may have any name
-    for ask in asks:
-        with pytest.raises(InvalidFilter, match=says):
-            ask()
+    if cached:
+        store.search(A, filter=provenance)  # a filter on values may contain any field name
+    for call in calls:
+        with pytest.raises(InvalidFilter, match=expected_message):
+            call()
 
     assert keys(store.search(A)) == ["k"]
 
 
 @pytest.mark.parametrize(
-    "right",
+    "provenance",
     [{"message_ids[0]": "m"}, {"message_ids[*]": {"$in": ["m"]}}, {"at": {"$exists": False}}],
     ids=repr,
 )
-def test_paths_into_fields(right: dict[str, Any], store: SQLiteStore) -> None:
-    """A path may begin at each of the fields."""
+def test_provenance_filter_accepts_paths_into_fields(
+    provenance: dict[str, Any], store: SQLiteStore
+) -> None:
     store.put(A, "k", {}, provenance=Provenance("t", message_ids=("m",)))
 
-    assert keys(store.search(A, provenance=right)) == ["k"]
+    assert keys(store.search(A, provenance=provenance)) == ["k"]
 
 
-def test_times_in_any_zone(store: SQLiteStore) -> None:
-    """A time in another zone is the same moment; filters compare it in UTC."""
+def test_provenance_time_in_any_zone_is_the_same_moment(store: SQLiteStore) -> None:
+    """Filters compare the time in UTC."""
     zone = timezone(timedelta(hours=5, minutes=30))
     store.put(A, "k", {}, provenance=Provenance(at=SAID.astimezone(zone)))
     item = store.get(A, "k")
@@ -125,22 +126,22 @@ def test_times_in_any_zone(store: SQLiteStore) -> None:
     assert keys(store.search(A, provenance={"at": SAID.isoformat()})) == ["k"]
 
 
-def talk(store: SQLiteStore) -> None:
-    """A thread in which an answer shares no word with what is asked about it."""
-    said = [
+def put_conversation(store: SQLiteStore) -> None:
+    """Put a thread in which the answer shares no word with the question."""
+    messages = [
         ("Bob", "Have you been to the mountains lately?"),
         ("Caroline", "Yes, we went up on Saturday"),
         ("Bob", "Let us talk about taxes"),
         ("Caroline", "I would rather not"),
     ]
-    for position, (actor, text) in enumerate(said):
+    for position, (actor, text) in enumerate(messages):
         provenance = Provenance(thread_id="t", actor=actor, position=position, at=SAID)
         store.put(A, f"m{position}", {"text": text}, provenance=provenance)
 
 
-def test_neighbours_lend_their_score(store: SQLiteStore) -> None:
-    """With context the reply to what has the words is found too; without it is not."""
-    talk(store)
+def test_reply_is_found_by_words_of_its_neighbour_in_context(store: SQLiteStore) -> None:
+    """With context=False only the message with the words is found."""
+    put_conversation(store)
     options: dict[str, Any] = {"query": "mountains", "mode": "text"}
 
     assert keys(store.search(A, context=False, **options)) == ["m0"]
@@ -152,8 +153,8 @@ def test_neighbours_lend_their_score(store: SQLiteStore) -> None:
         assert {"actor", "date", "neighbours", "thread"} <= set(item.parts)
 
 
-def test_threads_of_other_namespaces_are_others(store: SQLiteStore) -> None:
-    """Items of two namespaces with one thread id are no neighbours."""
+def test_same_thread_id_in_other_namespace_is_another_thread(store: SQLiteStore) -> None:
+    """Items of two namespaces are not neighbours, even if they have the same thread id."""
     store.put(("x",), "a", {"text": "mountains"}, provenance=Provenance("t", position=0))
     store.put(("y",), "b", {"text": "something"}, provenance=Provenance("t", position=1))
 
@@ -161,16 +162,16 @@ def test_threads_of_other_namespaces_are_others(store: SQLiteStore) -> None:
 
 
 @pytest.mark.parametrize("at", [datetime.max, datetime.min], ids=str)
-def test_extreme_times(at: datetime, store: SQLiteStore) -> None:
-    """The first and last moments there are do not spoil searches about a period."""
-    talk(store)
+def test_search_during_span_works_with_extreme_times(at: datetime, store: SQLiteStore) -> None:
+    """The earliest and the latest datetime do not break a search with `during`."""
+    put_conversation(store)
     store.put(A, "far", {"text": "mountains"}, provenance=Provenance(at=at.replace(tzinfo=UTC)))
     first, last = (moment.replace(tzinfo=UTC) for moment in (datetime.min, datetime.max))
     for during in ((first, last), (first, SAID), (SAID, last)):
         assert "far" in keys(store.search(A, query="mountains", during=during))
 
 
-WRONG: list[Any] = [
+INVALID_PROVENANCE: list[Any] = [
     {"thread_id": "t"},
     "t",
     Provenance(thread_id=["t"]),  # type: ignore[arg-type]
@@ -188,9 +189,9 @@ WRONG: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("provenance", WRONG, ids=lambda p: repr(p)[:60])
-def test_provenance_that_makes_no_sense(provenance: Any, store: SQLiteStore) -> None:
-    """A field of a wrong type is refused, nothing is written, and searches go on."""
+@pytest.mark.parametrize("provenance", INVALID_PROVENANCE, ids=lambda p: repr(p)[:60])
+def test_put_refuses_invalid_provenance(provenance: Any, store: SQLiteStore) -> None:
+    """A field of a wrong type is refused, nothing is written, and later searches work."""
     with pytest.raises(ConfigurationError):
         store.put(A, "k", {"text": "tea"}, provenance=provenance)
 

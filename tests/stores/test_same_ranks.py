@@ -1,4 +1,4 @@
-"""Both databases answer alike: the same items, in the same order, with the same scores."""
+"""SQLite and Postgres return the same items, in the same order, with the same scores."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ PEOPLE = ("Ann", "Tom", "Maria", "assistant")
 QUERIES = ("who repaired the bicycle with Tom", "gardn physician", "the")
 
 
-def filled(store: Any, clock: Clock) -> None:
-    """Conversations of several people, later changes and deletions, and a hundred notes."""
+def fill_store(store: Any, clock: Clock) -> None:
+    """Put conversations of several people, later changes and deletions, and many notes."""
     draw = random.Random(1)
-    said: list[PutOp | PutItem] = []
+    items: list[PutOp | PutItem] = []
     for number in range(240):
         text = f"{draw.choice(SUBJECTS)} {draw.choice(VERBS)} the {draw.choice(SUBJECTS)}"
         value = {"text": f"{text} {draw.choice(ENDS)}", "n": number, "kind": f"k{number % 7}"}
-        of = Provenance(
+        provenance = Provenance(
             thread_id=f"t{number % 5}",
             actor=draw.choice(PEOPLE),
             position=number // 5,
             at=clock.at(ago_s=86_400 * (240 - number)),
         )
-        said.append(PutItem(("talks",), f"m{number}", value, provenance=of))
-        said.append(PutOp(("notes", str(number % 3)), f"n{number}", {"text": text, "n": number}))
-    for begin in range(0, len(said), 60):
-        store.batch(said[begin : begin + 60])
+        items.append(PutItem(("talks",), f"m{number}", value, provenance=provenance))
+        items.append(PutOp(("notes", str(number % 3)), f"n{number}", {"text": text, "n": number}))
+    for begin in range(0, len(items), 60):
+        store.batch(items[begin : begin + 60])
         clock.forward()
     for number in range(0, 240, 9):
         store.put(("talks",), f"m{number}", {"text": "the harbour again", "n": number})
@@ -44,9 +44,9 @@ def filled(store: Any, clock: Clock) -> None:
         store.delete(("talks",), f"m{number}")
 
 
-def answers(store: Any, clock: Clock) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
-    """What a store says to many searches."""
-    asked: dict[str, dict[str, Any]] = {
+def iter_search_results(store: Any, clock: Clock) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
+    """Run many searches, and yield a description and the results of each."""
+    searches: dict[str, dict[str, Any]] = {
         "plain": {},
         "text": {"mode": "text"},
         "semantic": {"mode": "semantic"},
@@ -57,28 +57,28 @@ def answers(store: Any, clock: Clock) -> Iterator[tuple[str, list[tuple[Any, ...
         "past": {"as_of": clock.at(ago_s=3)},
     }
     for prefix in ((), ("talks",)):
-        for name, options in asked.items():
+        for name, options in searches.items():
             for query in QUERIES:
                 found = store.search(prefix, query=query, limit=20, **options)
-                said = [(item.namespace, item.key, item.value, item.score) for item in found]
-                yield f"{prefix} {name} {query}", said
+                results = [(item.namespace, item.key, item.value, item.score) for item in found]
+                yield f"{prefix} {name} {query}", results
         found = store.search(prefix, filter={"n": {"$lt": 100}}, limit=30, offset=5)
         yield f"{prefix} listed", [(item.namespace, item.key, item.value) for item in found]
 
 
 @pytest.mark.postgres
-def test_both_databases_answer_alike(tmp_path: Path) -> None:
-    """So does a store that is opened later, and reads the index that was kept."""
-    told = []
+def test_sqlite_and_postgres_return_same_ranks_and_scores(tmp_path: Path) -> None:
+    """So does a store that is opened later and loads the saved index."""
+    results = []
     for number, backend in enumerate(("file", "postgres", "postgres")):
         clock = Clock()
         with BACKENDS[backend](tmp_path, clock=clock, index="offline") as store:
             if number < 2:
-                filled(store, clock)
+                fill_store(store, clock)
             clock.now = Clock().now + 10
-            told.append(list(answers(store, clock)))
+            results.append(list(iter_search_results(store, clock)))
 
-    for others in told[1:]:
-        for one, other in zip(told[0], others, strict=True):
+    for others in results[1:]:
+        for one, other in zip(results[0], others, strict=True):
             assert one == other
-    assert sum(len(found) > 0 for _, found in told[0]) > 40
+    assert sum(len(found) > 0 for _, found in results[0]) > 40

@@ -1,4 +1,4 @@
-"""A scope sees and names nothing outside it, and is a store like any other within."""
+"""A scope neither shows nor names anything outside it, and behaves like a store within."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ MODES: list[Any] = ["hybrid", "text", "semantic"]
 
 
 @contextmanager
-def memory(**options: Any) -> Iterator[SQLiteStore]:
+def open_memory_store(**options: Any) -> Iterator[SQLiteStore]:
     with SQLiteStore.open(":memory:", **of_words(index=None, **options)) as store:
         yield store
 
 
-def fill(store: Any, namespaces: list[Space]) -> None:
-    """An item in each namespace that tells of it."""
+def put_item_in_each_namespace(store: Any, namespaces: list[Space]) -> None:
+    """Put in each namespace an item that contains the namespace."""
     store.batch([PutOp(space, "k", {"text": "tea", "space": list(space)}) for space in namespaces])
 
 
-def seen(scope: ScopedStore, namespaces: list[Space], root: Space) -> set[Space]:
-    """The whole namespaces that any way of looking tells of."""
+def visible_namespaces(scope: ScopedStore, namespaces: list[Space], root: Space) -> set[Space]:
+    """Return the full namespaces of all items that any read method of the scope returns."""
     names = {tuple(namespaces[0]), *namespaces, (), root}
     names |= {space[len(root) :] for space in namespaces}
     found: list[Any] = [*scope.search((), limit=999), *scope.search((), query="tea", limit=999)]
@@ -51,8 +51,8 @@ def seen(scope: ScopedStore, namespaces: list[Space], root: Space) -> set[Space]
     for item in found:
         assert (*root, *item.namespace) == tuple(item.value["space"])
     for name in names:
-        told = scope.why_not(name, "k", query="tea")
-        assert (told.rank is not None) is ((*root, *name) in namespaces)
+        explanation = scope.why_not(name, "k", query="tea")
+        assert (explanation.rank is not None) is ((*root, *name) in namespaces)
     return {tuple(item.value["space"]) for item in found} | {
         (*root, *space) for space in scope.list_namespaces(limit=999)
     }
@@ -60,31 +60,31 @@ def seen(scope: ScopedStore, namespaces: list[Space], root: Space) -> set[Space]
 
 @settings(max_examples=rounds(40), deadline=None)
 @given(namespaces=st.lists(spaces, min_size=1, max_size=12, unique=True), root=roots)
-def test_nothing_outside_is_seen(namespaces: list[Space], root: Space) -> None:
-    """Whatever the labels, only what is under the scope's prefix comes out by any method."""
-    with memory() as store:
-        fill(store, namespaces)
+def test_scope_reads_nothing_outside_its_prefix(namespaces: list[Space], root: Space) -> None:
+    """No method of a scope returns anything outside its prefix, whatever the labels are."""
+    with open_memory_store() as store:
+        put_item_in_each_namespace(store, namespaces)
         scope = store.scoped(root)
         nested = store.scoped(root[:1]).scoped(root[1:]) if len(root) > 1 else scope.scoped(())
         expected = {space for space in namespaces if space[: len(root)] == root}
 
-        assert expected == seen(scope, namespaces, root)
-        assert expected == seen(nested, namespaces, root)
+        assert expected == visible_namespaces(scope, namespaces, root)
+        assert expected == visible_namespaces(nested, namespaces, root)
 
 
 @settings(max_examples=rounds(40), deadline=None)
 @given(namespaces=st.lists(spaces, min_size=1, max_size=8, unique=True), root=roots)
-def test_nothing_outside_is_changed(namespaces: list[Space], root: Space) -> None:
-    """Puts, deletes, batches and forgetting through a scope leave all else as it was."""
-    with memory() as store:
-        fill(store, namespaces)
+def test_scope_writes_nothing_outside_its_prefix(namespaces: list[Space], root: Space) -> None:
+    """Puts, deletes, batches and `forget` leave everything else unchanged."""
+    with open_memory_store() as store:
+        put_item_in_each_namespace(store, namespaces)
         scope = store.scoped(root)
         outside = [space for space in namespaces if space[: len(root)] != root]
 
-        def state() -> list[Any]:
+        def export_outside() -> list[Any]:
             return [line for line in store.export() if line["namespace"][: len(root)] != list(root)]
 
-        before = state()
+        before = export_outside()
         for space in namespaces:
             scope.put(space, "k", {"text": "mine"})
             scope.batch([PutOp(space, "j", {"n": 1}), PutOp(space, "k", None)])
@@ -92,7 +92,7 @@ def test_nothing_outside_is_changed(namespaces: list[Space], root: Space) -> Non
         fresh = set(store.list_namespaces(limit=999))
         scope.forget(())
 
-        assert before == state()
+        assert before == export_outside()
         assert fresh >= {(*root, *space) for space in namespaces}
         assert sorted(outside) == sorted(
             space for space in store.list_namespaces(limit=999) if space in namespaces
@@ -112,7 +112,7 @@ conditions = st.none() | st.lists(labels, min_size=1, max_size=2).map(tuple)
     max_depth=st.none() | st.integers(1, 3),
     page=st.sampled_from([(100, 0), (2, 0), (2, 1), (1, 3)]),
 )
-def test_listing_as_of_a_whole_store(
+def test_scoped_namespace_listing_equals_that_of_separate_store(
     namespaces: list[Space],
     root: Space,
     prefix: Space | None,
@@ -120,24 +120,28 @@ def test_listing_as_of_a_whole_store(
     max_depth: int | None,
     page: tuple[int, int],
 ) -> None:
-    """Listing with prefix, suffix, wildcards and depth is that of a store of these items alone."""
+    """The separate store contains only the items of the scope."""
     alone = InMemoryStore()
-    with memory() as store:
+    with open_memory_store() as store:
         for space in namespaces:
             store.put((*root, *space), "k", {"text": "tea"})
             alone.batch([PutOp(space, "k", {"text": "tea"})])
-        fill(store, [(*root[:-1], root[-1] + "x", *space) for space in namespaces])
-        fill(store, [("zz", *space) for space in namespaces])
-        given: list[tuple[Any, Any]] = [("prefix", prefix), ("suffix", suffix)]
-        asked = tuple(MatchCondition(kind, path) for kind, path in given if path)
-        ops: list[Op] = [ListNamespacesOp(asked, max_depth, *page)]
+        put_item_in_each_namespace(
+            store, [(*root[:-1], root[-1] + "x", *space) for space in namespaces]
+        )
+        put_item_in_each_namespace(store, [("zz", *space) for space in namespaces])
+        given_conditions: list[tuple[Any, Any]] = [("prefix", prefix), ("suffix", suffix)]
+        match_conditions = tuple(
+            MatchCondition(kind, path) for kind, path in given_conditions if path
+        )
+        ops: list[Op] = [ListNamespacesOp(match_conditions, max_depth, *page)]
 
         assert alone.batch(ops) == store.scoped(root).batch(ops)
 
 
 @FEWER
-def test_a_scope_is_a_store(store: SQLiteStore, clock: Clock) -> None:
-    """Each method answers as that of a store of the scope's items, root label `*` or not."""
+def test_scope_methods_behave_like_those_of_a_store(store: SQLiteStore, clock: Clock) -> None:
+    """Each method returns what a store with only the scope's items would return."""
     for root in (("*",), ("u", "alice")):
         scope = store.scoped(root)
         scope.put((), "top", {"text": "at the root"})
@@ -169,8 +173,8 @@ def test_a_scope_is_a_store(store: SQLiteStore, clock: Clock) -> None:
         assert scope.embed_pending() == 0
 
 
-def test_what_waits_in_a_scope(tmp_path: Path) -> None:
-    """Pending items are told, and embedded, of the scope alone, under its names."""
+def test_pending_embeddings_of_scope_are_its_own(tmp_path: Path) -> None:
+    """A scope lists and embeds only its own pending items, with namespaces relative to it."""
     options = of_words()
     with BACKENDS["file"](tmp_path, **options) as store:
         options["index"]["embed"].failing = True
@@ -186,8 +190,8 @@ def test_what_waits_in_a_scope(tmp_path: Path) -> None:
     assert (1, {("ab", "m"), ("*", "m")}) == (done, left)
 
 
-def test_bad_prefixes(file_store: SQLiteStore) -> None:
-    """A scope has a prefix of sound labels, and langgraph's own root stays closed through it."""
+def test_scoped_refuses_invalid_prefix(file_store: SQLiteStore) -> None:
+    """A put under langgraph's reserved root label is refused through a scope, too."""
     for prefix in ((), "alice", None, 5, ("",), ("a", 1), ("a\0b",), ("\ud800",)):
         with pytest.raises(InvalidNamespace):
             file_store.scoped(prefix)  # type: ignore[arg-type]  # what is tested
@@ -202,13 +206,13 @@ def test_bad_prefixes(file_store: SQLiteStore) -> None:
 
 
 @FEWER
-def test_messages_do_not_tell_the_prefix(store: SQLiteStore) -> None:
-    """A refusal names things as the scope does, and tells nothing of what is around it."""
+def test_scope_errors_do_not_reveal_prefix_or_other_items(store: SQLiteStore) -> None:
+    """An error names namespaces relative to the scope."""
     store.scoped(("secret", "other")).put((), "k", {"text": "theirs"})
     outer = store.scoped(("secret",), max_items=3)
     scope = outer.scoped(("tenant",), max_bytes=50)
     scope.put(("m",), "k", {"n": 1})
-    told = []
+    messages = []
     for namespace, key, size, if_version in (
         (("m",), "k", 1, 7),
         ((), "k", 1, 7),
@@ -216,22 +220,36 @@ def test_messages_do_not_tell_the_prefix(store: SQLiteStore) -> None:
     ):
         with pytest.raises((VersionConflict, LimitExceeded)) as caught:
             scope.put(namespace, key, {"t": "x" * size}, if_version=if_version)
-        told.append(str(caught.value))
+        messages.append(str(caught.value))
     scope.put((), "third", {})
     with pytest.raises(LimitExceeded) as caught:
         scope.batch([PutOp((), "fourth", {})])
-    told.append(str(caught.value))
+    messages.append(str(caught.value))
 
-    assert not [text for text in told if "secret" in text or "tenant" in text]
-    assert told[0].startswith("'k' in ('m',) is at version 1")
-    assert told[1].startswith("'k' in () is not there")
-    assert "the scope would contain 2 items" in told[2]
-    assert re.search(r"\d", told[3]) is None  # nor how much others hold
+    assert not [text for text in messages if "secret" in text or "tenant" in text]
+    assert messages[0].startswith("'k' in ('m',) is at version 1")
+    assert messages[1].startswith("'k' in () is not there")
+    assert "the scope would contain 2 items" in messages[2]
+    assert re.search(r"\d", messages[3]) is None  # the size of other scopes is not revealed
 
 
-def test_nothing_of_the_whole_file() -> None:
-    """What a scope cannot do it has no method for: nothing of the file as a whole."""
-    of_the_file = {"stats", "retain", "export", "import_lines", "import_from", "reembed", "close"}
-    of_the_file |= {"create_index", "drop_index", "indexes", "explain_query", "sweep_ttl", "model"}
+def test_scope_has_no_methods_of_the_whole_file() -> None:
+    whole_file_methods = {
+        "stats",
+        "retain",
+        "export",
+        "import_lines",
+        "import_from",
+        "reembed",
+        "close",
+    }
+    whole_file_methods |= {
+        "create_index",
+        "drop_index",
+        "indexes",
+        "explain_query",
+        "sweep_ttl",
+        "model",
+    }
 
-    assert set() == {name for name in of_the_file if hasattr(ScopedStore, name)}
+    assert set() == {name for name in whole_file_methods if hasattr(ScopedStore, name)}

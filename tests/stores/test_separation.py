@@ -29,7 +29,7 @@ from perdure.stores.separation import (
 )
 from perdure.stores.vectors import Model, encode_vectors, normalize_rows
 from tests.store_backends import BACKENDS
-from tests.stores.test_ranking import arrange, floats, term
+from tests.stores.test_ranking import make_arrangement, make_floats, make_term
 
 DIMS, TALKS, TURNS, LONG, SHORT = 48, 30, 8, 120, 12
 NAMESPACE = ("talks",)
@@ -373,8 +373,8 @@ def test_equal_rows_are_not_compared() -> None:
 
 def test_a_calibration_changes_the_weight_of_the_vector() -> None:
     """Without trust only words count; with the whole gain 0.56 of a score are of the vector."""
-    weights, cosines = Weights(), floats(0.9, 0.1, 0.2)
-    args: dict[str, Any] = {"terms": [term([1])], "cosines": cosines}
+    weights, cosines = Weights(), make_floats(0.9, 0.1, 0.2)
+    args: dict[str, Any] = {"terms": [make_term([1])], "cosines": cosines}
     for calibration, share in (
         (VectorCalibration(), weights.vector),
         (VectorCalibration(trust=0), 0),
@@ -387,11 +387,11 @@ def test_a_calibration_changes_the_weight_of_the_vector() -> None:
 
 def test_the_three_nearest_rows_count_for_their_thread() -> None:
     """The threads are 0 to 3 and 4 to 5; the mean of the cosines is 0.35."""
-    cosines = floats(0.75, 0.75, 0.75, 0.75, -0.9, 0)
-    made = arrange(np.array([0, 0, 0, 0, 1, 1]), np.ones(6))
+    cosines = make_floats(0.75, 0.75, 0.75, 0.75, -0.9, 0)
+    made = make_arrangement(np.array([0, 0, 0, 0, 1, 1]), np.ones(6))
     found = rank_rows(
         np.ones(6),
-        terms=[term([5])],
+        terms=[make_term([5])],
         cosines=cosines,
         arrangement=made,
         calibration=VectorCalibration(gain=1),
@@ -402,7 +402,7 @@ def test_the_three_nearest_rows_count_for_their_thread() -> None:
 
 def test_similarity_is_compared_with_that_of_random_rows() -> None:
     """Two of few rows with cosines around 0.8 are not near if random rows have as much."""
-    args: dict[str, Any] = {"terms": [term([])], "cosines": floats(0.8, 0.82, 0.81)}
+    args: dict[str, Any] = {"terms": [make_term([])], "cosines": make_floats(0.8, 0.82, 0.81)}
     near = rank_rows(np.ones(3), **args).evidence
     far = rank_rows(np.ones(3), calibration=VectorCalibration(origin=0.8), **args).evidence
     assert near > far + 2
