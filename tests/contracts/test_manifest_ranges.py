@@ -1,7 +1,7 @@
-"""Whatever a program does to its lists and dicts, a manifest stays small and the history whole.
+"""Manifests stay small, and histories complete, whatever a program does to its lists and dicts.
 
-Each manifest has at most `limit(n)` ranges for a value of n items, history tells each item once, in
-the order in which it was first said, and all of it is the same to who opens the file again.
+A manifest has at most `compute_max_range_count(n)` ranges for a value of n items. A history
+contains each item once, in the order of first occurrence. Both are the same after a reopening.
 """
 
 from __future__ import annotations
@@ -35,55 +35,57 @@ CHANNELS = ("messages", "facts")
 _numbers = itertools.count()
 
 
-def message(text: str) -> AnyMessage:
+def make_message(text: str) -> AnyMessage:
     return HumanMessage(text, id=f"id {text}")
 
 
-def update(values: Values, *changes: Any) -> None:
-    """What langgraph's reducer makes of an update; it also gives ids to those that have none."""
+def apply_update(values: Values, *changes: Any) -> None:
+    """Apply messages with langgraph's reducer, which also gives ids to messages without one."""
     values["messages"] = add_messages(values["messages"], list(changes))
 
 
-def removed(values: Values, start: int, stop: int) -> None:
-    update(values, *(RemoveMessage(str(m.id)) for m in values["messages"][start:stop]))
+def remove_slice(values: Values, start: int, stop: int) -> None:
+    apply_update(values, *(RemoveMessage(str(m.id)) for m in values["messages"][start:stop]))
 
 
-# -- what a step of a program does to the values; n is drawn
+# -- edits that a step of a program makes; n is random
 
 
 def append(values: Values, n: int) -> None:
-    update(values, *(message(f"{next(_numbers)}") for _ in range(n)))
+    apply_update(values, *(make_message(f"{next(_numbers)}") for _ in range(n)))
 
 
 def append_without_ids(values: Values, n: int) -> None:
-    update(values, *(AIMessage(f"{next(_numbers)}") for _ in range(n)))
+    apply_update(values, *(AIMessage(f"{next(_numbers)}") for _ in range(n)))
 
 
 def remove_from_front(values: Values, n: int) -> None:
-    removed(values, 0, n)
+    remove_slice(values, 0, n)
 
 
 def remove_from_end(values: Values, n: int) -> None:
-    removed(values, max(0, len(values["messages"]) - n), len(values["messages"]))
+    remove_slice(values, max(0, len(values["messages"]) - n), len(values["messages"]))
 
 
 def remove_from_middle(values: Values, n: int) -> None:
     middle = len(values["messages"]) // 2
-    removed(values, middle, middle + n)
+    remove_slice(values, middle, middle + n)
 
 
 def remove_every_other(values: Values, n: int) -> None:
-    update(values, *(RemoveMessage(str(m.id)) for m in values["messages"][n % 2 :: 2 + n % 3]))
+    apply_update(
+        values, *(RemoveMessage(str(m.id)) for m in values["messages"][n % 2 :: 2 + n % 3])
+    )
 
 
 def replace(values: Values, n: int) -> None:
-    there = values["messages"][n :: n + 2]
-    update(values, *(HumanMessage(f"{next(_numbers)}", id=m.id) for m in there))
+    messages = values["messages"][n :: n + 2]
+    apply_update(values, *(HumanMessage(f"{next(_numbers)}", id=m.id) for m in messages))
 
 
 def reorder(values: Values, n: int) -> None:
-    talk = values["messages"]
-    values["messages"] = [*talk[n:], *talk[:n]]
+    messages = values["messages"]
+    values["messages"] = [*messages[n:], *messages[:n]]
 
 
 def reverse(values: Values, n: int) -> None:
@@ -91,16 +93,16 @@ def reverse(values: Values, n: int) -> None:
 
 
 def interleave(values: Values, n: int) -> None:
-    talk = values["messages"]
-    values["messages"] = [m for i in range(n + 1) for m in talk[i :: n + 1]]
+    messages = values["messages"]
+    values["messages"] = [m for i in range(n + 1) for m in messages[i :: n + 1]]
 
 
 def insert_in_front(values: Values, n: int) -> None:
-    values["messages"] = [message(f"{next(_numbers)}"), *values["messages"]]
+    values["messages"] = [make_message(f"{next(_numbers)}"), *values["messages"]]
 
 
 def clear(values: Values, n: int) -> None:
-    update(values, RemoveMessage(REMOVE_ALL_MESSAGES))
+    apply_update(values, RemoveMessage(REMOVE_ALL_MESSAGES))
 
 
 def duplicate(values: Values, n: int) -> None:
@@ -130,8 +132,8 @@ EDITS: list[Callable[[Values, int], None]] = [
 ]
 
 
-def items_of(values: Values, channel: str) -> list[str]:
-    """The items of a value; a dict's are its pairs."""
+def render_items(values: Values, channel: str) -> list[str]:
+    """Render each element of a list, or each pair of a dict."""
     value = values[channel]
     return [
         render_with_types(item) for item in (value.items() if isinstance(value, dict) else value)
@@ -140,84 +142,95 @@ def items_of(values: Values, channel: str) -> list[str]:
 
 @dataclass
 class Branch:
-    """What was put last in a namespace, and what was said on the way there."""
+    """A checkpoint of a namespace, with its values and the expected history of each channel."""
 
     uid: str
     values: Values
-    said: dict[str, list[str]]
+    history: dict[str, list[str]]
 
 
 @dataclass
 class Program:
-    """A thread of two namespaces, put step by step, with what it should read.
+    """A thread of two namespaces, with the checkpoints that it should contain.
 
-    Two savers take turns on the file. Neither reads before it puts, so what one remembers may be
-    older than what the other put.
+    Two savers put into the file. Neither reads before it puts, so the cache of one saver may be
+    older than the last put of the other.
     """
 
     savers: list[SQLiteCheckpointer]
     puts: dict[str, list[Branch]] = field(default_factory=lambda: {"": [], "sub": []})
 
-    def step(self, which: int, ns: str, edits: list[Any], parent: Branch | None) -> Branch:
-        """Put what edits make of a checkpoint's values."""
-        start = copy.deepcopy(parent.values) if parent else {"messages": [], "facts": {}}
+    def step(self, saver_index: int, ns: str, edits: list[Any], parent: Branch | None) -> Branch:
+        """Put a checkpoint with the values of its parent after some edits."""
+        values = copy.deepcopy(parent.values) if parent else {"messages": [], "facts": {}}
         for edit, n in edits:
-            edit(start, n)
+            edit(values, n)
         uid = str(UUID(int=next(_numbers)))
         config = config_at("t", ns, parent.uid) if parent else None
-        put(self.savers[which], copy.deepcopy(start), config, ns=ns, uid=uid)
-        said = {
-            c: list(dict.fromkeys([*(parent.said[c] if parent else []), *items_of(start, c)]))
+        put(self.savers[saver_index], copy.deepcopy(values), config, ns=ns, uid=uid)
+        history = {
+            c: list(
+                dict.fromkeys([*(parent.history[c] if parent else []), *render_items(values, c)])
+            )
             for c in CHANNELS
         }
-        self.puts[ns].append(Branch(uid, start, said))
+        self.puts[ns].append(Branch(uid, values, history))
         return self.puts[ns][-1]
 
-    def bring_back(self, which: int, ns: str, n: int) -> None:
-        """What was held once, in whichever branch or namespace, is put among what is held."""
-        every = [branch for branches in self.puts.values() for branch in branches]
-        old, now = every[n % len(every)], self.puts[ns][-1]
+    def put_old_messages_again(self, saver_index: int, ns: str, n: int) -> None:
+        """Put messages of any earlier branch and namespace among the current messages."""
+        all_branches = [branch for branches in self.puts.values() for branch in branches]
+        source, newest = all_branches[n % len(all_branches)], self.puts[ns][-1]
 
         def edit(values: Values, n: int) -> None:
             ids = {m.id for m in values["messages"]}
-            back = [m for m in old.values["messages"][:: 1 + n % 3] if m.id not in ids]
-            talk = values["messages"]
-            values["messages"] = [*talk[:n], message(f"{next(_numbers)}"), *back, *talk[n:]]
+            old_messages = [m for m in source.values["messages"][:: 1 + n % 3] if m.id not in ids]
+            messages = values["messages"]
+            values["messages"] = [
+                *messages[:n],
+                make_message(f"{next(_numbers)}"),
+                *old_messages,
+                *messages[n:],
+            ]
 
-        self.step(which, ns, [(edit, n)], now)
+        self.step(saver_index, ns, [(edit, n)], newest)
 
-    def forget_history(self, which: int) -> None:
-        """Only what the checkpoints hold stays."""
-        self.savers[which].retain(Retention(last=10**6, history=False))
+    def forget_history(self, saver_index: int) -> None:
+        """Delete the history, so that only the items in the states of checkpoints remain."""
+        self.savers[saver_index].retain(Retention(last=10**6, history=False))
         for branch in (branch for branches in self.puts.values() for branch in branches):
-            branch.said = {c: list(dict.fromkeys(items_of(branch.values, c))) for c in CHANNELS}
+            branch.history = {
+                c: list(dict.fromkeys(render_items(branch.values, c))) for c in CHANNELS
+            }
 
 
-def check(saver: SQLiteCheckpointer, ns: str, branch: Branch) -> None:
-    """What is read, how many ranges it takes, and what its history tells."""
-    found = saver.get_tuple(config_at("t", ns, branch.uid))
-    assert found is not None
-    assert render_with_types(found.checkpoint["channel_values"]) == render_with_types(branch.values)
-    few_ranges(saver, ns, branch.uid)
+def check_checkpoint(saver: SQLiteCheckpointer, ns: str, branch: Branch) -> None:
+    """Check the values, the number of ranges and the history of a checkpoint."""
+    record = saver.get_tuple(config_at("t", ns, branch.uid))
+    assert record is not None
+    assert render_with_types(record.checkpoint["channel_values"]) == render_with_types(
+        branch.values
+    )
+    check_range_counts(saver, ns, branch.uid)
     for channel in CHANNELS:
         items = saver.history("t", channel=channel, checkpoint_id=branch.uid, checkpoint_ns=ns)
-        here = set(items_of(branch.values, channel))
-        assert [(item, item in here) for item in branch.said[channel]] == [
+        current_items = set(render_items(branch.values, channel))
+        assert [(item, item in current_items) for item in branch.history[channel]] == [
             (render_with_types(item.value), item.seen) for item in items
         ]
 
 
-def few_ranges(saver: SQLiteCheckpointer, ns: str, uid: str) -> None:
-    """The stored row, read by who remembers nothing of it, has few ranges of each channel."""
+def check_range_counts(saver: SQLiteCheckpointer, ns: str, uid: str) -> None:
+    """Check that the stored row of a checkpoint has few ranges for each channel."""
     saver._cache.drop_thread("t")
-    found = saver.database.read(lambda: saver._reader.find_checkpoint(Address("t", ns, uid)))
-    assert found is not None
-    for ranges in (found.snapshot.ranges, found.snapshot.transcript):
+    record = saver.database.read(lambda: saver._reader.find_checkpoint(Address("t", ns, uid)))
+    assert record is not None
+    for ranges in (record.snapshot.ranges, record.snapshot.transcript):
         for channel, (_, parts) in ranges.items():
             assert len(parts) <= compute_max_range_count(count_positions(parts)), channel
 
 
-steps = st.lists(
+programs = st.lists(
     st.tuples(
         st.sampled_from(["", "", "sub"]),
         st.lists(st.tuples(st.sampled_from(EDITS), st.integers(0, 12)), min_size=1, max_size=5),
@@ -232,54 +245,58 @@ steps = st.lists(
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["plain", "sealed"])
 @settings(max_examples=rounds(60))
-@given(program=steps, forgets=st.booleans())
-def test_manifests_stay_small_and_history_whole(
-    key: bytes | None, program: list[Any], forgets: bool
+@given(program=programs, drops_cache=st.booleans())
+def test_random_edits_keep_manifests_small_and_history_complete(
+    key: bytes | None, program: list[Any], drops_cache: bool
 ) -> None:
-    """Any course of edits and forks: values, ranges and history, step by step and opened again."""
+    """Values, ranges and history are right after each edit or fork, and after a reopening."""
     with tempfile.TemporaryDirectory() as folder:
         path, options = Path(folder) / "x.db", {"key": key, "synchronous": "normal"}
         with (
             SQLiteCheckpointer.open(path, **options) as one,
             SQLiteCheckpointer.open(path, **options) as two,
-            SQLiteCheckpointer.open(path, **options) as looking,
+            SQLiteCheckpointer.open(path, **options) as reader,
         ):
-            running = Program([one, two])
-            for ns, edits, kind, n, which in program:
-                there = running.puts[ns]
-                if forgets:
-                    running.savers[which]._cache.drop_thread("t")
-                if kind == "bring back" and there:
-                    running.bring_back(which, ns, n)
-                elif kind == "forget history" and there:
-                    running.forget_history(which)
+            runner = Program([one, two])
+            for ns, edits, kind, n, saver_index in program:
+                branches_so_far = runner.puts[ns]
+                if drops_cache:
+                    runner.savers[saver_index]._cache.drop_thread("t")
+                if kind == "bring back" and branches_so_far:
+                    runner.put_old_messages_again(saver_index, ns, n)
+                elif kind == "forget history" and branches_so_far:
+                    runner.forget_history(saver_index)
                 else:
-                    upon = there[n % len(there) if kind == "fork" else -1] if there else None
-                    running.step(which, ns, edits, upon)
-                check(looking, ns, running.puts[ns][-1])
-            assert_counted(looking, running)
-        with SQLiteCheckpointer.open(path, key=key, read_only=True) as again:
-            for ns, branches in running.puts.items():
+                    parent = (
+                        branches_so_far[n % len(branches_so_far) if kind == "fork" else -1]
+                        if branches_so_far
+                        else None
+                    )
+                    runner.step(saver_index, ns, edits, parent)
+                check_checkpoint(reader, ns, runner.puts[ns][-1])
+            check_item_count(reader, runner)
+        with SQLiteCheckpointer.open(path, key=key, read_only=True) as reopened:
+            for ns, branches in runner.puts.items():
                 for branch in branches:
-                    check(again, ns, branch)
+                    check_checkpoint(reopened, ns, branch)
 
 
-def assert_counted(saver: SQLiteCheckpointer, running: Program) -> None:
-    """After a sweep the items are those that are said, each once; aliases are not counted."""
+def check_item_count(saver: SQLiteCheckpointer, running: Program) -> None:
+    """Check that a sweep leaves the items of the histories, each once. Aliases are not counted."""
     saver.retain(Retention(last=10**6))
     saver.retain(Retention(last=0))
     running.puts = {ns: branches[-1:] for ns, branches in running.puts.items()}
-    kept = {
+    expected_items = {
         (channel, item)
         for branches in running.puts.values()
         for branch in branches
         for channel in CHANNELS
-        for item in branch.said[channel]
+        for item in branch.history[channel]
     }
-    assert len(kept) == saver.thread("t").items
+    assert len(expected_items) == saver.thread("t").items
 
 
-ELSEWHERE = """
+OTHER_PROCESS = """
 import sys
 from langchain_core.messages import HumanMessage
 from perdure.checkpointers import SQLiteCheckpointer
@@ -293,30 +310,35 @@ with SQLiteCheckpointer.open(sys.argv[1]) as saver:
 """
 
 
-def test_another_process_takes_turns(tmp_path: Path) -> None:
-    """Aliases that another process wrote are read, and go on being told by their first place."""
-    everything = [message(f"{n}") for n in range(200)]
+def test_checkpoints_of_another_process_are_read_and_continued(tmp_path: Path) -> None:
+    """Aliases written by another process are read; histories list each at its first position."""
+    messages = [make_message(f"{n}") for n in range(200)]
     with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
-        first = put(saver, {"messages": everything})
-        second = put(saver, {"messages": everything[::2]}, first)
-        put(saver, {"messages": everything[::-1]}, second, uid="here")
-        here = saver.history("t")
-        there = Path(__file__).parents[2]
-        argv = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "x.db")]
-        subprocess.run(argv, check=True, cwd=there)
-        found = saver.get_tuple(config_at())
-        assert found is not None
-        talk = found.checkpoint["channel_values"]["messages"]
-        put(saver, {"messages": [*talk[::-1], message("back")]}, found.config, uid="back")
-        back = saver.history("t")
+        first = put(saver, {"messages": messages})
+        second = put(saver, {"messages": messages[::2]}, first)
+        put(saver, {"messages": messages[::-1]}, second, uid="here")
+        history_before = saver.history("t")
+        repository = Path(__file__).parents[2]
+        argv = [sys.executable, "-c", OTHER_PROCESS, str(tmp_path / "x.db")]
+        subprocess.run(argv, check=True, cwd=repository)
+        record = saver.get_tuple(config_at())
+        assert record is not None
+        messages_of_other = record.checkpoint["channel_values"]["messages"]
+        put(
+            saver,
+            {"messages": [*messages_of_other[::-1], make_message("back")]},
+            record.config,
+            uid="back",
+        )
+        history_after = saver.history("t")
         for uid in ("here", "there", "back"):
-            few_ranges(saver, "", uid)
+            check_range_counts(saver, "", uid)
 
-    backwards = everything[::-1]
-    assert [m.id for m in talk] == [
+    backwards = messages[::-1]
+    assert [m.id for m in messages_of_other] == [
         *(m.id for n in (1, 0, 2) for m in backwards[n::3]),
         "there",
     ]
-    assert [item.position for item in here] == list(range(200))
-    assert [item.position for item in back] == list(range(202))
-    assert [item.value.id for item in back[200:]] == ["there", "id back"]
+    assert [item.position for item in history_before] == list(range(200))
+    assert [item.position for item in history_after] == list(range(202))
+    assert [item.value.id for item in history_after[200:]] == ["there", "id back"]

@@ -1,4 +1,4 @@
-"""`import_from` of another checkpointer: equal, extended, refused, renamed and cut-off threads."""
+"""`import_from` another checkpointer: new, extended, refused, renamed and interrupted threads."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ PAIRS = [
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Any:
-    """Opens a checkpointer of a kind; the folder tells those of one kind apart."""
+def open_saver(tmp_path: Path) -> Any:
+    """A function that opens a checkpointer of some kind in the folder `name`."""
     with ExitStack() as stack:
 
-        def made(kind: str, name: str) -> SQLiteCheckpointer:
+        def open_kind(kind: str, name: str) -> SQLiteCheckpointer:
             folder = tmp_path / name
             folder.mkdir(exist_ok=True)
             return stack.enter_context(backends.BACKENDS[kind](folder))
 
-        yield made
+        yield open_kind
 
 
-def talk(saver: SQLiteCheckpointer, thread: str, *texts: str) -> None:
-    """Turns of a thread, with a subgraph and sends."""
+def run_turns(saver: SQLiteCheckpointer, thread: str, *texts: str) -> None:
+    """Run turns of a graph that has a subgraph and uses `Send`."""
     config: Any = {"configurable": {"thread_id": thread}, "metadata": {"user": "u1"}}
     for text in texts:
         compile_graph(saver).invoke({"messages": [("human", text)]}, config)
 
 
-def fork(saver: SQLiteCheckpointer, thread: str) -> None:
-    """A branch of a thread, which becomes its head."""
+def fork_thread(saver: SQLiteCheckpointer, thread: str) -> None:
+    """Fork a thread; the fork becomes its head."""
     early = list(compile_graph(saver).get_state_history({"configurable": {"thread_id": thread}}))[
         3
     ].config
     compile_graph(saver).update_state(early, {"messages": [("human", "a fork")]}, as_node="sub")
 
 
-def shape(saver: SQLiteCheckpointer) -> list[Any]:
-    """All that can be read of the threads."""
+def read_all_threads(saver: SQLiteCheckpointer) -> list[Any]:
+    """Return read_all_checkpoints that can be read from all threads."""
     threads = sorted(saver.threads(), key=lambda info: info.thread_id)
     return [
         read_all_checkpoints(saver),
@@ -75,13 +75,17 @@ def shape(saver: SQLiteCheckpointer) -> list[Any]:
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
-def test_what_is_new_comes_whole_and_once(source: str, target: str, opened: Any) -> None:
-    """Branches, times, subgraphs, an interrupt, pruned threads; the second time nothing changes."""
-    old, new = opened(source, "old"), opened(target, "new")
-    talk(old, "a", "one", "two")
-    fork(old, "a")
-    talk(old, "waits", "well?")
-    talk(old, "pruned", "one", "two")
+def test_import_copies_new_threads_completely_and_only_once(
+    source: str, target: str, open_saver: Any
+) -> None:
+    """Branches, times, subgraphs, interrupts and pruned threads are copied. A second import copies
+    nothing.
+    """
+    old, new = open_saver(source, "old"), open_saver(target, "new")
+    run_turns(old, "a", "one", "two")
+    fork_thread(old, "a")
+    run_turns(old, "waits", "well?")
+    run_turns(old, "pruned", "one", "two")
     old.prune(["pruned"], strategy="keep_latest")
     put(new, {"x": 1}, thread="here", uid="1")
 
@@ -90,7 +94,7 @@ def test_what_is_new_comes_whole_and_once(source: str, target: str, opened: Any)
     assert (first.threads, first.unchanged, first.skipped) == (3, 0, 0)
     assert (second.threads, second.unchanged, second.checkpoints) == (3, 3, 0)
     new.delete_thread("here")
-    assert shape(old) == shape(new)
+    assert read_all_threads(old) == read_all_threads(new)
     for saver in (old, new):
         compile_graph(saver).invoke(
             Command(resume="this"), {"configurable": {"thread_id": "waits"}}
@@ -99,40 +103,44 @@ def test_what_is_new_comes_whole_and_once(source: str, target: str, opened: Any)
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
-def test_a_thread_that_went_on_is_extended(source: str, target: str, opened: Any) -> None:
-    """There: it becomes that one; here: it stays; also if it waited for an answer before."""
-    old, new = opened(source, "old"), opened(target, "new")
+def test_import_extends_threads_that_continued_in_the_source(
+    source: str, target: str, open_saver: Any
+) -> None:
+    """A thread that continued in the target stays as it is. One thread waits for an answer."""
+    old, new = open_saver(source, "old"), open_saver(target, "new")
     for thread in ("there", "here", "waits"):
-        talk(old, thread, "one" if thread != "waits" else "well?")
+        run_turns(old, thread, "one" if thread != "waits" else "well?")
     new.import_from(old)
-    talk(old, "there", "two")
-    fork(old, "there")
+    run_turns(old, "there", "two")
+    fork_thread(old, "there")
     compile_graph(old).invoke(Command(resume="this"), {"configurable": {"thread_id": "waits"}})
-    talk(new, "here", "three")
+    run_turns(new, "here", "three")
     new.get_tuple(config_at("there"))
-    ours = [i.value.text for i in new.history("here")]
+    texts_before = [i.value.text for i in new.history("here")]
 
     report = new.import_from(old)
 
     assert (report.threads, report.unchanged) == (3, 1)
-    assert ours == [i.value.text for i in new.history("here")]
+    assert texts_before == [i.value.text for i in new.history("here")]
     for saver in (old, new):
         saver.delete_thread("here")
-        talk(saver, "there", "four")
+        run_turns(saver, "there", "four")
     assert [i.value.text for i in old.history("there")] == [
         i.value.text for i in new.history("there")
     ]
     assert old.head("waits") == new.head("waits")
 
 
-def test_a_thread_that_went_on_in_both_is_refused(opened: Any) -> None:
-    """By name, and nothing of it changes; the others come, and under a new id it comes too."""
-    old, new = opened("file", "old"), opened("sealed", "new")
-    talk(old, "both", "one")
+def test_import_refuses_threads_that_continued_on_both_sides(open_saver: Any) -> None:
+    """The error names the thread, which is unchanged. Other threads are imported, and the refused
+    thread can be imported under a new id.
+    """
+    old, new = open_saver("file", "old"), open_saver("sealed", "new")
+    run_turns(old, "both", "one")
     new.import_from(old)
-    talk(old, "both", "two")
-    talk(old, "other", "one")
-    talk(new, "both", "three")
+    run_turns(old, "both", "two")
+    run_turns(old, "other", "one")
+    run_turns(new, "both", "three")
     before = new.history("both")
 
     expected = r"neither continues the other: 'both'\. Other threads imported: 1\."
@@ -143,18 +151,20 @@ def test_a_thread_that_went_on_in_both_is_refused(opened: Any) -> None:
     for unchanged in (1, 2):
         assert new.import_from(old, names={"both": "both too"}).unchanged == unchanged
     assert (before, old.history("both")) == (new.history("both"), new.history("both too"))
-    for names, told in (({"none": "x"}, "no thread 'none'"), ({"both": ""}, "thread_id")):
-        with pytest.raises(Exception, match=told):
+    for names, expected_error in (({"none": "x"}, "no thread 'none'"), ({"both": ""}, "thread_id")):
+        with pytest.raises(Exception, match=expected_error):
             new.import_from(old, names=names)
     with pytest.raises(ConfigurationError, match="names apply only to an open checkpointer"):
         new.import_from("old.sqlite", names={"both": "x"})
 
 
 @pytest.mark.parametrize("change", ["prune", "erase", "rewind"])
-def test_what_was_removed_here_does_not_come_back(change: str, opened: Any) -> None:
-    """A thread that was pruned, erased or rewound here is another one than it was."""
-    old, new = opened("file", "old"), opened("file", "new")
-    talk(old, "t", "one", "two")
+def test_import_does_not_restore_checkpoints_removed_in_the_target(
+    change: str, open_saver: Any
+) -> None:
+    """A thread that was pruned, erased or rewound in the target is refused."""
+    old, new = open_saver("file", "old"), open_saver("file", "new")
+    run_turns(old, "t", "one", "two")
     new.import_from(old)
     if change == "prune":
         new.prune(["t"], strategy="keep_latest")
@@ -162,19 +172,19 @@ def test_what_was_removed_here_does_not_come_back(change: str, opened: Any) -> N
         new.erase("t", [new.history("t")[0].value.id])
     else:
         new.rewind("t", new.checkpoints("t", checkpoint_ns="")[3].checkpoint_id)
-    before = shape(new)
+    before = read_all_threads(new)
 
     with pytest.raises(ImportFailed, match="'t'"):
         new.import_from(old)
-    assert before == shape(new)
+    assert before == read_all_threads(new)
 
 
 @pytest.mark.parametrize("rewound", ["old", "new"])
-def test_a_thread_that_was_rewound_in_one_and_went_on_in_the_other_is_refused(
-    rewound: str, opened: Any
+def test_import_refuses_thread_rewound_on_one_side_and_continued_on_other(
+    rewound: str, open_saver: Any
 ) -> None:
-    """Where a thread goes on is not lost with what the other one says after it."""
-    savers = {"old": opened("file", "old"), "new": opened("sealed", "new")}
+    """The rewind is not undone by checkpoints that the other side added."""
+    savers = {"old": open_saver("file", "old"), "new": open_saver("sealed", "new")}
     old, new = savers["old"], savers["new"]
     for number in range(4):
         put(old, {"n": number}, config_at(uid=f"{number - 1}") if number else None, uid=f"{number}")
@@ -182,16 +192,16 @@ def test_a_thread_that_was_rewound_in_one_and_went_on_in_the_other_is_refused(
     savers[rewound].rewind("t", "1")
     other = new if rewound == "old" else old
     put(other, {"n": 4}, config_at(uid="3"), uid="4")
-    before = shape(new)
+    before = read_all_threads(new)
 
     with pytest.raises(ImportFailed, match="'t'"):
         new.import_from(old)
-    assert before == shape(new)
+    assert before == read_all_threads(new)
 
 
-def test_a_rewound_thread_goes_on_there(opened: Any) -> None:
-    """Rewound before the first merge, and from there on."""
-    old, new = opened("file", "old"), opened("sealed", "new")
+def test_import_extends_thread_that_was_rewound_before_first_merge(open_saver: Any) -> None:
+    """The thread continues from the checkpoint to which it was rewound."""
+    old, new = open_saver("file", "old"), open_saver("sealed", "new")
     for number in range(3):
         put(old, {"n": number}, config_at(uid=f"{number - 1}") if number else None, uid=f"{number}")
     old.rewind("t", "1")
@@ -199,13 +209,15 @@ def test_a_rewound_thread_goes_on_there(opened: Any) -> None:
     put(old, {"n": 3}, config_at(uid="1"), uid="3")
 
     assert new.import_from(old).checkpoints == 1
-    assert shape(old) == shape(new)
+    assert read_all_threads(old) == read_all_threads(new)
 
 
 @pytest.mark.parametrize("names", [{"a": "x", "b": "x"}, {"a": "b"}])
-def test_two_threads_cannot_become_one(names: dict[str, str], opened: Any) -> None:
-    """Nothing is imported then."""
-    old, new = opened("file", "old"), opened("file", "new")
+def test_import_refuses_names_that_map_two_threads_to_one(
+    names: dict[str, str], open_saver: Any
+) -> None:
+    """Nothing is imported after this error."""
+    old, new = open_saver("file", "old"), open_saver("file", "new")
     for thread in "ab":
         put(old, {"n": 1}, thread=thread, uid="1")
 
@@ -216,48 +228,48 @@ def test_two_threads_cannot_become_one(names: dict[str, str], opened: Any) -> No
 
 
 class Killed(BaseException):
-    """In the place of SIGKILL."""
+    """An error that ends an import in the middle of a write, as SIGKILL does."""
 
 
 @pytest.mark.parametrize("target", ["file", "postgres"])
-def test_a_merge_that_was_cut_off_goes_on(
-    target: str, opened: Any, monkeypatch: pytest.MonkeyPatch
+def test_import_interrupted_at_any_statement_can_be_repeated(
+    target: str, open_saver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At every statement of a write: a thread is as before or whole, and then all is the same."""
-    old, new = opened("file", "old"), opened(target, "new")
-    talk(old, "a", "one")
+    """After an interruption each thread is unchanged or complete. A second import finishes."""
+    old, new = open_saver("file", "old"), open_saver(target, "new")
+    run_turns(old, "a", "one")
     new.import_from(old)
-    talk(old, "a", "two")
-    talk(old, "b", "one")
-    before, write, stops = shape(new), new.database.write, 0
+    run_turns(old, "a", "two")
+    run_turns(old, "b", "one")
+    before, write, statement_count = read_all_threads(new), new.database.write, 0
 
-    def cut_off(stops: int) -> Callable[..., Any]:
-        def stopped(make: Callable[[], Any], *args: Any, **options: Any) -> Any:
-            def flow() -> Any:
-                left, steps, answer = stops, make(), None
+    def fail_after(stops: int) -> Callable[..., Any]:
+        def write_until_killed(make: Callable[[], Any], *args: Any, **options: Any) -> Any:
+            def limited_flow() -> Any:
+                remaining, steps, answer = stops, make(), None
                 try:
                     while True:
                         statement = steps.send(answer)
-                        if not left:
+                        if not remaining:
                             raise Killed
-                        left -= 1
+                        remaining -= 1
                         answer = yield statement
                 except StopIteration as done:
                     return done.value
 
-            return write(flow, *args, **options)
+            return write(limited_flow, *args, **options)
 
-        return stopped
+        return write_until_killed
 
-    for stops in range(0, 400, 5):
+    for statement_count in range(0, 400, 5):
         with monkeypatch.context() as patch, suppress(Killed):
-            patch.setattr(new.database, "write", cut_off(stops))
+            patch.setattr(new.database, "write", fail_after(statement_count))
             new.import_from(old)
             break
         if not new.history("a")[2:]:
-            assert before == shape(new)
-    assert stops > 20
-    assert shape(old) == shape(new)
+            assert before == read_all_threads(new)
+    assert statement_count > 20
+    assert read_all_threads(old) == read_all_threads(new)
 
 
 @pytest.mark.repeats
@@ -266,43 +278,43 @@ def test_a_merge_that_was_cut_off_goes_on(
     steps=st.lists(
         st.tuples(st.sampled_from("ab"), st.sampled_from(["turn", "fork", "edit"])), max_size=8
     ),
-    cut=st.integers(0, 8),
+    import_at=st.integers(0, 8),
 )
-def test_random_threads_merge_to_the_same(
-    steps: list[tuple[str, str]], cut: int, tmp_path: Path
+def test_repeated_import_makes_random_threads_equal(
+    steps: list[tuple[str, str]], import_at: int, tmp_path: Path
 ) -> None:
-    """Whatever was put before and after a first merge, the second one makes them equal."""
+    """Both databases are equal after a second import, whatever was put around the first one."""
     with (
         SQLiteCheckpointer.open(":memory:") as old,
         SQLiteCheckpointer.open(":memory:", key=bytes(32)) as new,
     ):
         for number, (thread, step) in enumerate(steps):
-            if number == cut:
+            if number == import_at:
                 new.import_from(old)
-            said = [HumanMessage(f"m{n}", id=f"{n}") for n in range(number, number + 3)]
+            messages = [HumanMessage(f"m{n}", id=f"{n}") for n in range(number, number + 3)]
             infos = old.checkpoints(thread) if any(t == thread for t, _ in steps[:number]) else []
             parents = [info.checkpoint_id for info in infos]
             parent = (
                 config_at(thread, "", parents[-1 if step == "fork" else 0]) if parents else None
             )
-            known = {"source": "fork" if step == "fork" else "loop"}
-            values = {"messages": said[: 1 if step == "edit" else 3], "n": number}
+            metadata = {"source": "fork" if step == "fork" else "loop"}
+            values = {"messages": messages[: 1 if step == "edit" else 3], "n": number}
             put(
                 old,
                 values,
                 parent if infos else None,
                 thread=thread,
                 uid=f"{number}",
-                metadata=known,
+                metadata=metadata,
             )
         new.import_from(old)
-        assert shape(old) == shape(new)
+        assert read_all_threads(old) == read_all_threads(new)
 
 
-def test_what_has_no_class_here_arrives_whole(opened: Any, monkeypatch: Any) -> None:
-    """Items are not decoded: those of a class that is not allowed are the same bytes there."""
-    old, new = opened("file", "old"), opened("file", "new")
-    talk(old, "t", "one")
+def test_import_copies_items_without_decoding_them(open_saver: Any, monkeypatch: Any) -> None:
+    """Items of classes that cannot be rebuilt here arrive with the same bytes."""
+    old, new = open_saver("file", "old"), open_saver("file", "new")
+    run_turns(old, "t", "one")
     with monkeypatch.context() as patch:
         for name in ("value", "values"):
             patch.setattr(new._codec, name, None, raising=False)
@@ -310,40 +322,40 @@ def test_what_has_no_class_here_arrives_whole(opened: Any, monkeypatch: Any) -> 
     assert read_all_checkpoints(old) == read_all_checkpoints(new)
 
 
-def test_the_async_form_does_the_same(opened: Any) -> None:
-    """All threads come, as by the other one."""
-    old, new = opened("file", "old"), opened("file", "new")
-    talk(old, "t", "one")
+def test_aimport_from_imports_the_same_as_import_from(open_saver: Any) -> None:
+    """The async method imports all threads."""
+    old, new = open_saver("file", "old"), open_saver("file", "new")
+    run_turns(old, "t", "one")
 
     report = asyncio.run(new.aimport_from(old))
 
-    assert (report.threads, shape(old)) == (1, shape(new))
+    assert (report.threads, read_all_threads(old)) == (1, read_all_threads(new))
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_what_is_erased_meanwhile_is_not_taken_over(
-    opened: Any, monkeypatch: pytest.MonkeyPatch, is_known: bool
+def test_import_skips_messages_erased_in_source_meanwhile(
+    open_saver: Any, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
-    """A new thread is read again; of one that was here before, the error tells that it has it."""
-    there, here = opened("file", "there"), opened("file", "here")
+    """A new thread is read again. If the target had the thread before, the import is refused."""
+    source, target = open_saver("file", "there"), open_saver("file", "here")
     message = HumanMessage("what is erased while it is copied", id="m0")
-    first = put(there, {"messages": [HumanMessage("first", id="m1")]})
+    first = put(source, {"messages": [HumanMessage("first", id="m1")]})
     if is_known:
-        here.import_from(there)
-    put(there, {"messages": [HumanMessage("first", id="m1"), message]}, first)
+        target.import_from(source)
+    put(source, {"messages": [HumanMessage("first", id="m1"), message]}, first)
     write = DatabaseMerge._write_new_records
 
-    def erasing(self: DatabaseMerge, *args: Any) -> Any:
-        done = write(self, *args)
-        there.erase("t", ["m0"])
+    def write_then_erase(self: DatabaseMerge, *args: Any) -> Any:
+        result = write(self, *args)
+        source.erase("t", ["m0"])
         monkeypatch.setattr(DatabaseMerge, "_write_new_records", write)
-        return done
+        return result
 
-    monkeypatch.setattr(DatabaseMerge, "_write_new_records", erasing)
+    monkeypatch.setattr(DatabaseMerge, "_write_new_records", write_then_erase)
     if is_known:
         with pytest.raises(ImportFailed, match="erase it from thread 't' of this database as well"):
-            here.import_from(there)
+            target.import_from(source)
         return
-    here.import_from(there)
+    target.import_from(source)
 
-    assert [item.value.id for item in here.history("t")] == ["m1"]
+    assert [item.value.id for item in target.history("t")] == ["m1"]

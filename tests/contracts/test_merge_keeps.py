@@ -1,4 +1,4 @@
-"""What the target of a merge, and a copy, keep: times to live, and runs that were rolled back."""
+"""Imports and copies of threads that have a time to live or runs that were rolled back."""
 
 from __future__ import annotations
 
@@ -11,31 +11,35 @@ from perdure.checkpointers.thread_list import ThreadList, TimeToLive
 from perdure.errors import ImportFailed
 from tests.contracts.puts import put
 from tests.contracts.test_merge import PAIRS
-from tests.contracts.test_merge import opened as opened
+from tests.contracts.test_merge import open_saver as open_saver
 
-pairs = pytest.mark.parametrize(("source", "target"), PAIRS)
-
-
-def ttl_of(saver: SQLiteCheckpointer, thread: str) -> TimeToLive | None:
-    listed = ThreadList(saver).get(thread)
-    assert listed is not None
-    return listed.ttl
+source_target_pairs = pytest.mark.parametrize(("source", "target"), PAIRS)
 
 
-@pairs
-def test_a_thread_comes_with_its_time_to_live(source: str, target: str, opened: Any) -> None:
-    old, new = opened(source, "old"), opened(target, "new")
+def read_ttl(saver: SQLiteCheckpointer, thread: str) -> TimeToLive | None:
+    listed_thread = ThreadList(saver).get(thread)
+    assert listed_thread is not None
+    return listed_thread.ttl
+
+
+@source_target_pairs
+def test_import_copies_time_to_live_of_new_thread(
+    source: str, target: str, open_saver: Any
+) -> None:
+    old, new = open_saver(source, "old"), open_saver(target, "new")
     put(old, {"x": 1}, thread="t", uid="1")
     ThreadList(old).set_ttl("t", TimeToLive(60, False))
     new.import_from(old)
 
-    assert ttl_of(new, "t") == TimeToLive(60, False)
+    assert read_ttl(new, "t") == TimeToLive(60, False)
 
 
-@pairs
-def test_the_time_to_live_here_stays(source: str, target: str, opened: Any) -> None:
-    """Also if the thread went on there."""
-    old, new = opened(source, "old"), opened(target, "new")
+@source_target_pairs
+def test_import_keeps_time_to_live_set_in_the_target(
+    source: str, target: str, open_saver: Any
+) -> None:
+    """The target's value also stays if the thread continued in the source."""
+    old, new = open_saver(source, "old"), open_saver(target, "new")
     first = put(old, {"x": 1}, thread="t", uid="1")
     new.import_from(old)
     ThreadList(new).set_ttl("t", TimeToLive(60, True))
@@ -44,13 +48,15 @@ def test_the_time_to_live_here_stays(source: str, target: str, opened: Any) -> N
     report = new.import_from(old)
 
     assert report.checkpoints == 1
-    assert ttl_of(new, "t") == TimeToLive(60, True)
+    assert read_ttl(new, "t") == TimeToLive(60, True)
 
 
-@pairs
-def test_a_copy_has_the_time_to_live_of_its_source(source: str, target: str, opened: Any) -> None:
-    """The time starts when the copy is made."""
-    saver = opened(source, "old")
+@source_target_pairs
+def test_copied_thread_has_the_time_to_live_of_its_source(
+    source: str, target: str, open_saver: Any
+) -> None:
+    """The time to live starts when the copy is made."""
+    saver = open_saver(source, "old")
     put(saver, {"x": 1}, thread="t", uid="1")
     ThreadList(saver).set_ttl("t", TimeToLive(60, False))
     saver.copy_thread("t", "copy")
@@ -64,12 +70,12 @@ def test_a_copy_has_the_time_to_live_of_its_source(source: str, target: str, ope
     assert copy.expires_at > first.expires_at
 
 
-@pairs
-def test_a_run_that_was_rolled_back_here_does_not_come_back(
-    source: str, target: str, opened: Any
+@source_target_pairs
+def test_import_refuses_thread_with_a_run_that_the_target_rolled_back(
+    source: str, target: str, open_saver: Any
 ) -> None:
-    """The thread is refused by name; other threads come, and later runs of the thread too."""
-    old, new = opened(source, "old"), opened(target, "new")
+    """The error names the thread. Other threads, and later runs of this thread, are imported."""
+    old, new = open_saver(source, "old"), open_saver(target, "new")
     first = put(old, {"x": 1}, thread="t", uid="1")
     second = put(old, {"x": 2}, first, uid="2", metadata={"run_id": "r"})
     put(old, {"x": 1}, thread="other", uid="1")
@@ -88,10 +94,12 @@ def test_a_run_that_was_rolled_back_here_does_not_come_back(
     assert report.checkpoints == 1
 
 
-@pairs
-def test_other_runs_go_on_after_a_rollback(source: str, target: str, opened: Any) -> None:
-    """The record of a rollback takes nothing from what the runs of the thread store."""
-    saver = opened(source, "old")
+@source_target_pairs
+def test_run_that_loaded_before_a_rollback_can_still_put(
+    source: str, target: str, open_saver: Any
+) -> None:
+    """The removal record of a rollback removes nothing from the puts of other runs."""
+    saver = open_saver(source, "old")
     first = put(saver, {"x": 1}, thread="t", uid="1")
     put(saver, {"x": 2}, first, uid="2", metadata={"run_id": "r"})
     loaded = saver.get_tuple(first)
@@ -99,6 +107,6 @@ def test_other_runs_go_on_after_a_rollback(source: str, target: str, opened: Any
     assert loaded is not None
     put(saver, {"x": "kept"}, loaded.config, uid="3")
 
-    found = saver.get_tuple({"configurable": {"thread_id": "t"}})
-    assert found is not None
-    assert found.checkpoint["channel_values"] == {"x": "kept"}
+    record = saver.get_tuple({"configurable": {"thread_id": "t"}})
+    assert record is not None
+    assert record.checkpoint["channel_values"] == {"x": "kept"}

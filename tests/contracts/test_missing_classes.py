@@ -1,4 +1,4 @@
-"""Objects of classes that only another process has."""
+"""Objects of classes that only another process can import."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ FIELDS = {
 }
 
 
-class Elsewhere:
-    """A module that only other processes import, and a file that they share with this one."""
+class OtherProcess:
+    """A module that only other processes can import, and a database shared with those processes."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "x.db"
@@ -72,7 +72,7 @@ class Elsewhere:
         (folder / "other_process.py").write_text(textwrap.dedent(MODULE))
 
     def run(self, code: str) -> None:
-        lines = f"""
+        preamble = f"""
             import sys
             sys.path.insert(0, {str(self.folder)!r})
             from perdure.checkpointers import SQLiteCheckpointer
@@ -80,48 +80,50 @@ class Elsewhere:
             config = {{"configurable": {{"thread_id": "t", "checkpoint_ns": ""}}}}
             saver = SQLiteCheckpointer.open({str(self.path)!r})
         """
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(lines) + textwrap.dedent(code)],
+        result = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(preamble) + textwrap.dedent(code)],
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
+        assert result.returncode == 0, result.stderr
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path) -> Elsewhere:
-    """A file with objects of classes that this process has not got."""
-    found = Elsewhere(tmp_path)
-    found.run("""
+def other_process(tmp_path: Path) -> OtherProcess:
+    """A process that has stored objects of classes that are unknown in this process."""
+    process = OtherProcess(tmp_path)
+    process.run("""
         import other_process
         put(saver, other_process.values())
     """)
-    return found
+    return process
 
 
 CONFIG: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
 
 
-def test_without_the_class_fields_come_back_as_a_dict(
-    elsewhere: Elsewhere, caplog: pytest.LogCaptureFixture
+def test_object_of_unknown_class_is_read_as_dict_and_stored_back_unchanged(
+    other_process: OtherProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged once a class; nothing is imported; put again, they are objects as before."""
-    with SQLiteCheckpointer.open(elsewhere.path) as saver:
+    """One warning is logged per class, and no module is imported. The other process reads the
+    original objects after this process has put the dicts again.
+    """
+    with SQLiteCheckpointer.open(other_process.path) as saver:
         with caplog.at_level(logging.WARNING, "perdure"):
-            found = saver.get_tuple(CONFIG)
-            assert found is not None
-            values = found.checkpoint["channel_values"]
+            loaded = saver.get_tuple(CONFIG)
+            assert loaded is not None
+            values = loaded.checkpoint["channel_values"]
             saver.get_tuple(CONFIG)
         assert {name: values[name] for name in FIELDS} == FIELDS
         assert all(isinstance(values[name], dict) for name in FIELDS)
         assert list(values["kinds"]) == [{"value": "a"}]
         assert "other_process" not in sys.modules
-        told = [record.getMessage() for record in caplog.records]
-        assert len(told) == len({text.split(",")[0] for text in told}) <= 4
-        put(saver, values, found.config)
+        log_messages = [record.getMessage() for record in caplog.records]
+        assert len(log_messages) == len({text.split(",")[0] for text in log_messages}) <= 4
+        put(saver, values, loaded.config)
 
-    elsewhere.run("""
+    other_process.run("""
         import other_process
         values = saver.get_tuple(config).checkpoint["channel_values"]
         assert values == other_process.values(), values
@@ -130,17 +132,19 @@ def test_without_the_class_fields_come_back_as_a_dict(
     """)
 
 
-def test_changed_fields_are_stored_under_the_same_class(elsewhere: Elsewhere) -> None:
-    """What a process without the class changes in the dict is changed in the object."""
-    with SQLiteCheckpointer.open(elsewhere.path) as saver:
-        found = saver.get_tuple(CONFIG)
-        assert found is not None
-        values = found.checkpoint["channel_values"]
+def test_dict_of_unknown_class_can_be_changed_and_stored_as_its_class(
+    other_process: OtherProcess,
+) -> None:
+    """Changes of the dict by a process without the class become changes of the object."""
+    with SQLiteCheckpointer.open(other_process.path) as saver:
+        record = saver.get_tuple(CONFIG)
+        assert record is not None
+        values = record.checkpoint["channel_values"]
         values["model"]["n"] = 7
         values["record"]["model"]["n"] = 8
-        put(saver, values, found.config)
+        put(saver, values, record.config)
 
-    elsewhere.run("""
+    other_process.run("""
         from other_process import Model, Record
         values = saver.get_tuple(config).checkpoint["channel_values"]
         assert values["model"] == Model(n=7)
@@ -148,12 +152,12 @@ def test_changed_fields_are_stored_under_the_same_class(elsewhere: Elsewhere) ->
     """)
 
 
-def test_an_allowlist_imports_what_it_names(elsewhere: Elsewhere) -> None:
-    """A named class is imported when a value needs it, and others are not."""
-    elsewhere.run(f"""
+def test_allow_imports_only_the_classes_that_it_names(other_process: OtherProcess) -> None:
+    """A named class is imported when a value needs it. Other classes are not imported."""
+    other_process.run(f"""
         saver.close()
         saver = SQLiteCheckpointer.open(
-            {str(elsewhere.path)!r}, allow=[("other_process", "Model"), ("not_there", "X")]
+            {str(other_process.path)!r}, allow=[("other_process", "Model"), ("not_there", "X")]
         )
         assert "other_process" not in sys.modules
         values = saver.get_tuple(config).checkpoint["channel_values"]
@@ -162,32 +166,32 @@ def test_an_allowlist_imports_what_it_names(elsewhere: Elsewhere) -> None:
     """)
 
 
-def test_strict_rebuilds_only_what_is_named(elsewhere: Elsewhere) -> None:
-    """With `strict=True` a class that is loaded but not named is refused at put and at read."""
-    with SQLiteCheckpointer.open(elsewhere.path, strict=True) as saver:
+def test_strict_refuses_unnamed_classes_at_put_and_read(other_process: OtherProcess) -> None:
+    """With `strict=True`, a class that is loaded but not named by `allow` is refused."""
+    with SQLiteCheckpointer.open(other_process.path, strict=True) as saver:
         with pytest.raises(ForbiddenType, match="other_process"):
             saver.get_tuple(CONFIG)
         for value in (Inner(n=1), Fixed(1), Place(1), Colour.RED, Open.Nested(n=1)):
             with pytest.raises(ForbiddenType, match=rf"\['v'\]\[0\] .*{type(value).__name__}"):
                 put(saver, {"v": [value]}, thread="u")
     allowed = [Inner, Fixed, Place, Colour, Open.Nested]
-    with SQLiteCheckpointer.open(elsewhere.path, strict=True, allow=allowed) as saver:
+    with SQLiteCheckpointer.open(other_process.path, strict=True, allow=allowed) as saver:
         values = {"v": [Inner(n=1), Fixed(1), Place(1), Colour.RED, Open.Nested(n=1)]}
         config = put(saver, values, thread="u")
-        found = saver.get_tuple(config)
+        record = saver.get_tuple(config)
 
-        assert found is not None
-        assert values == found.checkpoint["channel_values"]
+        assert record is not None
+        assert values == record.checkpoint["channel_values"]
 
 
-def test_a_class_within_a_function_is_read_as_a_dict() -> None:
-    """It can be stored; by its name it cannot be found."""
+def test_object_of_local_class_is_stored_and_read_as_dict() -> None:
+    """A class within a function cannot be found by its name."""
 
     @dataclasses.dataclass
     class Local:
         n: int
 
-    back = store_and_read_back([Local(1)])
+    decoded = store_and_read_back([Local(1)])
 
-    assert back == [{"n": 1}]
-    assert CODEC.encode([Local(1)], lambda: "") == CODEC.encode(back, lambda: "")
+    assert decoded == [{"n": 1}]
+    assert CODEC.encode([Local(1)], lambda: "") == CODEC.encode(decoded, lambda: "")

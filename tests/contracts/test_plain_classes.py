@@ -1,4 +1,4 @@
-"""Pydantic models, dataclasses, enums and named tuples in the state, with no option."""
+"""Pydantic models, dataclasses, enums and named tuples in the state, without any option."""
 
 from __future__ import annotations
 
@@ -74,47 +74,47 @@ VALUES = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_they_come_back_the_same(name: str) -> None:
-    """Equal, of the same types all through, and with the same bytes when they are put again."""
+def test_value_round_trips_with_equal_types_and_bytes(name: str) -> None:
+    """The decoded value is equal in all types, and is encoded to the same bytes again."""
     value = VALUES[name]
     stored = CODEC.encode(value, lambda: "value")
-    back = CODEC.decode(stored)
+    decoded = CODEC.decode(stored)
 
-    assert value == back
-    assert dump(value) == dump(back)
-    assert stored == CODEC.encode(back, lambda: "value")
+    assert value == decoded
+    assert dump(value) == dump(decoded)
+    assert stored == CODEC.encode(decoded, lambda: "value")
 
 
-def test_all_of_a_model_comes_back() -> None:
-    """Private attributes, extras, which fields were set; what was not set stays unset."""
+def test_pydantic_model_keeps_private_extra_and_unset_fields() -> None:
+    """Private attributes, extra fields and the set of assigned fields are restored."""
     value = Open(other={"a": Inner(n=1)})  # type: ignore[call-arg]
     value._note = "mine"
-    back = store_and_read_back(value)
+    decoded = store_and_read_back(value)
 
-    assert value == back
-    assert {"other"} == back.model_fields_set
-    assert back._note == "mine"
-    assert {"other": {"a": Inner(n=1)}} == back.model_extra
+    assert value == decoded
+    assert {"other"} == decoded.model_fields_set
+    assert decoded._note == "mine"
+    assert {"other": {"a": Inner(n=1)}} == decoded.model_extra
     with pytest.raises(AttributeError):
-        _ = back._unset
-    back._unset = 2
-    assert back._unset == 2
-    assert back.model_copy(update={"n": 2}).n == 2
-    assert Open.model_validate(back.model_dump()) == Open.model_validate(value.model_dump())
+        _ = decoded._unset
+    decoded._unset = 2
+    assert decoded._unset == 2
+    assert decoded.model_copy(update={"n": 2}).n == 2
+    assert Open.model_validate(decoded.model_dump()) == Open.model_validate(value.model_dump())
 
 
-def test_what_a_dataclass_computed_comes_back() -> None:
-    """Attributes that are no fields are kept; cached properties are computed again."""
+def test_dataclass_keeps_attributes_but_not_cached_properties() -> None:
+    """Attributes that are not fields are stored. Cached properties are computed again."""
     value = Point(2)
     value.doubled = 5
     _ = value.slow
-    back = store_and_read_back(value)
+    decoded = store_and_read_back(value)
 
-    assert back.doubled == 5
-    assert "slow" not in vars(back)
+    assert decoded.doubled == 5
+    assert "slow" not in vars(decoded)
 
 
-def test_the_bytes_are_langgraphs_where_that_loses_nothing() -> None:
+def test_lossless_values_have_the_same_bytes_as_in_langgraph() -> None:
     """Enums, dataclasses and named tuples of plain data are stored as langgraph stores them."""
     serde = JsonPlusSerializer()
     values = (Colour.RED, Checked(1), Place(1), {"a": [Place(2)]}, [{1, 2}], Interrupt(1, id="a"))
@@ -152,8 +152,8 @@ SUPPORTED = st.recursive(
 
 
 @given(SUPPORTED)
-def test_any_value_equals_langgraphs(value: Any) -> None:
-    """What langgraph's strict serializer rebuilds is rebuilt the same, from the same bytes."""
+def test_random_values_are_rebuilt_like_by_langgraphs_serializer(value: Any) -> None:
+    """A value that langgraph's strict serializer rebuilds is rebuilt equally from equal bytes."""
     serde = JsonPlusSerializer(allowed_msgpack_modules=None)
     name, data = serde.dumps_typed(value)
 
@@ -176,15 +176,15 @@ OBJECTS = st.recursive(
 
 
 @given(OBJECTS)
-def test_any_nesting_comes_back(value: Any) -> None:
-    """Plain data classes within each other come back type for type, and so do their bytes."""
-    back = store_and_read_back(value)
+def test_random_nested_objects_round_trip(value: Any) -> None:
+    """Nested data classes are restored with the same types, and encoded to the same bytes."""
+    decoded = store_and_read_back(value)
 
-    assert dump(value) == dump(back)
-    assert CODEC.encode(value, lambda: "") == CODEC.encode(back, lambda: "")
+    assert dump(value) == dump(decoded)
+    assert CODEC.encode(value, lambda: "") == CODEC.encode(decoded, lambda: "")
 
 
-# -- what langgraph's own savers wrote, and version 1
+# -- values that langgraph's own savers wrote, and rows of version 1
 
 WRITTEN = {
     "model": Outer(
@@ -205,8 +205,8 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_langgraph_wrote_is_read(name: str) -> None:
-    """Rows of version 1, which are langgraph's, come back as the objects they were."""
+def test_values_written_by_langgraph_are_read(name: str) -> None:
+    """Rows of version 1, which have langgraph's format, are read as the original objects."""
     data = JsonPlusSerializer().dumps_typed(WRITTEN[name])[1]
 
     assert WRITTEN[name] == CODEC.decode(b"\x10" + data)
@@ -218,8 +218,8 @@ class Weather(BaseModel):
     days: list[Inner]
 
 
-def test_an_agents_structured_response_stays_a_model(tmp_path: Path) -> None:
-    """`create_agent(response_format=Model)` resumes in a new checkpointer, with no option."""
+def test_structured_response_of_an_agent_stays_a_model_after_reopening(tmp_path: Path) -> None:
+    """A thread of `create_agent(response_format=Model)` is resumed without any option."""
     path = tmp_path / "x.db"
     config: Any = {"configurable": {"thread_id": "t"}}
     expected = Weather(city="Oslo", days=[Inner(n=1)])
@@ -236,10 +236,10 @@ def test_an_agents_structured_response_stays_a_model(tmp_path: Path) -> None:
                     model, [], response_format=ToolStrategy(Weather), checkpointer=saver
                 )
                 before = agent.get_state(config).values.get("structured_response")
-                told = agent.invoke({"messages": [HumanMessage(f"{turn}?")]}, config)
+                output = agent.invoke({"messages": [HumanMessage(f"{turn}?")]}, config)
                 after = agent.get_state(config).values["structured_response"]
 
                 assert before == (expected if turn else None)
-                assert expected == told["structured_response"] == after
+                assert expected == output["structured_response"] == after
                 assert type(after) is Weather
                 assert type(after.days[0]) is Inner

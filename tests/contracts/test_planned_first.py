@@ -1,4 +1,4 @@
-"""The first put of a thread or a namespace is planned by its caller, and may come to nothing."""
+"""Puts that create a thread or a namespace, and are planned before the transaction starts."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ Savers = tuple[SQLiteCheckpointer, SQLiteCheckpointer]
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Any:
-    """Two checkpointers on one file, of which the second stands for another process."""
+def savers(tmp_path: Path) -> Any:
+    """Two checkpointers on one file; the second one represents another process."""
     path = tmp_path / "x.db"
     with SQLiteCheckpointer.open(path) as one, SQLiteCheckpointer.open(path) as other:
         yield one, other
 
 
-def fresh(saver: SQLiteCheckpointer) -> SQLiteCheckpointer:
-    """What the file says."""
+def open_reader(saver: SQLiteCheckpointer) -> SQLiteCheckpointer:
+    """Open the file again, read-only and without a cache."""
     return SQLiteCheckpointer.open(saver.database.path, read_only=True)
 
 
 @pytest.mark.parametrize("kind", ["stale", "cancelled"])
-def test_writes_at_a_namespace_that_was_only_planned(files: Savers, kind: str) -> None:
-    """They are stored where the put that came to be has made the namespace."""
-    one, other = files
+def test_writes_to_a_namespace_that_is_not_stored_yet_are_stored(savers: Savers, kind: str) -> None:
+    """The writes are stored at the namespace that the successful put has created."""
+    one, other = savers
     put(one, {"n": 1}, uid="a1")
     if kind == "stale":
         put(other, {"n": 2}, config_at(uid="a1"), uid="a2")
 
-    async def course() -> None:
+    async def run_calls() -> None:
         with held(one):
             (first,) = await handed_in(aput(one, "b1", {"n": 3}, None, ns="sub"))
             if kind == "cancelled":
@@ -54,29 +54,29 @@ def test_writes_at_a_namespace_that_was_only_planned(files: Savers, kind: str) -
         await asyncio.gather(*tasks, return_exceptions=True)
         await tasks[1]
 
-    asyncio.run(course())
+    asyncio.run(run_calls())
     if kind == "cancelled":
         put(one, {"n": 3}, ns="sub", uid="b1")
-    with fresh(one) as reader:
+    with open_reader(one) as reader:
         for saver in (one, other, reader):
-            found = saver.get_tuple(config_at(ns="sub"))
-            assert found is not None
-            assert found.pending_writes == [("task", "n", 99)]
+            record = saver.get_tuple(config_at(ns="sub"))
+            assert record is not None
+            assert record.pending_writes == [("task", "n", 99)]
 
 
-def test_two_make_one_thread(files: Savers) -> None:
-    one, other = files
+def test_two_savers_can_create_the_same_thread_at_once(savers: Savers) -> None:
+    one, other = savers
     put(one, {"n": 0}, thread="before")  # both have keys to give
     put(other, {"n": 0}, thread="before too")
 
-    async def course() -> None:
+    async def run_calls() -> None:
         with held(one):
             tasks = await handed_in(
                 *(aput(saver, uid, {"n": 1}, None) for saver, uid in ((one, "a"), (other, "b")))
             )
         await asyncio.gather(*tasks)
 
-    asyncio.run(course())
+    asyncio.run(run_calls())
     assert (
         sorted(list_checkpoint_ids(one, config_at()))
         == sorted(list_checkpoint_ids(other, config_at()))
@@ -84,63 +84,63 @@ def test_two_make_one_thread(files: Savers) -> None:
     )
 
 
-def no_call(message: Any) -> None:
+def remove_invalid_calls(message: Any) -> None:
     message.content, message.invalid_tool_calls = "CHANGED", []
 
 
-def text(message: Any) -> None:
+def change_text(message: Any) -> None:
     message.content = "CHANGED"
 
 
-def not_plain(message: Any) -> None:
+def set_output_version(message: Any) -> None:
     message.content, message.response_metadata["output_version"] = "CHANGED", "v1"
 
 
 CALL: Any = {"name": "f", "args": "{", "id": "1", "error": "e", "type": "invalid_tool_call"}
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("plan_is_kept", [True, False])
 @pytest.mark.parametrize(
     ("message", "change"),
     [
-        (AIMessage("as given", id="m", invalid_tool_calls=[CALL]), text),
-        (AIMessage("as given", id="m", invalid_tool_calls=[CALL]), no_call),
-        (AIMessage("as given", id="m"), not_plain),
-        (AIMessage("as given", id="m"), text),
+        (AIMessage("as given", id="m", invalid_tool_calls=[CALL]), change_text),
+        (AIMessage("as given", id="m", invalid_tool_calls=[CALL]), remove_invalid_calls),
+        (AIMessage("as given", id="m"), set_output_version),
+        (AIMessage("as given", id="m"), change_text),
     ],
 )
-def test_messages_are_stored_as_given(
-    files: Savers, message: AIMessage, change: Callable[[Any], None], kept: bool
+def test_message_changed_after_the_put_call_is_stored_unchanged(
+    savers: Savers, message: AIMessage, change: Callable[[Any], None], plan_is_kept: bool
 ) -> None:
-    """Also if the put has to be planned anew, when the graph may have changed them in place."""
-    one, other = files
-    given, message = message.model_copy(deep=True), message.model_copy(deep=True)
+    """The put is possibly planned again after the graph has changed the message in place."""
+    one, other = savers
+    original, message = message.model_copy(deep=True), message.model_copy(deep=True)
     put(one, said("x"), uid="a1")
-    upon = "a1"
-    if not kept:
+    parent_id = "a1"
+    if not plan_is_kept:
         put(other, said("x"), config_at(uid="a1"), uid="a2")
-        upon = "a2"
+        parent_id = "a2"
 
-    async def course() -> None:
+    async def run_calls() -> None:
         values = {"messages": [*said("x")["messages"], message]}
         with held(one):
-            tasks = await handed_in(aput(one, "b", values, upon))
+            tasks = await handed_in(aput(one, "b", values, parent_id))
             change(message)
         await asyncio.gather(*tasks)
 
-    asyncio.run(course())
-    with fresh(one) as reader:
-        assert read_channel_values(reader, config_at(uid="b"))["messages"][1] == given
+    asyncio.run(run_calls())
+    with open_reader(one) as reader:
+        assert read_channel_values(reader, config_at(uid="b"))["messages"][1] == original
 
 
-def test_writes_and_inputs_are_stored_as_given(files: Savers) -> None:
-    """Also if they were planned upon the first put of a thread that another has made."""
-    one, other = files
+def test_writes_changed_after_the_call_are_stored_unchanged(savers: Savers) -> None:
+    """The plan was based on the first put of a thread that another process has created, too."""
+    one, other = savers
     put(one, {"n": 1}, thread="before")
     put(other, {"n": 0}, uid="z")
     messages, notes = [HumanMessage("as given", id="1")], {"k": "as given", "long": "x" * 200}
 
-    async def course() -> None:
+    async def run_calls() -> None:
         with held(one):
             tasks = await handed_in(
                 aput(one, "b", {"n": 3}, None),
@@ -152,20 +152,20 @@ def test_writes_and_inputs_are_stored_as_given(files: Savers) -> None:
             messages[0].content = notes["k"] = "CHANGED"
         await asyncio.gather(*tasks)
 
-    asyncio.run(course())
-    with fresh(one) as reader:
+    asyncio.run(run_calls())
+    with open_reader(one) as reader:
         written = reader.get_tuple(config_at(uid="b"))
         started = read_channel_values(reader, config_at(uid="c"))["__start__"]
     assert written is not None
     assert written.pending_writes is not None
-    found = {channel: value for _, channel, value in written.pending_writes}
-    for each in (found, started):
-        assert each["messages"][0].content == each["notes"]["k"] == "as given"
+    writes = {channel: value for _, channel, value in written.pending_writes}
+    for stored_values in (writes, started):
+        assert stored_values["messages"][0].content == stored_values["notes"]["k"] == "as given"
 
 
-def test_long_updates_are_stored_as_given(files: Savers) -> None:
-    """Those that name what the log has by its ranges, when that has been removed meanwhile."""
-    one, other = files
+def test_long_write_changed_after_planning_is_stored_without_erased_message(savers: Savers) -> None:
+    """A long write refers to ranges of the log. A message of them is erased before the commit."""
+    one, other = savers
     names = [f"m{i}" for i in range(12)]
     put(one, said(*names), uid="a")
     messages = said(*names, "new")["messages"]
@@ -175,18 +175,18 @@ def test_long_updates_are_stored_as_given(files: Savers) -> None:
     messages[0].content = "CHANGED"
     other.erase("t", ["m3"])
     one.database.write(*job)
-    found = one.get_tuple(config_at(uid="a"))
+    record = one.get_tuple(config_at(uid="a"))
 
-    assert found is not None
-    assert found.pending_writes is not None
-    assert [each.content for _, _, value in found.pending_writes for each in value] == [
+    assert record is not None
+    assert record.pending_writes is not None
+    assert [each.content for _, _, value in record.pending_writes for each in value] == [
         *(name for name in names if name != "m3"),
         "new",
     ]
 
 
 class FailsOnce(sqlite3.Connection):
-    """Fails at one of the rows of pending writes."""
+    """A connection that fails at one of the rows of pending writes."""
 
     left = -1
 
@@ -198,16 +198,16 @@ class FailsOnce(sqlite3.Connection):
         return super().execute(sql, *args)
 
 
-def test_what_failed_decides_nothing(tmp_path: Path) -> None:
-    """Of two writes of one task in a group, the first fails: the second is what was stored."""
+def test_second_write_of_a_task_is_stored_if_the_first_failed(tmp_path: Path) -> None:
+    """Two writes of one task are in the same transaction group, and the first one fails."""
     path = tmp_path / "x.db"
     with SQLiteCheckpointer.open(path) as other:
         put(other, {"n": 1}, uid="a")
 
-    def broken() -> Flow[None]:
+    def read_missing_table() -> Flow[None]:
         yield Statement("SELECT * FROM nowhere")
 
-    async def course(saver: SQLiteCheckpointer) -> list[Any]:
+    async def run_calls(saver: SQLiteCheckpointer) -> list[Any]:
         with held(saver):
             tasks: list[Any] = await handed_in(
                 *(
@@ -215,89 +215,91 @@ def test_what_failed_decides_nothing(tmp_path: Path) -> None:
                     for each in ("one", "two")
                 )
             )
-            tasks.append(asyncio.ensure_future(saver.database.awrite(broken)))
+            tasks.append(asyncio.ensure_future(saver.database.awrite(read_missing_table)))
             await asyncio.sleep(0)
             FailsOnce.left = 2  # the third: after both in the group, the first alone
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     with SQLiteCheckpointer.open(path, factory=FailsOnce) as saver:
-        first, second, _ = asyncio.run(course(saver))
-        found = saver.get_tuple(config_at())
+        first, second, _ = asyncio.run(run_calls(saver))
+        record = saver.get_tuple(config_at())
     assert isinstance(first, StorageError)
     assert second is None
-    assert found is not None
-    assert found.pending_writes == [("T", "n", "two")]
+    assert record is not None
+    assert record.pending_writes == [("T", "n", "two")]
 
 
-def test_a_look_at_the_connection_leaves_nothing_behind(files: Savers) -> None:
-    """It is given up if the connection is not free soon."""
-    saver, _ = files
+def test_epoch_request_is_withdrawn_if_the_connection_is_busy(savers: Savers) -> None:
+    """A request for the epoch is withdrawn if the connection does not become free soon."""
+    saver, _ = savers
     put(saver, {"n": 1}, uid="a")
     writer = saver.database._connect_once().writer  # type: ignore[attr-defined]
 
-    def epoch() -> object:
+    def wait_for_epoch() -> object:
         return asyncio.run(writer.wait_for_write_epoch("checkpointer", saver._watch))
 
     with writer._hold_connection_lock():
-        assert epoch() is None
+        assert wait_for_epoch() is None
     assert not writer._epoch_requests
-    assert epoch() is not None
+    assert wait_for_epoch() is not None
     assert not writer._epoch_requests
 
 
-def test_a_look_that_is_given_up_meanwhile(files: Savers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writes are acknowledged all the same, and the next ones too."""
-    saver, _ = files
+def test_writes_are_acknowledged_if_epoch_requests_are_withdrawn(
+    savers: Savers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later writes are acknowledged, too."""
+    saver, _ = savers
     put(saver, {"n": 1}, uid="a")
     writer = saver.database._connect_once().writer  # type: ignore[attr-defined]
-    look = writer._read_data_version
+    read_data_version = writer._read_data_version
 
-    def given_up() -> None:
+    def withdraw_and_read() -> None:
         if not writer._conn.in_transaction:
             writer._epoch_requests.clear()
-        look()
+        read_data_version()
 
-    async def course() -> None:
+    async def run_puts() -> None:
         async with asyncio.timeout(5):
-            for uid, upon in (("b", "a"), ("c", "b")):
+            for uid, parent_id in (("b", "a"), ("c", "b")):
                 writer._epoch_requests.extend(
                     _EpochRequest("checkpointer", saver._watch) for _ in range(2)
                 )
-                await aput(saver, uid, {"n": uid}, upon)
+                await aput(saver, uid, {"n": uid}, parent_id)
 
-    monkeypatch.setattr(writer, "_read_data_version", given_up)
-    asyncio.run(course())
+    monkeypatch.setattr(writer, "_read_data_version", withdraw_and_read)
+    asyncio.run(run_puts())
     assert list_checkpoint_ids(saver, config_at()) == ["c", "b", "a"]
 
 
-def test_a_list_that_is_emptied_meanwhile(files: Savers) -> None:
-    one, other = files
+def test_list_emptied_during_a_put_is_stored_as_it_was(savers: Savers) -> None:
+    one, other = savers
     put(one, {"notes": ["x"]}, uid="a1")
     put(other, {"notes": ["x"]}, config_at(uid="a1"), uid="a2")
     notes = [f"{number} " * 100 for number in range(5)]
-    given = [*notes]
+    original = [*notes]
 
-    async def course() -> None:
+    async def run_calls() -> None:
         with held(one):
             tasks = await handed_in(aput(one, "b", {"notes": notes}, "a2"))
             notes.clear()
         await asyncio.gather(*tasks)
 
-    asyncio.run(course())
-    assert read_channel_values(other, config_at(uid="b")) == {"notes": given}
+    asyncio.run(run_calls())
+    assert read_channel_values(other, config_at(uid="b")) == {"notes": original}
 
 
-def test_keys_that_a_copy_brought_are_given_no_more(files: Savers) -> None:
-    """A process that had taken a block before: one put fails at most, and the next one is well."""
-    one, other = files
+def test_puts_skip_reserved_keys_that_another_process_has_used(savers: Savers) -> None:
+    """A process has reserved keys for threads, under which another process then stores threads."""
+    one, other = savers
     put(one, {"n": 1})
     one.delete_thread("t")
     (key,) = one._cache.keys.take_keys(1) or [0]
-    adding = (
+    insert = (
         "INSERT INTO threads (thread_key, thread_id, created_at, updated_at) VALUES (?, ?, 0, 0)"
     )
     for each in range(key + 1, key + 31):
-        other.database.write(lambda each=each: fetch_rows(adding, each, f"copied {each}"))  # type: ignore[misc]
+        other.database.write(lambda each=each: fetch_rows(insert, each, f"copied {each}"))  # type: ignore[misc]
     other.database.write(lambda: fetch_rows("UPDATE keys SET last_key = ?", key + 1000))
     for thread in "abc":
         put(one, {"n": 2}, thread=thread)
@@ -305,8 +307,8 @@ def test_keys_that_a_copy_brought_are_given_no_more(files: Savers) -> None:
     assert [read_channel_values(other, config_at(thread)) for thread in "abc"] == [{"n": 2}] * 3
 
 
-def test_equal_messages_are_one_item(saver: SQLiteCheckpointer) -> None:
-    """Whatever the order of their fields."""
+def test_messages_with_reordered_fields_are_stored_as_one_item(saver: SQLiteCheckpointer) -> None:
+    """The order of a message's fields does not matter."""
     message = HumanMessage("hi", id="1")
     other = message.model_copy()
     fields = dict(reversed(message.__dict__.items()))

@@ -1,4 +1,4 @@
-"""A prune during a run, after an update of the state: the update and the run stay in the thread."""
+"""A prune during a run, after an update of the state, loses neither the update nor the run."""
 
 from __future__ import annotations
 
@@ -45,61 +45,63 @@ PRUNES: dict[str, Prune] = {
         Retention(last=0, history=False), thread_ids=["t"]
     ),
 }
-HOWS = [("sync", "sync"), ("sync", "async"), ("async", "sync"), ("sync", "exit")]
+RUN_MODES = [("sync", "sync"), ("sync", "async"), ("async", "sync"), ("sync", "exit")]
 
 
 @pytest.fixture(params=["kept", "pruned"])
-def updated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whether a prune keeps the checkpoint that an update has changed, or the update is old."""
+def updated_checkpoint(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether a prune keeps the updated checkpoint, or prunes it because the update is old."""
     if request.param == "pruned":
         monkeypatch.setattr(maintenance, "RUN_DAYS", -1)
     return str(request.param)
 
 
-both = pytest.mark.usefixtures("updated")
+kept_or_pruned_update = pytest.mark.usefixtures("updated_checkpoint")
 
 
-def pruning(*calls: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Make the calls with the graph, and prune the thread after each."""
+def prune_after_each(*calls: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that makes the calls, and prunes the thread after each call."""
 
-    def call(graph: Any) -> None:
+    def call_and_prune(graph: Any) -> None:
         for each in calls:
             each(graph)
             graph.checkpointer.prune(["t"], strategy="keep_latest")
             graph.checkpointer._cache.drop_thread("t")
 
-    return call
+    return call_and_prune
 
 
-@both
+@kept_or_pruned_update
 @pytest.mark.parametrize("prune", PRUNES)
-@pytest.mark.parametrize(("how", "durability"), HOWS)
-def test_an_update_before_a_prune(
-    prune: str, how: str, durability: str, saver: SQLiteCheckpointer
+@pytest.mark.parametrize(("mode", "durability"), RUN_MODES)
+def test_run_takes_over_an_update_made_before_a_prune(
+    prune: str, mode: str, durability: str, saver: SQLiteCheckpointer
 ) -> None:
-    """The next step of the run takes the update over, by whatever rule the rest was pruned."""
+    """The next step of the run takes the update over, for every rule of pruning."""
 
     def title_and_prune(graph: Any) -> None:
         graph.update_state(config_at(), TITLE, "b")
         PRUNES[prune](saver)
 
     run = Run(saver, {"a": says("A"), "b": says("B"), "c": says("C")}, {"b": title_and_prune})
-    run.invoke(ASK, how, durability)
+    run.invoke(ASK, mode, durability)
 
     assert run.said() == ["q", "A", "B", "C"]
     assert run.value("title") == "A question"
-    run.invoke({"messages": [("human", "next")]}, how, durability)
+    run.invoke({"messages": [("human", "next")]}, mode, durability)
     assert run.said() == ["q", "A", "B", "C", "next", "A", "B", "C"]
     assert run.value("title") == "A question"
 
 
-@both
+@kept_or_pruned_update
 @pytest.mark.parametrize("node", ["a", "b", "c"])
-def test_several_updates_and_prunes(node: str, saver: SQLiteCheckpointer) -> None:
-    """Each update is put upon the one before, which the next prune removes."""
+def test_run_takes_over_several_updates_each_followed_by_a_prune(
+    node: str, saver: SQLiteCheckpointer
+) -> None:
+    """The parent of each update is the previous update, which the next prune removes."""
     updates = [update({"tags": [f"t{n}"]}, "b") for n in range(4)]
     nodes = {name: says(name) for name in ("a", "b", "c")}
-    run = Run(saver, nodes, {node: pruning(*updates, update(TITLE, "c"))})
+    run = Run(saver, nodes, {node: prune_after_each(*updates, update(TITLE, "c"))})
     run.invoke(ASK)
 
     assert run.said() == ["q", "a", "b", "c"]
@@ -107,11 +109,11 @@ def test_several_updates_and_prunes(node: str, saver: SQLiteCheckpointer) -> Non
     assert run.value("title") == "A question"
 
 
-@both
-def test_updates_and_prunes_in_every_step(saver: SQLiteCheckpointer) -> None:
+@kept_or_pruned_update
+def test_run_takes_over_updates_and_prunes_in_every_step(saver: SQLiteCheckpointer) -> None:
     """A step that has taken an update over is itself pruned after the next update."""
     updates = {
-        name: pruning(update({"tags": [name]}, "a"), update({"title": name}, "b"))
+        name: prune_after_each(update({"tags": [name]}, "a"), update({"title": name}, "b"))
         for name in ("a", "b", "c")
     }
     run = Run(saver, {name: says(name) for name in ("a", "b", "c")}, updates)
@@ -122,23 +124,25 @@ def test_updates_and_prunes_in_every_step(saver: SQLiteCheckpointer) -> None:
     assert run.value("title") == "c"
 
 
-@both
-def test_a_prune_before_the_first_step(saver: SQLiteCheckpointer) -> None:
-    """A run reads the state, and is at its first node while somebody updates and prunes."""
+@kept_or_pruned_update
+def test_update_and_prune_before_the_first_step_are_kept(saver: SQLiteCheckpointer) -> None:
+    """The state is updated and pruned while the run is in its first node."""
     run = Run(saver, {"a": says("A")}, {})
     run.invoke(ASK)
-    run.updates["a"] = pruning(update(TITLE, "a"))
+    run.updates["a"] = prune_after_each(update(TITLE, "a"))
     run.invoke({"messages": [("human", "next")]})
 
     assert run.said() == ["q", "A", "next", "A"]
     assert run.value("title") == "A question"
 
 
-@both
-def test_both_wrote_the_channel(saver: SQLiteCheckpointer) -> None:
-    """Then the update keeps the head, as it does without a prune, and the run is a branch."""
+@kept_or_pruned_update
+def test_update_keeps_the_head_if_run_and_update_wrote_one_channel(
+    saver: SQLiteCheckpointer,
+) -> None:
+    """The run becomes a branch, as without a prune."""
     nodes = {"a": says("A"), "b": lambda state: {"title": "The run's"}, "c": says("C")}
-    run = Run(saver, nodes, {"b": pruning(update(TITLE, "b"))})
+    run = Run(saver, nodes, {"b": prune_after_each(update(TITLE, "b"))})
     run.invoke(ASK)
 
     assert run.value("title") == "A question"
@@ -148,10 +152,12 @@ def test_both_wrote_the_channel(saver: SQLiteCheckpointer) -> None:
     assert run.said()[:3] == ["q", "A", "next"]
 
 
-def test_a_question_after_a_prune(saver: SQLiteCheckpointer) -> None:
-    """The question stands, with the update, and its answer goes on."""
+def test_interrupt_after_update_and_prune_can_be_answered(saver: SQLiteCheckpointer) -> None:
+    """The interrupt and the update are in the state, and the answer continues the run."""
     run = Run(
-        saver, {"a": says("A"), "b": asks, "c": says("C")}, {"b": pruning(update(TITLE, "a"))}
+        saver,
+        {"a": says("A"), "b": asks, "c": says("C")},
+        {"b": prune_after_each(update(TITLE, "a"))},
     )
     run.invoke(ASK)
     saver._cache.drop_thread("t")
@@ -164,76 +170,86 @@ def test_a_question_after_a_prune(saver: SQLiteCheckpointer) -> None:
     assert run.value("title") == "A question"
 
 
-def test_a_failure_after_a_prune(saver: SQLiteCheckpointer) -> None:
-    """The run can be started again from the node that failed."""
+def test_run_that_failed_after_a_prune_can_be_retried(saver: SQLiteCheckpointer) -> None:
+    """The retry starts at the node that failed."""
     nodes = {"a": says("A"), "b": fails, "c": says("C")}
-    run = Run(saver, nodes, {"b": pruning(update(TITLE, "a"))})
+    run = Run(saver, nodes, {"b": prune_after_each(update(TITLE, "a"))})
     with pytest.raises(LookupError):
         run.invoke(ASK)
     saver._cache.drop_thread("t")
-    again = Run(saver, {**nodes, "b": says("B")}, {})
-    again.invoke(None)
+    retried = Run(saver, {**nodes, "b": says("B")}, {})
+    retried.invoke(None)
 
-    assert again.said() == ["q", "A", "B", "C"]
-    assert again.value("title") == "A question"
+    assert retried.said() == ["q", "A", "B", "C"]
+    assert retried.value("title") == "A question"
 
 
-@both
-def test_a_newer_turn_before_a_prune(saver: SQLiteCheckpointer) -> None:
-    """An abandoned run does not take the head from it, although its own past is pruned."""
-    newer = pruning(lambda graph: graph.invoke({"messages": [("human", "newer")]}, config_at()))
-    run = Run(saver, {"a": says("A"), "b": says("B")}, {"a": newer})
+@kept_or_pruned_update
+def test_abandoned_run_does_not_take_the_head_after_a_prune(saver: SQLiteCheckpointer) -> None:
+    """The newer turn keeps the head, although the ancestors of the abandoned run were pruned."""
+    run_newer_turn = prune_after_each(
+        lambda graph: graph.invoke({"messages": [("human", "newer")]}, config_at())
+    )
+    run = Run(saver, {"a": says("A"), "b": says("B")}, {"a": run_newer_turn})
     run.invoke(ASK)
 
     assert run.said() == ["q", "newer", "A", "B"]
 
 
-@both
-def test_a_newer_turn_and_an_update_before_a_prune(saver: SQLiteCheckpointer) -> None:
-    """The update is one of the newer turn, so that an abandoned run takes nothing over."""
+@kept_or_pruned_update
+def test_abandoned_run_ignores_the_update_of_a_newer_turn(saver: SQLiteCheckpointer) -> None:
+    """The update belongs to the newer turn, so the abandoned run takes nothing over."""
 
-    def newer(graph: Any) -> None:
+    def run_newer_turn_and_update(graph: Any) -> None:
         graph.invoke({"messages": [("human", "newer")]}, config_at())
         graph.update_state(config_at(), TITLE, "b")
 
-    run = Run(saver, {"a": says("A"), "b": says("B")}, {"a": pruning(newer)})
+    run = Run(
+        saver, {"a": says("A"), "b": says("B")}, {"a": prune_after_each(run_newer_turn_and_update)}
+    )
     run.invoke(ASK)
 
     assert run.said() == ["q", "newer", "A", "B"]
     assert run.value("title") == "A question"
 
 
-@both
+@kept_or_pruned_update
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_update_that_is_put_after_a_prune(
+def test_update_read_before_and_put_after_a_prune_is_taken_over(
     count: int, saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has read a checkpoint of the run which is pruned, once the run has put further ones."""
-    puts: list[Callable[[], Any]] = []
+    """The update has read a checkpoint of the run, which is pruned before the update is put."""
+    prepared_puts: list[Callable[[], Any]] = []
 
-    def read(graph: Any) -> None:
-        puts.append(put_later(saver, lambda: graph.update_state(config_at(), TITLE, "c")))
+    def prepare_update(graph: Any) -> None:
+        prepared_puts.append(put_later(saver, lambda: graph.update_state(config_at(), TITLE, "c")))
 
-    def finish(graph: Any) -> None:
+    def prune_and_put(graph: Any) -> None:
         saver.prune(["t"], strategy="keep_latest")
-        puts.pop()()
+        prepared_puts.pop()()
 
     names = ["a", "b", "c", "d"]
-    run = Run(saver, {name: says(name) for name in names}, {"a": read, names[count]: finish})
+    run = Run(
+        saver,
+        {name: says(name) for name in names},
+        {"a": prepare_update, names[count]: prune_and_put},
+    )
     run.invoke(ASK)
 
     assert run.said() == ["q", *names]
     assert run.value("title") == "A question"
 
 
-def test_what_a_prune_leaves_of_an_updated_thread(updated: str, saver: SQLiteCheckpointer) -> None:
-    """The update, and for a day the checkpoint that it has changed: a run may go on from there."""
+def test_prune_keeps_the_update_and_for_a_day_the_updated_checkpoint(
+    updated_checkpoint: str, saver: SQLiteCheckpointer
+) -> None:
+    """The updated checkpoint stays for a day, because a run may continue from it."""
     run = Run(saver, {"a": says("A")}, {})
     run.invoke(ASK)
     before = head(saver)
     for number in range(3):
         run.graph.update_state(config_at(), {"count": number}, "a")
-    expected = [head(saver), before] if updated == "kept" else [head(saver)]
+    expected = [head(saver), before] if updated_checkpoint == "kept" else [head(saver)]
     preview = saver.retain(Retention(last=0), thread_ids=["t"], dry_run=True)
     stored = len(saver.checkpoints("t"))
     saver.prune(["t"], strategy="keep_latest")
@@ -250,8 +266,8 @@ def test_what_a_prune_leaves_of_an_updated_thread(updated: str, saver: SQLiteChe
     assert [each.checkpoint_id for each in saver.checkpoints("t")] == [head(saver)]
 
 
-def test_a_rollback_removes_the_updated_checkpoint(saver: SQLiteCheckpointer) -> None:
-    """It is one of the run that is rolled back."""
+def test_rollback_of_a_run_removes_the_updated_checkpoint(saver: SQLiteCheckpointer) -> None:
+    """The updated checkpoint belongs to the run that is rolled back."""
     run = Run(saver, {"a": says("A")}, {})
     run.graph.invoke(ASK, {**config_at(), "metadata": {"run_id": "r"}})
     run.graph.update_state(config_at(), TITLE, "a")
@@ -260,20 +276,20 @@ def test_a_rollback_removes_the_updated_checkpoint(saver: SQLiteCheckpointer) ->
     assert len(saver.checkpoints("t")) == 1
 
 
-@both
+@kept_or_pruned_update
 @pytest.mark.parametrize("erased_first", [False, True])
-def test_an_erasure_between_an_update_and_a_step(
+def test_run_takes_over_an_update_without_the_erased_message(
     erased_first: bool, saver: SQLiteCheckpointer
 ) -> None:
-    """The run takes the update over, without the erased message that it still has in memory."""
+    """The run still has the erased message in memory, and stores its next step without it."""
 
     def title_and_erase(graph: Any) -> None:
-        acts = [
+        actions = [
             lambda: graph.update_state(config_at(), TITLE, "a"),
             lambda: saver.erase("t", ["q1"]),
         ]
-        for act in reversed(acts) if erased_first else acts:
-            act()
+        for action in reversed(actions) if erased_first else actions:
+            action()
             saver.prune(["t"], strategy="keep_latest")
 
     run = Run(saver, {"a": says("A"), "b": says("B"), "c": says("C")}, {"b": title_and_erase})
@@ -284,9 +300,9 @@ def test_an_erasure_between_an_update_and_a_step(
     assert "4711" not in str([*saver.list(config_at())])
 
 
-@both
-def test_a_copy_between_an_update_and_a_step(saver: SQLiteCheckpointer) -> None:
-    """The copy has the update and goes on by itself; the run goes on in its own thread."""
+@kept_or_pruned_update
+def test_thread_copied_after_an_update_continues_independently(saver: SQLiteCheckpointer) -> None:
+    """The copy has the update and continues by itself. The run continues in its own thread."""
 
     def title_and_copy(graph: Any) -> None:
         graph.update_state(config_at(), TITLE, "a")
@@ -305,8 +321,8 @@ def test_a_copy_between_an_update_and_a_step(saver: SQLiteCheckpointer) -> None:
     assert after["title"] == "A question"
 
 
-def test_a_deletion_between_an_update_and_a_step(saver: SQLiteCheckpointer) -> None:
-    """The run stores nothing any more, and a new thread has neither its state nor the update."""
+def test_run_of_deleted_thread_stores_nothing_in_the_new_thread(saver: SQLiteCheckpointer) -> None:
+    """The run fails, and the new thread has neither the state of the run nor the update."""
 
     def title_and_delete(graph: Any) -> None:
         graph.update_state(config_at(), TITLE, "a")
@@ -326,44 +342,47 @@ class Nested(TypedDict, total=False):
     tags: Annotated[list[str], operator.add]
 
 
-@both
-def test_the_state_of_a_subgraph(saver: SQLiteCheckpointer) -> None:
-    """The state of a graph within another one is updated and pruned while it runs."""
+@kept_or_pruned_update
+def test_update_of_a_subgraph_is_taken_over_after_a_prune(saver: SQLiteCheckpointer) -> None:
+    """The state of a subgraph is updated and pruned while the subgraph runs."""
     updates: list[Any] = [TITLE]
 
-    def inner(state: Any) -> Any:
+    def update_and_prune_once(state: Any) -> Any:
         if updates:
             (task,) = elsewhere(graph.get_state, config_at(), subgraphs=True).tasks
             elsewhere(graph.update_state, task.state.config, updates.pop(), "second")
             elsewhere(saver.prune, ["t"], strategy="keep_latest")
         return {"messages": [AIMessage("inner")]}
 
-    inside: list[Any] = [("first", inner), ("second", says("second"))]
-    child = StateGraph(Nested).add_sequence(inside)
+    inner_nodes: list[Any] = [("first", update_and_prune_once), ("second", says("second"))]
+    child = StateGraph(Nested).add_sequence(inner_nodes)
     compiled = child.add_edge(START, "first").compile(checkpointer=True)
     nodes: list[Any] = [("child", compiled), ("last", says("last"))]
     builder = StateGraph(Nested).add_sequence(nodes)
     graph: Any = builder.add_edge(START, "child").compile(checkpointer=saver)
     graph.invoke(ASK, config_at(), durability="sync")
     namespace = next(each for each in saver.thread("t").namespaces if each)
-    within = graph.get_state(config_at(ns=namespace)).values
+    subgraph_values = graph.get_state(config_at(ns=namespace)).values
 
     assert graph.get_state(config_at()).values["messages"][-1].text == "last"
-    assert (within["title"], within["messages"][-1].text) == ("A question", "second")
+    assert (subgraph_values["title"], subgraph_values["messages"][-1].text) == (
+        "A question",
+        "second",
+    )
 
 
-@both
+@kept_or_pruned_update
 @pytest.mark.parametrize("is_text", [False, True], ids=["numbers", "texts"])
 @pytest.mark.parametrize("writes_title", [False, True])
-def test_versions_of_a_pruned_checkpoint(
+def test_versions_of_a_pruned_checkpoint_are_inferred_from_the_put(
     writes_title: bool, is_text: bool, saver: SQLiteCheckpointer
 ) -> None:
-    """They are inferred from those of the put, in which a random part tells nothing."""
+    """The random part of a version of the put is ignored."""
 
-    def version(number: int, random: int) -> Any:
+    def make_version(number: int, random: int) -> Any:
         return f"{number:032}.{random}" if is_text else number
 
-    first, title, answer = version(1, 5), version(2, 1), version(2, 9)
+    first, title, answer = make_version(1, 5), make_version(2, 1), make_version(2, 9)
     run = stored(saver, None, "input", "c0", {"n": first}, {"n": 0})
     versions = {"n": first, "title": title}
     stored(saver, run, "update", "c1", versions, {"n": 0, "title": "T"})
@@ -371,31 +390,31 @@ def test_versions_of_a_pruned_checkpoint(
         saver, {"config": config_at(uid="c1"), "versions": versions}, "update", "c2", versions, {}
     )
     saver.prune(["t"], strategy="keep_latest")
-    own = {"n": answer, "title": answer} if writes_title else {"n": answer}
-    stored(saver, run, "loop", "c3", own, dict.fromkeys(own, 1))
-    found = saver.get_tuple(config_at())
+    written_versions = {"n": answer, "title": answer} if writes_title else {"n": answer}
+    stored(saver, run, "loop", "c3", written_versions, dict.fromkeys(written_versions, 1))
+    record = saver.get_tuple(config_at())
 
-    assert found is not None
+    assert record is not None
     assert head(saver) == ("c2" if writes_title else "c3")
-    assert found.checkpoint["channel_values"] == {"n": 0 if writes_title else 1, "title": "T"}
+    assert record.checkpoint["channel_values"] == {"n": 0 if writes_title else 1, "title": "T"}
 
 
 # -- random runs against the model of updates without prunes
 
 
-class Disturbed(Program):
-    """Removes, copies or forgets something of the thread after each update."""
+class ProgramWithMaintenance(Program):
+    """A program that prunes, copies or erases something of the thread after each update."""
 
-    def __init__(self, saver: SQLiteCheckpointer, acts: Iterator[str]) -> None:
+    def __init__(self, saver: SQLiteCheckpointer, actions: Iterator[str]) -> None:
         super().__init__(saver)
-        self.acts = acts
+        self.actions = actions
 
     def update(self, values: Any, as_node: str) -> None:
         super().update(values, as_node)
-        ACTS[next(self.acts, "nothing")](self.saver)
+        MAINTENANCE[next(self.actions, "nothing")](self.saver)
 
 
-ACTS: dict[str, Prune] = {
+MAINTENANCE: dict[str, Prune] = {
     "nothing": lambda saver: None,
     **PRUNES,
     "copy": lambda saver: saver.copy_thread("t", str(uuid4())),
@@ -404,32 +423,36 @@ ACTS: dict[str, Prune] = {
 }
 
 
-ACTIONS = st.lists(st.sampled_from(sorted(ACTS)), max_size=12)
+MAINTENANCE_LISTS = st.lists(st.sampled_from(sorted(MAINTENANCE)), max_size=12)
 
 
-def compare(program: list[Turn], acts: list[str]) -> None:
+def compare_with_model(program: list[Turn], actions: list[str]) -> None:
     """Run turns with updates, and compare the thread with the model after each turn."""
     with SQLiteCheckpointer.open(":memory:") as saver:
-        model, running = Model(), Disturbed(saver, iter(acts))
+        model, runner = Model(), ProgramWithMaintenance(saver, iter(actions))
         for number, turn in enumerate(program):
             model.turn(number, turn)
-            values = running.run(number, turn)
+            values = runner.run(number, turn)
             saver._cache.drop_thread("t")
 
             assert values == model.state
-            assert running.graph.get_state(config_at()).values == model.state
+            assert runner.graph.get_state(config_at()).values == model.state
 
 
-@given(turns(), ACTIONS)
-def test_random_turns_updates_and_prunes(program: list[Turn], acts: list[str]) -> None:
-    """After each turn the thread has what the model has, in this process and in another one."""
-    compare(program, acts)
+@given(turns(), MAINTENANCE_LISTS)
+def test_random_turns_updates_and_prunes_agree_with_the_model(
+    program: list[Turn], actions: list[str]
+) -> None:
+    """After each turn, the thread has the state of the model, with and without the cache."""
+    compare_with_model(program, actions)
 
 
-@given(turns(), ACTIONS)
-def test_random_turns_and_prunes_of_what_was_updated(program: list[Turn], acts: list[str]) -> None:
-    """The same without the checkpoint that was updated: there are questions no more."""
+@given(turns(), MAINTENANCE_LISTS)
+def test_random_turns_agree_with_model_if_updated_checkpoint_is_pruned(
+    program: list[Turn], actions: list[str]
+) -> None:
+    """The prune also removes the updated checkpoint, so the programs have no interrupts."""
     program = [turn._replace(asking=None, durability="sync") for turn in program]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(maintenance, "RUN_DAYS", -1)
-        compare(program, acts)
+        compare_with_model(program, actions)

@@ -1,4 +1,4 @@
-"""What would change silently is refused at put, with the path to it."""
+"""A put refuses values that would change silently, and its error names the path of the value."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Holder:
         self.x = 1
 
 
-def nested(levels: int, wrap: Callable[[Any], Any]) -> Any:
+def nest(levels: int, wrap: Callable[[Any], Any]) -> Any:
     value = None
     for _ in range(levels):
         value = wrap(value)
@@ -75,21 +75,21 @@ REFUSED = {
     "structured array": (Point(1, np.zeros(1, dtype=[("a", "i4")])), r"\.inner is a ndarray"),
     "masked array": (np.ma.array([1], mask=[True]), r"MaskedArray"),
     "too deep": (
-        nested(300, lambda v: [v]),
+        nest(300, lambda v: [v]),
         r"\['x'\]\[0\] cannot be stored, because .*254 levels",
     ),
-    "too deep in dicts": (nested(2000, lambda v: {"k": v}), r"254 levels"),
+    "too deep in dicts": (nest(2000, lambda v: {"k": v}), r"254 levels"),
     "too deep in a message": (
-        HumanMessage("x", additional_kwargs=nested(300, lambda v: {"k": v})),
+        HumanMessage("x", additional_kwargs=nest(300, lambda v: {"k": v})),
         r"\.additional_kwargs\['k'\].*nested deeper",
     ),
     "far too deep in a message": (
-        HumanMessage("x", additional_kwargs=nested(5000, lambda v: {"k": v})),
+        HumanMessage("x", additional_kwargs=nest(5000, lambda v: {"k": v})),
         r"nested deeper",
     ),
-    "too many objects": (nested(300, lambda v: Point(1, v)), r"\.inner.*nested deeper"),
-    "too deep in an object": (Point(1, nested(3000, lambda v: [v])), r"\.inner.*254 levels"),
-    "far too many objects": (nested(3000, lambda v: Fixed(v)), r"\.x.*nested deeper"),
+    "too many objects": (nest(300, lambda v: Point(1, v)), r"\.inner.*nested deeper"),
+    "too deep in an object": (Point(1, nest(3000, lambda v: [v])), r"\.inner.*254 levels"),
+    "far too many objects": (nest(3000, lambda v: Fixed(v)), r"\.x.*nested deeper"),
     "in a dataclass": (Point(1, {"f": [Holder()]}), r"\['x'\]\.inner\['f'\]\[0\] is a Holder"),
     "in slots": (Fixed(1, (Holder(),)), r"\['x'\]\.tags\[0\] is a Holder"),  # type: ignore[arg-type]
     "in a model": (Outer(inner=Inner(n=1), raw=print), r"\['x'\]\.raw is a builtin"),
@@ -100,21 +100,21 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_would_change_silently_is_refused_at_put(name: str) -> None:
-    """The error names the path, and nothing is written."""
-    value, told = REFUSED[name]
+def test_put_refuses_value_that_would_change_silently(name: str) -> None:
+    """The error names the path of the value, and nothing is written."""
+    value, expected_error = REFUSED[name]
     with SQLiteCheckpointer.open(":memory:") as saver:
-        with pytest.raises(Unstorable, match=told) as caught:
+        with pytest.raises(Unstorable, match=expected_error) as caught:
             put(saver, {"fine": 1, "x": value})
 
         assert "channel_values['x']" in str(caught.value)
         assert saver.threads() == []
 
 
-def test_a_lone_surrogate_in_text_becomes_a_question_mark(
+def test_lone_surrogate_in_text_is_stored_as_question_mark(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As in langgraph's savers; it is logged once, with the place and the thread."""
+    """Savers of langgraph do the same. One warning names the place and the thread."""
     half = "half \ud83d"
     values = {
         "texts": ["ok", half],
@@ -140,8 +140,8 @@ def test_a_lone_surrogate_in_text_becomes_a_question_mark(
     assert logged.startswith("channel_values['texts'][1] of thread 't' contains a lone surrogate")
 
 
-def test_a_lone_surrogate_in_metadata_is_refused() -> None:
-    """Metadata holds the ids of users, of which two must not become one."""
+def test_put_refuses_lone_surrogate_in_metadata() -> None:
+    """Metadata contains ids of users, and two different ids must not become equal."""
     config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": "", "user_id": "\ud83d"}}
     with SQLiteCheckpointer.open(":memory:") as saver:
         with pytest.raises(Unstorable, match=r"metadata.*surrogates"):
@@ -150,19 +150,19 @@ def test_a_lone_surrogate_in_metadata_is_refused() -> None:
         assert saver.threads() == []
 
 
-def test_a_builtin_set_of_another_class_needs_the_allowlist() -> None:
-    """What only its constructor can rebuild is refused, until it is named."""
+def test_subclass_of_set_is_refused_unless_allow_names_it() -> None:
+    """A value that only its constructor can rebuild is refused unless its class is named."""
     with pytest.raises(ForbiddenType, match="OldSet"):
         CODEC.encode(OldSet([1]), lambda: "value")
     with SQLiteCheckpointer.open(":memory:", allow=[OldSet]) as saver:
-        found = saver.get_tuple(put(saver, {"x": OldSet([1])}))
+        record = saver.get_tuple(put(saver, {"x": OldSet([1])}))
 
-    assert found is not None
-    assert type(found.checkpoint["channel_values"]["x"]) is OldSet
+    assert record is not None
+    assert type(record.checkpoint["channel_values"]["x"]) is OldSet
 
 
-def test_a_value_in_itself_is_refused() -> None:
-    """A list or an object that holds itself has no end."""
+def test_put_refuses_value_that_contains_itself() -> None:
+    """A list or an object that contains itself has infinite depth."""
     endless: list[Any] = []
     endless.append(endless)
     point = Point(1)
@@ -172,19 +172,19 @@ def test_a_value_in_itself_is_refused() -> None:
             CODEC.encode(value, lambda: "value")
 
 
-def test_what_a_task_raised_is_stored_as_text() -> None:
-    """langgraph writes it as an exception, and its savers keep how it looks."""
+def test_exception_of_a_task_is_stored_as_text() -> None:
+    """langgraph passes an exception to `put_writes`, and its savers store the `repr`."""
     with SQLiteCheckpointer.open(":memory:") as saver:
         config = put(saver, {"x": 1})
         saver.put_writes(config, [("__error__", ValueError("no"))], "task")
-        found = saver.get_tuple(config)
+        record = saver.get_tuple(config)
 
-    assert found is not None
-    assert found.pending_writes == [("task", "__error__", "ValueError('no')")]
+    assert record is not None
+    assert record.pending_writes == [("task", "__error__", "ValueError('no')")]
 
 
-def test_a_serializer_told_to_pickle_does() -> None:
-    """`pickle_fallback` is the user's own choice; what was pickled is read by that serializer."""
+def test_serializer_with_pickle_fallback_stores_pickles() -> None:
+    """Only a serializer with `pickle_fallback` reads the value again."""
     serde = JsonPlusSerializer(pickle_fallback=True, allowed_msgpack_modules=None)
     stored = Codec(serde).encode([1j], lambda: "value")
 
