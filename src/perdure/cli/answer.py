@@ -439,8 +439,8 @@ def _find_person(saver: Checkpointer, head: ThreadHead) -> Any:
     """Return the person of a thread, or None.
 
     The person is the `user_id` of the head, or the `owner` if the head has no `user_id`. A
-    `user_id` of "" means that the thread has no memory. An `owner` that may be an organisation is
-    not a person; see `may_owners_be_organisations`.
+    `user_id` of "" means that the thread has no memory. The `owner` is ignored if it may name an
+    organisation instead of a person; see `may_owners_be_organisations`.
     """
     from perdure.checkpointers.owner_record import may_owners_be_organisations
 
@@ -525,7 +525,7 @@ def _answer_on_server(
 
 @contextmanager
 def _connect_to_server(url: str, thread_id: str) -> Iterator[SyncLangGraphClient]:
-    """Connect to a server. Convert its error responses to errors with a one-line message.
+    """Connect to a server, and convert the server's HTTP errors to errors with one-line messages.
 
     Raises:
         ConfigurationError: The server cannot be reached, or refuses the key.
@@ -535,9 +535,9 @@ def _connect_to_server(url: str, thread_id: str) -> Iterator[SyncLangGraphClient
     from langgraph_sdk import get_sync_client
 
     try:
-        # The tuple contains the timeouts for connecting, reading, writing and getting a connection
-        # from the pool. Reading has no timeout, because the server replies only when the run has
-        # ended, and a run may take longer than any fixed timeout.
+        # The tuple `timeouts` contains the timeouts for connecting, reading, writing and getting a
+        # connection from the pool. Reading has no timeout, because the server replies only when the
+        # run has ended, and a run may take longer than any fixed timeout.
         timeouts = (_CONNECT_TIMEOUT_S, None, _CONNECT_TIMEOUT_S, _CONNECT_TIMEOUT_S)
         with get_sync_client(
             url=url, api_key=os.environ.get(_KEY_VARIABLE), timeout=timeouts

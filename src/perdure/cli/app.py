@@ -1,7 +1,8 @@
 """Define the command line application and the parts that its commands share.
 
 The commands share options and arguments, the class that opens the database, and the function that
-looks up an id by its prefix. The code that prints errors and returns exit codes is shared as well.
+looks up an id by its prefix. All commands also share the code that prints errors and returns exit
+codes.
 """
 
 from __future__ import annotations
@@ -257,7 +258,8 @@ def require_confirmation(question: str, is_confirmed: bool) -> None:
     """
     if not is_confirmed:
         try:
-            # stdout is redirected to stderr, because typer writes a space to stdout.
+            # stdout is redirected to stderr, because typer writes a space to stdout when it asks
+            # for confirmation.
             with redirect_stdout(sys.stderr):
                 typer.confirm(escape_controls(question), abort=True, err=True)
         except typer.Abort as exc:
@@ -407,8 +409,9 @@ class CommandDatabase:
             component = open_component(path, key=key, **self._options)
             return self._stack.enter_context(component)
         except StorageError as exc:
-            # A subclass of StorageError is raised for a locked, damaged or missing file, for
-            # example. A file with such a fault cannot be opened read-only.
+            # If the file is locked, damaged or missing, for example, a subclass of StorageError is
+            # raised. A locked, damaged or missing file cannot be opened read-only either, so the
+            # error is raised again.
             if not self._allow_read_only or type(exc) is not StorageError:
                 raise
             return self._stack.enter_context(open_component(path, key=key, read_only=True))
@@ -503,7 +506,7 @@ def resolve_item_key(
     *,
     include_deleted: bool = False,
 ) -> tuple[Namespace, str]:
-    """Find the item that is named by its key or by a prefix of its key.
+    """Find the item whose key is `key_or_prefix` or begins with `key_or_prefix`.
 
     Args:
         store: The store.
@@ -520,7 +523,7 @@ def resolve_item_key(
         ConfigurationError: No key or several keys begin with `key_or_prefix`.
     """
     for namespace in namespaces:
-        # InvalidNamespace is raised if the text cannot be a key.
+        # InvalidNamespace is raised if `key_or_prefix` is not a valid key.
         with suppress(InvalidNamespace):
             item = store.get(namespace, key_or_prefix, refresh_ttl=False)
             if item or (include_deleted and store.history(namespace, key_or_prefix)):
@@ -538,8 +541,8 @@ def resolve_item_key(
 def shorten_thread_id(database: CommandDatabase, thread_id: str, *, is_whole: bool) -> str:
     """Return a thread id for a table row.
 
-    On a terminal, a long id is shortened to a prefix that no other thread id has. With `is_whole`
-    the id is never shortened.
+    On a terminal, a long id is shortened to a prefix that no other thread id has. If `is_whole` is
+    True, the thread id is never shortened.
     """
     is_whole = is_whole or len(thread_id) <= _MAX_UNSHORTENED or not get_console().is_terminal
     return thread_id if is_whole else database.saver.unique_prefix(thread_id)
@@ -557,12 +560,12 @@ def find_thread_head(database: CommandDatabase, id_or_prefix: str) -> ThreadHead
 
 
 def resolve_thread_id(database: CommandDatabase, id_or_prefix: str) -> str:
-    """Return the id of the thread that is named by its id or by a prefix of its id."""
+    """Return the id of the thread whose id is `id_or_prefix` or begins with `id_or_prefix`."""
     return find_thread_head(database, id_or_prefix).thread_id
 
 
 def resolve_checkpoint_id(database: CommandDatabase, thread_id: str, id_or_prefix: str) -> str:
-    """Return the id of the thread's checkpoint that is named by its id or by a prefix of it."""
+    """Return the id of the thread's checkpoint whose id is or begins with `id_or_prefix`."""
     checkpoints = database.saver.checkpoints(thread_id, checkpoint_ns="")
     ids = [
         info.checkpoint_id for info in checkpoints if info.checkpoint_id.startswith(id_or_prefix)
@@ -571,7 +574,7 @@ def resolve_checkpoint_id(database: CommandDatabase, thread_id: str, id_or_prefi
 
 
 def complete_thread_id(incomplete: str) -> list[str]:
-    """Return the ids of the threads that begin with `incomplete`, for completion in a shell."""
+    """Return the thread ids that begin with the text `incomplete`, for completion in a shell."""
     try:
         with open_database(None, allow_read_only=True) as database:
             return [head.thread_id for head in database.saver.heads(prefix=incomplete)]

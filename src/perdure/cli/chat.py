@@ -151,8 +151,9 @@ class _ChatSession:
 
         self.database, self.thread_id, self.user = database, thread_id, user
         self.window = trim(max_tokens=keep_last + 1, token_counter=len) if keep_last else None
-        # `window` limits the number of earlier messages. `window` is the first part of the list,
-        # because the recalled memories that the next part adds must not count as earlier messages.
+        # `window` removes all messages except the newest ones. In the list `memory`, `window` comes
+        # before `use_memories`, because the memories that `use_memories` adds must not count as
+        # earlier messages.
         memory: list[Any] = [self.window] if self.window else []
         if user:
             memory += [use_memories(database.store), remember_turns(database.store)]
@@ -165,7 +166,10 @@ class _ChatSession:
         }
 
     def check_may_continue_thread(self) -> None:
-        """Check that the user may continue the thread. Copy metadata of its head to the new runs.
+        """Check that the user may continue the thread.
+
+        Copy some metadata of the thread's head, its newest checkpoint, to the config of the new
+        runs.
 
         Raises:
             ConfigurationError: The thread belongs to another user, or another graph has to resume
@@ -243,7 +247,8 @@ class _ChatSession:
             and metadata.get("langgraph_node") == "respond"
         )
         try:
-            # Nothing is streamed if an interrupted turn had already stored its answer.
+            # If the turn was interrupted earlier, after the model's answer was stored, nothing is
+            # streamed. The stored answer is printed instead.
             if not print_stream(parts, COLORS["ai"]):
                 last = self.graph.get_state(self.config).values["messages"][-1]
                 print_stream([last.text] if last.type == "ai" else [], COLORS["ai"])

@@ -1,4 +1,4 @@
-"""Represent conversations of exports as trees of messages, with functions for all importers."""
+"""Represent exported conversations as trees of messages, and define functions for all importers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from perdure.memory.thread_messages import REMEMBER, SEARCHED
 
 _SPACES_AND_COMMAS: Final = re.compile(r"[\s,]*")
 
-# Maximum length of a conversation id, in bytes. No known export has longer ids, and a key in the
-# store may have this length.
+# Maximum length of a conversation id, in bytes. No known export has longer ids. The store accepts
+# keys of this length.
 _MAX_ID_BYTES: Final = 500
 
 
@@ -73,7 +73,7 @@ class SavedText(NamedTuple):
 
 
 class UnnamedSource(NamedTuple):
-    """The file from which a conversation without an id was read, and a function that builds it.
+    """Describes the file of a conversation without an id, and how the conversation is built.
 
     Attributes:
         file: An object that identifies the file within one import.
@@ -133,7 +133,7 @@ class Conversation:
         return float(self.metadata.get("update_time", self.metadata.get("create_time", math.inf)))
 
     def list_message_ids_from_root(self, key: str | None) -> list[str]:
-        """Return the ids of the messages from the beginning to `key`, the oldest first."""
+        """Return the ids of the message `key` and all its ancestors, the oldest message first."""
         keys = []
         while key is not None:
             keys.append(key)
@@ -169,7 +169,8 @@ class Conversation:
             created_at = get_creation_time(message)
         existing_node = self.nodes.get(key)
         if variant and existing_node is not None and existing_node[:2] != (parent, message):
-            # Two variants of a message may differ in any field, so the whole message is hashed.
+            # The id of a variant is derived from a hash of the whole message, because two messages
+            # with the same id may differ in any field.
             key = derive_id(key, parent, repr(message))
         node = self.nodes.setdefault(key, MessageNode(parent, message, created_at))
         if node.message is not message and node.message != message:
@@ -182,7 +183,7 @@ class Conversation:
         messages: Mapping[str, list[BaseMessage]],
         leaf_id: str,
     ) -> None:
-        """Add the messages of an export's tree, in which a node may have several messages or none.
+        """Add the messages of an exported tree. A node of the tree may have several messages.
 
         Args:
             parents: The id of each part's parent, or None for a part without a parent. A part is a
@@ -191,11 +192,12 @@ class Conversation:
             leaf_id: The part with which the main branch ends. If there is no such part, the main
                 branch ends with the last part.
         """
-        # For each part of the tree, the id of the last message in the part itself or before it.
+        # `last_messages` maps the id of each part to the id of its last message. A part without
+        # messages is mapped to the last message of the nearest ancestor that has messages.
         last_messages: dict[str | None, str | None] = {}
 
         def list_new_ancestors(key: str | None) -> list[str]:
-            """Return the ids of a part and its ancestors, without parts that were added already.
+            """Return the ids of a part of the tree and its ancestors, except added parts.
 
             The oldest ancestor comes first.
             """
@@ -283,7 +285,7 @@ def build_message(
 
 
 def format_placeholder(noun: object, description: object = "") -> str:
-    """Return the text in place of a file, an image or a tool call, such as "[file: dates.pdf]"."""
+    """Return placeholder text for a file, an image or a tool call, such as "[file: dates.pdf]"."""
     text = shorten_line(description)
     return f"[{shorten_line(noun, 40)}: {text}]" if text else f"[{shorten_line(noun, 40)}]"
 

@@ -31,8 +31,8 @@ def copy(
     """Copy a database. Source and target may be SQLite or Postgres.
 
     The copy has all threads, checkpoints, branches, pending writes, and items with their versions
-    and provenance. At the end, both databases are compared. If the copy is interrupted, repeat the
-    same command, and the copy continues where it stopped.
+    and provenance. After all rows have been copied, the source and the target are compared. If the
+    copy is interrupted, repeat the same command, and the copy continues where it stopped.
     """
     from perdure.cli.sources import open_database_to_copy
     from perdure.cli.table_copy import DatabaseCopy, StoreTables, Tables, ThreadTables
@@ -76,7 +76,7 @@ def copy(
 
 
 def _read_key_file(path: Path | None) -> str | None:
-    """Return the key in a file, or None without a file.
+    """Read an encryption key from a file, or return None if `path` is None.
 
     Raises:
         ConfigurationError: The file cannot be read or is empty.

@@ -1,7 +1,7 @@
 """The commands `perdure config`, `perdure stats` and `perdure retain`.
 
-`config` shows the settings. `stats` shows counts and sizes. `retain` removes old data as the
-configured retention rules say.
+`config` shows the settings. `stats` shows counts and sizes. `retain` removes old data according to
+the retention rules in the settings.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def config(db: DbOption = None, user: UserOption = None, json: JsonOption = Fals
     """Show the settings and where they come from.
 
     Arguments override PERDURE_* variables, and these variables override perdure.toml. Secrets, such
-    as keys, are not printed. If a secret is configured, "set" is printed.
+    as keys, are not printed. If a secret is configured, "set" is printed in place of its value.
     """
     from perdure.settings import NAMES, SECRETS, load
 
@@ -143,8 +143,9 @@ def retain(
 ) -> None:
     """Remove old threads, checkpoints and versions.
 
-    The rules are in perdure.toml, under [retention]. Options override four of the rules. A
-    checkpoint or version is kept if at least one rule keeps it. Expired items are always removed.
+    The retention rules are read from the table [retention] of perdure.toml. Options override four
+    of the rules. A checkpoint or version is kept if at least one rule keeps it. Expired items are
+    always removed.
     """
     from perdure import retention
 

@@ -75,9 +75,9 @@ def history(
     """Show all messages of a thread.
 
     The model sees the messages marked ●. Messages marked ○ were removed from the state, but are
-    still in the history. Messages marked ◌ are only on a branch that does not lead to the head.
-    Items marked ? are in a `DeltaChannel` whose reducer the graph defines, so it is unknown whether
-    the model sees them.
+    still in the history. Messages marked ◌ are only on a branch that does not lead to the head. An
+    item is marked ? if it is unknown whether the model sees the item. All items of a `DeltaChannel`
+    are marked ?, because the graph defines the reducer of the channel.
     """
     from perdure.checkpointers.labels import describe_actions_of_other_users
     from perdure.checkpointers.titles import read_import_metadata
@@ -116,9 +116,9 @@ def history(
 def describe_status(status: ThreadStatus) -> str:
     """Describe a thread that waits for an answer or has an unfinished run.
 
-    Return a phrase that starts with a verb, for use after the name of the thread. The phrase quotes
-    the questions that wait for an answer, or names the nodes that would run next. If the thread is
-    idle, return "".
+    Return the description as a phrase that starts with a verb, for use after the name of the
+    thread. The phrase quotes the questions that wait for an answer, or names the nodes that would
+    run next. If the thread is idle, return "".
     """
     if status.state == "waiting":
         questions = (
@@ -158,8 +158,9 @@ def _is_message(value: Any) -> bool:
 def render_heading(item: HistoryItem) -> OutputLine:
     """Return the heading line of a history item: mark, author, time and model.
 
-    The mark is one of ●, ○, ◌ and ?, which `history` explains. The time is the creation time in the
-    message. If the message has no creation time, the time is when the message was first stored.
+    The mark is one of ●, ○, ◌ and ?, which `history` explains. The printed time is the creation
+    time in the message. If the message has no creation time, the time at which the message was
+    first stored is printed.
     """
     from perdure.memory.thread_messages import parse_time
 
@@ -184,8 +185,8 @@ def render_item_lines(value: Any) -> Iterator[OutputLine]:
     """
     content = value.content if _is_message(value) else value
     calls = [*getattr(value, "tool_calls", ()), *getattr(value, "invalid_tool_calls", ())]
-    # Some models repeat their tool calls in the content of the message, so these blocks are not
-    # printed.
+    # Some models repeat their tool calls as content blocks of the message. The repeated blocks are
+    # not printed, because the tool calls are printed below the content.
     if calls and isinstance(content, list):
         content = [part for part in content if _block_type(part) not in _CALL_TYPES]
     text = _render_content_text(content)
@@ -225,7 +226,10 @@ def _block_type(part: Any) -> str:
 
 
 def _dump_json(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON. An object that JSON cannot express is replaced by its type name."""
+    """Return a value as JSON text.
+
+    An object that cannot be converted to JSON is replaced by the name of its type.
+    """
     return jsonlib.dumps(
         value, ensure_ascii=False, indent=indent, default=lambda part: f"[{type(part).__name__}]"
     )

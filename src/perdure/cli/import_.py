@@ -261,7 +261,8 @@ def _parse_renames(renamed: list[str]) -> dict[str, str]:
 def _open_seekable(path: Path, copied: Path) -> Iterator[IO[bytes] | None]:
     """Open a file for reading more than once. Yield None if the path is a folder.
 
-    A pipe can be read only once, so its content is copied to the file `copied`, which is opened.
+    A pipe can be read only once. Therefore the content of a pipe is copied to the file `copied`,
+    and that file is opened.
     """
     try:
         is_stdin = path == Path("-")
@@ -407,7 +408,7 @@ class _FilesReader:
 
 
 def _explain_failure(problem: MalformedPart, location: str) -> str:
-    """Return the reason why a file contains no conversations, according to `problem`.
+    """Return the reason that the error `problem` gives why a file contains no conversations.
 
     Return "" if the reason is unknown.
     """
@@ -483,8 +484,9 @@ def _select_conversation_file_names(
 ) -> list[str]:
     """Return the files whose names ChatGPT and Claude use, or all JSON files if there are none.
 
-    JSON files that are not selected are listed in the report. For files in the folder `frames`, the
-    report lists only the folder.
+    JSON files that are not selected are listed in the report. The report does not name each JSON
+    file in the export's folder `frames`. The report counts these JSON files under the name of the
+    folder.
     """
     file_names = [name for name in file_names if not _JUNK.search(name) and not name.endswith("/")]
     conversations = [name for name in file_names if _CONVERSATIONS.search(name)]
@@ -567,7 +569,10 @@ def _collect_conversations_if_any(
 
 
 def _find_conversation_builder(value: dict[str, Any]) -> Callable[[Any], Conversation] | None:
-    """Return the function that reads an object as one conversation, if there is one."""
+    """Return the function that converts a JSON object to a conversation, or None.
+
+    None means that the object does not have the format of a conversation.
+    """
     from perdure.cli import import_chatgpt, import_claude, import_webui
 
     if value.keys() & {"mapping", "linear_conversation"}:
@@ -582,7 +587,10 @@ def _find_conversation_builder(value: dict[str, Any]) -> Callable[[Any], Convers
 
 
 def _find_text_reader(value: dict[str, Any]) -> Callable[[Any], Iterable[SavedText]] | None:
-    """Return the function that reads an object as memories or documents, if there is one."""
+    """Return the function that reads memories or documents from a JSON object, or None.
+
+    None means that the object does not have the format of memories or of a project.
+    """
     from perdure.cli import import_claude
 
     if import_claude.is_memories(value):

@@ -106,7 +106,8 @@ class SessionsReader:
 
     def _add_claude_line(self, line: Mapping[str, Any]) -> None:
         kind, message = get_by_path(line, str, "type"), get_by_path(line, dict, "message")
-        # The summary in this line may be the title of another session than the session of the file.
+        # A line with a summary contains the title of a session. This session may differ from the
+        # session to which the other lines of the file belong.
         if kind == "summary":
             self._summaries[get_by_path(line, str, "leafUuid")] = get_by_path(line, str, "summary")
             return
@@ -140,7 +141,8 @@ class SessionsReader:
         session = self._codex = self._codex or self._get_or_create_session(None)
         if kind == "turn_context":
             session.model = get_by_path(payload, str, "model") or session.model
-        # Lines of other types are not imported, because they repeat the content of response items.
+        # Only lines of the type `response_item` are imported. Lines of other types repeat content
+        # that lines of this type contain, too.
         if kind != "response_item":
             return
         session.source_count += 1
@@ -283,7 +285,7 @@ def _parse_arguments(arguments: Any) -> Mapping[str, Any]:
 def _get_tool_call_text_and_document_flag(
     name: str, arguments: Mapping[str, Any]
 ) -> tuple[str, bool]:
-    """Render a tool call as text. Return the text, and whether the arguments contain a document."""
+    """Return the text of a tool call, and whether the arguments of the call contain a document."""
     subjects = ((field, arguments[field]) for field in _SUBJECT_ARGUMENTS if arguments.get(field))
     field, subject = next(subjects, ("", ""))
     subject = " ".join(map(str, subject)) if isinstance(subject, list) else str(subject)

@@ -30,7 +30,11 @@ class ArchiveLines:
         self._items: list[Mapping[str, Any]] = []
 
     def add_line_if_in_archive(self, value: Mapping[str, Any]) -> bool:
-        """Add a line of an archive. Return False if the line is a thread or not from an archive."""
+        """Add a line of an archive, and return whether the line was handled.
+
+        A line that contains a thread, or that is not part of an archive, is not added. In this
+        case, return False.
+        """
         if is_archive_header(value):
             self.is_archive, self._user = True, value["user"]
         elif not self.is_archive:
@@ -49,7 +53,8 @@ class ArchiveLines:
     def _may_belong_to_person(self, namespace: list[Any]) -> bool:
         """Return whether a namespace may belong to the person whom the archive's header names.
 
-        The namespaces are checked because the archive may be forged.
+        The namespace of each item in an archive is checked, because somebody may have forged the
+        archive.
 
         Items that the person wrote for a team are not imported.
         """

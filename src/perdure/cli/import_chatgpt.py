@@ -51,7 +51,11 @@ _BRACKET: Final = re.compile("[ \t]?【(\\d+)(?::\\d+)?†[^】]*】")
 
 
 def build_chatgpt_conversation(conversation: Mapping[str, Any]) -> Conversation:
-    """Build a conversation. Malformed messages are skipped and listed in its `problems`."""
+    """Build a `Conversation` from a conversation in a ChatGPT export.
+
+    Malformed messages are skipped. The field `problems` of the new conversation lists the malformed
+    messages.
+    """
     tree = _read_parents_and_messages_by_id(conversation)
     name = get_by_path(conversation, str, "conversation_id") or conversation.get("id")
     thread = build_conversation(name, conversation, _FIELD_NAMES, sorted(tree))
@@ -99,7 +103,8 @@ def _read_parents_and_messages_by_id(
 ) -> dict[str, tuple[str | None, Any]]:
     """Return (parent id, message) for each node in the conversation's tree of messages.
 
-    The key is the id of the node. The parent id and the message may be None.
+    The key is the id of the node. The parent id is None for the root of the tree. The message is
+    None for a node without a message.
     """
     tree: dict[str, tuple[str | None, Any]] = {}
     for key, node in get_by_path(conversation, dict, "mapping").items():
@@ -122,11 +127,11 @@ def _read_parents_and_messages_by_id(
 def _convert_parts(
     parents: Mapping[str, str | None], parts: Mapping[str, _MessagePart]
 ) -> dict[str, list[BaseMessage]]:
-    """Convert the parts of a conversation to messages, by the id of the part.
+    """Convert the parts of a conversation to messages, and return a dict from part id to messages.
 
-    A part that calls a tool becomes an AI message with a tool call, and the result becomes a tool
-    message, if the tool call and its result are both in the export. A tool call without a result,
-    and a result without a tool call, become text, because providers refuse them.
+    If the export contains a tool call and its result, the part with the call becomes an AI message
+    with a tool call, and the part with the result becomes a tool message. A tool call without a
+    result, and a result without a tool call, become text, because providers refuse them.
     """
     followers: dict[str | None, list[str]] = defaultdict(list)
     for key, parent in parents.items():
@@ -256,7 +261,8 @@ def _format_text_part(part: _MessagePart) -> str:
             else ""
         )
     files = get_by_path(part.metadata, list, "attachments")
-    # Names of images are left out, because images are also parts of the content.
+    # The names of attached images are left out, because each attached image also has a placeholder
+    # in the content.
     names = (
         get_by_path(file, str, "name")
         for file in files
@@ -319,8 +325,8 @@ def _format_tool_call(part: _MessagePart) -> str:
     request = _extract_request_of_tool_call(part)
     if part.tool == "python":
         return f"[python]\n{format_code_block(request, 'python')}" if request.strip() else ""
-    # A request that is JSON consists of arguments that only the tool can interpret, so it is not
-    # imported.
+    # If the request is a JSON object or list, the tool call is not imported. Such JSON contains
+    # arguments that only the tool can interpret.
     if request.lstrip()[:1] in "{[":
         return ""
     noun = "memory" if part.tool == "bio" else part.tool
@@ -393,7 +399,7 @@ def _extract_request_of_tool_call(part: _MessagePart) -> str:
     If the call has no argument with a known name, return all arguments as text.
     """
     arguments = get_by_path(_parse_json(part.plain_text), dict)
-    # A call may contain several searches. Only the first search is imported.
+    # A call of the search tool may contain several searches. Only the first search is imported.
     first = get_by_path(arguments, list, "search_query")[:1]
     arguments = first[0] if first and isinstance(first[0], dict) else arguments
     request = part.plain_text
@@ -448,8 +454,8 @@ def _format_source_title_and_url(source: Any) -> str:
 def _format_entity_or_link_markup(inner: str) -> str:
     """Convert ChatGPT's markup for an entity or a link to plain text.
 
-    The result is the name of the entity, or the title and address of the link. Other markup becomes
-    "".
+    Markup for an entity becomes the name of the entity. Markup for a link becomes the title and the
+    address of the link. Other markup becomes "".
     """
     kind, *rest = inner.split("\ue202")
     if kind == "url":

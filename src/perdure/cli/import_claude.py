@@ -34,7 +34,8 @@ _HIDDEN_BLOCKS: Final = ("thinking", "redacted_thinking", "tool_result", "token_
 _TEXT_BLOCKS: Final = ("text", "voice_note")
 _FILE_BLOCKS: Final = ("image", "document")
 _SUBJECT_ARGUMENTS: Final = (
-    # Earlier versions of perdure knew only the arguments in the next line.
+    # Earlier versions of perdure supported only the arguments "title", "query", "url", "id" and
+    # "path".
     *("title", "query", "url", "id", "path"),
     *("filename", "file_path", "file_name", "name", "description"),
 )
@@ -47,7 +48,7 @@ _IGNORED_ARGUMENTS: Final = (
 )
 _PASTED_FILE_NAME: Final = re.compile(r"pasted?([ _-][\w ().-]*|\(?\d+\)?)?(\.txt)?", re.IGNORECASE)
 _HEADING: Final = re.compile(r"#+ [^\n]*|\*\*[^\n]*\*\*")
-# In Claude's export, a first message has this id as its parent.
+# In Claude's exports, the first message of a conversation has `_ROOT_ID` as the id of its parent.
 _ROOT_ID: Final = "00000000-0000-4000-8000-000000000000"
 
 
@@ -85,7 +86,7 @@ def build_claude_conversation(conversation: Mapping[str, Any]) -> Conversation:
 def _convert_message(key: str, message: Any, conversation: Conversation) -> list[BaseMessage]:
     """Convert one message of a Claude export to messages.
 
-    Adjacent pieces of the same kind, such as text or tool calls, are joined to one message.
+    Adjacent pieces of the same kind, such as text or tool calls, are joined into one message.
     """
     if not isinstance(message, dict):
         raise MalformedPart("the message is not an object")
@@ -260,7 +261,7 @@ def _format_tool_argument(argument_name: str, text: str, arguments: Mapping[str,
 def build_claude_design_conversation(chat: Mapping[str, Any]) -> Conversation:
     """Build a conversation from a chat of Claude Design.
 
-    The content of each message in such a chat is an object within the message object.
+    In a chat of Claude Design, the content of each message is an object within the message object.
     """
     messages = []
     for message in get_by_path(chat, list, "messages"):
@@ -350,7 +351,7 @@ def is_project(value: Mapping[str, Any]) -> bool:
 def list_manifest_files(value: Mapping[str, Any]) -> list[str]:
     """Return the names of the ZIP files that an export's list of download links contains.
 
-    Return [] if the object is no such list.
+    Return [] if the object is not a list of download links.
     """
     files = get_by_path(value, list, "data_files")
     links = [file for file in files if get_by_path(file, str, "export_url")]

@@ -20,8 +20,8 @@ from perdure.cli.conversation import (
 )
 from perdure.memory.message_forms import find_message_time, read_message
 
-# The ids of the messages that precede the next message of a conversation, in order. The values are
-# None.
+# An ordered set of the ids of all messages that precede the next message of a conversation. The ids
+# are the keys of the dict, and all values are None.
 _Path = dict[str, None]
 
 _THREAD_ID_PATHS: Final = (
@@ -55,10 +55,11 @@ class JsonLinesReader:
     """Collects the conversations of a JSON Lines file.
 
     A line is an object that contains one message or several messages. Objects with the same thread
-    id belong to one conversation. If the messages of two such objects differ, the differing
-    messages become branches. An object with several messages and without a thread id is a separate
-    conversation. If single messages have no thread id, all messages of the same user form one
-    conversation. `ThreadNames` finds the threads of conversations without an id.
+    id belong to one conversation. If two objects with the same thread id have different messages,
+    the differing messages become branches. An object with several messages and without a thread id
+    is a separate conversation. Objects that contain one message and no thread id are grouped by
+    user, and the messages of each user form one conversation. `ThreadNames` finds the threads of
+    conversations without an id.
 
     Args:
         file: The path of the file.
@@ -69,9 +70,9 @@ class JsonLinesReader:
         self._conversations: dict[str, tuple[Conversation, _Path]] = {}
         self._states: list[tuple[float, Mapping[str, Any], object]] = []
         self._unnamed: list[Conversation] = []
-        # The conversation of single messages without a thread id, by user.
+        # For each user, a conversation that collects the lines with one message and no thread id.
         self._messages_by_user: dict[str, dict[str, Any]] = {}
-        # The user of the previous single message without a thread id.
+        # The user of the previous line that contains one message and no thread id.
         self._user = ""
 
     def build_conversations(self) -> list[Conversation]:
@@ -92,7 +93,7 @@ class JsonLinesReader:
         ]
 
     def add_conversation(self, line_number: str, conversation: Mapping[str, Any]) -> None:
-        """Add an object whose messages begin with the first message of the conversation.
+        """Add the conversation of an object that contains all messages from the first message on.
 
         States of LangGraph are sorted by time before they are added, because a file with a state
         history starts with the newest state.
@@ -262,7 +263,7 @@ def _append_message_and_return_last_id(
     variant: bool = False,
     derive_id_from_time: bool = False,
 ) -> str | None:
-    """Add a message after the earlier messages, and return the id of the last message.
+    """Append a message to the earlier messages, and return the id of the message that is then last.
 
     A malformed message is skipped, and the reason is added to the conversation's `problems`.
     """

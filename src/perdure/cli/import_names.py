@@ -1,11 +1,11 @@
 """Find the thread of an imported conversation that has no id.
 
-The thread id is a hash of the user and of the conversation's first messages. The hash includes as
-few messages as are needed to differ from the ids of other stored threads. A conversation that
-equals an existing thread or continues an existing thread belongs to that thread. Earlier versions
-of perdure built the thread id from the name of the file and the conversation's position in the
-file. Threads that an earlier version of perdure imported are found by their first messages, and
-keep their ids.
+The thread id is a hash of the user and of the conversation's first messages. Usually, the hash
+includes only the first message of the conversation. Further messages are included only as long as
+another stored thread already has the resulting id. A conversation that equals an existing thread or
+continues an existing thread belongs to that thread. Earlier versions of perdure built the thread id
+from the name of the file and the conversation's position in the file. Threads that an earlier
+version of perdure imported are found by their first messages, and keep their ids.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from perdure.cli.conversation import Conversation, derive_id
 
 NODE: Final = "imported"
 """The metadata of an imported checkpoint contains the id of its last message under this key."""
-# The search for a thread ends after this number of consecutive candidate ids that no thread has.
+# Maximum number of consecutive candidate ids that are tried although no thread has them. After more
+# candidate ids without a thread, the search for the thread of a conversation ends.
 _MAX_ID_GAP: Final = 16
-# An earlier version of perdure built thread ids from a file name and this suffix.
+# An earlier version of perdure built thread ids from a file name and a suffix that consists of
+# numbers, such as "-3" or "-3.1".
 _FORMER_ID_SUFFIX: Final = re.compile(r"(-\d+(\.\d+)*)?")
 
 
@@ -49,7 +51,7 @@ class _StoredThread(NamedTuple):
     def can_be_continued_by(
         self, conversation_signatures: Sequence[str], shared_count: int
     ) -> bool:
-        """Return whether a conversation may belong to the thread.
+        """Return whether a conversation may belong to this stored thread.
 
         The conversation does not belong to the thread if the thread continues differently after
         the messages that the conversation and the thread share.
@@ -68,7 +70,7 @@ class _StoredThread(NamedTuple):
 
 
 class _CandidateId(NamedTuple):
-    """An id that the thread of a conversation may have.
+    """A possible id for the thread of an imported conversation.
 
     Attributes:
         id: The id, without the prefix.
@@ -96,11 +98,12 @@ class ThreadNames:
         self._stored: dict[str, _StoredThread | None] = {}
         self._former: dict[str, dict[str, list[str]]] = {}
         self._assigned: set[tuple[object, str, str]] = set()
-        # The number of equal conversations in a file, by the file and the hash of all messages.
+        # The number of repetitions of a conversation in a file. The key consists of the file and
+        # the hash of all messages of the conversation.
         self._equal_counts = Counter[tuple[object, str]]()
 
     def assign_thread_id(self, draft: Conversation) -> Conversation:
-        """Return the conversation with an id. The id is the id of its thread without the prefix."""
+        """Return the conversation with an id that is its thread id without the prefix."""
         if draft.unnamed is None or not draft.nodes:
             return draft
         prefixes = self._derive_id_of_each_message_prefix(draft)
@@ -205,8 +208,9 @@ class ThreadNames:
     def _find_former_thread_ids_by_signature(self, file_stem: str) -> dict[str, list[str]]:
         """Return a dict from message signatures to the ids of formerly imported threads.
 
-        A thread is listed if an earlier version of perdure imported the thread from a file with
-        this name, and if the thread contains a message with the signature.
+        The dict contains the threads that an earlier version of perdure imported from a file whose
+        name without extension is `file_stem`. A thread is listed under the signature of each of its
+        messages.
         """
         index = defaultdict[str, list[str]](list)
         for head in self._saver.heads(prefix=self._prefix + file_stem, limit=sys.maxsize):
@@ -233,7 +237,8 @@ def _belongs_to_thread(conversation: Conversation, stored: _StoredThread) -> boo
 def _format_comparison_signature(message: BaseMessage) -> str:
     """Return the role, content and tool calls of a message as JSON text.
 
-    Equal messages of two imports have the same text.
+    If a message is imported twice, this function returns the same text for the two imported
+    messages.
     """
     calls = [(call["name"], call["args"]) for call in getattr(message, "tool_calls", ())]
     parts: list[Any] = [message.type, message.content, calls]

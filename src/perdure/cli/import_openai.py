@@ -79,8 +79,8 @@ class OpenAIBatches:
     ) -> None:
         """Add a request or an answer of a batch.
 
-        If the line is a request, the function `add` is called later with the conversation of the
-        request.
+        If the line is a request, the request is combined with its answer later, and the function
+        `add` is called with the resulting conversation.
 
         Raises:
             MalformedPart: The line is a request whose answer is not a message.
@@ -168,7 +168,7 @@ def _convert_request_to_messages(body: Mapping[str, Any]) -> list[Any]:
 
 
 def _iter_messages_of_each_answer(response_body: Mapping[str, Any]) -> Iterator[list[Any]]:
-    """Yield the messages of each answer to a request."""
+    """Yield each answer in the response to a batch request, as a list of messages."""
     for choice in get_by_path(response_body, list, "choices"):
         if isinstance(get_by_path(choice, dict).get("message"), dict):
             yield [choice["message"]]

@@ -20,23 +20,25 @@ _MAX_LISTED_ITEMS: Final = 20  # Maximum number of refused items that a report n
 class ConversationsReport:
     """The counts of an import.
 
-    Messages that were already stored are not counted as messages. Conversations without messages
-    are not counted as conversations.
+    The field `messages` does not count messages that were already stored. The field `conversations`
+    does not count conversations without messages.
     """
 
     conversations: int = 0
     messages: int = 0
     # Number of messages that an earlier import had stored incompletely and this import completed.
     updated: int = 0
-    # Number of messages that an earlier import had stored incompletely and this import could not
-    # complete, because these messages are no longer in the state.
+    # Number of incompletely stored messages that this import could not complete. An earlier import
+    # stored these messages, and they are no longer in the thread's state.
     outdated: int = 0
     unchanged: int = 0
     empty: int = 0  # Number of conversations without messages.
     unread: int = 0  # Number of conversations in which no message could be read.
     checkpoints: int = 0  # Number of new checkpoints that were imported from databases.
     items: int = 0  # Number of new store items that were imported from databases.
-    known_items: int = 0  # Number of items that exist already or were deleted in this database.
+    # Number of items that were not imported, because this database already contains the item or its
+    # deletion.
+    known_items: int = 0
     # Number of runs and crons in archives. Archived runs and crons are not executed.
     records: int = 0
     # Number of new memories. None means that this import extracts no memories.

@@ -1,10 +1,11 @@
 """Write imported conversations as threads, with memories.
 
-A thread gets a checkpoint at the end of each of its first turns, and at fewer and fewer of the
-later turns. With a checkpoint for every turn, the work would grow with the square of the number of
-messages, because each checkpoint lists all earlier messages of the thread. The tree of messages
-alone determines which messages get a checkpoint. Therefore, if an interrupted import is repeated,
-the import stores the checkpoints that are missing.
+At the beginning of a thread, a checkpoint is stored at the end of each turn. Later in the thread,
+the number of turns between two checkpoints grows with the length of the thread. With a checkpoint
+for every turn, the work would grow with the square of the number of messages, because each
+checkpoint lists all earlier messages of the thread. The tree of messages alone determines which
+messages get a checkpoint. If an interrupted import is repeated, the repeated import therefore
+chooses the same messages, and stores the checkpoints that are missing.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ if TYPE_CHECKING:
 
 # Parent of the namespaces that contain the documents of projects.
 _PROJECT_NAMESPACE: Final = Template(("projects", "{user_id}"))
-# A checkpoint is stored when the thread has grown by 1/32 since the last checkpoint.
+# A checkpoint is stored at the end of a turn if the messages since the last checkpoint are at least
+# 1/32 of all messages up to the end of the turn.
 _CHECKPOINTS_PER_LENGTH: Final = 32
 
 
@@ -109,9 +111,9 @@ class ImportWriter:
                     self._report.empty += not talk.source_count
 
     def store_archives(self, archives: Iterable[ArchiveLines]) -> None:
-        """Store the store items that archives of persons contain, with all versions of each item.
+        """Import the store items from archives of persons, with all versions of each item.
 
-        `perdure export --user` writes such archives.
+        The command `perdure export --user` writes archives of persons.
         """
         for archive in archives:
             self._report.add_store_item_counts(
@@ -179,7 +181,9 @@ class ImportWriter:
         except SerializationError as exc:  # A field of a message cannot be stored.
             self._report.skipped.append(Problem(f"cannot be stored: {exc}", talk.id))
             return
-        if talk.is_archived:  # Extract no memories, because an archive contains the memories.
+        # Extract no memories from an archived thread, because its archive already contains the
+        # memories.
+        if talk.is_archived:
             self._report.users[talk.metadata.get("user_id") or talk.metadata.get("owner", "")] += 1
         else:
             self._remember_thread(thread_id)
@@ -220,12 +224,14 @@ class ImportWriter:
                 try:
                     thread_report = saver.import_from(db, max_value_bytes=limit)
                     threads = [*tables.iter_thread_ids()]
-                except NotADatabase as exc:  # The database may still have the tables of a store.
+                # The database has no tables of threads, but may have the tables of a store.
+                except NotADatabase as exc:
                     missing_tables.append(exc)
                 try:
                     items = self._file.store.import_from(db, max_value_bytes=limit)
                     self._report.add_store_item_counts(items)
-                except NotADatabase as exc:  # The database may still have the tables of threads.
+                # The database has no tables of a store, but may have the tables of threads.
+                except NotADatabase as exc:
                     missing_tables.append(exc)
                 if len(missing_tables) == 2:
                     raise NotADatabase("; ".join(map(str, missing_tables)))
@@ -245,7 +251,9 @@ class ImportWriter:
                     )
                 except (
                     ImportFailed
-                ) as exc:  # Some threads were refused. The items are still imported.
+                    # The import refused some threads. The error is raised after the store items are
+                    # imported.
+                ) as exc:
                     refusal = exc
             if source.store is not None:
                 items = self._file.store.import_from(source.store, on_unsuitable="skip")
@@ -256,8 +264,8 @@ class ImportWriter:
     def _remember_thread(self, thread_id: str) -> None:
         """Extract memories from the messages that no earlier extraction of the thread has read.
 
-        The memories belong to the `user_id` in the metadata of the thread's head. If the metadata
-        has no `user_id`, the memories belong to the configured user.
+        The extracted memories belong to the `user_id` in the metadata of the thread's head. If the
+        metadata has no `user_id`, the memories belong to the configured user.
         """
         if not self._with_memories:
             return
@@ -304,10 +312,11 @@ class _NewCheckpoint(NamedTuple):
 class ThreadImport:
     """Stores one conversation in one thread.
 
-    `_checkpoint_of_message` maps the id of each stored message to the id of the checkpoint that
-    ends with the message. If no checkpoint ends with a message, the message is mapped to the oldest
-    checkpoint that contains the message, or to None if the parent of this oldest checkpoint was
-    removed. No branch can start at a message that is mapped to None.
+    `_checkpoint_of_message` maps the id of each stored message to the id of the checkpoint whose
+    last message is this message. If there is no such checkpoint, the message id is mapped to the
+    oldest checkpoint that contains the message. The message id is mapped to None if the parent of
+    that oldest checkpoint was removed. No branch can start at a message whose id
+    `_checkpoint_of_message` maps to None.
 
     Attributes:
         updated: The number of messages that this import completed.
@@ -368,7 +377,8 @@ class ThreadImport:
     def _replace_partly_imported_messages(self) -> None:
         """Replace messages in the thread's state that an earlier import stored incompletely.
 
-        No branch is created. Incomplete messages that are no longer in the state are not changed.
+        No branch is created. A message that an earlier import stored incompletely is not changed if
+        it is no longer in the state.
         """
         incomplete_texts = {
             key: text
@@ -420,10 +430,11 @@ class ThreadImport:
     def _load_stored_texts_with_searched_flags(self, message_id: str) -> set[tuple[str, bool]]:
         """Return all texts that a message had in the thread before this import.
 
-        Each text is paired with a flag which says whether the message is a document; see
-        `_get_contents`. The set is empty if the thread did not contain the message. The texts are
-        read from the history of the thread and not from checkpoints, because an earlier export may
-        have ended at a message after which there is no checkpoint.
+        The returned set contains pairs: a text, and a flag that says whether the message is a
+        document; see `_get_contents`. The returned set is empty if the thread did not contain the
+        message. The texts of the message are read from the history of the thread and not from
+        checkpoints. A checkpoint may be missing, because an earlier export may have ended at a
+        message after which no checkpoint was stored.
         """
         if self._stored_contents is None:
             self._stored_contents = defaultdict(set)
@@ -468,9 +479,9 @@ class ThreadImport:
     def _put_checkpoint(self, parent_message_id: str | None, message_ids: list[str]) -> None:
         """Store a checkpoint that contains the messages up to a parent message, and new messages.
 
-        If there are no new messages, the stored checkpoint ends with the parent. A checkpoint
-        without new messages is stored only if the parent's checkpoint also contains messages after
-        the parent.
+        If there are no new messages, the last message of the new checkpoint is the parent message.
+        A checkpoint without new messages is stored only if the parent message is not the last
+        message of its own checkpoint.
 
         Args:
             parent_message_id: The id of the stored message that the new messages follow, or None.
@@ -506,7 +517,8 @@ class ThreadImport:
             )
             positions = (n for n in range(len(messages), 0, -1) if messages[n - 1].id == last)
             kept_count = next(positions, len(messages))
-            # Messages after the parent in the parent's checkpoint do not belong to this branch.
+            # The checkpoint of the parent message may contain messages that follow the parent
+            # message. These later messages do not belong to this branch.
             is_cut = kept_count < len(messages)
         if not batch and not is_cut:
             return
@@ -554,13 +566,13 @@ class ThreadImport:
         return stored
 
     def _move_head_to_end_of_main_branch(self, has_new_messages: bool) -> None:
-        """Move the head to the end of the main branch, unless the thread has continued since.
+        """Move the head to the end of the main branch, unless a run has continued the thread.
 
         Every checkpoint that the import stores becomes the head, so the head is moved after all
-        checkpoints are stored. The head may also be wrong although this import stored nothing,
-        because an earlier import may have been killed before that import moved the head. An
-        interrupted import is recognised by three facts about the newest checkpoint: it is the head,
-        it was imported, and it ends with a message of this conversation.
+        checkpoints are stored. The head may be wrong even if this import stored nothing, because an
+        earlier import may have been killed before that import moved the head. An interrupted import
+        is recognised by three facts about the newest checkpoint: it is the head, it was imported,
+        and it ends with a message of this conversation.
         """
         leaf, head = (
             self._conversation.leaf,
@@ -605,14 +617,15 @@ def _get_contents(message: BaseMessage) -> tuple[str, bool]:
 def _choose_messages_followed_by_checkpoint(conversation: Conversation) -> set[str]:
     """Return the ids of the messages after which a checkpoint is stored.
 
-    A checkpoint is stored after each message at which the tree branches or ends. A checkpoint is
-    also stored at the end of a turn if the thread has grown enough since the last checkpoint.
+    A checkpoint is stored after each message that has no following message or several following
+    messages in the tree. A checkpoint is also stored at the end of a turn if the thread has grown
+    enough since the last checkpoint.
     """
     followers: dict[str | None, list[str]] = defaultdict(list)
     for node in conversation.nodes.values():
         followers[node.parent].append(node.message.type)
-    # For each message id, the number of messages from the first message to this message, and the
-    # number of messages since the last checkpoint.
+    # `depths` maps each message id to two counts: the number of messages from the first message to
+    # this message, and the number of messages since the last checkpoint.
     depths: dict[str | None, tuple[int, int]] = {None: (0, 0)}
     ends = set()
     for key, node in conversation.nodes.items():

@@ -27,7 +27,7 @@ _DETAILS_ELEMENT: Final = re.compile(r'<details type="(\w+)"[^>]*>.*?</details>\
 Open WebUI stores the thinking and the code of a model in these elements.
 """
 _LIBRECHAT_ROOT: Final = (
-    # The first message in a conversation of LibreChat has this parent id.
+    # The parent id of the first message in a conversation that LibreChat exported.
     "00000000-0000-0000-0000-000000000000"
 )
 _LIBRECHAT_TIME_FIELDS: Final = {"create_time": "createdAt", "update_time": "updatedAt"}
@@ -99,7 +99,7 @@ def _convert_open_webui_message(
 
 
 def is_librechat(value: Mapping[str, Any]) -> bool:
-    """Return whether an object is a conversation of LibreChat, with its messages."""
+    """Return whether a JSON object is a LibreChat conversation that contains its messages."""
     messages = get_by_path(value, list, "messages")
     return "conversationId" in value and any("messageId" in get_by_path(m, dict) for m in messages)
 

@@ -120,11 +120,11 @@ def _check_server_is_installed() -> None:
 def _belongs_to(key: Key, user: str | None, tenant: str | None) -> bool:
     """Return whether an API key belongs to a user and to a tenant.
 
-    A user of None matches the keys of all users. A tenant of None matches the keys of all tenants.
+    If `user` is None, keys of all users match. If `tenant` is None, keys of all tenants match.
     """
     return user in (None, key.user) and tenant in (None, key.tenant)
 
 
 def _build_key_cells(key: Key) -> tuple[Any, ...]:
-    """Return the table cells of a key: user, tenant, permissions and the start of the hash."""
+    """Return a table row for an API key: user, tenant, permissions and the start of the hash."""
     return key.user, key.tenant or "", " ".join(key.permissions), key.sha256[:_HASH_PREFIX]

@@ -122,7 +122,7 @@ def search(
 ) -> None:
     """Find the memories that answer a question, best first.
 
-    The exit code is 1 if no memory answers the question.
+    The exit code is 1 if the search finds no memory.
     """
     from perdure.memory import recall
 
@@ -289,7 +289,7 @@ def _find_memory_key(
 
 
 def _resolve_thread_id_of_memories(database: CommandDatabase, id_or_prefix: str) -> str:
-    """Return the id of the thread that memories come from.
+    """Return the id of a thread from which memories were extracted.
 
     If no thread id begins with the given text, the text is returned unchanged, because memories of
     a deleted thread may still exist.
@@ -307,8 +307,8 @@ def extract_due_threads(database: CommandDatabase) -> None:
     extraction = database.build_extraction()
     for job in DueThreads(extraction, Pace()).list_jobs():
         if job.namespace == ("memories", database.user) and job.state != "dead":
-            # A thread may have been deleted in the meantime. A thread that another program wrote
-            # may contain unreadable messages.
+            # Skip a thread that was deleted after the jobs were listed. Skip a thread that another
+            # program wrote, if its messages cannot be read.
             with suppress(UnknownThread, InvalidMessages):
                 extraction.extract(job.thread_id, job.config)
 
@@ -319,7 +319,7 @@ def extract_due_threads(database: CommandDatabase) -> None:
 def _erase_memories_by_key(
     database: CommandDatabase, keys: Iterable[str], *, dry_run: bool
 ) -> Receipt:
-    """Erase the memories with these keys or key prefixes."""
+    """Erase the memories whose keys or key prefixes the argument `keys` lists."""
     from perdure.memory import Collection
 
     receipts = []
@@ -337,7 +337,7 @@ def _erase_memories_by_key(
 def _erase_matching_memories(database: CommandDatabase, **conditions: Any) -> Receipt:
     """Erase the memories and examples that match a query or come from a thread.
 
-    `Collection.forget_matching` describes the conditions.
+    The keyword arguments are the conditions that `Collection.forget_matching` describes.
     """
     from perdure.memory import Collection
 

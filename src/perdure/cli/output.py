@@ -36,7 +36,8 @@ _EMOJI: Final = "[\u2190-\u2bff\U0001f000-\U0001faff]"
 _JOINER: Final = re.compile(f"(?<=[\ufe0f{_EMOJI[1:]})\u200d(?={_EMOJI})")
 # Number of seconds that a command must run before a status line is shown.
 _STATUS_DELAY_S: Final = 0.5
-# Minimum width, in columns of the terminal, of a table cell next to an id that is printed in full.
+# Minimum width of a table cell, in columns of the terminal. The minimum applies in rows in which an
+# id is printed in full.
 _MIN_CELL_WIDTH: Final = 16
 # Width in columns of piped output. The width is so large that no line is ever broken.
 _UNLIMITED_WIDTH: Final = 1 << 31
@@ -131,7 +132,7 @@ def print_text(
 
 
 def print_note(text: str, style: str = "") -> None:
-    """Print a message to stderr. The results of a command are printed to stdout instead."""
+    """Print a note to stderr, so that stdout contains only the results of a command."""
     print_text(text, style, stderr=True)
 
 
@@ -176,8 +177,8 @@ def _wrap_words(parts: Iterable[str], width: int) -> Iterator[str]:
     """Yield the words of a text, wrapped at a width.
 
     Each yielded string is a word that is preceded by its white space. If the line would be wider
-    than `width`, the white space is replaced by a line break. Code and tables of Markdown are not
-    wrapped.
+    than `width`, the white space is replaced by a line break. Code blocks and tables in Markdown
+    text are not wrapped.
     """
     from rich.cells import cell_len
 
@@ -359,7 +360,7 @@ def page_output(*, pager: bool = True) -> Iterator[None]:
 def _is_pager_available() -> bool:
     """Return whether a pager can be used.
 
-    The answer is False only if `MANPAGER` or `PAGER` names a program that does not exist.
+    Return False only if the variable `MANPAGER` or `PAGER` names a program that does not exist.
     """
     setting = os.environ.get("MANPAGER") or os.environ.get("PAGER") or ""
     command = [word for word in setting.split() if "=" not in word]
@@ -491,7 +492,7 @@ def progress_bar(activity: str, noun: str) -> Iterator[Callable[[float | None, i
 
 @contextmanager
 def show_status(activity: str) -> Iterator[None]:
-    """Show a text on a terminal while the `with` block runs, if that takes longer than 0.5 s."""
+    """Show a status line on a terminal if the `with` block runs for more than 0.5 seconds."""
     if not get_console(stderr=True).is_terminal:
         yield
         return
@@ -506,7 +507,8 @@ def show_status(activity: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        # Wait for the timer, because its thread may be starting the status line at this moment.
+        # Wait until the thread of the timer has ended. Otherwise the timer could start the status
+        # line after `status.stop()`.
         timer.join()
         status.stop()
 

@@ -84,8 +84,8 @@ def forget(
     """Erase everything that belongs to a person, permanently.
 
     The command shows what is to be erased, and asks you to type the person's name. Before anything
-    is erased, the person's runs and crons are cancelled. If the command is interrupted, run the
-    command again. The exit code is 1 if nothing belongs to a person with this name.
+    is erased, the person's runs and crons are cancelled. If `perdure forget` is interrupted, run
+    `perdure forget` again. The exit code is 1 if nothing belongs to a person with this name.
     """
     from perdure import people
     from perdure.people import Part
@@ -195,7 +195,8 @@ def _read_api_key_entries(keys_file: Path | None) -> list[dict[str, Any]]:
 def _record_users(record: dict[str, Any]) -> tuple[Any, Any]:
     """Return the two users that an audit record names.
 
-    The first user sent the request. The second is the user for whom the sender acted, or None.
+    The first returned user sent the request. The second returned user is the user on whose behalf
+    the request was sent, or None.
     """
     return record.get("user"), record.get("acting_for")
 

@@ -138,7 +138,7 @@ def crons(
 def _print_more_note_and_exit_if_no_match(
     has_more: bool, limit: int, noun: str, *, no_match: bool
 ) -> None:
-    """Print a note if the list is incomplete, and exit with code 1 if nothing matched."""
+    """Print a note if `has_more` is True. Exit with code 1 if `no_match` is True."""
     if has_more:
         print_note(f"there are more than {limit} {noun}; --limit N lists more")
     if no_match:
@@ -170,7 +170,7 @@ async def _find_runs(
     matches: list[RunRow] = []
     run_table, offset = RunTable(database.saver), 0
     query = ThreadQuery(ids=None if thread_id is None else [thread_id])
-    persons: dict[str, str] = {}  # The person of each thread, by the id of the thread.
+    persons: dict[str, str] = {}  # `persons` maps the id of each thread to its person.
     while len(matches) < limit:
         page = await run_table.search_runs_with_is_last_flags(query, status, limit, offset)
         for row, _ in page:
@@ -236,8 +236,8 @@ async def _find_crons_with_persons(
     """Return crons and the person of each cron, ordered by the time of their next run.
 
     The person of a cron is the person of the thread on which the cron runs. If the cron creates a
-    new thread for each run, the person is the user who created the cron. If the creator of the cron
-    acted for another user, the person is the other user.
+    new thread for each run, the person is the user who created the cron. If that user acted for
+    another user, the person is the user for whom the creator of the cron acted.
 
     Args:
         database: The database of the command.

@@ -308,8 +308,8 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
     """Serve with several processes on one socket until SIGTERM or SIGINT arrives.
 
     A worker process that exits is replaced, except a worker process that could not start. The
-    worker processes share the sessions of browsers, which are kept in a further process. If the
-    process that keeps the sessions dies, the server stops.
+    worker processes share the login sessions of browsers. A separate process keeps these sessions
+    in memory. If the process that keeps the login sessions dies, the server stops.
     """
     # Allow the parent process to send the listening socket to the worker processes.
     multiprocessing.allow_connection_pickling()
@@ -355,7 +355,8 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
         signal.signal(number, handler)
     if not received:
         raise typer.Exit(1)  # The reason for the exit has already been printed.
-    # Let the received signal end this process, as it ends a server with a single process.
+    # Raise the received signal again, so that the signal ends this process. A server with a single
+    # process is ended by a signal, too.
     signal.raise_signal(received[0])
 
 
@@ -379,8 +380,8 @@ def _run_worker(
 def _exit_with_parent(sigterm_handler: Any = signal.SIG_DFL) -> None:
     """Set the handler of SIGTERM, and stop this process as soon as its parent process has died.
 
-    A parent process that is killed cannot stop its child processes. Therefore, a Python thread of
-    the child process waits for the end of the parent process.
+    A parent process that is killed cannot stop its child processes. A Python thread in the child
+    process waits until the parent process ends, and then ends the child process with a signal.
     """
     signal.signal(signal.SIGTERM, sigterm_handler)
     parent = multiprocessing.parent_process()

@@ -44,7 +44,7 @@ class Source:
 
     @property
     def is_perdure_database(self) -> bool:
-        """Whether perdure wrote the database. False means that langgraph wrote the database."""
+        """Whether perdure wrote the database, and not langgraph."""
         return self.saver is not None or self.store is not None
 
 
@@ -56,7 +56,8 @@ def open_database_to_import(path: str, max_value_bytes: int) -> Iterator[Source]
         NotADatabase: A table does not have the form in which perdure or langgraph creates it.
         StorageError: The file is damaged, or has a value that is too large.
     """
-    if is_dsn(path):  # A DSN names a Postgres database of langgraph.
+    # A Postgres DSN as the source of an import always names a database of langgraph.
+    if is_dsn(path):
         yield Source(path)
         return
     if not _read_table_names(path) & _PERDURE_TABLES:

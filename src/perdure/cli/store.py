@@ -66,7 +66,7 @@ FilterOption = Annotated[
 def parse_namespace(text: str) -> tuple[str, ...]:
     r"""Parse a namespace that a user typed as labels separated by slashes.
 
-    A slash or backslash within a label is typed with a preceding backslash.
+    A slash or backslash within a label is escaped with a backslash.
 
     >>> parse_namespace("users/alice"), parse_namespace(r"a\/b/c"), parse_namespace("/")
     (('users', 'alice'), ('a/b', 'c'), ())
@@ -134,7 +134,7 @@ def put(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Store an item. An earlier value is kept as an old version."""
+    """Store an item. If the item exists, its earlier value is kept as an old version."""
     namespace = parse_namespace(ns)
     if (value is None) == (text is None):
         raise ConfigurationError("pass the value either as JSON, with - for stdin, or with --text")
@@ -318,8 +318,8 @@ def forget(
 ) -> None:
     """Erase items permanently, with the messages that they come from.
 
-    All versions of the items are erased. The messages that the provenance of the items names are
-    erased too, if these messages are in the same database.
+    All versions of the items are erased. The provenance of an item names the messages that the item
+    comes from. These messages are erased, too, if they are in the same database.
     """
     namespace = None if prefix is None else parse_namespace(prefix)
     conditions = _parse_filter(filter)
@@ -354,7 +354,7 @@ def _describe_receipt(receipt: Receipt) -> str:
 def reembed(graphs: GraphsOption = None, db: DbOption = None, json: JsonOption = False) -> None:
     """Replace the vectors that another embedding model made.
 
-    The new vectors are computed by the embedder that langgraph.json configures. If no embedder is
+    Vectors are computed by the embedder that langgraph.json configures. If no embedder is
     configured, perdure's offline model computes the vectors. If the command is interrupted, run the
     command again to continue.
     """

@@ -1,8 +1,9 @@
 """Copy the tables of threads and items into another database, and compare both databases.
 
-Rows keep their primary keys and are copied in the order of their primary keys. Therefore, an
-interrupted copy can continue after the last row of the target. Each row is decrypted with the
-encryption key of the source and encrypted with the encryption key of the target.
+A copied row has the same primary key in the source and in the target. Rows are copied in the order
+of their primary keys. An interrupted copy continues after the highest primary key in the target.
+Each row is decrypted with the encryption key of the source and encrypted with the encryption key of
+the target.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ _PAGE_BYTES: Final = 4 << 20
 _PAGE_ROWS: Final = 1000  # Maximum number of rows that are read at once.
 _ROWS_PER_INSERT: Final = 64  # Number of rows that one INSERT statement adds.
 _MAX_ID: Final = b"\xff" * 17  # This value sorts after every packed id.
-_MAX_TEXT: Final = "\U0010ffff"  # This text sorts after every value of a text column in a key.
+# The text `_MAX_TEXT` sorts after every value of a text column in a primary key.
+_MAX_TEXT: Final = "\U0010ffff"
 # Maximum size in bytes of an indexed text. The index entries of Postgres are limited to a third of
 # a database page.
 _MAX_NAME_BYTES: Final = 2600
@@ -92,7 +94,7 @@ class Table(NamedTuple):
     def read_page(self, after: Sequence[Any]) -> Flow[list[Row]]:
         """Read one page of the rows after a key.
 
-        A returned row contains the owner of the row, followed by the values of the copied columns.
+        Each returned row starts with its owner, followed by the values of the copied columns.
         """
         marks = ", ".join("?" for _ in after)
         rest = f"FROM {self.name} WHERE ({self.key}) > ({marks}) ORDER BY {self.key} LIMIT ?"
@@ -138,13 +140,16 @@ def _split_columns(*columns: str) -> list[str]:
 
 
 def _qualify_columns(columns: str) -> str:
-    """Return a list of columns with the prefix `r.`."""
+    """Add the table alias `r.` to each column name in a comma-separated list."""
     return ", ".join(f"r.{column}" for column in columns.split(", "))
 
 
 @dataclass
 class Tables:
-    """The tables of the checkpointer or of the store in one of the two databases of a copy.
+    """The tables of one component in one database.
+
+    The component is the checkpointer or the store. The database is the source or the target of a
+    copy.
 
     The tables are copied in the order of the field `tables`.
 
@@ -165,7 +170,9 @@ class Tables:
     noun: ClassVar[str]
 
     def decrypt_row(self, table: Table, row: Row) -> Row:
-        """Decrypt a row. Rows with the same content are equal in all databases after this step.
+        """Decrypt a row.
+
+        Decrypted rows with the same content are equal, also if they are from different databases.
 
         Raises:
             CorruptRecord: The row is damaged.
@@ -184,7 +191,7 @@ class Tables:
         return tuple(values)
 
     def encrypt_row(self, table: Table, row: Row) -> Row:
-        """Encrypt a decrypted row, and return the column values in the form for this database."""
+        """Encrypt the content of a row, and return the column values that this database stores."""
         values = [*row]
         for position, associated_data in enumerate(reversed(table.associated_data(row)), 1):
             values[-position] = (
@@ -197,7 +204,7 @@ class Tables:
         return tuple(values[len(row) - len(table.columns.split(", ")) :])
 
     def build_inserts(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
-        """Return the statements that insert decrypted rows."""
+        """Encrypt rows, and return the statements that insert the encrypted rows."""
         return table.build_inserts([self.encrypt_row(table, row) for row in rows])
 
     def format_owner(self, owner: Any) -> str:
@@ -205,7 +212,7 @@ class Tables:
         return repr(owner)
 
     def read_settings(self) -> Flow[list[Row]]:
-        """Read the settings that are copied after all tables of this checkpointer or store."""
+        """Read the settings of the component, which are copied after all rows of its tables."""
         return []
         yield
 
@@ -367,14 +374,17 @@ class ThreadTables(Tables):
         return cls(saver.database, reader.sql, reader.seal.unseal, reader.seal.seal, reader)
 
     def decrypt_row(self, table: Table, row: Row) -> Row:
-        """Decrypt a row, and remove search keys, which depend on the encryption key."""
+        """Decrypt a row, and replace its search keys with None.
+
+        Search keys are not compared, because they depend on the encryption key of the database.
+        """
         columns = super().decrypt_row(table, row)
         if table.name == "threads":  # The search keys depend on the encryption key.
             return (*columns[:-4], None, None, *columns[-2:])
         return columns
 
     def encrypt_row(self, table: Table, row: Row) -> Row:
-        """Encrypt a row, and compute its search keys or its hash with the encryption key."""
+        """Encrypt a row. Compute the search keys of a thread, and the content hash of an item."""
         if table.name == "threads":
             search_keys = (
                 None if row[3] else b""
@@ -398,8 +408,9 @@ class ThreadTables(Tables):
     def read_settings(self) -> Flow[list[Row]]:
         """Read the settings of a checkpointer as one row with two values.
 
-        The first value is the key with which the thread ids in removal records are hashed. The
-        second value says whether the database is marked as having organisations as owners.
+        The first value in the row is the key with which the thread ids in removal records are
+        hashed. The second value in the row says whether the database has a mark that the owners of
+        threads may be organisations.
         """
         yield from self.reader.removals.load_hash_key(read_only=True)
         return [(self.reader.removals.key, (yield from owner_record.read_organisations_mark()))]
@@ -418,7 +429,7 @@ class ThreadTables(Tables):
         return {*self.database.read(lambda: fetch_rows(sql), snapshot=False)}
 
     def build_inserts(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
-        """Return the statements that insert decrypted rows and the tags of checkpoints."""
+        """Encrypt rows, and return the statements that insert the rows and checkpoint tags."""
         statements = super().build_inserts(table, rows)
         if table.name == "checkpoints":
             statements += _TAGS.build_inserts(
@@ -517,7 +528,7 @@ class StoreTables(Tables):
         return repr(decode_path(owner))
 
     def read_settings(self) -> Flow[list[Row]]:
-        """Read the search settings: the model of the vectors, counters, searched fields."""
+        """Read the settings of the search: embedding model, counters and searched fields."""
         return (yield self.sql("settings"))  # type: ignore[no-any-return]
 
     def store_settings_after_copy(self, settings: list[Row]) -> Flow[None]:
@@ -553,7 +564,7 @@ class _TablePages:
     def read_next(self) -> Flow[list[Row]]:
         """Read and decrypt the next page of rows.
 
-        The page is empty at the end of the table.
+        Return an empty list if there are no more rows in the table.
         """
         rows = yield from self.table.read_page(self.last_key)
         if not rows:
@@ -577,7 +588,7 @@ class DatabaseCopy:
     """Copies the tables of a checkpointer and of a store from a source to a target database.
 
     The tables of the checkpointer are read in one database snapshot. The tables of the store are
-    read in another snapshot.
+    read in a separate database snapshot.
 
     Attributes:
         table_pairs: For each component, the tables of the source and of the target.
@@ -674,7 +685,8 @@ class DatabaseCopy:
     def _check_target_can_store_names(self, source: Tables, target: Tables) -> None:
         """Raise ImportFailed if the target database cannot store all names of the source database.
 
-        A Postgres database cannot store names that contain NUL or are longer than an index allows.
+        A Postgres database cannot store a name that contains NUL, or an indexed name that is longer
+        than the limit of Postgres for index entries.
         """
         owners: list[str] = []
         try:
@@ -693,7 +705,7 @@ class DatabaseCopy:
             )
 
     def _copy_and_find_differing_owners(self, source: Tables, target: Tables) -> Flow[list[str]]:
-        """Copy all tables of the checkpointer or of the store, and compare the two databases.
+        """Copy all tables of the checkpointer or of the store, and compare source and target.
 
         Returns:
             The threads or namespaces that have different rows in the source and in the target.
@@ -721,13 +733,13 @@ class DatabaseCopy:
     ) -> Flow[set[str]]:
         """Return the owners of rows that are not in both databases.
 
-        The order of the rows may differ between the two databases.
+        The source and the target may return the rows in different orders.
         """
         source_pages = _TablePages(source, table, table.key_before(0))
         target_pages = _TablePages(target, table, table.key_before(0))
         unmatched: dict[bytes, Any] = {}
-        # Reset the counter, because this generator runs again from its beginning if the database
-        # connection is lost.
+        # Reset the counter. If the database connection is lost, this generator is started again,
+        # and must not count the same rows twice.
         self.row_counts[table.name] = 0
         while True:
             source_rows = yield from source_pages.read_next()

@@ -227,7 +227,7 @@ def _find_matching_heads(
     threads, offset = ThreadList(database.saver), 0
     while len(matches) < limit:
         ids = threads.search(query, match_thread, limit, offset)
-        # The head is None if the thread was deleted in the meantime.
+        # The head is None if the thread was deleted after the search.
         heads = [head for head in map(database.saver.head, ids) if head is not None]
         matches += [head for head in heads if status in (None, head.status.state)]
         offset += limit
@@ -247,13 +247,14 @@ def find_person_of_thread(
             `user_id`.
     """
     person = head_metadata.get("user_id") or thread_metadata.get("owner") or ""
-    return str(person)  # Other programs may store a number as the id of a user.
+    # The person is converted to str, because other programs may store a number as the `user_id`.
+    return str(person)
 
 
 def _iter_head_with_thread_json(
     database: CommandDatabase, head: ThreadHead
 ) -> Iterator[tuple[ThreadHead, dict[str, Any]]]:
-    """Yield a pair of the given head and the fields of its thread that `--json` prints.
+    """Yield a tuple of the head `head` and the dict that `--json` prints for its thread.
 
     Nothing is yielded if another process has deleted the thread.
     """
@@ -359,11 +360,11 @@ def delete(
         names += ", …" if len(ids) > 3 else ""
         require_confirmation(f"Delete {counts} permanently: {names}?", yes)
         with show_status("deleting …"):
-            # Erase the memories first, because the memories of a deleted thread could not be found
-            # after a crash.
+            # Erase the memories before the threads. If the process crashed after a thread was
+            # deleted, the memories of the deleted thread could not be found any more.
             clean = keep_memories or forget_thread_memories(database.store, ids).clean
-            # Only the last thread needs `erase`, which scrubs the deleted bytes of all threads from
-            # the file.
+            # The method `erase` deletes a thread and scrubs the bytes of all deleted threads from
+            # the file. Therefore `erase` is called once, for the last of the selected threads.
             *others, last = ids
             database.saver.prune(others, strategy="delete")
             clean = database.saver.erase(last).scrubbed and clean

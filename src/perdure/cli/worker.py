@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 # Number of seconds without a new message after which memories are extracted from a conversation.
 _DEFAULT_DELAY_S: Final = 30.0
-# Maximum number of seconds that `--once` waits for extractions. The value means no limit, because
-# `--once` exits when no thread is due any more.
+# Maximum number of seconds that `--once` waits for extractions. The number is so large that there
+# is no limit in practice. `--once` exits when no thread is due any more.
 _FLUSH_TIMEOUT_S: Final = 1e9
 _OFF: Final = "off"  # Value of the option --cron that disables the schedule in perdure.toml.
 # Number of seconds after which the retention rules are applied again.
 _RETENTION_INTERVAL_S: Final = 3600.0
-# Maximum number of seconds that the exit of the worker waits until the retention has stopped.
+# Maximum number of seconds that the worker waits for a running retention pass when the worker
+# exits.
 _STOP_TIMEOUT_S: Final = 30.0
 _LOGGER: Final = logging.getLogger("perdure.background")
 
@@ -142,8 +143,9 @@ def _run_hourly(work: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         stopped.set()
-        # If retention takes longer than `_STOP_TIMEOUT_S` seconds, the exit of the process
-        # interrupts the removal. The next start of the worker continues the removal.
+        # If the removal of old data takes longer than `_STOP_TIMEOUT_S` seconds, the process exits
+        # before the removal is complete. The worker continues the removal when the worker is
+        # started again.
         thread.join(_STOP_TIMEOUT_S)
 
 
