@@ -1,11 +1,11 @@
 """Write the blocking and the asynchronous version of an operation as one coroutine.
 
-An operation is a coroutine that awaits only effects. An effect is a step that blocks or awaits,
-such as a call of a database or a model. Each effect has a blocking and an asynchronous
-implementation. The function `run` runs an operation without an event loop, and uses the blocking
-implementation of each effect. The function `arun` runs an operation in an event loop, and uses the
-asynchronous implementation of each effect. The decorators `blocking` and `awaiting` build the
-public blocking method and the public coroutine method of an operation.
+An operation is a coroutine that awaits only objects of the class `Effect`. An effect is a step that
+waits for something, such as a call of a database or a model. Each effect has a blocking and an
+asynchronous implementation. The function `run` runs an operation without an event loop, and uses
+the blocking implementation of each effect. The function `arun` runs an operation in an event loop,
+and uses the asynchronous implementation of each effect. The decorators `blocking` and `awaiting`
+build the public blocking method and the public coroutine method of an operation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ThreadCaller = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class Effect(Generic[T]):
-    """A step of an operation that has a blocking and an asynchronous implementation.
+    """One step of an operation. A step has a blocking and an asynchronous implementation.
 
     Args:
         blocking: A function that makes the step and blocks.
@@ -39,7 +39,8 @@ class Effect(Generic[T]):
         self.blocking, self.awaiting = blocking, awaiting
 
     def __await__(self) -> Generator[Effect[T], Any, T]:
-        # The effect is yielded to `run` or `arun`, which sends the result of the effect back.
+        # The effect is yielded to `run` or `arun`. The caller performs the effect, and sends its
+        # result into this generator.
         answer: T = yield self
         return answer
 
@@ -99,18 +100,19 @@ def _run_to_next_effect(continue_operation: Callable[[], Any]) -> Effect[Any] | 
 
 
 def run_in_thread(operation: Operation[T]) -> Effect[T]:
-    """Return an effect that runs an operation.
+    """Return an `Effect` whose blocking and asynchronous implementations run an operation.
 
-    The asynchronous implementation of the effect runs the operation in another thread.
+    The asynchronous implementation of the returned `Effect` performs the blocking steps of the
+    operation in another thread.
     """
     return Effect(lambda: run(operation), lambda: arun(operation, asyncio.to_thread))
 
 
 def call_method(target: Any, method: str, *args: Any, **options: Any) -> Effect[Any]:
-    """Return an effect that calls a method of an object.
+    """Return an `Effect` whose two implementations call a method of an object.
 
-    The asynchronous implementation of the effect awaits the method whose name has the additional
-    prefix `a`, such as `aget` instead of `get`.
+    The asynchronous implementation of the returned `Effect` awaits the method whose name has the
+    additional prefix `a`, such as `aget` instead of `get`.
     """
     return Effect(
         lambda: getattr(target, method)(*args, **options),
@@ -119,9 +121,9 @@ def call_method(target: Any, method: str, *args: Any, **options: Any) -> Effect[
 
 
 def run_computation(call: Callable[[], T]) -> Effect[T]:
-    """Return an effect that calls a function.
+    """Return an `Effect` whose blocking and asynchronous implementations call a function.
 
-    The asynchronous implementation of the effect calls the function in another thread.
+    The asynchronous implementation of the returned `Effect` calls the function in another thread.
     """
     return Effect(call, lambda: asyncio.to_thread(call))
 

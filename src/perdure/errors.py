@@ -53,7 +53,7 @@ class ConfigurationError(PerdureError, ValueError):
 
 
 class InvalidConfig(ConfigurationError):
-    """A `RunnableConfig` has no valid `thread_id`, or another field of it is invalid."""
+    """Raised if the `thread_id` or another field of a `RunnableConfig` is missing or invalid."""
 
 
 class WrongKey(ConfigurationError):
@@ -65,21 +65,21 @@ class WrongKey(ConfigurationError):
 
 
 class MissingDependency(ConfigurationError, ImportError):
-    """A feature needs a package that is not installed.
+    """Raised if a feature needs a package that is not installed.
 
-    An optional extra of perdure installs the missing package.
+    The package that is missing is installed by an optional extra of perdure.
     """
 
 
 class UnknownModel(ConfigurationError, LookupError):
-    """The token count or the context window of a model is unknown.
+    """Raised if the token count or the context window of a model is unknown.
 
-    The caller must pass the unknown value as an argument.
+    The caller must pass the unknown token count or context window as an argument.
     """
 
 
 class EmbedderMismatch(ConfigurationError):
-    """The vectors in the store come from another model, or have other dimensions."""
+    """Raised if stored vectors and the embedder have different models or dimensions."""
 
 
 class StorageError(PerdureError):
@@ -110,7 +110,7 @@ class CorruptRecord(StorageError):
 
 
 class SerializationError(PerdureError, TypeError):
-    """A value cannot be serialized, or a stored value cannot be deserialized."""
+    """Raised if a value cannot be serialized, or if a stored value cannot be deserialized."""
 
 
 class Unstorable(SerializationError):
@@ -137,7 +137,7 @@ class UnknownCheckpoint(PerdureError, LookupError):
 
 
 class ThreadDeleted(PerdureError):
-    """A run cannot write to its thread, because the thread was deleted during the run.
+    """Raised if a run cannot write to its thread, because the thread was deleted during the run.
 
     Nothing was stored. A new run with the same thread id begins a new conversation.
     """
@@ -172,7 +172,10 @@ class VersionConflict(PerdureError):
 
 
 class LimitExceeded(PerdureError):
-    """A write would exceed the limit of items or bytes of a scoped store. Nothing was written."""
+    """Raised if a write would exceed a scoped store's limit of items or bytes.
+
+    The rejected write has not changed the store.
+    """
 
 
 class EmbeddingFailed(PerdureError):
@@ -180,7 +183,7 @@ class EmbeddingFailed(PerdureError):
 
 
 class InvalidUpdate(PerdureError, ValueError):
-    """A reducer cannot apply an update to the state."""
+    """Raised if a reducer cannot apply an update to the state of a graph."""
 
 
 class ModelFailed(PerdureError):

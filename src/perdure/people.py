@@ -103,7 +103,7 @@ class Report:
     by_owner: tuple[str, ...] = ()
 
     def count(self, kind: str) -> int:
-        """Return the number of erased objects of one kind."""
+        """Return the number of erased objects of a kind, such as `"threads"`."""
         return sum(part.count for part in self.erased if part.what == kind)
 
 
@@ -122,8 +122,8 @@ def export(
     The archive contains the threads with all branches, the items with all versions (memories,
     profile, instructions, examples, chat memory and notes), and records of the runs and crons; see
     docs/people.md. Other processes may write to the database during the export. Each thread is
-    exported as a consistent snapshot. All versions of one key are also exported as a consistent
-    snapshot.
+    exported as a consistent snapshot. The versions of an item are exported as a consistent
+    snapshot, too.
 
     Args:
         user: The name of the person.
@@ -211,11 +211,11 @@ def forget(
     conversations_by_id: bool = True,
     timeout_s: float = 30.0,
 ) -> Report:
-    """Erase everything that belongs to a person, also the deleted bytes in the database file.
+    """Erase everything that belongs to a person, including deleted bytes in the database file.
 
-    An erasure has two steps. In the first step, the person's crons are deleted, and the person's
-    runs are cancelled. When all cancelled runs have ended, the person's store items and threads are
-    erased in the second step. If a call of `forget` is interrupted, repeat the call.
+    An erasure has two steps. The first step of the erasure deletes the person's crons and cancels
+    the person's runs. When all cancelled runs have ended, the second step erases the person's store
+    items and threads. If a call of `forget` is interrupted, repeat the call.
 
     Args:
         user: The name of the person.
@@ -305,13 +305,15 @@ class _PersonErasure:
     def forget(self, timeout_s: float) -> Report:
         """Erase the person's data, in several passes.
 
-        A further pass erases data that other processes have written during the pass before.
+        Other processes may write data of the person while a pass runs. The next pass erases the new
+        data.
         """
         try:
             threads, person_namespaces = self._find_threads_and_namespaces()
         except UnknownPerson:
-            # An earlier erasure may have been interrupted after all rows were deleted and before
-            # the deleted bytes were overwritten.
+            # Overwrite deleted bytes before the error is raised. An earlier erasure may have been
+            # interrupted after all rows of the person were deleted and before the deleted bytes
+            # were overwritten.
             self._scrub_databases()
             raise
         self._record_owned_threads(threads)
@@ -414,7 +416,7 @@ class _PersonErasure:
     def _list_data_kept_for_others(
         self, threads: list[str], person_namespaces: PersonNamespaces
     ) -> tuple[Part, ...]:
-        """List the data that mentions the person and belongs to others."""
+        """List the data that mentions the person and belongs to other persons."""
         kept_parts = [Part("namespaces", tuple(map(_join_labels, person_namespaces.others)))]
         if self.looks_elsewhere:
             own_threads = frozenset(threads)

@@ -1,9 +1,9 @@
-"""Remove old threads, checkpoints, items and memories from a database by rules.
+"""Apply retention rules, which remove old threads, checkpoints, items and memories.
 
 The function `apply` removes the data that the rules of a `Rules` object do not keep. The function
 `plan` reports the data that `apply` would remove, and writes nothing. Old data is removed in
 batches, and other processes can write to the database between two batches. If a call of `apply` is
-interrupted, another call of `apply` removes the remaining data.
+interrupted, another call of `apply` removes the old data that the interrupted call did not remove.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ async def aapply(*args: Any, **options: Any) -> Report:
 
 @dataclass(slots=True)
 class _RetentionPass:
-    """Applies the rules once, or only counts the data that the rules would remove.
+    """Applies retention rules once, or only counts the data that the retention rules would remove.
 
     Attributes:
         idle_thread_ids: The threads that are deleted.
@@ -250,8 +250,9 @@ class _RetentionPass:
         removed = self.saver.retain(rule, thread_ids=self.thread_ids, dry_run=self.dry_run)
         counts = [removed.checkpoints, removed.size_bytes, removed.items]
         if self.dry_run and self.idle_thread_ids:
-            # A plan deletes nothing, so `retain` has also counted the checkpoints of idle threads.
-            # Subtract these checkpoints, because they would be deleted together with the threads.
+            # In a dry run, the idle threads are not deleted, and `retain` counts their checkpoints
+            # as well. Subtract the checkpoints of idle threads, because they would be deleted
+            # together with the threads.
             removed_with_threads = self.saver.retain(
                 rule, thread_ids=self.idle_thread_ids, dry_run=True
             )
@@ -288,8 +289,8 @@ class _RetentionPass:
         """Clear the records of extractions that failed long ago."""
         ids = []
         for note in self._find_older_items((RESERVED_LABEL, WATERMARKS), "failed_at", days):
-            # A version conflict means that an extraction has changed the failure record after the
-            # search. Keep the changed failure record.
+            # If an extraction has changed the record of a failure since `_find_older_items` read
+            # the record, VersionConflict is raised, and the changed record is kept.
             with suppress(VersionConflict):
                 if not self.dry_run:
                     self.store.batch([build_put_clearing_watermark_failure(note)])

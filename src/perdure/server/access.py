@@ -129,8 +129,8 @@ class Access(Protocol):
 
     - `owners_are_people`: False if the `owner` of a thread may be something else than the user of
       an API key, such as an organisation.
-    - `identities_list_teams`: False if identities list no teams. If identities list no teams, the
-      config of a run must name the teams whose memories the run uses.
+    - `identities_list_teams`: False if the objects of the class `Identity` do not list the teams of
+      the user. In this case, the config of a run must name the teams whose memories the run uses.
     - `tenants`: The set of all tenants. The server opens the databases of all tenants when the
       server starts.
     - `check_person(identity, person)`: Raise `Forbidden` if the identity may not act for a person.
@@ -168,8 +168,8 @@ class LocalAccess:
 
     Treat each request as a request of the local user, who is an admin.
 
-    Without authentication, a client may set any `owner` for a thread. Therefore, the server does
-    not treat the `owner` of a thread as a person.
+    Without authentication, a client may set any `owner` for a thread. The server does not treat the
+    `owner` of a thread as a person, because the `owner` is not verified.
     """
 
     owners_are_people: Final = False
@@ -245,9 +245,10 @@ An endpoint with this decorator has no access to a database.
 def build_containment_check(expected: Any) -> Callable[[Any], bool]:
     """Return a function that checks whether a JSON value contains the expected value.
 
-    A dict contains the expected dict if it has all expected keys with values that contain the
-    expected values. A list contains the expected list if it has all expected elements, in any
-    order. The check takes time linear in the size of the JSON value.
+    A dict contains the expected dict if the dict has all keys of the expected dict, and if the
+    value at each of these keys contains the expected value. A list contains the expected list if it
+    has all expected elements, in any order. The returned function takes time linear in the size of
+    the JSON value.
 
     Args:
         expected: The JSON value that must be contained.
@@ -264,9 +265,9 @@ def build_containment_check(expected: Any) -> Callable[[Any], bool]:
 
 
 def _build_containment_check(expected: Any) -> Callable[[Any], bool]:
-    """Return the containment check without checking the size of the expected value.
+    """Build the function that `build_containment_check` returns, without limiting nested lists.
 
-    The function calls itself for the parts of the expected value.
+    `_build_containment_check` calls itself for the parts of the expected value.
     """
     if isinstance(expected, Mapping):
         field_checks = {name: _build_containment_check(value) for name, value in expected.items()}
@@ -292,8 +293,8 @@ def _build_containment_check(expected: Any) -> Callable[[Any], bool]:
 def _build_comparison_keys_of_scalars(values: list[Any]) -> set[Any]:
     """Return a hashable key for each text, number and null in a list.
 
-    Equal values have equal keys. The key of a number contains the number as text, because Python
-    randomises the hashes of texts and does not randomise the hashes of numbers. With numbers as
+    Equal values have equal keys. The key for a number is a text that contains the number. Python
+    randomises the hashes of texts, but not the hashes of numbers. If the numbers themselves were
     keys, a client could send many numbers that have the same hash, and building a set of these
     numbers would take quadratic time.
     """

@@ -1,9 +1,10 @@
 """Let a caller with the permission `perdure:act` send a request for another person.
 
-A caller names the person in the header `X-Perdure-User`, which every request may have. When a
-caller starts a run, the `user_id` in the `context` of the run may name the person instead. A
-request for a person reads and creates data of that person. The server still applies the rate limits
-of the caller, passes the caller's user object to graphs, and checks the caller's permissions.
+A caller names the person in the header `X-Perdure-User`, which every request may have. A caller who
+starts a run may instead name the person as the `user_id` in the `context` of the run. A request
+that is sent on behalf of a person reads and writes data of that person, and not data of the caller.
+The server still applies the rate limits of the caller, passes the caller's user object to graphs,
+and checks the caller's permissions.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ async def create_cron(
 ) -> Response:
     """Create a cron that runs a graph on a schedule.
 
-    If the URL names a thread, all runs use this thread. If the URL names no thread, each run gets a
-    new thread.
+    If the request URL contains a thread id, all runs of the cron use this thread. If the request
+    URL contains no thread id, each run of the cron gets a new thread.
     """
     now, cron_id = time.time(), str(uuid4())
     ids = {"cron_id": cron_id, "thread_id": thread_id, "user_id": call.identity.person}
@@ -177,7 +177,9 @@ async def count_crons(call: CurrentCall, runs: ServerRuns, body: CronFilters) ->
 async def _validate_cron(
     call: Call, runs: Runs, body: CronRequest, cron: CronRow, metadata: dict[str, Any]
 ) -> CronRow:
-    """Return a cron with changed fields, after checking that the caller may start its run now.
+    """Check a new or changed cron, and return the cron with the fields of the request.
+
+    The check includes that the caller has the permission to start a run of the cron.
 
     Args:
         call: The call of the client.
@@ -235,7 +237,7 @@ async def _get_changeable_cron(call: Call, cron_id: str) -> CronRow:
 
 
 async def _is_on_own_thread(call: Call, cron: CronRow, thread_action: Action) -> bool:
-    """Return whether a cron runs on a thread that uses the memories of the caller.
+    """Return whether a cron has a thread, and the runs of that thread use the caller's memories.
 
     Return False if the caller may not perform the action on the thread.
     """

@@ -82,9 +82,10 @@ async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName 
     """Search the memories that answer a question, best first, with the parts of their scores.
 
     The request finds the same memories that an agent would recall with these search options. The
-    field `text` of the reply is the text that the model of such an agent would read. With
-    `explain`, the field `below` of the reply lists the memories whose score is below the minimum
-    score. The field `floor` of the reply is the minimum score.
+    field `text` of the reply is the text that the model of an agent would read if the agent
+    recalled these memories. With `explain`, the field `below` of the reply lists the memories whose
+    score is below the minimum score. The field `floor` of the reply is the minimum score that a
+    memory needs to be found.
     """
     arguments = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
     selection = await call.authorize_memory_selection({**arguments, **build_team_argument(team)})
@@ -127,8 +128,8 @@ async def change_memory(
 ) -> Response:
     """Correct a memory.
 
-    With `supersede`, the old text is kept as an earlier version of the memory. The old text counts
-    as true until the time `at`, or until now if `at` is missing.
+    With `supersede`, the old text is kept as an earlier version of the memory. The earlier version
+    ends at the time `at`, or now if `at` is missing.
     """
     memories, config = await _open_permitted_memories(
         call, {"key": key, "value": {"memory": body.memory}, "index": None}, team

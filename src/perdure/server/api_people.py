@@ -184,8 +184,8 @@ async def export_person(call: CurrentCall, user: PathId) -> Response:
     options = {**person.options}
     options.pop("looks_elsewhere")
     lines = people.aexport(person.user, call.saver, call.store, **options)
-    # Read the first line of the archive before the HTTP reply begins, so that an unknown person
-    # leads to an error status.
+    # Read the first line of the archive before the HTTP reply begins. If the person is unknown,
+    # reading the first line raises an error, and the reply can still have an error status.
     header = await anext(lines)
 
     async def iter_lines() -> AsyncIterator[bytes]:

@@ -268,8 +268,9 @@ async def join_run_stream(
     """
     header = request.headers.get("last-event-id", "")
     last = int(header) if _EVENT_NUMBER.fullmatch(header) else None
-    # Another process may have emitted more events than this log has, unless the run has ended or
-    # has not started.
+    # If the run is in progress, another process may have emitted more events than this log
+    # contains. If the run has ended or has not started, the log contains all events, and `last` is
+    # limited to the number of the last event.
     if last is not None and (run.has_ended or not run.may_have_started):
         last = min(last, run.log.last)
     modes = {*stream_mode} - {""}
@@ -292,7 +293,8 @@ async def cancel_run(
 ) -> Response:
     """Cancel a run.
 
-    The stored checkpoints of the run are kept, except with the action `rollback`.
+    With the action `interrupt`, the stored checkpoints of the run are kept. With the action
+    `rollback`, the stored checkpoints are not kept.
     """
     run = await get_permitted_run(call, runs, thread_id, run_id, action=action)
     if run.status not in LIVE_STATES:
@@ -330,8 +332,8 @@ async def start_run(
 ) -> Run:
     """Start a run for a client.
 
-    If no thread is named, the run gets a new thread. `prepare_run` describes the arguments and the
-    errors.
+    If `thread_id` is None, the run gets a new thread. The docstring of `prepare_run` describes the
+    arguments of `start_run` and the errors that `start_run` raises.
     """
     options: Any = {"recorded": recorded, "author": author}
     return await (await prepare_run(call, runs, body, thread_id, protocol, **options))()
@@ -350,7 +352,7 @@ async def prepare_run(
 ) -> Callable[[], Awaitable[Run]]:
     """Check a request for a run, and return the function that starts the run.
 
-    Nothing is written before the returned function is called.
+    The database is not changed until the caller calls the function that `prepare_run` returns.
 
     Args:
         call: The call of the client.
@@ -448,9 +450,9 @@ async def _refuse_malformed_input_messages(
 
 
 def act_for_context_user(call: Call, body: RunRequest) -> Call:
-    """Return a copy of a call whose identity acts for the person that the context of a run names.
+    """Return a copy of a call that acts for the person whom the context of a run names.
 
-    If the context of the run names no person, the call is returned unchanged.
+    If the context of the run names no person, return the original call and not a copy.
 
     Raises:
         Forbidden: See `build_identity_acting_for`.
@@ -465,10 +467,10 @@ def act_for_context_user(call: Call, body: RunRequest) -> Call:
 async def _find_thread_of_person(call: Call, arguments: dict[str, Any]) -> ListedThread | None:
     """Return the existing thread for a run that a caller starts for another person.
 
-    The thread is returned if the person has access to the thread. The thread is also returned if
-    the caller has created the thread and the thread has no checkpoint yet. The run assigns a thread
-    without a checkpoint to the person. None is returned if the thread does not exist, or if the
-    person has no access to the thread and the thread cannot be assigned to the person.
+    A thread to which the person has access is returned. A thread to which only the caller has
+    access is returned if the caller owns the thread, or the thread has no owner, and if the thread
+    has no checkpoint yet. The new run assigns a thread without a checkpoint to the person. In all
+    other cases, None is returned, also if the thread does not exist.
 
     Raises:
         Forbidden: The thread belongs to another person.
@@ -499,7 +501,7 @@ def _build_sender(
 ) -> Sender:
     """Return the sender of a run.
 
-    A run of a cron does not contain a new message from the author.
+    A run that a cron starts has no message author, because nobody has sent a new message.
     """
     message_author = author or identity.person if body.has_message and due is None else None
     is_answer = body.command is not None and body.command.resume is not None
@@ -642,7 +644,7 @@ async def _reply_with_output(
 
 
 class RunEvents:
-    """Runs the graph of a run, and writes the run's events to the run's log."""
+    """Executes the graph that a run requested, and writes the run's events to the run's log."""
 
     def __init__(self, run: Run, runs: Runs) -> None:
         self._run = run
@@ -671,9 +673,9 @@ class RunEvents:
     async def _iter_event_parts(
         self, graph: Graph, *args: Any, **options: Any
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield the chunks of `graph.astream`, which the events of `graph.astream_events` contain.
+        """Call `graph.astream_events`, and yield the chunks that `graph.astream` would yield.
 
-        An event that contains no chunk of the graph is logged in the stream mode `events`.
+        All other events of `graph.astream_events` are logged as events of the stream mode `events`.
         """
         async with aclosing(graph.astream_events(*args, **options)) as events:
             async for event in events:
@@ -695,7 +697,10 @@ class RunEvents:
         return []
 
     def _log_stream_part(self, run: Run, part: Mapping[str, Any]) -> None:
-        """Log the events of one chunk of the graph's stream, and keep its output and interrupts."""
+        """Log the events of one chunk of the graph's stream.
+
+        The output and the interrupts in the chunk are stored in the run and in this object.
+        """
         kind, namespace, data, new_interrupts = (
             part["type"],
             part["ns"],
@@ -765,7 +770,7 @@ def _remove_configs_from_stream_data(stream_mode: str, data: Any) -> Any:
 
 
 def reduce_configs_of_streamed_checkpoint(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the payload of a streamed checkpoint with shortened configs.
+    """Return the payload of a streamed checkpoint, with configs reduced to checkpoint ids.
 
     A shortened config contains only the ids of a checkpoint. The full configs contain the user
     object of the login and all values with which the graph was configured.

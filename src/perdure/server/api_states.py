@@ -126,7 +126,7 @@ async def get_state_at(
 async def update_state(
     call: CurrentCall, runs: ServerRuns, thread_id: PathId, body: StateChange
 ) -> JSONObject:
-    """Update the state as if a node had returned the values.
+    """Update a thread's state with the values in the request, as if a node had returned the values.
 
     If the request names an older checkpoint, the update starts a new branch of the thread at the
     older checkpoint. After the update, the thread continues from the new checkpoint.
@@ -195,7 +195,9 @@ async def list_items(
     limit: Annotated[int, Query(ge=1, le=1000)] = LIST_LIMIT,
     before: Annotated[int | None, Query(ge=0, le=1 << 60)] = None,
 ) -> Response:
-    """List the newest items that were ever in a channel, in chronological order.
+    """List one page of the history of a channel, in chronological order.
+
+    The first page contains the newest items that were stored in the channel.
 
     Items that are no longer in the state are listed, too. To get the page with earlier items, pass
     the `position` of the first item on this page as `before`.
@@ -413,7 +415,7 @@ def exclude_internal_channels(channels: Mapping[str, Any]) -> dict[str, Any]:
 async def _read_state_without_graph(
     call: Call, checkpoint: CheckpointTuple | None, config: RunnableConfig
 ) -> StateSnapshot:
-    """Build the state of a checkpoint without its graph, because the graph is not served.
+    """Build a `StateSnapshot` of a checkpoint whose graph this server does not serve.
 
     As in langgraph, the state of the newest checkpoint lists the remaining tasks, and the state of
     an older checkpoint lists the completed tasks.
@@ -450,7 +452,7 @@ async def _read_state_without_graph(
 
 
 def _build_task_json(task: Any) -> dict[str, Any]:
-    """Return a task in the form of langgraph's API."""
+    """Convert a task of a `StateSnapshot` to the JSON that langgraph's API returns."""
     nested = task.state
     return {
         "id": task.id,

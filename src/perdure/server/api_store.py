@@ -139,7 +139,9 @@ async def list_namespaces(call: CurrentCall, body: NamespaceSearch) -> Response:
 async def _permit_arguments(
     call: Call, namespace: list[str] | None, requested: JSONObject
 ) -> JSONObject:
-    """Check the permission, and return the arguments after the changes by the access rules.
+    """Check that the caller may perform the action, and return its permitted arguments.
+
+    An authorization handler may change the arguments.
 
     Args:
         call: The request.

@@ -247,8 +247,8 @@ async def delete_thread(
     places = await find_memory_places(call) if memories == "erase" else []
     await runs.stop_thread(call.identity.tenant, thread_id)
     if places:
-        # Erase the memories before the thread. If the server crashed after deleting the thread, the
-        # memories of the thread could not be found any more.
+        # Erase the memories before the thread is deleted. If the server crashed after deleting the
+        # thread, the memories of the thread could not be found any more.
         receipt = await aforget_thread_memories(call.store, [thread_id], places=places)
         call.record_for_audit(hashes=receipt.hashes)
     await call.threads.delete(thread_id)

@@ -44,8 +44,8 @@ from perdure.server.threads import (
 
 Assistant = dict[str, Any]
 """An assistant in the form of langgraph's API."""
-# Creation time of all default assistants. The time when the server was installed is used, so that
-# all processes return the same creation time.
+# Creation time of all default assistants. The value is the time at which this module was installed,
+# so that all processes of the server return the same creation time.
 _INSTALLED_AT: Final = datetime.fromtimestamp(Path(__file__).stat().st_mtime, UTC)
 _DEFAULT_FIELDS: Final[Assistant] = {
     "name": "Untitled",
@@ -153,7 +153,8 @@ class Assistants:
         """Return all versions of an assistant, newest first; see `get`."""
         assistant = await self.get(assistant_id)
         stored = await self._table.list_versions(assistant["assistant_id"])
-        # No versions of a default assistant are stored, so return the default assistant itself.
+        # The list `stored` is empty for a default assistant, because only the versions of other
+        # assistants are stored. In this case, return the default assistant as its only version.
         rows = [*map(_build_assistant, stored)] or [assistant]
         return [
             {name: value for name, value in row.items() if name != "updated_at"}
@@ -201,8 +202,8 @@ class Assistants:
     def _build_visible_metadata(self, assistant: Assistant) -> dict[str, Any]:
         """Return the metadata of an assistant that is compared with search and access filters.
 
-        For a default assistant, the metadata gets the caller as `owner`, so that the caller has
-        access to the default assistant.
+        For a default assistant, the returned metadata contains the caller's name as `owner`, so
+        that the caller has access to the default assistant.
         """
         is_own = find_default_assistant(self._graphs, assistant["assistant_id"]) is not None
         return {**assistant["metadata"], **({"owner": self._user} if is_own else {})}

@@ -61,7 +61,9 @@ class HandlerUser(dict[str, Any]):
 
 
 class _ActingUser:
-    """Wraps a user object that is not a dict, and adds the attribute `acting_for`.
+    """Wraps the user object of an Auth file, and adds the attribute `acting_for`.
+
+    The class is used for user objects that are not dicts.
 
     The attribute `acting_for` is the person for whom the user sends the request.
     """
@@ -192,7 +194,8 @@ class AuthFileAccess:
             resource=cast(Any, resource),
             action=cast(Any, verb),
         )
-        # Replace metadata that is None by a dict, because handlers may add keys to the metadata.
+        # If the metadata is None, replace None with a dict, because handlers may add keys to the
+        # metadata.
         if "metadata" in value and value["metadata"] is None:
             value["metadata"] = {}
         try:
@@ -245,7 +248,8 @@ def _find_authentication_and_authorization_handlers(
 
     An `Auth` has no public method that returns its handlers, so private attributes are read.
 
-    Source: langgraph_sdk/auth/__init__.py, which says that servers read the private attributes.
+    Source: langgraph_sdk/auth/__init__.py. A comment in this module says that servers read the
+    private attributes.
 
     Args:
         auth: The object that the Auth file defines.

@@ -101,9 +101,11 @@ class Call:
         self.recorded: list[dict[str, Any]] = []
 
     def record_for_audit(self, **ids: Any) -> None:
-        """Add ids, or the `hashes` of a receipt, to the audit record.
+        """Add fields to the audit record of this request, such as the ids of changed objects.
 
-        The content of messages or memories must not be added.
+        The field `hashes` contains the hashes in the receipt of an erasure.
+
+        The audit record must not contain the content of messages or memories.
         """
         self.recorded[-1:] = [{**entry, **ids} for entry in self.recorded[-1:] or [{}]]
 
@@ -112,8 +114,8 @@ class Call:
     ) -> dict[str, Any]:
         """Check that the action is permitted, and return the permitted arguments.
 
-        An authorization handler may change the arguments of an action. Therefore, use the returned
-        arguments instead of the passed arguments.
+        An authorization handler may change the arguments of an action. The caller must use the
+        returned arguments instead of the passed arguments.
 
         Raises:
             Forbidden: The action is not permitted.
@@ -164,11 +166,14 @@ class Call:
         return {"namespace": template, "config": config}
 
     def keep_database_open(self) -> AbstractContextManager[None]:
-        """Keep the database open until the block ends, for work that continues after the reply."""
+        """Return a context manager that keeps the database of the tenant open while it is active.
+
+        Work that continues after the reply to the request needs an open database.
+        """
         return self._databases.keep_open(self.identity.tenant)
 
     def with_action(self, action: Action) -> Call:
-        """Return this request with another action, which must be permitted separately."""
+        """Return a copy of this call with another action, which must be authorized separately."""
         return Call(self.identity, action, self._access, self._databases, self._runs)
 
     def with_identity(self, identity: Identity) -> Call:
@@ -176,7 +181,7 @@ class Call:
         return Call(identity, self.action, self._access, self._databases, self._runs)
 
     def without_acting_for(self) -> Call:
-        """Return this request with an identity that does not act for another person."""
+        """Return a copy of this call in which the caller does not act for another person."""
         return self.with_identity(replace(self.identity, acting_for=None))
 
     @property
@@ -187,8 +192,8 @@ class Call:
     async def may_use_thread(self, action: Action, thread: Mapping[str, Any]) -> bool:
         """Return whether the user may perform an action on a thread.
 
-        The user already has access to the thread. The action may differ from the action of this
-        request.
+        The caller of this method has already checked that the user has access to the thread. The
+        checked action `action` may differ from the action of this call.
         """
         other_call = self.with_action(action)
         try:
@@ -295,8 +300,8 @@ class Call:
     def find_team_author(self, namespace: Sequence[str]) -> str | None:
         """Return the author to record for an item that the caller writes.
 
-        Items in the namespace of a team have the user as author. For an item in any other
-        namespace, None is returned.
+        Return the user if the namespace belongs to a team. Return None if the namespace does not
+        belong to a team.
         """
         return self.identity.person if is_team_namespace(namespace) else None
 
@@ -323,10 +328,11 @@ def is_internal_namespace(namespace: Sequence[str]) -> bool:
 
 
 def build_literal_template_and_config(namespace: Namespace) -> tuple[Namespace, RunnableConfig]:
-    """Return a namespace template and a config that together yield exactly this namespace.
+    """Return a namespace template, and the config with which it resolves to `namespace`.
 
     The template contains fields such as `{label_0}`, and the config contains the labels as values
-    of these fields. Therefore, braces in a label are not parsed as template fields.
+    of these fields. Labels are passed as values so that braces in a label are not parsed as
+    template fields.
     """
     if is_team_namespace(namespace) and len(namespace) > 1:
         template, config = build_literal_template_and_config(namespace[2:])
@@ -339,8 +345,8 @@ def build_literal_template_and_config(namespace: Namespace) -> tuple[Namespace, 
 async def open_call(connection: HTTPConnection) -> AsyncIterator[Call]:
     """Build the `Call` of a request, and yield it as a FastAPI dependency.
 
-    The request is counted as in progress, and the database is kept open, until FastAPI closes the
-    dependency after the reply.
+    The request counts as a request in progress, and the database is kept open, until this generator
+    continues after the `yield`. FastAPI continues the generator when the reply has been sent.
     """
     state, access = connection.app.state, connection.app.state.access
     known_identity = getattr(connection.state, "identity", None)
@@ -361,7 +367,7 @@ class Page(BaseModel):
     offset: int = Field(0, ge=0)
 
     def slice_rows(self, rows: list[Row]) -> list[Row]:
-        """Return the rows that belong to this page."""
+        """Return the rows on the page that `offset` and `limit` define."""
         return rows[self.offset :][: self.limit]
 
 
@@ -375,7 +381,9 @@ class SortedPage(Page):
     def build_page_rows(
         self, all_rows: list[dict[str, Any]], **extra_fields: Any
     ) -> list[dict[str, Any]]:
-        """Sort the rows, and return the selected fields of the rows that belong to this page.
+        """Sort all rows of a search, and return the selected fields of the rows on one page.
+
+        The fields `offset` and `limit` define the page.
 
         Args:
             all_rows: All rows that the search finds.

@@ -22,7 +22,9 @@ from perdure.server.guard import build_refusal
 
 
 class AppUser(BaseUser):
-    """The user who sends a request, as the custom application finds it in `request.user`.
+    """Represents the user who sends a request, as `request.user` in the custom application.
+
+    The custom application is the ASGI application that a deployment adds to the server.
 
     Attributes:
         permissions: The permissions of the user, sorted.
@@ -75,7 +77,7 @@ class CustomApp:
     def set_state(self, state: dict[str, Any] | None) -> None:
         """Set the state that the application's lifespan yielded.
 
-        The values of this state are copied to the `request.state` of each request.
+        The values in `state` are copied to the `request.state` of each request.
         """
         self._state = dict(state or {})
 

@@ -103,7 +103,7 @@ class Databases:
         database = self._open_databases.pop(tenant, None)
         if database is None:
             new_database = await self._open_database(tenant)
-            # Another request may have opened the database in the meantime.
+            # Another request may have opened the database of the tenant during the `await`.
             database = self._open_databases.pop(tenant, None)
             if database is None:
                 database = new_database

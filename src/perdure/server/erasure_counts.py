@@ -44,7 +44,7 @@ class ErasureCounts:
 
     @contextmanager
     def include_thread_in_counts(self, thread_key: int) -> Iterator[None]:
-        """Keep the cached number of erasures of a thread up to date until the block ends."""
+        """Keep the cached erasure count of a thread up to date until the `with` block ends."""
         self._readers[thread_key] += 1
         try:
             yield
@@ -79,7 +79,7 @@ class ErasureCounts:
         return thread_key in self._counts and self.read_at >= not_before
 
     async def _read_all_counts(self) -> None:
-        """Read the numbers of erasures of all threads that `include_thread_in_counts` includes."""
+        """Read the erasure count of each thread for which `include_thread_in_counts` is active."""
         thread_keys, started_at = [*self._readers], time.monotonic()
         counts = await self._table.count_removals(thread_keys)
         self._counts = {

@@ -4,9 +4,11 @@ An `EventHolder` is an object that keeps events in memory. There are three kinds
 An event log keeps the events of a run or thread for current and future readers. A batch contains
 events that a reader has read from the database. A websocket sender keeps the message that is being
 sent to a websocket. If an event holder needs more memory than is left, the event holders first drop
-events that all readers have received or that are stored in the database. If more memory is needed
-after that, the event holder with the largest and oldest backlog drops events. A reader that needs a
-dropped event receives the error `StreamLost`, unless the event is stored in the database.
+events that all readers have received or that are stored in the database. If dropping these events
+does not free enough memory, events that a reader still needs are dropped. The event holder that
+drops first is the one with the greatest product of the size and the age of its events. A reader
+that needs a dropped event receives the error `StreamLost`, unless the event is stored in the
+database.
 
 All methods in this module must be called in one event loop, except
 `EventAccount.subtract_garbage_bytes_later`, which any thread may call.
@@ -42,7 +44,7 @@ class EventHolder(Protocol):
 
     @property
     def total_when_added(self) -> int:
-        """Return `EventMemory.total_added` as of the moment when the oldest event was added."""
+        """Return the value that `EventMemory.total_added` had when the oldest event was added."""
 
     @property
     def safety_of_dropping_oldest_event(self) -> int:
@@ -94,10 +96,11 @@ class EventAccount:
             self.holders.discard(holder)
 
     def subtract_garbage_bytes_later(self, byte_count: int) -> None:
-        """Record that an event holder was garbage-collected, so that its events stop counting.
+        """Record that an event holder with events of this account was garbage-collected.
 
-        The garbage collector may call this method in any thread. The event loop subtracts the size
-        of the events later.
+        The garbage collector may call this method in any thread. The size of the events is not
+        subtracted from the size of the account at once. The event loop subtracts `byte_count` when
+        it processes `EventMemory.garbage`.
         """
         self.memory.garbage.append((self, byte_count))
 
@@ -151,7 +154,7 @@ class EventMemory:
         limit: int,
         size: int,
     ) -> None:
-        """Drop events of the accounts that `choose` returns, until a new event fits into a limit.
+        """Drop events until a new event fits into a limit.
 
         Args:
             choose: Returns the account whose events are dropped next, or None if there is none.
@@ -162,20 +165,21 @@ class EventMemory:
         while counted.size + size > limit * _LOW_SHARE and (account := choose()):
             holder = max(account.holders, key=self._build_drop_order_key, default=None)
             if holder is None:
-                # No event can be dropped. The events that are still counted were kept by event
-                # holders that have been garbage-collected.
+                # Return, because the account has no event holder that can drop an event. The size
+                # of the account still includes the events of event holders that have been
+                # garbage-collected.
                 return
             holder.drop_oldest_events()
 
     def _find_largest_account(self) -> EventAccount | None:
-        """Return the account with the most bytes, or None if no account has events."""
+        """Return the account whose events use the most memory, or None if no account has events."""
         account = max(self._accounts.values(), key=lambda candidate: candidate.size, default=None)
         return account if account is not None and account.size else None
 
     def _build_drop_order_key(self, holder: EventHolder) -> tuple[int, int]:
         """Return a sort key for an event holder.
 
-        The event holder with the largest sort key is the first that must drop events.
+        When memory is needed, the event holder with the largest sort key must drop events first.
         """
         return holder.safety_of_dropping_oldest_event, holder.size * (
             self.total_added - holder.total_when_added + 1
@@ -184,9 +188,9 @@ class EventMemory:
     def mark_ended(self, holder: EventHolder) -> None:
         """Mark an event log as unused, because the log has no readers and no writers any more.
 
-        The events of unused logs are kept for later readers. If the events of unused logs take more
-        than `MAX_ENDED_BYTES` of memory, the logs that have been unused for the longest time drop
-        their events first.
+        The events of unused logs are kept for later readers. If the events of unused logs use more
+        than `MAX_ENDED_BYTES` bytes of memory, unused logs drop their events. The log that has been
+        unused for the longest time drops its events first.
         """
         self._ended.pop(holder, None)
         self._ended[holder] = None
@@ -201,5 +205,5 @@ class EventMemory:
                 return
 
     def mark_in_use(self, holder: EventHolder) -> None:
-        """Undo `mark_ended` for a log that has a reader or a writer again."""
+        """Mark an event log as used, because the log has a reader or a writer again."""
         self._ended.pop(holder, None)

@@ -178,8 +178,8 @@ async def _build_answer_request(
 async def _open_feed(call: Call, runs: Runs, thread_id: str) -> EventLog:
     """Return the log of a thread's events, after checking that the caller may read the thread.
 
-    When the thread is deleted, the log is closed. Therefore, the log never contains events of a new
-    thread that has the same id as the deleted thread.
+    When the thread is deleted, the log is closed. A new thread with the same id as the deleted
+    thread gets a new log.
     """
     await call.authorize_arguments({"thread_id": thread_id})
     thread_key = await runs.get_thread_key(call.identity.tenant, thread_id)
@@ -210,8 +210,9 @@ async def _iter_events(
 ) -> AsyncIterator[list[LoggedEvent]]:
     """Yield the events that a client has subscribed to.
 
-    When a client that sends no `since` has received the last event of a finished run, later clients
-    that send no `since` do not receive the events of this run.
+    The field `since` of a subscription is the number of an event. A client that sends no `since`
+    receives the events of a finished run only if no earlier client without `since` has received the
+    last event of that run.
     """
     since = (
         subscription.since
@@ -323,7 +324,8 @@ class ThreadSocket:
         async for entries in _iter_events(*source, subscription):
             for event in entries:
                 await self._sender.send(partial(getattr, event, "data"))
-        await self._websocket.close()  # The stream of events ends only if the thread was deleted.
+        # The loop over the thread's events ends only if the thread was deleted.
+        await self._websocket.close()
 
     async def _send_bytes(self, data: bytes) -> None:
         """Send a message that is already encoded."""
@@ -367,7 +369,8 @@ class ThreadEvents:
         self._feed.set_account(runs.memory.get_account(run.tenant, run.user))
         self._feed.add_writer()
         self._interrupts: dict[str, tuple[list[str], Any]] = {}
-        # For the id of each chat model run, the id of the message that the chat model generates.
+        # `_messages` maps the id of each chat model run to the id of the message that the chat
+        # model generates.
         self._messages: dict[str, str] = {}
         run.feed = self._feed
         assert run.task is not None
@@ -401,7 +404,7 @@ class ThreadEvents:
                 self._add_graph_event(run, event["method"], event["params"])
 
     def _add_graph_event(self, run: Run, method: str, params: Mapping[str, Any]) -> None:
-        """Convert an event of the graph to the form that clients expect, and add it to the feed."""
+        """Convert an event of the graph to the client format, and log it."""
         namespace, data = list(params["namespace"]), params["data"]
         match method:
             case "values":

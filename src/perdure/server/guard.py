@@ -95,7 +95,8 @@ class Guard:
 
     The guard refuses requests for other host names, requests from other sites, and HTML forms that
     imitate JSON. The guard forwards each part of a reply immediately, so that events are streamed
-    without a delay. The guard reads its settings from the state of the application.
+    without a delay. A `Guard` object reads its settings from the `state` of the FastAPI
+    application.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -138,7 +139,8 @@ class Guard:
                     message = {"type": "http.response.body"}
             elif is_head:
                 return
-            elif kind == "close" and not answered:  # The application has refused the websocket.
+            # A websocket that the application closes before accepting it is logged with status 403.
+            elif kind == "close" and not answered:
                 summary.status, answered = 403, True
             elif kind in ("http.response.body", "send"):
                 summary.bytes += len(message.get("body") or message.get("text") or b"")
@@ -197,7 +199,10 @@ def _redact_request_path(scope: Scope) -> str:
 
 
 async def _record_request(scope: Scope, status: int) -> None:
-    """Record a request in the audit log if its action changes something, even if it was refused."""
+    """Record a request in the audit log if its action is an audited change.
+
+    Refused requests are recorded, too.
+    """
     action = getattr(getattr(scope.get("route"), "endpoint", None), "action", None)
     if is_audited_change(action, scope["method"]):
         state, path_params = scope["state"], scope.get("path_params", {})
@@ -210,8 +215,9 @@ async def _record_request(scope: Scope, status: int) -> None:
         try:
             await audit.record(state.get("call"), action, status, state["request_id"], path)
         except OSError:
-            # The raised exception replaces the reply of the application by an error reply with
-            # status 500, and this function is called again to record the error reply.
+            # Raise the exception, so that the client receives an error reply with status 500
+            # instead of the reply of the application. `_record_request` is called again for the
+            # error reply.
             if status < 500:
                 raise
             _LOG.exception("a change could not be recorded in the audit log")
@@ -291,7 +297,11 @@ def _identify_user_and_limit_receive_time(
 
 
 async def _store_identity_in_scope(scope: Scope) -> None:
-    """Identify the user before the body is read, so that strangers cannot fill the memory."""
+    """Identify the user before the request body is read into memory.
+
+    Clients without valid credentials can therefore not use up the memory of the process with large
+    request bodies.
+    """
     access = scope["app"].state.access
     action = getattr(getattr(scope.get("route"), "endpoint", None), "action", None)
     if action is None or getattr(access, "reads_body", False):
@@ -305,10 +315,10 @@ async def _store_identity_in_scope(scope: Scope) -> None:
 def _refuse_cross_site_request(headers: Headers, has_session: bool) -> None:
     """Refuse cross-site request forgery.
 
-    A request is refused if a browser sends it for a page of another site. A request that has
-    neither the header Sec-Fetch-Site nor the header Origin is assumed not to come from a browser. A
-    request with a session cookie always comes from a browser, so a request with a session cookie is
-    refused if it has neither header.
+    A request is refused if the browser sent the request on behalf of a page from another site. A
+    request that has neither the header Sec-Fetch-Site nor the header Origin is assumed not to come
+    from a browser. A request with a session cookie always comes from a browser. It is refused if it
+    has neither the header Sec-Fetch-Site nor the header Origin.
 
     Source: CrossOriginProtection of Go's net/http; the OWASP cheat sheet on cross-site request
     forgery, "Fetch Metadata headers".
@@ -389,7 +399,7 @@ def build_error_reply(request: Request, error: PerdureError) -> Response:
 
 
 def add_error_replies(app: FastAPI) -> None:
-    """Let the application reply to exceptions with an HTTP status and an error message."""
+    """Register exception handlers that reply with an HTTP status and an error message."""
 
     @app.exception_handler(PerdureError)
     async def reply_to_perdure_error(request: Request, error: Exception) -> Response:
@@ -441,8 +451,9 @@ def _describe_invalid_field(error: Mapping[str, Any]) -> str:
 class EncodedSlashes:
     """Replaces encoded slashes in the path of a request by NUL characters, which no id contains.
 
-    The type `call.PathId` converts the NUL characters back to slashes. The replacement is needed
-    because servers decode `%2F` before routes are matched (see `path` in the ASGI specification).
+    The type `call.PathId` replaces each NUL character in an id with a slash. NUL characters are
+    used because servers decode `%2F` to a slash before routes are matched (see `path` in the ASGI
+    specification).
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -455,6 +466,7 @@ class EncodedSlashes:
             parts = (
                 unquote(part).replace("\0", "\ufffd") for part in raw.decode("latin-1").split("/")
             )
-            # The class `Guard` reads the replaced path, too.
+            # The class `Guard` uses `scope["path"]`, too. It therefore receives the path with NUL
+            # characters.
             scope["path"] = "/".join(part.replace("/", "\0") for part in parts)
         await self._app(scope, receive, send)

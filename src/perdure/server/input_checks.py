@@ -29,7 +29,7 @@ _EXAMPLE_MESSAGE: Final = {"role": "user", "content": ""}
 def find_possibly_malformed_channel_values(request: RunRequest) -> list[tuple[str, Any]]:
     """Return the channels and values of a request that may be malformed messages.
 
-    If no values are returned, the caller need not load the graph and call
+    If the returned list is empty, the caller can skip two steps: loading the graph, and calling
     `refuse_malformed_messages`. In the input of a run, a channel with a name other than `messages`
     is included only if its value resembles messages.
     """
@@ -55,8 +55,9 @@ def refuse_malformed_messages(graph: Graph, channel_values: list[tuple[str, Any]
         try:
             channel.copy().update([deepcopy(value)])
         except Exception as exc:  # A reducer that a user wrote may raise any exception.
-            # The trial channel is empty, so the reducer may also fail because of a well-formed
-            # message that tells the reducer to remove or keep messages of the channel.
+            # The update was applied to an empty copy of the channel. A well-formed message that
+            # tells the reducer to remove or keep messages of the channel may make the reducer fail,
+            # because these messages are not in the empty copy.
             keeps = _try_update_of_empty_channel(channel, [dict(_KEEP_JSON)]) is not None
             problem = (
                 exc
@@ -75,7 +76,7 @@ def _iter_channel_values_of_request(request: RunRequest) -> Iterator[tuple[str, 
     """Yield the channel name and the value of each update in a run request.
 
     The updates are in the `update` field of the request's command. If the request has no command,
-    the updates are in the input.
+    the input of the run contains the updates.
     """
     values = request.input if request.command is None else request.command.update
     if isinstance(values, Mapping):
@@ -92,7 +93,7 @@ def _resembles_messages(value: Any) -> bool:
 
 
 def _find_conversion_error(value: Any, *, skips_keep_messages: bool = False) -> Exception | None:
-    """Try to convert a value to messages, and return the exception, or None on success.
+    """Try to convert a value to messages. Return the exception if the conversion fails, or None.
 
     Args:
         value: A message or a list of messages, as JSON or as objects.
@@ -120,9 +121,9 @@ def _converts_messages(channel: Any) -> bool:
 
 
 def _try_update_of_empty_channel(channel: Any, update: Any) -> Any:
-    """Apply an update to an empty copy of a channel, and return the new value of the copy.
+    """Apply an update to an empty copy of a channel, and return the resulting value.
 
-    Return None if the reducer of the channel fails.
+    Return None if the reducer of the channel raises an exception.
     """
     with suppress(Exception):  # A reducer that a user wrote may raise any exception.
         trial = channel.copy()

@@ -186,8 +186,8 @@ class KeysFileAccess:
         try:
             self._keys = self._read_file()
         except ConfigurationError as exc:
-            # Accept no key, because the edit that broke the keys file may have been meant to revoke
-            # a key.
+            # If the keys file is invalid, accept no API key. The edit that made the file invalid
+            # may have been meant to revoke a key.
             self._keys = []
             _LOG.error("no API key is valid until the keys file is repaired: %s", exc)
 

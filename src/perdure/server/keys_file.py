@@ -107,9 +107,10 @@ def _wrap_file_errors(path: Path) -> Iterator[None]:
 def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
     """Remove keys from a keys file.
 
-    The keys file is replaced atomically by a file with the same permissions and owner. Therefore, a
-    server that reads the keys file during the replacement sees either all old keys or only the
-    remaining keys. The entries of the remaining keys and other comments are kept.
+    The keys file is replaced atomically by a new file with the same permissions and owner. A server
+    that reads the keys file at the same time sees either the old file with all keys or the new file
+    with the remaining keys. The new file contains the unchanged entries of the remaining keys, and
+    the comments that do not belong to a removed key.
 
     Args:
         path: The keys file. The target of a symbolic link is replaced.
@@ -151,7 +152,7 @@ def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
 
 
 def _contains_exactly_these_api_keys(file_text: str, keys: Sequence[Key]) -> bool:
-    """Return whether a text is a valid keys file with exactly these keys."""
+    """Return whether a text is a valid keys file that contains `keys`, and no other keys."""
     try:
         return _parse_keys(file_text) == keys
     except ValueError:
@@ -161,8 +162,8 @@ def _contains_exactly_these_api_keys(file_text: str, keys: Sequence[Key]) -> boo
 def _remove_api_key_tables(file_text: str, is_removed: Sequence[bool]) -> str | None:
     """Remove the `[[keys]]` tables of revoked keys from the text of a keys file.
 
-    Comments directly above a removed table are removed, too, except comments at the start of the
-    file.
+    The comments directly above the table of a revoked key are removed together with the table.
+    Comments at the start of the file are kept.
 
     Args:
         file_text: The text of the file.
@@ -191,8 +192,8 @@ def _remove_api_key_tables(file_text: str, is_removed: Sequence[bool]) -> str | 
 def _find_comment_start(lines: Sequence[str], start: int) -> int:
     """Return the index of the first comment line in the block of comments directly above a line.
 
-    If there are no comments above the line, or if the block of comments is at the beginning of the
-    file, `start` is returned.
+    The argument `start` is the index of the line. Return `start` if there are no comments directly
+    above the line, or if the block of comments is at the beginning of the file.
     """
     first = start
     while first and lines[first - 1].lstrip().startswith("#"):
@@ -226,7 +227,11 @@ def _replace_file(path: Path, old_content: bytes, new_content: bytes) -> bool:
 
 @contextmanager
 def _lock_folder(path: Path) -> Iterator[None]:
-    """Lock the folder of a file until the block ends, so that no concurrent revocation is lost."""
+    """Lock the folder of a file until the `with` block ends.
+
+    Without the lock, a process that revokes a key could overwrite a keys file from which another
+    process has just removed a key.
+    """
     try:
         import fcntl
     except ImportError:  # Windows has no module `fcntl`.
@@ -243,7 +248,8 @@ def _lock_folder(path: Path) -> Iterator[None]:
 def _sync_folder(folder: Path) -> None:
     """Flush a folder to disk, so that a replaced file keeps its new content after a power failure.
 
-    Without the flush, the file could have its old content again after a power failure.
+    If the folder were not flushed, the replaced file could have its old content again after a power
+    failure.
     """
     with suppress(OSError):  # Some systems cannot flush a folder.
         handle = os.open(folder, os.O_RDONLY)

@@ -99,7 +99,9 @@ class RequestLimiter:
 
     @contextmanager
     def track_request(self, client: Hashable) -> Iterator[None]:
-        """Count a request against the rate limit, and count it as in progress until the block ends.
+        """Count a request against the rate limit of a client.
+
+        The request counts as a request in progress until the `with` block ends.
 
         Raises:
             TooManyRequests: The client sends requests faster than allowed, or has the maximum

@@ -50,9 +50,9 @@ class Audit:
     """Writes records to a file of JSON lines, or to the logger `perdure.audit`.
 
     An audit record is flushed to the disk before the reply to its request is sent. If the disk is
-    almost full, the server refuses requests that change something. If writing an audit record fails
-    unexpectedly, the client receives an error, although the requested change was made. Several
-    processes may write to one audit log, because lines are only appended.
+    almost full, the server refuses requests whose actions are audited changes. If writing an audit
+    record fails unexpectedly, the client receives an error, although the requested change was made.
+    Several processes may write to one audit log, because lines are only appended.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -75,7 +75,7 @@ class Audit:
             self._file = None
 
     async def check_free_space(self, action: Action | None, method: str = "POST") -> None:
-        """Refuse a change that could not be recorded.
+        """Refuse a change if the disk has no room for its audit record.
 
         Raises:
             StorageFull: The disk has no room for records.
@@ -176,7 +176,7 @@ class JSONLines(logging.Formatter):
 def log_to_stderr(style: Literal["text", "json"] = "text") -> None:
     """Send the logs of the process to stderr.
 
-    Log records of perdure are sent from the level INFO on.
+    Log records of perdure are written if their level is INFO or higher.
     """
     handler = logging.StreamHandler(sys.stderr)
     text = TextLines("%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -165,7 +165,7 @@ async def serve_stdio(
 
 
 class _PrefixedInput:
-    """An input stream that returns given lines first, and then the lines of another stream."""
+    """An input stream that returns the lines of an iterator, and then the lines of a stream."""
 
     def __init__(self, lines: Iterator[str], stream: TextIO) -> None:
         self._lines, self._stream = lines, stream
@@ -176,7 +176,10 @@ class _PrefixedInput:
 
 
 class _ReplyStream:
-    """A stream that forwards replies, except the reply to `initialize`, which was already sent."""
+    """Forwards the replies of the MCP SDK to the client, except the reply to `initialize`.
+
+    `StartupResponder` has already sent a reply to `initialize`.
+    """
 
     def __init__(self, stream: WriteStream[SessionMessage]) -> None:
         self._stream = stream
@@ -227,9 +230,9 @@ def _get_http_server() -> Server[Any]:
         http: Any = context.request
         return ToolRequest(http.state.call, http.app.state.audit, http.state.request_id)
 
-    # Access these functions of `perdure.memory`, so that their modules are imported in the current
-    # thread. Without this access, the first call of a tool would import the modules in the event
-    # loop.
+    # The modules of `arecall`, `aremember` and `quote_memories` are imported when the functions are
+    # first accessed. Access the functions here, so that the first call of a tool does not import
+    # the modules in the event loop.
     _ = (memory.arecall, memory.aremember, memory.quote_memories)
     return build_server(get_request)
 

@@ -3,8 +3,9 @@
 Importing the SDK and the modules of the tools takes two seconds of CPU. Many MCP clients start all
 their servers and list the tools, but never call a tool. `StartupResponder` answers the handshake
 and the list of tools with the same JSON as the SDK. A test in tests/server/test_mcp_opening.py
-compares the JSON of `StartupResponder` with the JSON of the SDK. The SDK answers the first message
-that `StartupResponder` cannot answer, such as a tool call, and all later messages.
+compares the JSON of `StartupResponder` with the JSON of the SDK. When `StartupResponder` receives a
+message that it cannot answer, such as a tool call, the SDK answers this message and all later
+messages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Describe the MCP tools to clients, and check the arguments of calls.
 
 This module imports only settings and errors, so that `perdure mcp` can list the tools quickly. The
-modules that the tools need are imported later. For each tool in this module, `mcp_tools.py`
-contains a function with the name of the tool.
+modules that implement the tools are not imported until a tool is called. For each tool in this
+module, `mcp_tools.py` contains a function with the name of the tool.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ToolSchema(NamedTuple):
     is_destructive: bool = False
 
     def build_input_schema(self) -> dict[str, Any]:
-        """Return the JSON schema of all arguments."""
+        """Return the JSON schema of the arguments of the tool."""
         required = [name for name, schema in self.parameters.items() if "default" not in schema]
         properties = {name: dict(schema) for name, schema in self.parameters.items()}
         return {"type": "object", "properties": properties, "required": required}
@@ -239,7 +239,7 @@ def _convert_argument_to_schema_type(name: str, value: Any, schema: Schema) -> A
 def _split_nullable(schema: Schema) -> tuple[Schema, bool]:
     """Split a JSON schema into the schema for values other than null, and a flag.
 
-    The flag says whether null is allowed.
+    The flag says whether the original schema allows null.
     """
     return (schema["anyOf"][0], True) if "anyOf" in schema else (schema, False)
 
@@ -282,8 +282,8 @@ def _convert_to_float(value: Any) -> float | None:
 def _convert_integer(value: Any) -> int | None:
     """Convert a whole number to an int.
 
-    The number may be an int, a float such as `5.0`, or text. Return None if the value is not a
-    whole number.
+    The argument `value` may be an int, a float such as `5.0`, or text. Return None if the value is
+    not a whole number.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return value

@@ -155,7 +155,7 @@ def _iter_block_kinds_and_texts(message: BaseMessage) -> Iterator[tuple[str, str
 def build_change_rows(difference: StateDifference) -> list[dict[str, Any]]:
     """Build the template data of the changes between two checkpoints, grouped by channel.
 
-    Channels that langgraph uses to trigger nodes are left out.
+    The returned list does not contain the channels that langgraph uses to trigger nodes.
 
     Args:
         difference: The difference between two checkpoints.
@@ -170,8 +170,9 @@ def build_change_rows(difference: StateDifference) -> list[dict[str, Any]]:
             continue
         removed, lines = dict(channel_change.removed), []
         for value in channel_change.added.values():
-            # Find the removed element that the added element replaces. If the channel is stored as
-            # one value, the old value is always replaced by the new value.
+            # Find the removed element that the added element replaces. If `channel_change.whole` is
+            # True, the channel has one old value and one new value, and the new value replaces the
+            # old value.
             replaced = [
                 position
                 for position, old in removed.items()

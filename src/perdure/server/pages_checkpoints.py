@@ -197,8 +197,8 @@ async def _read_checkpoint(
     """Read a checkpoint without changing how the thread continues.
 
     The checkpoint is read with `alist` and not with `aget_tuple`, because the saver remembers which
-    checkpoints `aget_tuple` has read by id. If a run later stores a checkpoint whose parent was
-    read by id, the saver treats the stored checkpoint as a fork or resume.
+    checkpoints `aget_tuple` has read by id. If the parent of a new checkpoint was read by id, the
+    saver assumes that the thread was forked or resumed at the parent.
 
     Raises:
         UnknownCheckpoint: The thread has no such checkpoint.
@@ -317,7 +317,7 @@ class PruneRule(BaseModel):
 async def preview_pruning(
     request: Request, target: PermittedThread, rule: Annotated[PruneRule, Query()]
 ) -> Response:
-    """Show how much data a rule would remove from the thread, without removing anything."""
+    """Show how much data a retention rule would remove from a thread, and remove nothing."""
     report = None
     if (retention := rule.retention) is not None:
         report = await target.saver.aretain(retention, thread_ids=[target.id], dry_run=True)
@@ -359,7 +359,7 @@ async def delete_thread(
 ) -> Response:
     """Delete a thread and the memories that were extracted from the thread.
 
-    The memories are kept if the user chose to keep the memories in the HTML form.
+    If the field `memories` of the HTML form has the value "keep", the memories are not deleted.
     """
     await api_threads.delete_thread(call, runs, id, "keep" if memories == "keep" else "erase")
     return redirect_to("/ui/threads")

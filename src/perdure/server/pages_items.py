@@ -50,9 +50,11 @@ _NAMESPACES_PER_PAGE: Final = 100
 _VERSIONS_PER_PAGE: Final = 20
 _ITEM_FIELDS: Final = ("namespace", "key", "value", "version", "created_at")
 _VALIDITY_FIELDS: Final = ("valid_from", "valid_to", "expires_at", "provenance")
-# The provenance of a memory names this actor if an admin has changed the memory of another person.
+# Value of the actor in the provenance of a memory that an admin has changed and that belongs to
+# another person.
 _ADMIN_ACTOR: Final = "an admin"
-# Results of a change for which the page of an item shows a message.
+# The possible results of saving an item. The page of the item shows a message for each of these
+# results.
 _EDIT_RESULTS: Final = ("updated", "superseded", "unchanged", "saved")
 
 
@@ -89,9 +91,9 @@ async def authorize_namespace(
     """Check that the caller may use a namespace, and return the permitted fields of the request.
 
     An authorization handler may add a label, such as the user's id, to the beginning of each
-    namespace, as in langgraph's guide. The namespaces in the links of pages already begin with the
-    added label. If a handler would add the label a second time, the handler is called again with
-    the namespace without the label.
+    namespace, as in langgraph's guide. A namespace in a link on a page was returned by the handler
+    earlier, and already begins with the label. If the handler adds the same label a second time,
+    the handler is called again with the namespace from which the label was removed.
 
     Args:
         call: The call that is checked.
@@ -400,7 +402,8 @@ async def edit_item(
 ) -> Response:
     """Save the change that a user made in the HTML form of an item.
 
-    The text of a memory is corrected or superseded. For any other item, the new value is saved.
+    If the item is a memory, its text is corrected or superseded. If the item is not a memory, its
+    new value is saved.
 
     Args:
         request: The request.
@@ -447,7 +450,7 @@ async def edit_item(
 
 @routes.page("/ui/forget", "store:delete")
 async def show_forget_form(request: Request, call: CurrentCall, target: PermittedItem) -> Response:
-    """Show what would be erased together with an item, and the button that erases it."""
+    """Show a preview of the erasure of an item, with a button that erases the item."""
     last_version = (await _load_item_versions(call, target))[-1]
     preview = await call.store.aforget(target.ns, key=target.key, dry_run=True)
     page_fields = {
@@ -471,7 +474,7 @@ async def forget_item(request: Request, call: CurrentCall, target: ChangeableIte
 
 
 def build_collection(call: Call, namespace: Namespace) -> tuple[Collection, RunnableConfig]:
-    """Return the collection of a namespace's memories, and the config for the methods."""
+    """Return the `Collection` of a namespace's memories, and the config for its methods."""
     template, config = build_literal_template_and_config(namespace)
     return Collection(call.store, template), config
 
@@ -508,7 +511,8 @@ _MAX_PATHS: Final = 100
 class WordBudget:
     """The number of words that may still be compared for a page.
 
-    When no words are left, changed texts are shown as a whole.
+    Comparing two versions of a text uses up their words. When `remaining_words` is 0, further
+    changed texts are not compared, and are shown as a whole.
     """
 
     remaining_words: int = _MAX_PAGE_WORDS
@@ -577,9 +581,9 @@ def _compare_texts(
 ) -> tuple[tuple[PartKind, str], ...]:
     """Compare two texts word by word, and return the unchanged, removed and added parts.
 
-    If a text is too long, or if the word budget of the page is used up, the texts are not compared.
-    If the texts are not compared, the old text is returned as a removed part, and the new text as
-    an added part.
+    The texts are not compared if one of them is too long, or if `budget` has no words left. For
+    texts that are not compared, two parts are returned: the old text as removed, and the new text
+    as added.
     """
     if old is None or new is None:
         return (

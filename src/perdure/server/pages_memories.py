@@ -1,4 +1,4 @@
-"""Pages of memories: search with explanations, quarantine, and erasing all memories of a user."""
+"""Serve HTML pages that search memories, show the quarantine and erase a user's memories."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ CONFIRMATION_PHRASE: Final = "forget everything"
 # Maximum number of users in the list from which an admin chooses a user. If there are more users,
 # the admin types the name of the user.
 _MAX_USERS: Final = 500
-# First labels of namespaces that contain data about a user other than memories.
+# The data of a user that is not a memory is stored in namespaces that begin with one of these
+# labels.
 _USER_DATA_LABELS: Final = ("profiles", "instructions", "examples")
 
 
@@ -206,8 +207,8 @@ async def show_quarantine(
 ) -> Response:
     """Show the entries in quarantine.
 
-    The entry that the query parameter `key` names is shown completely. In the entries that `key`
-    does not name, secrets are redacted.
+    The entry whose key is the query parameter `key` is shown completely. In all other entries of
+    the quarantine, secrets are redacted.
     """
     quarantine, config = _build_quarantine(call, target)
     entries = reversed(await quarantine.alist(config))
@@ -238,7 +239,7 @@ async def discard_quarantined_memory(call: CurrentCall, target: PermittedMemorie
 def _build_quarantine(call: Call, target: ItemTarget) -> tuple[Quarantine, RunnableConfig]:
     """Return the `Quarantine` object for a namespace of memories, and a `RunnableConfig`.
 
-    The methods of the `Quarantine` must be called with the returned config.
+    The methods of the returned `Quarantine` must be called with the returned `RunnableConfig`.
     """
     template, config = build_literal_template_and_config(target.ns)
     return Quarantine(call.store, template), config

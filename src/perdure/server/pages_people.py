@@ -1,4 +1,4 @@
-"""Pages of a person: all data of the person, its export, and its erasure."""
+"""Serve HTML pages that show, export and erase all data of a person."""
 
 from __future__ import annotations
 

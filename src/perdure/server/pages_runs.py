@@ -66,7 +66,7 @@ class ToolReview(questions.ToolReview):
 def find_tool_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
     """Return the tool calls for which an interrupt asks a person to approve, edit or reject them.
 
-    The list is empty if the interrupt asks something else.
+    The returned list is empty if the interrupt does not ask for a review of tool calls.
     """
     return [ToolReview(**call.model_dump()) for call in questions.find_reviews(question)]
 
@@ -161,7 +161,7 @@ def _build_people_fields(row: RunRow) -> PageValues:
     """Build the fields `caller`, `person` and `deed` of a run.
 
     The caller is the user who started the run. The person is the user whose memories the run uses.
-    If the caller and the person differ, `deed` says what the caller did, such as `sent by ann`.
+    If the caller is not the person, `deed` says what the caller did, such as `sent by ann`.
     """
     sender, person = Sender.from_row(row.details), row.details.get("person")
     is_other_person = person is not None and person != sender.caller
@@ -172,12 +172,14 @@ def _build_people_fields(row: RunRow) -> PageValues:
 async def load_conversation(
     call: Call, runs: Runs, thread: Thread, waiting_nodes: Sequence[PageValues]
 ) -> PageValues:
-    """Load the data for that section of a thread's page in which a user talks to a graph.
+    """Load the data for the conversation section of a thread's page.
+
+    In the conversation section, a user talks to a graph.
 
     The conversation section contains open questions of the graph, the assistants that the user can
-    choose, and recent runs. If the server serves the last graph of the thread, only this graph can
-    be chosen. If the last graph is not served, the user can choose any served graph for the next
-    message.
+    choose, and recent runs. If the server serves the graph that the thread used last, only this
+    graph can be chosen. If the server does not serve the graph that the thread used last, the user
+    can choose any served graph for the next message.
 
     Args:
         call: The permitted call.
@@ -304,7 +306,8 @@ async def retry_or_continue(
         request_fields = restore_request(stored_runs[0]).model_dump(exclude_unset=True)
         sender = Sender.from_row(stored_runs[0].details)
         author = sender.author or sender.caller
-        # Remove the person from the context, because the new run finds the person in the thread.
+        # Remove the name of the person from the `context` of the request, because the new run reads
+        # the person from the metadata of the thread.
         person_fields = ("user_id", "owner")
         context = request_fields.get("context") or {}
         request_fields["context"] = {
@@ -377,7 +380,7 @@ async def show_runs(
 
 
 async def _load_permitted_thread(call: Call, thread_id: str) -> tuple[Call, Thread]:
-    """Check that the caller may read a thread, and return the permitted call and the thread."""
+    """Check that the caller may read a thread. Return a call that may read it, and the thread."""
     read_call = call.with_action("threads:read")
     return read_call, await read_call.permit_thread(thread_id)
 
@@ -409,11 +412,13 @@ async def _start_run_and_respond(
 
 
 async def _respond_with_run(request: Request, thread_id: str, run: Run) -> Response:
-    """Reply to the script of a page with the run as JSON.
+    """Return the reply to a form with which a user started a run.
+
+    The reply to the JavaScript of the page is the run as JSON.
 
     A browser without JavaScript is redirected to the page of the thread.
 
-    The redirect waits for the end of the run, for at most `_MAX_RUN_WAIT_S` seconds.
+    The redirect is sent when the run has ended, or after `_MAX_RUN_WAIT_S` seconds.
     """
     if wants_json(request):
         return JSONReply(build_run_row(run.row))

@@ -23,8 +23,8 @@ from perdure.settings import Rules, Settings
 
 routes = Pages()
 CONFIRMATION_PHRASE: Final = "remove"
-# Number of threads in the list of the largest threads, and number of namespaces in the list of the
-# largest namespaces.
+# Number of rows in each of the two lists on the page: the largest threads, and the largest
+# namespaces.
 _LARGEST_COUNT: Final = 15
 # Maximum number of extraction jobs that the HTML page lists. The JSON of the page lists all
 # extraction jobs.
