@@ -129,7 +129,7 @@ def _erase_messages(
     events = len((yield reader.sql("drop_events", *all_runs, NO_LIMIT)))
     eraser = _Eraser(reader, thread_id, rows[0], remover)
     yield from eraser.read_all_log_items()
-    yield from eraser.find_or_erase_in_whole_thread(finds_only=True)
+    yield from eraser.find_or_erase_messages_in_thread(finds_only=True)
     if not eraser.remover.has_match:
         yield from eraser.remove_quotations_from_list_entry()
         if events:
@@ -142,9 +142,9 @@ def _erase_messages(
     # before the dict.
     if eraser.dicts:
         channels = TextSet(eraser.remover.channels)
-        yield from eraser.find_or_erase_in_whole_thread(finds_only=True)
+        yield from eraser.find_or_erase_messages_in_thread(finds_only=True)
         eraser.remover.channels = channels
-    yield from eraser.find_or_erase_in_whole_thread(finds_only=False)
+    yield from eraser.find_or_erase_messages_in_thread(finds_only=False)
     yield eraser.additions.build_statements()
     items, _ = yield from maintenance.delete_unreferenced_items(thread_id, rows[0][0])
     yield reader.sql("mark_rows_removed", rows[0][0])
@@ -355,7 +355,7 @@ class _Eraser:
             return True
         return any(name in stored for name in self._types_with_texts)
 
-    def find_or_erase_in_whole_thread(self, *, finds_only: bool) -> Flow[None]:
+    def find_or_erase_messages_in_thread(self, *, finds_only: bool) -> Flow[None]:
         """Visit each checkpoint, pending write, run, cron and webhook of the thread one time.
 
         Args:
@@ -671,7 +671,7 @@ class _Eraser:
         ranges = unflatten_ranges([numbers, 1] if kind == ITEM else numbers)
         if kind == DICT:
             self.dicts.add(log)
-            if (yield from self._is_dict_of_items_erased_message(log, ranges, context)):
+            if (yield from self._is_erased_message_stored_as_dict_items(log, ranges, context)):
                 self._items_of_removed_dicts |= {
                     (log, position) for position in iter_positions(ranges)
                 }
@@ -687,7 +687,7 @@ class _Eraser:
         )
         return [kind, log, flatten_ranges(self._append_items(log, parts))]
 
-    def _is_dict_of_items_erased_message(
+    def _is_erased_message_stored_as_dict_items(
         self, log_key: int, ranges: Ranges, context: ValueContext
     ) -> Flow[bool]:
         """Return whether a dict that was split into items is itself an erased message."""

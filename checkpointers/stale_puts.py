@@ -92,9 +92,9 @@ class KeyedTexts(TextSet):
 
     def has_part_of(self, text: str) -> bool:
         """See `TextSet.has_part_of`."""
-        return super().has_part_of(text) or any(self._iter_is_member_flags_of_parts(text))
+        return super().has_part_of(text) or any(self._iter_whether_parts_are_members(text))
 
-    def _iter_is_member_flags_of_parts(self, text: str) -> Iterator[bool]:
+    def _iter_whether_parts_are_members(self, text: str) -> Iterator[bool]:
         """Yield a bool for each substring of a text that may be in this set.
 
         A substring may be in the set if it starts with the first characters of a text in the set.

@@ -421,7 +421,7 @@ class ThreadReader:
         after: str | None,
         prefix: str,
         active_since: datetime | None,
-        statement: str = "list_threads",
+        statement_name: str = "list_threads",
         *params: int,
     ) -> Flow[list[Row]]:
         """Read one page of rows of threads.
@@ -431,7 +431,7 @@ class ThreadReader:
             after: The id of the last thread of the page before, or None for the first page.
             prefix: The prefix of the ids.
             active_since: The earliest time of the last activity, or None.
-            statement: The name of the statement that lists the rows.
+            statement_name: The name of the statement that lists the rows.
             params: Further parameters of the statement.
 
         Raises:
@@ -448,7 +448,9 @@ class ThreadReader:
         if after is not None:
             thread_key, _, _, updated_at, *_ = yield from self._read_thread_row(after)
             last_key = (updated_at, thread_key)
-        return list((yield self.sql(statement, *last_key, prefix.encode(), limit, since, *params)))
+        return list(
+            (yield self.sql(statement_name, *last_key, prefix.encode(), limit, since, *params))
+        )
 
     def read_info(self, thread_id: str) -> Flow[ThreadInfo]:
         """Return the size and the times of one thread; see `Checkpointer.thread`."""

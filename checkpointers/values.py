@@ -312,7 +312,7 @@ class Converter:
             )
         if find_data_class_kind(cls) is not None:
             return self._encode_data_class_instance(value)
-        return self._encode_builtin_subclass_or_by_langgraph(value, name)
+        return self._encode_builtin_subclass_or_with_langgraph(value, name)
 
     def _encode_exactly(self, code: int, parts: list[Any]) -> ormsgpack.Ext:
         """Build a msgpack extension in which all nested values keep their exact types."""
@@ -434,7 +434,7 @@ class Converter:
         payload = dict(value) if value.is_payload else value.get("value")
         return self._encode_exactly(code, [*name, payload, *rest])
 
-    def _encode_builtin_subclass_or_by_langgraph(self, value: Any, name: Name) -> Any:
+    def _encode_builtin_subclass_or_with_langgraph(self, value: Any, name: Name) -> Any:
         """Encode a value whose type has no dedicated encoding.
 
         A subclass of a builtin type is encoded as that type. Arrays, and objects of classes that
@@ -589,12 +589,12 @@ def _decode_by_langgraph(code: int, data: bytes) -> Any:
 
 
 def _call_class_with_stored_arguments(
-    cls: Any, code: int, stored_arguments: Any, rest: list[Any]
+    cls: Any, call_form: int, stored_arguments: Any, rest: list[Any]
 ) -> Any:
     """Build an object by calling its class with the payload. The class must be trusted."""
-    if code == _SINGLE:
+    if call_form == _SINGLE:
         return cls(stored_arguments)
-    if code == _POSITIONAL:
+    if call_form == _POSITIONAL:
         if len(stored_arguments) == 3 and class_name(cls) == _SEND:
             return cls(*stored_arguments[:2], timeout=stored_arguments[2])
         if issubclass(cls, deque):
@@ -604,11 +604,11 @@ def _call_class_with_stored_arguments(
                 return cls(*stored_arguments)
             return cls(stored_arguments[0])
         return cls(*stored_arguments)
-    if code == _METHOD:
+    if call_form == _METHOD:
         if rest != ["fromisoformat"]:
             raise ValueError(f"the method {rest!r} is not allowed")
         return cls.fromisoformat(stored_arguments)
-    if code != _MODEL:
+    if call_form != _MODEL:
         return cls(**stored_arguments)
     try:
         return cls(**stored_arguments)

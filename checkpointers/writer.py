@@ -457,7 +457,7 @@ class CheckpointWriter:
             except Exception:  # some metadata values, such as arrays, cannot be compared with ==
                 is_new = True
             listed = (
-                self._list_decoded_and_encoded_metadata(new_listed, listed) if is_new else listed
+                self._build_decoded_and_encoded_metadata(new_listed, listed) if is_new else listed
             )
         statements = [] if is_head else [self.sql("mark_may_wait", thread.key)]
         if title != thread.title or listed is not thread.listed_metadata:
@@ -466,13 +466,16 @@ class CheckpointWriter:
             statements.append(self.sql("set_list_entry", *encrypted_entry, thread.key))
         return statements
 
-    def _list_decoded_and_encoded_metadata(
-        self, metadata: dict[str, Any], former: tuple[Any, bytes] | None
+    def _build_decoded_and_encoded_metadata(
+        self, metadata: dict[str, Any], previous_decoded_and_encoded: tuple[Any, bytes] | None
     ) -> tuple[Any, bytes]:
-        """Return decoded and encoded metadata, or `former` if the encoded metadata is unchanged."""
+        """Return the decoded and the encoded metadata.
+
+        If the encoded metadata is unchanged, return `previous_decoded_and_encoded`.
+        """
         stored = self.codec.encode(metadata, lambda: "metadata", exact=True)
-        if former is not None and stored == former[1]:
-            return former
+        if previous_decoded_and_encoded is not None and stored == previous_decoded_and_encoded[1]:
+            return previous_decoded_and_encoded
         return self.codec.decode(stored), stored
 
     def _build_checkpoint_replacement(

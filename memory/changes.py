@@ -686,17 +686,17 @@ class MemoryWriter:
         )
 
     async def _plan_change(
-        self, change: Change, previous: Memory | None, counter_puts: Sequence[PutItem]
+        self, change: Change, previous: Memory | None, puts_of_change_counter: Sequence[PutItem]
     ) -> ChangePlan:
         """Check a change with the gate, and plan the puts of the change.
 
-        If the gate admits the change, the plan also contains `counter_puts`, which increment the
-        change counter of the namespace.
+        If the gate admits the change, the plan also contains `puts_of_change_counter`, which
+        increment the change counter of the namespace.
         """
         scope = Scope(self.adapter, self.namespace)
         current = {} if previous is None else {change.key: previous}
         plan = await plan_admitted_changes([change], current, {}, self.gate, scope)
-        return plan._replace(puts=[*plan.puts, *counter_puts]) if plan.puts else plan
+        return plan._replace(puts=[*plan.puts, *puts_of_change_counter]) if plan.puts else plan
 
     async def _write_change(self, plan: Callable[[], Operation[ChangePlan]]) -> Outcome:
         """Plan and write a change, and return its outcome."""

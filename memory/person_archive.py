@@ -220,7 +220,7 @@ def _classify_sender(request_details: Mapping[str, Any], user: str) -> str:
     )
 
 
-def _select_mapping_entries(value: Any, keys: Sequence[str]) -> Any:
+def _select_mapping_entries(value: Any, keys: Sequence[str]) -> dict[str, Any] | None:
     """Return the entries of a mapping whose keys are in `keys`.
 
     Return None if the value is not a mapping.

@@ -423,7 +423,7 @@ class Watermark:
         for example after a fork from an old checkpoint, all messages count as unread.
         """
         read_messages = {message.id: message for message in self.known}
-        messages = self.assign_positions(history.messages)
+        messages = self.assign_thread_positions(history.messages)
         first = next((i for i, message in enumerate(messages) if message.id in read_messages), None)
         if first is None or self.count == len(self.known):
             first = 0
@@ -433,7 +433,7 @@ class Watermark:
             if _is_unread(message, read_messages.get(message.id))
         ]
 
-    def assign_positions(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
+    def assign_thread_positions(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
         """Return the messages with their positions in the thread.
 
         Messages that the watermark lists keep the listed positions. Messages after the last listed

@@ -152,7 +152,7 @@ def list_call_ids_of_results(message: BaseMessage) -> list[str]:
     ]
 
 
-def requires_result_block(message: BaseMessage) -> bool:
+def is_plain_text_result_rejected(message: BaseMessage) -> bool:
     """Return whether a message is a tool result for which OpenAI requires a certain content block.
 
     OpenAI rejects plain text as the result of certain tools. For example, the result of a call of

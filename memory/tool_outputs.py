@@ -30,7 +30,7 @@ from perdure.memory.options import check_instance, check_text, check_whole_numbe
 from perdure.memory.run_config import Versioned
 from perdure.memory.tokens import Countable
 from perdure.memory.tokens import token_counter as counter_of
-from perdure.memory.tool_calls import REQUEST_ONLY, list_call_ids, requires_result_block
+from perdure.memory.tool_calls import REQUEST_ONLY, is_plain_text_result_rejected, list_call_ids
 
 _CLEARED: Final = "[The result of {name} was cleared ({tokens} tokens). {hint}]"
 _CALL_AGAIN: Final = "Call it again if need be."
@@ -154,7 +154,7 @@ class ClearToolOutputs(MessagesNode):
             return message
         # A placeholder is a text, and OpenAI accepts no text as the result of certain tools, such
         # as the computer tool.
-        if requires_result_block(message):
+        if is_plain_text_result_rejected(message):
             return message
         tokens = self.counter.count_message(message)
         if tokens < self.min_tokens:

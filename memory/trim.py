@@ -31,7 +31,7 @@ from perdure.memory.options import check_choice, check_whole_number
 from perdure.memory.quotation import cut_middle
 from perdure.memory.tokens import Countable, TokenCounter, context_window
 from perdure.memory.tokens import token_counter as counter_of
-from perdure.memory.tool_calls import requires_result_block
+from perdure.memory.tool_calls import is_plain_text_result_rejected
 
 Strategy = Literal["last", "first"]
 Start = Literal["human"] | None
@@ -542,7 +542,7 @@ def _shorten_message(
     Return None if the message still has more than `max_tokens` tokens without its longest text, or
     if the message must not be shortened.
     """
-    if requires_result_block(message):
+    if is_plain_text_result_rejected(message):
         return None
     content: Any = message.content
     blocks: list[Any] = [content] if isinstance(content, str) else list(content)

@@ -264,7 +264,7 @@ def test_each_message_is_new_once(data: st.DataObject) -> None:
 
 
 def advanced(messages: Sequence[ThreadMessage]) -> Watermark:
-    return Watermark().advance(Watermark().assign_positions(messages), None)
+    return Watermark().advance(Watermark().assign_thread_positions(messages), None)
 
 
 def test_an_edited_message_is_new_again_at_its_place() -> None:

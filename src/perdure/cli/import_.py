@@ -122,7 +122,7 @@ def import_(
     reader = _FilesReader(report)
     databases = [name for name in files if is_dsn(name)]
     with (
-        end_by_signals_as_by_ctrl_c(),
+        treat_termination_signals_as_ctrl_c(),
         tempfile.TemporaryDirectory() as folder,
         ExitStack() as stack,
     ):
@@ -230,7 +230,7 @@ def _export_person(user: str, owners: str | None, db: str | None) -> None:
 
 
 @contextmanager
-def end_by_signals_as_by_ctrl_c() -> Iterator[None]:
+def treat_termination_signals_as_ctrl_c() -> Iterator[None]:
     """Raise KeyboardInterrupt on SIGTERM and SIGHUP, so that temporary files are removed."""
     before = {}
     if threading.current_thread() is threading.main_thread():
