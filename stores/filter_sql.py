@@ -187,9 +187,9 @@ def _build_comparison(name: str, operand: Any, location: JSONLocation) -> Condit
             return join_with_or([location.membership_condition(exact), *others])
         # SQLite cuts a string at a NUL character, and the shortened string sorts lower. Bounds are
         # always inclusive, so that rows with such strings are not missed.
-        case "$gt" | "$gte" if bounds := _compute_bounds_of_value_in_sql(operand):
+        case "$gt" | "$gte" if bounds := _compute_lowest_and_highest_sql_value(operand):
             return location.range_condition(bounds[0], None)
-        case "$lt" | "$lte" if bounds := _compute_bounds_of_value_in_sql(operand):
+        case "$lt" | "$lte" if bounds := _compute_lowest_and_highest_sql_value(operand):
             return location.range_condition(None, bounds[1])
     return _UNKNOWN
 
@@ -198,7 +198,7 @@ def _build_equality(value: Any, location: JSONLocation) -> Condition:
     """Build the condition that a value is equal to an operand."""
     if (key := _convert_to_sql_value_if_exact(value)) is not None:
         return location.membership_condition([key])
-    bounds = _compute_bounds_of_value_in_sql(value)
+    bounds = _compute_lowest_and_highest_sql_value(value)
     return _UNKNOWN if bounds is None else location.range_condition(*bounds)
 
 
@@ -211,7 +211,7 @@ def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
     return None
 
 
-def _compute_bounds_of_value_in_sql(value: Any) -> tuple[Any, Any] | None:
+def _compute_lowest_and_highest_sql_value(value: Any) -> tuple[Any, Any] | None:
     """Return the lowest and the highest value that SQLite may read for a JSON value.
 
     SQLite may round numbers. The result is None if no bounds are known.
@@ -300,12 +300,12 @@ class JSONLocation(NamedTuple):
     def child_location(self, key: str | int, is_indexed: bool) -> Self:
         """Return the location of the value under a key of the object or array at this location."""
         paths = tuple(
-            path + end for path in self.paths for end in self.list_json_path_suffixes(key)
+            path + end for path in self.paths for end in self.list_json_path_suffixes_of_key(key)
         )
         expression = build_index_expression(str(key), self.column) if is_indexed else ""
         return self._replace(paths=paths if len(paths) <= _MAX_PATHS else (), expression=expression)
 
-    def list_json_path_suffixes(self, key: str | int) -> Sequence[Any]:
+    def list_json_path_suffixes_of_key(self, key: str | int) -> Sequence[Any]:
         """Return the suffixes that extend a JSON path of this location to the value of `key`."""
         return [f"[{key}]"] if isinstance(key, int) else _build_path_suffixes(key)
 

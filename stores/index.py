@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import AssociatedData, Seal
 from perdure.stores.namespaces import decode_path
-from perdure.stores.ranking import ThreadArrangement, build_thread_arrangement
+from perdure.stores.ranking import RowContexts, compute_row_contexts
 from perdure.stores.separation import (
     MAX_WORDED,
     VectorSeparation,
@@ -384,11 +384,11 @@ class NamespaceIndex:
             self.postings,
             self._recent,
             parts,
-            self._get_or_measure_vector_separation(parts),
+            self._get_or_measure_separation_of_related_rows(parts),
         )
         return self._view
 
-    def _get_or_measure_vector_separation(
+    def _get_or_measure_separation_of_related_rows(
         self, vector_parts: Sequence[Vectors]
     ) -> VectorSeparation:
         """Return how well the vectors of the index separate related rows from random rows.
@@ -406,11 +406,12 @@ class NamespaceIndex:
             rows = np.flatnonzero(embedded)
             first = rows[np.argsort(self.rows["id"][rows], kind="stable")[:size]]
             self._sample = _Sample(
-                self.rows["id"][first], self._measure_vector_separation(vector_parts, first)
+                self.rows["id"][first],
+                self._measure_separation_of_related_rows(vector_parts, first),
             )
         return self._sample.separation
 
-    def _measure_vector_separation(
+    def _measure_separation_of_related_rows(
         self, vector_parts: Sequence[Vectors], first_rows: Ints
     ) -> VectorSeparation:
         """Measure in some rows how well the vectors separate related rows from random rows.
@@ -521,12 +522,12 @@ class Candidates:
         return np.asarray(self.rows["length"], np.float32)
 
     @cached_property
-    def thread_arrangement(self) -> ThreadArrangement | None:
+    def row_contexts(self) -> RowContexts | None:
         """The threads, neighbours and recency of the rows, or None if no row has a thread."""
         thread = np.asarray(self.rows["thread"], np.int64)
         if not (thread >= 0).any():
             return None
-        return build_thread_arrangement(thread, self.lengths, self.rows["asks"], self.rows["at"])
+        return compute_row_contexts(thread, self.lengths, self.rows["asks"], self.rows["at"])
 
 
 @dataclass(frozen=True)

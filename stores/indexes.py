@@ -264,7 +264,7 @@ class Indexes:
             (path, partial(self._load_view_of_closed_versions, path, ids_of_path, state))
             for path, ids_of_path in closed_by_path.items()
         ]
-        read_views = partial(self._call_with_each_nonempty_view, sources, chosen_ids)
+        read_views = partial(self._read_nonempty_views, sources, chosen_ids)
         words = {form for word, synonyms in query.words.items() for form in (word, *synonyms)}
         threads: list[tuple[bytes, str]] = []
 
@@ -286,7 +286,7 @@ class Indexes:
             pool.terms.update((yield from _find_rows_of_most_similar_words(read_views, unknown)))
         return pool.merge_threads_with_equal_names(threads) if closed_by_path else pool
 
-    def _call_with_each_nonempty_view(
+    def _read_nonempty_views(
         self,
         sources: Sequence[_ViewSource],
         chosen_ids: Ints | None,

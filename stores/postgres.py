@@ -61,7 +61,7 @@ class JSONBLocation(JSONLocation):
         readable = _IS_READABLE.format(self.column)
         return condition._replace(text=f"CASE WHEN {readable} THEN {text} ELSE TRUE END")
 
-    def list_json_path_suffixes(self, key: str | int) -> Sequence[tuple[str, ...]]:
+    def list_json_path_suffixes_of_key(self, key: str | int) -> Sequence[tuple[str, ...]]:
         """Return the suffixes that extend a JSON path of this location to the value of `key`.
 
         In a path of Postgres, the label "0" and the array position 0 look the same, so a condition

@@ -159,9 +159,9 @@ class PutPreparer:
         if index is not None:
             put.fields = _check_index_fields(index) or None
             put.is_searched = put.fields is not None
-        return self.add_limits_and_chunks(put)
+        return self.add_limits_and_chunks_to_embed(put)
 
-    def add_limits_and_chunks(self, put: Put) -> Put:
+    def add_limits_and_chunks_to_embed(self, put: Put) -> Put:
         """Complete a put whose value is encoded, by adding the limits and the texts to embed."""
         put.limits, put.stores_vectors = self.limits, self.embeddings.stores_vectors
         if put.is_searched and put.stores_vectors:

@@ -249,7 +249,7 @@ def rank_rows(
     *,
     terms: Sequence[Term] = (),
     cosines: Floats | None = None,
-    arrangement: ThreadArrangement | None = None,
+    row_contexts: RowContexts | None = None,
     actor: Bools | None = None,
     date: Bools | None = None,
     is_personal: bool = False,
@@ -263,7 +263,7 @@ def rank_rows(
         terms: The query's words, including words that no row has. Empty for a semantic search.
         cosines: The similarity of each row's vector to the query's, NaN for a row without a vector,
             float[n]. None for a search by text alone.
-        arrangement: Neighbours and threads. None switches context off.
+        row_contexts: Neighbours and threads. None switches context off.
         actor: Whether each row was said by somebody whom the query names; bool[n].
         date: Whether each row is from the period that the query is about; bool[n].
         is_personal: Whether the query and the rows are about the same person.
@@ -278,10 +278,10 @@ def rank_rows(
     nearest = evidence = float(nearness.max(initial=0))
     neighbour_scores = np.zeros(n, np.float32)
     vector_share = np.float32(_compute_vector_weight(cosines, terms, weights, calibration))
-    evidence_of_terms = _compute_evidence_in_nats_by_word(terms, n, arrangement)
+    evidence_of_terms = _compute_evidence_in_nats_by_word(terms, n, row_contexts)
     if terms:
         own_scores, shared_scores, parts["thread"], evidence_of_rows = _score_rows_by_words(
-            terms, evidence_of_terms, lengths, arrangement, actor, weights
+            terms, evidence_of_terms, lengths, row_contexts, actor, weights
         )
         scale = (1 - vector_share) / max(shared_scores.max(initial=np.float32(0)), np.float32(1e-9))
         parts["text"] = own_scores * scale
@@ -289,23 +289,25 @@ def rank_rows(
     if cosines is not None:
         own_scores = scale_mean_to_0_and_best_to_1(cosines)
         parts["vector"] = own_scores * vector_share
-        if arrangement is not None:
+        if row_contexts is not None:
             neighbour_scores += (
-                _lend_to_neighbours(own_scores, arrangement, weights) - own_scores
+                _lend_to_neighbours(own_scores, row_contexts, weights) - own_scores
             ) * vector_share
             if calibration.gain:
                 parts["thread"] += _score_threads_by_vectors(
-                    own_scores, arrangement, weights, calibration.gain
+                    own_scores, row_contexts, weights, calibration.gain
                 )
     for name, is_match, weight in (("actor", actor, weights.actor), ("date", date, weights.date)):
         if is_match is not None and weight:
             parts[name] = is_match * np.float32(weight)
-    if arrangement is not None:
+    if row_contexts is not None:
         parts["neighbours"] = neighbour_scores
         scores = sum(parts.values(), np.zeros(n, np.float32))
-        recency_gain = parts["recency"] = scores * arrangement.recency * np.float32(weights.recency)
+        recency_gain = parts["recency"] = (
+            scores * row_contexts.recency * np.float32(weights.recency)
+        )
         parts["question"] = (
-            (scores + recency_gain) * arrangement.is_only_question * np.float32(-weights.question)
+            (scores + recency_gain) * row_contexts.is_only_question * np.float32(-weights.question)
         )
     scores, odds, limits = sum(parts.values(), np.zeros(n, np.float32)), None, None
     if terms:
@@ -317,8 +319,8 @@ def rank_rows(
             best * min(best / total, 1.0) ** _COVERAGE_POWER + _NEARNESS_NATS * nearest - chance
         )
         evidence += _PERSON_NATS * is_personal
-        if arrangement is not None:
-            nearness = _lend_to_neighbours(nearness, arrangement, weights)
+        if row_contexts is not None:
+            nearness = _lend_to_neighbours(nearness, row_contexts, weights)
         limits = evidence_of_rows * np.minimum(
             evidence_of_rows / np.float32(total), 1
         ) ** np.float32(_COVERAGE_POWER)
@@ -354,7 +356,7 @@ def _compute_vector_weight(
 
 
 def _score_threads_by_vectors(
-    vector_scores: Scores, arrangement: ThreadArrangement, weights: Weights, gain: float
+    vector_scores: Scores, row_contexts: RowContexts, weights: Weights, gain: float
 ) -> Scores:
     """Return for each row the score that the row gains from the vectors in its whole thread.
 
@@ -362,8 +364,8 @@ def _score_threads_by_vectors(
     The value of each thread is divided by the highest value of all threads.
     """
     starts, run_of_row, remaining = (
-        arrangement.run_starts,
-        arrangement.run_of_row,
+        row_contexts.run_starts,
+        row_contexts.run_of_row,
         vector_scores.copy(),
     )
     thread_values = np.zeros(len(starts), np.float32)
@@ -374,10 +376,10 @@ def _score_threads_by_vectors(
         # If several rows of a thread have the same highest score, only the first of them is
         # removed.
         remaining[best_rows[np.diff(run_of_row[best_rows], prepend=-1) > 0]] = 0
-    shares = _divide_by_best(thread_values * arrangement.is_thread) * np.float32(
+    shares = _divide_by_best(thread_values * row_contexts.is_thread) * np.float32(
         _THREAD_VECTOR_WEIGHT * gain * weights.vector
     )
-    return np.asarray(shares[run_of_row] * arrangement.thread_share, np.float32)
+    return np.asarray(shares[run_of_row] * row_contexts.thread_share, np.float32)
 
 
 def scale_mean_to_0_and_best_to_1(cosines: Floats) -> Scores:
@@ -453,7 +455,7 @@ def compute_word_information(term: Term, row_count: int) -> float:
 
 
 def _compute_evidence_in_nats_by_word(
-    terms: Sequence[Term], row_count: int, arrangement: ThreadArrangement | None
+    terms: Sequence[Term], row_count: int, row_contexts: RowContexts | None
 ) -> list[float]:
     """Return the evidence, in nats, that each word of a query gives to a row with the word.
 
@@ -466,7 +468,7 @@ def _compute_evidence_in_nats_by_word(
     unless nearly all rows contain every word of the query.
     """
     is_only_question = (
-        np.zeros(row_count, bool) if arrangement is None else arrangement.is_only_question
+        np.zeros(row_count, bool) if row_contexts is None else row_contexts.is_only_question
     )
     evidence, is_shared_list = list[float](), list[bool]()
     for term in terms:
@@ -563,7 +565,7 @@ def _score_rows_by_words(
     terms: Sequence[Term],
     evidence_of_terms: Sequence[float],
     lengths: Floats,
-    arrangement: ThreadArrangement | None,
+    row_contexts: RowContexts | None,
     actor: Bools | None,
     weights: Weights,
 ) -> _WordScores:
@@ -573,12 +575,12 @@ def _score_rows_by_words(
     shared_scores, evidence_of_rows = score_sums
     penalty = compute_length_penalty(lengths, weights)
     thread_scores = thread_penalty = np.zeros(0, np.float32)
-    if arrangement is not None:
-        thread_scores = np.zeros(len(arrangement.run_starts), np.float32)
-        sizes: Floats = np.bincount(arrangement.run_of_row, lengths, len(thread_scores)).astype(
+    if row_contexts is not None:
+        thread_scores = np.zeros(len(row_contexts.run_starts), np.float32)
+        sizes: Floats = np.bincount(row_contexts.run_of_row, lengths, len(thread_scores)).astype(
             float
         )
-        thread_sizes = sizes[arrangement.is_thread]
+        thread_sizes = sizes[row_contexts.is_thread]
         mean = thread_sizes.mean() if len(thread_sizes) else 0.0
         thread_penalty = compute_length_penalty(sizes, weights, mean)
     evidence = {id(term): nats for term, nats in zip(terms, evidence_of_terms, strict=True)}
@@ -589,11 +591,11 @@ def _score_rows_by_words(
         )
         saturated = counts / (counts + penalty)
         own_scores += weights_of_terms @ saturated
-        if arrangement is not None:
-            saturated = _lend_to_neighbours(saturated, arrangement, weights)
-            counts_in_threads = np.add.reduceat(counts, arrangement.run_starts, axis=1)
+        if row_contexts is not None:
+            saturated = _lend_to_neighbours(saturated, row_contexts, weights)
+            counts_in_threads = np.add.reduceat(counts, row_contexts.run_starts, axis=1)
             thread_scores += weights_of_terms @ (
-                counts_in_threads / (counts_in_threads + thread_penalty) * arrangement.is_thread
+                counts_in_threads / (counts_in_threads + thread_penalty) * row_contexts.is_thread
             )
         score_sums += factors @ saturated
         for row_has_word, term, nats_of_word in zip(saturated, block, nats, strict=True):
@@ -606,14 +608,14 @@ def _score_rows_by_words(
     # The factor `1 + penalty` cancels the saturation for a word that occurs once, so that such a
     # word has its full evidence.
     evidence_of_rows *= 1 + penalty
-    if arrangement is None:
+    if row_contexts is None:
         return _WordScores(own_scores, shared_scores, np.zeros(n, np.float32), evidence_of_rows)
     best_thread = max(float(thread_scores.max(initial=0.0)), 1e-9)
     shares = (thread_scores * (weights.thread / best_thread)).astype(np.float32)
     return _WordScores(
         own_scores,
         shared_scores,
-        shares[arrangement.run_of_row] * arrangement.thread_share,
+        shares[row_contexts.run_of_row] * row_contexts.thread_share,
         evidence_of_rows,
     )
 
@@ -622,11 +624,10 @@ def _score_rows_by_words(
 
 
 @dataclass(frozen=True)
-class ThreadArrangement:
+class RowContexts:
     """The threads, the neighbours and the recency of the rows of a scope.
 
-    `build_thread_arrangement` computes an arrangement once, and many searches use the same
-    arrangement.
+    `compute_row_contexts` computes the object once, and many searches use the same object.
 
     `share_from_previous[k - 1][i]` is the share of row i's score that row i + k gains, because row
     i precedes it by k steps in the thread. The share of a score that a row gains from another row
@@ -647,32 +648,32 @@ class ThreadArrangement:
     recency: Scores  # recency of each row: 1 for the newest, approaching 0 for old rows
 
 
-def build_thread_arrangement(
-    thread: Ints, lengths: Floats, ends_with_question: Bools, sent_at: Floats
-) -> ThreadArrangement:
+def compute_row_contexts(
+    thread_codes: Ints, lengths: Floats, ends_with_question: Bools, sent_at: Floats
+) -> RowContexts:
     """Compute which rows are neighbours, and which share of its neighbours' scores each row gains.
 
     Args:
-        thread: A code for each row's thread, negative for none; int[n]. The rows of a thread are
-            adjacent, in its order.
+        thread_codes: A code for each row's thread, negative for none; int[n]. The rows of a thread
+            are adjacent, in its order.
         lengths: The number of words in each row; float[n].
         ends_with_question: Whether a row ends with a question; bool[n].
         sent_at: The time of each row's message, NaN if unknown; float[n].
     """
-    n, is_in_thread = len(thread), thread >= 0
+    n, is_in_thread = len(thread_codes), thread_codes >= 0
     is_run_start = np.ones(n, bool)
-    is_run_start[1:] = thread[1:] != thread[:-1]
+    is_run_start[1:] = thread_codes[1:] != thread_codes[:-1]
     starts = np.flatnonzero(is_run_start)
     lengths_or_one = np.maximum(np.asarray(lengths, np.float32), 1)
     loan_share = np.minimum(1, np.float32(MAX_WORDS_FULL_LOAN) / lengths_or_one)
     steps = range(1, min(len(DEFAULT.neighbours), n - 1) + 1)
-    is_same_thread = [(thread[k:] == thread[:-k]) & is_in_thread[k:] for k in steps]
+    is_same_thread = [(thread_codes[k:] == thread_codes[:-k]) & is_in_thread[k:] for k in steps]
     known_times = sent_at[np.isfinite(sent_at)]
     later_count = len(known_times) - np.searchsorted(np.sort(known_times), sent_at, side="right")
     fading = np.exp2(
         later_count / np.float32(-_RECENCY_HALF_LIFE * max(len(known_times), 1))
     ).astype(np.float32)
-    return ThreadArrangement(
+    return RowContexts(
         starts,
         np.cumsum(is_run_start) - 1,
         is_in_thread[starts],
@@ -688,7 +689,7 @@ def build_thread_arrangement(
     )
 
 
-def _lend_to_neighbours(scores: Scores, arrangement: ThreadArrangement, weights: Weights) -> Scores:
+def _lend_to_neighbours(scores: Scores, row_contexts: RowContexts, weights: Weights) -> Scores:
     """Return for each row the maximum of its own score and the weighted scores of its neighbours.
 
     The result is float32[..., n].
@@ -697,8 +698,8 @@ def _lend_to_neighbours(scores: Scores, arrangement: ThreadArrangement, weights:
     steps: Sequence[tuple[float, Scores, Scores]] = list(
         zip(
             weights.neighbours,
-            arrangement.share_from_previous,
-            arrangement.share_from_next,
+            row_contexts.share_from_previous,
+            row_contexts.share_from_next,
             strict=False,
         )
     )

@@ -331,9 +331,9 @@ class Searcher:
         if cosines is None and not has_known_word:
             return None
         candidates = pool.candidates
-        arrangement, is_in_period = None, None
+        row_contexts, is_in_period = None, None
         if query.context:
-            arrangement = candidates.thread_arrangement
+            row_contexts = candidates.row_contexts
             if query.during is not None:
                 sent_at = candidates.rows["at"]
                 is_in_period = (sent_at >= query.during[0]) & (sent_at < query.during[1])
@@ -342,7 +342,7 @@ class Searcher:
         if (
             cosines is not None
             and is_vector_only
-            and arrangement is None
+            and row_contexts is None
             and is_by_named_actor is None
             and is_in_period is None
         ):
@@ -356,7 +356,7 @@ class Searcher:
             is_personal=bool(subjects) and mentions_subject,
             terms=terms,
             cosines=cosines,
-            arrangement=arrangement,
+            row_contexts=row_contexts,
             actor=is_by_named_actor,
             date=is_in_period,
             weights=query.weights,

@@ -73,7 +73,7 @@ def hash_message(thread_id: str | None, message_id: str) -> str:
     return f"source:{blake2b(name, digest_size=16).hexdigest()}"
 
 
-def list_refusing_tombstone_keys(
+def compute_matching_tombstone_keys(
     value: Mapping[str, Any], provenance: Mapping[str, Any] | None
 ) -> set[str]:
     """Return the keys of all tombstones that would make an import refuse a given value."""
@@ -134,11 +134,11 @@ class ItemContent:
     text: str  # the value as JSON
     provenance: Mapping[str, Any] | None
 
-    def list_refusing_tombstone_keys(self) -> set[str]:
+    def compute_matching_tombstone_keys(self) -> set[str]:
         """Return the keys of all tombstones that would make an import refuse the content."""
         value = decode_json_value(self.text)
         return (
-            list_refusing_tombstone_keys(value, self.provenance)
+            compute_matching_tombstone_keys(value, self.provenance)
             if isinstance(value, Mapping)
             else set()
         )
@@ -169,7 +169,7 @@ class TombstoneReader:
                 candidates += [
                     (number, note_path, key)
                     for note_path in note_paths
-                    for key in sorted(content.list_refusing_tombstone_keys())
+                    for key in sorted(content.compute_matching_tombstone_keys())
                 ]
         refused: list[set[str]] = [set() for _ in contents]
         unique = dict.fromkeys(candidate[1:] for candidate in candidates)

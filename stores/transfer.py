@@ -287,7 +287,9 @@ class Transfer:
                 put = line.put
                 path, _ = preparer.check_row_key(decode_path(put.path), put.key)
                 check_value_size(len((put.text or "").encode()), preparer.max_bytes)
-                return line._replace(put=preparer.add_limits_and_chunks(replace(put, path=path)))
+                return line._replace(
+                    put=preparer.add_limits_and_chunks_to_embed(replace(put, path=path))
+                )
             provenance = line.get("provenance")
             if provenance and not isinstance(provenance.get("message_ids", []), list):
                 raise ValueError("the field message_ids of the provenance is not a list")
@@ -426,7 +428,7 @@ def _find_refused_keys(
         rows = yield writer.sql("history", *item.row_key)
         newest = with_expiry(rows[-1], now) if rows else None
         if newest is not None and newest[6] is None:
-            keys = keys - _read_content(writer, newest).list_refusing_tombstone_keys()
+            keys = keys - _read_content(writer, newest).compute_matching_tombstone_keys()
         if keys and not any(
             row[3] == item.version and _has_same_content(writer, row, item.put) for row in rows
         ):

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from langgraph.store.base import BaseStore, IndexConfig
 
@@ -184,7 +184,7 @@ class WholeStore(DatabaseOwner, Store):
         """
         now = self._parts.now()
         retention_bounds = (
-            (-1, 0) if rule is None else _compute_closed_before_and_newer_count(rule, now)
+            _RetentionBounds(-1, 0) if rule is None else _compute_retention_bounds(rule, now)
         )
         bounds = (*prefix_range(self._parts.resolve_prefix(prefix)), now, *retention_bounds)
         rows = self.database.read(lambda: fetch_rows(self._parts.sql["removable"], *bounds))
@@ -207,7 +207,7 @@ class WholeStore(DatabaseOwner, Store):
         """
         prefix_bounds, retention_bounds = (
             prefix_range(self._parts.resolve_prefix(prefix)),
-            _compute_closed_before_and_newer_count(rule, self._parts.now()),
+            _compute_retention_bounds(rule, self._parts.now()),
         )
         drop = partial(self._drop_versions, prefix_bounds, retention_bounds)
         total = dropped = self.database.write(drop, deletes_rows=True)
@@ -498,12 +498,20 @@ class ExpiredItemSweeper(threading.Thread):
                 _LOG.exception("expired items could not be swept; the next sweep tries again")
 
 
-def _compute_closed_before_and_newer_count(rule: VersionRetention, now: int) -> tuple[int, int]:
-    """Return the bounds of a retention rule.
+class _RetentionBounds(NamedTuple):
+    """The conditions under which a retention rule removes a version.
 
-    Returns:
-        The time before which a removable version must be closed, in microseconds, and the number of
-        newer closed versions that it must have.
+    Attributes:
+        closed_before: The time before which the version must be closed, in microseconds.
+        newer_versions: The number of newer closed versions that must exist.
+    """
+
+    closed_before: int
+    newer_versions: int
+
+
+def _compute_retention_bounds(rule: VersionRetention, now: int) -> _RetentionBounds:
+    """Return the bounds of a retention rule.
 
     Raises:
         ConfigurationError: The rule is empty, or has an invalid number.
@@ -521,4 +529,4 @@ def _compute_closed_before_and_newer_count(rule: VersionRetention, now: int) -> 
                 integer=name == "last",
             )
     closed_before = NO_LIMIT if rule.days is None else now - int(rule.days * 86_400_000_000)
-    return closed_before, NO_LIMIT if rule.last is None else rule.last
+    return _RetentionBounds(closed_before, NO_LIMIT if rule.last is None else rule.last)

@@ -36,10 +36,10 @@ def test_readers_of_several_threads_share_a_query() -> None:
         table = Table()
         counts, since = ErasureCounts(table), time.monotonic()
         with (
-            counts.include_thread_in_counts(1),
-            counts.include_thread_in_counts(2),
-            counts.include_thread_in_counts(2),
-            counts.include_thread_in_counts(3),
+            counts.count_erasures_of_thread_during_block(1),
+            counts.count_erasures_of_thread_during_block(2),
+            counts.count_erasures_of_thread_during_block(2),
+            counts.count_erasures_of_thread_during_block(3),
         ):
             asked = [counts.read_count(thread, since) for thread in (1, 2, 2, 3)]
             assert await asyncio.gather(*asked) == [0, 5, 5, None]
@@ -53,7 +53,7 @@ def test_a_number_is_queried_again_if_it_may_be_outdated() -> None:
     async def use() -> None:
         table = Table()
         counts = ErasureCounts(table)
-        with counts.include_thread_in_counts(1):
+        with counts.count_erasures_of_thread_during_block(1):
             before = time.monotonic()
             assert await counts.read_count(1, before) == 0
             table.numbers[1] = 1
@@ -68,11 +68,11 @@ def test_a_query_that_began_before_a_request_does_not_answer_it() -> None:
         table = Table()
         counts = ErasureCounts(table)
         table.is_open.clear()
-        with counts.include_thread_in_counts(1):
+        with counts.count_erasures_of_thread_during_block(1):
             early = asyncio.create_task(counts.read_count(1, time.monotonic()))
             await asyncio.sleep(0.01)
             table.numbers[1] = 1  # erased after the query has read the number
-            with counts.include_thread_in_counts(2):
+            with counts.count_erasures_of_thread_during_block(2):
                 requests = [counts.read_count(thread, time.monotonic()) for thread in (1, 2)]
                 late = [asyncio.create_task(request) for request in requests]
                 await asyncio.sleep(0)
@@ -89,7 +89,7 @@ def test_a_cancelled_or_failed_query_is_left_to_the_next_reader() -> None:
         table = Table()
         counts, since = ErasureCounts(table), time.monotonic()
         table.is_open.clear()
-        with counts.include_thread_in_counts(1):
+        with counts.count_erasures_of_thread_during_block(1):
             first, second = (asyncio.create_task(counts.read_count(1, since)) for _ in range(2))
             await asyncio.sleep(0)
             first.cancel()
@@ -108,8 +108,8 @@ def test_threads_without_readers_are_not_queried() -> None:
     async def use() -> None:
         table = Table()
         counts, since = ErasureCounts(table), time.monotonic()
-        with counts.include_thread_in_counts(1):
-            with counts.include_thread_in_counts(2):
+        with counts.count_erasures_of_thread_during_block(1):
+            with counts.count_erasures_of_thread_during_block(2):
                 await counts.read_count(2, since)
             await counts.read_count(1, time.monotonic())
         assert table.queries == [[1, 2], [1]]

@@ -14,11 +14,11 @@ from perdure.settings import MIN_SCORE
 from perdure.stores.ranking import (
     DEFAULT,
     Ranked,
+    RowContexts,
     Term,
-    ThreadArrangement,
     Weights,
-    build_thread_arrangement,
     compute_length_penalty,
+    compute_row_contexts,
     compute_word_information,
     compute_word_weight,
     inverse_document_frequency,
@@ -46,13 +46,11 @@ def make_arrangement(
     lengths: np.ndarray,
     asks: np.ndarray | None = None,
     at: np.ndarray | None = None,
-) -> ThreadArrangement:
+) -> RowContexts:
     """Build an arrangement in which, by default, no row is a question and all times are unknown."""
     n = len(thread)
     asks = np.zeros(n, bool) if asks is None else asks
-    return build_thread_arrangement(
-        thread, lengths, asks, np.full(n, math.nan) if at is None else at
-    )
+    return compute_row_contexts(thread, lengths, asks, np.full(n, math.nan) if at is None else at)
 
 
 def compute_bm25(terms: list[Term], lengths: np.ndarray, weights: Weights = DEFAULT) -> np.ndarray:
@@ -162,7 +160,7 @@ def test_fewer_rows_than_neighbour_distance_are_ranked(codes: list[int]) -> None
     n = len(codes)
     made = make_arrangement(np.array(codes, np.int64), np.ones(n))
     rows = list(range(n))[:1]
-    found = rank_rows(np.ones(n), terms=[make_term(rows)], cosines=np.ones(n), arrangement=made)
+    found = rank_rows(np.ones(n), terms=[make_term(rows)], cosines=np.ones(n), row_contexts=made)
 
     assert len(found.scores) == n
     assert np.isfinite(found.scores).all()
@@ -171,7 +169,7 @@ def test_fewer_rows_than_neighbour_distance_are_ranked(codes: list[int]) -> None
 def test_match_adds_share_to_neighbours_in_its_thread() -> None:
     """Rows one, two and three steps away gain 0.6, 0.4 and 0.2 of the score."""
     made = make_arrangement(np.array([0, 0, 0, 0, 0, 1]), np.ones(6))
-    found = rank_rows(np.ones(6), terms=[make_term([4])], arrangement=made)
+    found = rank_rows(np.ones(6), terms=[make_term([4])], row_contexts=made)
 
     assert found.parts["text"].tolist() == [0, 0, 0, 0, 1, 0]
     assert found.parts["neighbours"].tolist() == pytest.approx([0, 0.2, 0.4, 0.6, 0, 0])
@@ -181,9 +179,9 @@ def test_neighbours_share_of_one_word_counts_once_and_of_two_words_adds_up() -> 
     """A row between two matches gains once if both match the same word, otherwise twice."""
     made = make_arrangement(np.zeros(3, np.int64), np.ones(3))
     weights = Weights(thread=0.0)
-    same = rank_rows(np.ones(3), terms=[make_term([0, 2])], arrangement=made, weights=weights)
+    same = rank_rows(np.ones(3), terms=[make_term([0, 2])], row_contexts=made, weights=weights)
     two = rank_rows(
-        np.ones(3), terms=[make_term([0]), make_term([2])], arrangement=made, weights=weights
+        np.ones(3), terms=[make_term([0]), make_term([2])], row_contexts=made, weights=weights
     )
 
     assert same.scores.tolist() == pytest.approx([1, 0.6, 1])
@@ -192,7 +190,7 @@ def test_neighbours_share_of_one_word_counts_once_and_of_two_words_adds_up() -> 
 
 def test_neighbours_gain_from_vector_in_semantic_search() -> None:
     made = make_arrangement(np.zeros(4, np.int64), np.ones(4))
-    found = rank_rows(np.ones(4), cosines=make_floats(-0.5, -0.5, -0.5, 0.5), arrangement=made)
+    found = rank_rows(np.ones(4), cosines=make_floats(-0.5, -0.5, -0.5, 0.5), row_contexts=made)
 
     assert found.scores.tolist() == pytest.approx([0.2, 0.4, 0.6, 1])
 
@@ -201,7 +199,7 @@ def test_rows_of_best_matching_thread_gain() -> None:
     """Rows of a thread with fewer matches gain less, and rows without a thread nothing."""
     made = make_arrangement(np.array([0] * 4 + [1] * 4 + [-1]), np.ones(9))
     words = [make_term([0, 3, 4, 8]), make_term([3])]
-    found = rank_rows(np.ones(9), terms=words, arrangement=made)
+    found = rank_rows(np.ones(9), terms=words, row_contexts=made)
     thread = found.parts["thread"].tolist()
 
     assert thread[:4] == pytest.approx([Weights().thread] * 4)
@@ -244,7 +242,7 @@ def test_actor_and_date_raise_score_and_question_lowers_it() -> None:
     made = make_arrangement(np.array([-1, -1]), np.ones(2), np.array([False, True]))
     actor, date = np.array([True, True]), np.array([False, True])
     weights = Weights(actor=0.1, date=0.3, question=0.5)
-    found = rank_rows(np.ones(2), arrangement=made, actor=actor, date=date, weights=weights)
+    found = rank_rows(np.ones(2), row_contexts=made, actor=actor, date=date, weights=weights)
 
     assert found.scores.tolist() == pytest.approx([0.1, 0.2])
     assert found.parts["question"].tolist() == pytest.approx([0, -0.2])
@@ -256,7 +254,7 @@ def test_newest_row_gains_most_from_recency() -> None:
     made = make_arrangement(np.zeros(11, np.int64), np.ones(11), at=at)
     weights = Weights(recency=0.5, neighbours=(), thread=0.0)
     found = rank_rows(
-        np.ones(11), terms=[make_term(list(range(11)))], arrangement=made, weights=weights
+        np.ones(11), terms=[make_term(list(range(11)))], row_contexts=made, weights=weights
     )
 
     assert found.scores[[9, 7, 5, 10]].tolist() == pytest.approx([1.5, 1.25, 1.125, 1])
@@ -294,7 +292,7 @@ def test_unlisted_word_of_few_rows_passes_min_score() -> None:
         made = make_arrangement(np.arange(40), lengths, asking)
         words = [make_term(rows)._replace(message_frequency=0)]
         return float(
-            rank_rows(lengths, terms=words, arrangement=made)
+            rank_rows(lengths, terms=words, row_contexts=made)
             .with_scores_comparable_between_searches()
             .scores[0]
         )
@@ -400,7 +398,7 @@ def test_neighbours_of_match_pass_min_score() -> None:
     words = [make_term([2])._replace(message_frequency=math.exp(-12))]
     cosines = np.full(10, 0.1, np.float32)
     found = rank_rows(
-        np.ones(10), terms=words, cosines=cosines, arrangement=made
+        np.ones(10), terms=words, cosines=cosines, row_contexts=made
     ).with_scores_comparable_between_searches()
 
     assert (found.scores >= MIN_SCORE).tolist() == [True] * 5 + [False] * 5
@@ -459,7 +457,7 @@ def test_scores_are_finite_sums_of_their_parts(
         lengths,
         terms=words,
         cosines=cosines if vectors else None,
-        arrangement=made,
+        row_contexts=made,
     )
     total = sum(found.parts.values(), np.zeros(n, np.float32))
 
@@ -485,7 +483,7 @@ def test_scores_of_a_search_lie_between_0_and_1(
             lengths,
             terms=[] if mode == "semantic" else words,
             cosines=None if mode == "text" else near,
-            arrangement=made,
+            row_contexts=made,
         ).with_scores_comparable_between_searches()
         found = found.with_rows_lacking_vectors_last(near) if mode == "semantic" else found
     in_order = np.argsort(-found.values_to_rank_by, kind="stable")
@@ -513,7 +511,7 @@ def test_order_of_unthreaded_rows_does_not_matter(
 
     def rank(terms: list[Term], sizes: np.ndarray, near: np.ndarray) -> Ranked:
         nobody = make_arrangement(np.full(n, -1), sizes)
-        return rank_rows(sizes, terms=terms, cosines=near, arrangement=nobody)
+        return rank_rows(sizes, terms=terms, cosines=near, row_contexts=nobody)
 
     before = rank(words, lengths, cosines).scores
     after = rank(moved, lengths[order], cosines[order]).scores
@@ -530,8 +528,8 @@ def test_order_of_threads_does_not_matter(
     place = np.argsort(order)
     moved = [Term(place[word.rows], word.tf) for word in words]
 
-    def compute_scores(made: ThreadArrangement, terms: list[Term], at: np.ndarray) -> np.ndarray:
-        found = rank_rows(lengths[at], terms=terms, cosines=cosines[at], arrangement=made)
+    def compute_scores(made: RowContexts, terms: list[Term], at: np.ndarray) -> np.ndarray:
+        found = rank_rows(lengths[at], terms=terms, cosines=cosines[at], row_contexts=made)
         return found.scores
 
     before = compute_scores(make_arrangement(np.array(codes), lengths), words, np.arange(n))

@@ -393,7 +393,7 @@ def test_the_three_nearest_rows_count_for_their_thread() -> None:
         np.ones(6),
         terms=[make_term([5])],
         cosines=cosines,
-        arrangement=made,
+        row_contexts=made,
         calibration=VectorCalibration(gain=1),
         weights=Weights(thread=0),
     )

@@ -32,7 +32,7 @@ from perdure.cli.output import (
     print_note,
     print_text,
     print_unwrapped_tree,
-    update_fence_and_detect_code_line,
+    update_code_fence_and_detect_code_line,
 )
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def _render_markdown_lines(text: str) -> Iterator[OutputLine]:
     """Yield the lines of Markdown text. Lines of code blocks and tables are not wrapped."""
     fence = ""
     for row in text.split("\n"):
-        fence, is_preformatted = update_fence_and_detect_code_line(row, fence)
+        fence, is_preformatted = update_code_fence_and_detect_code_line(row, fence)
         yield OutputLine(row, wraps=not is_preformatted)
 
 

@@ -32,7 +32,7 @@ from perdure.cli.output import (
     print_note,
     print_progress_on_interrupt,
     print_result,
-    print_warning_about_owner_only_threads,
+    print_warning_about_threads_matched_by_owner,
     progress_bar,
     show_status,
 )
@@ -224,7 +224,7 @@ def _export_person(user: str, owners: str | None, db: str | None) -> None:
         with progress_bar("exporting", "line") as update_bar:
             for number, line in enumerate(lines, 1):
                 if number == 1:
-                    print_warning_about_owner_only_threads(user, line["threads_by_owner"])
+                    print_warning_about_threads_matched_by_owner(user, line["threads_by_owner"])
                 print_json(line, indent=None)
                 update_bar(None, number)
 

@@ -39,7 +39,7 @@ class _StoredThread(NamedTuple):
     Attributes:
         ids: The ids of all messages, including those on branches.
         branch_ends: The last message of each imported branch.
-        signatures: The signatures of all messages; see `_format_comparison_signature`.
+        signatures: The signatures of all messages; see `_serialize_message_for_comparison`.
         end_signatures: The signatures of the last messages of imported branches.
     """
 
@@ -109,7 +109,7 @@ class ThreadNames:
         prefixes = self._derive_id_of_each_message_prefix(draft)
         file, full_id = draft.unnamed.file, prefixes[-1]
         signatures = [
-            _format_comparison_signature(draft.nodes[key].message)
+            _serialize_message_for_comparison(draft.nodes[key].message)
             for key in draft.list_message_ids_from_root(draft.leaf)
         ]
         unused_id, gap = "", 0
@@ -154,7 +154,7 @@ class ThreadNames:
         ids = []
         for key in draft.list_message_ids_from_root(draft.leaf):
             node = draft.nodes[key]
-            id = derive_id(id, _format_comparison_signature(node.message), node.created_at)
+            id = derive_id(id, _serialize_message_for_comparison(node.message), node.created_at)
             ids.append(id)
         return ids
 
@@ -176,11 +176,11 @@ class ThreadNames:
         }
         ids = frozenset(str(message.id) for message in messages)
         end_signatures = frozenset(
-            _format_comparison_signature(message)
+            _serialize_message_for_comparison(message)
             for message in messages
             if message.id in branch_ends
         )
-        signatures = frozenset(map(_format_comparison_signature, messages))
+        signatures = frozenset(map(_serialize_message_for_comparison, messages))
         return _StoredThread(ids, frozenset(branch_ends), signatures, end_signatures)
 
     def _find_former_ids(self, draft: Conversation) -> list[str]:
@@ -194,7 +194,9 @@ class ThreadNames:
             self._former[stem] = self._find_former_thread_ids_by_signature(stem)
         index, candidates = self._former[stem], list[str]()
         for key in draft.list_message_ids_from_root(draft.leaf) if index else ():
-            ids_with_message = index.get(_format_comparison_signature(draft.nodes[key].message), [])
+            ids_with_message = index.get(
+                _serialize_message_for_comparison(draft.nodes[key].message), []
+            )
             narrowed = (
                 [id for id in candidates if id in ids_with_message]
                 if candidates
@@ -234,7 +236,7 @@ def _belongs_to_thread(conversation: Conversation, stored: _StoredThread) -> boo
     )
 
 
-def _format_comparison_signature(message: BaseMessage) -> str:
+def _serialize_message_for_comparison(message: BaseMessage) -> str:
     """Return the role, content and tool calls of a message as JSON text.
 
     If a message is imported twice, this function returns the same text for the two imported

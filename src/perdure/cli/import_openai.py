@@ -97,7 +97,10 @@ class OpenAIBatches:
             raise MalformedPart(
                 f"a batch request to {shorten_line(line['url'], 40)!r}, which is not a conversation"
             )
-        request: dict[str, Any] = {"messages": _convert_request_to_messages(body), "branches": []}
+        request: dict[str, Any] = {
+            "messages": _convert_openai_request_to_messages(body),
+            "branches": [],
+        }
         request |= {name: body[name] for name in ("model", "tools", "functions") if name in body}
         self._requests[str(line["custom_id"])].append((add, number, request))
 
@@ -152,13 +155,16 @@ class OpenAIBatches:
         request["messages"] = [*request["messages"], *answers[0]]
 
 
-def _convert_request_to_messages(body: Mapping[str, Any]) -> list[Any]:
+def _convert_openai_request_to_messages(request_body: Mapping[str, Any]) -> list[Any]:
     """Return the messages of a request to the Chat Completions, Responses or Completions API."""
-    if isinstance(body.get("messages"), list):
-        return [*body["messages"]]
-    if isinstance(body.get("prompt"), str):
-        return [{"role": "user", "content": body["prompt"]}]
-    instructions, model_input = get_by_path(body, str, "instructions"), body.get("input")
+    if isinstance(request_body.get("messages"), list):
+        return [*request_body["messages"]]
+    if isinstance(request_body.get("prompt"), str):
+        return [{"role": "user", "content": request_body["prompt"]}]
+    instructions, model_input = (
+        get_by_path(request_body, str, "instructions"),
+        request_body.get("input"),
+    )
     first = [{"role": "developer", "content": instructions}] if instructions else []
     if isinstance(model_input, str):
         return [*first, {"role": "user", "content": model_input}]

@@ -355,11 +355,11 @@ class ThreadImport:
         can_start_branch = not self._checkpoints or any(
             info.parent_id is None for info in self._checkpoints
         )
-        checkpoint_ends, new = _choose_messages_followed_by_checkpoint(self._conversation), 0
+        checkpoint_ends, new = _choose_ids_of_messages_followed_by_checkpoint(self._conversation), 0
         for position, key in enumerate(self._conversation.nodes):
             if key not in checkpoint_ends:
                 continue
-            keys, parent = self._find_unstored_ids_and_their_parent_id(key)
+            keys, parent = self._find_unstored_message_ids_and_parent_id(key)
             new_keys = [
                 name for name in keys if not self._load_stored_texts_with_searched_flags(name)
             ]
@@ -446,7 +446,7 @@ class ThreadImport:
                     self._stored_contents[str(item.value.id)].add(_get_contents(item.value))
         return self._stored_contents.get(message_id, set())
 
-    def _find_unstored_ids_and_their_parent_id(
+    def _find_unstored_message_ids_and_parent_id(
         self, last_message_id: str
     ) -> tuple[list[str], str | None]:
         """Return the ids of the unstored messages on the path from the root to a message.
@@ -614,7 +614,7 @@ def _get_contents(message: BaseMessage) -> tuple[str, bool]:
     return message.text, message.response_metadata.get(SEARCHED) is True
 
 
-def _choose_messages_followed_by_checkpoint(conversation: Conversation) -> set[str]:
+def _choose_ids_of_messages_followed_by_checkpoint(conversation: Conversation) -> set[str]:
     """Return the ids of the messages after which a checkpoint is stored.
 
     A checkpoint is stored after each message that has no following message or several following

@@ -81,13 +81,15 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
         value: The value. Data classes are printed as objects.
         indent: The number of spaces for each level; None prints one line.
     """
-    text = json.dumps(value, ensure_ascii=False, indent=indent, default=_convert_to_json_value)
+    text = json.dumps(
+        value, ensure_ascii=False, indent=indent, default=_convert_unsupported_value_for_json
+    )
     # Write the characters that `escape_controls` escapes as escape sequences of JSON.
     sys.stdout.write(_HIDDEN.sub(lambda match: json.dumps(match[0])[1:-1], text) + "\n")
     sys.stdout.flush()
 
 
-def _convert_to_json_value(value: Any) -> Any:
+def _convert_unsupported_value_for_json(value: Any) -> Any:
     """Return a replacement for a value of a type that `json.dumps` cannot encode."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
@@ -185,7 +187,7 @@ def _wrap_words(parts: Iterable[str], width: int) -> Iterator[str]:
     column, fence, is_fixed = 0, "", False
     for word in map(escape_controls, _iter_words(parts)):
         if not column:
-            fence, is_fixed = update_fence_and_detect_code_line(word, fence)
+            fence, is_fixed = update_code_fence_and_detect_code_line(word, fence)
         if column and not is_fixed and word.strip() and column + cell_len(word) > width:
             word, column = "\n" + word.lstrip(), 0
         column = 0 if word.endswith("\n") else column + cell_len(word.lstrip("\n"))
@@ -209,7 +211,7 @@ def _iter_words(parts: Iterable[str]) -> Iterator[str]:
     yield rest
 
 
-def update_fence_and_detect_code_line(line: str, open_fence: str) -> tuple[str, bool]:
+def update_code_fence_and_detect_code_line(line: str, open_fence: str) -> tuple[str, bool]:
     """Track the code fence of a Markdown text from line to line.
 
     Args:
@@ -390,7 +392,7 @@ def format_line(text: str, limit: int | None = 100) -> str:
     return flat_text[: limit - 1] + "…"
 
 
-def print_warning_about_owner_only_threads(user: str, thread_ids: Sequence[str]) -> None:
+def print_warning_about_threads_matched_by_owner(user: str, thread_ids: Sequence[str]) -> None:
     """Warn about threads that have no `user_id` and belong to a person only by their `owner`."""
     if thread_ids:
         which = ", ".join(thread_ids[:3]) + (", …" if len(thread_ids) > 3 else "")

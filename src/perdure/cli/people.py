@@ -27,7 +27,7 @@ from perdure.cli.output import (
     print_scrub_result,
     print_table,
     print_text,
-    print_warning_about_owner_only_threads,
+    print_warning_about_threads_matched_by_owner,
     show_status,
 )
 from perdure.errors import ConfigurationError, UnknownPerson
@@ -111,7 +111,7 @@ def forget(
             if not (dry_run or yes):
                 for action, what, count, ids in _build_erasure_report_rows(report, in_files):
                     print_note_line(f"{action} {count} {what}{ids and f': {ids}'}", "dim")
-            print_warning_about_owner_only_threads(user, report.by_owner)
+            print_warning_about_threads_matched_by_owner(user, report.by_owner)
             if not dry_run:
                 if not yes:
                     _confirm_name(user)

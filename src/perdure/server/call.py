@@ -162,7 +162,9 @@ class Call:
     async def authorize_memory_selection(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Check that the action is permitted, and return arguments that select the memories."""
         permitted = await self.authorize_arguments({"namespace": self.memories, **arguments})
-        template, config = build_literal_template_and_config(tuple(permitted["namespace"]))
+        template, config = build_literal_namespace_template_and_config(
+            tuple(permitted["namespace"])
+        )
         return {"namespace": template, "config": config}
 
     def keep_database_open(self) -> AbstractContextManager[None]:
@@ -327,7 +329,9 @@ def is_internal_namespace(namespace: Sequence[str]) -> bool:
     return tuple(namespace[:1]) == (RESERVED_LABEL,)
 
 
-def build_literal_template_and_config(namespace: Namespace) -> tuple[Namespace, RunnableConfig]:
+def build_literal_namespace_template_and_config(
+    namespace: Namespace,
+) -> tuple[Namespace, RunnableConfig]:
     """Return a namespace template, and the config with which it resolves to `namespace`.
 
     The template contains fields such as `{label_0}`, and the config contains the labels as values
@@ -335,7 +339,7 @@ def build_literal_template_and_config(namespace: Namespace) -> tuple[Namespace, 
     template fields.
     """
     if is_team_namespace(namespace) and len(namespace) > 1:
-        template, config = build_literal_template_and_config(namespace[2:])
+        template, config = build_literal_namespace_template_and_config(namespace[2:])
         team = {"configurable": {**config["configurable"], "team": namespace[1]}}
         return (TEAMS, TEAM, *template), cast(RunnableConfig, team)
     labels = {f"label_{number}": label for number, label in enumerate(namespace)}

@@ -43,7 +43,7 @@ class ErasureCounts:
         self.read_at = 0.0
 
     @contextmanager
-    def include_thread_in_counts(self, thread_key: int) -> Iterator[None]:
+    def count_erasures_of_thread_during_block(self, thread_key: int) -> Iterator[None]:
         """Keep the cached erasure count of a thread up to date until the `with` block ends."""
         self._readers[thread_key] += 1
         try:
@@ -57,7 +57,8 @@ class ErasureCounts:
     async def read_count(self, thread_key: int, not_before: float) -> int | None:
         """Return the number of message erasures of a thread.
 
-        Call this method only within an `include_thread_in_counts` block for the thread.
+        Call this method only within a `count_erasures_of_thread_during_block` block for the
+        thread.
 
         Args:
             thread_key: The key of the thread.
@@ -79,7 +80,7 @@ class ErasureCounts:
         return thread_key in self._counts and self.read_at >= not_before
 
     async def _read_all_counts(self) -> None:
-        """Read the erasure count of each thread for which `include_thread_in_counts` is active."""
+        """Read the erasure count of each thread whose erasures are counted now."""
         thread_keys, started_at = [*self._readers], time.monotonic()
         counts = await self._table.count_removals(thread_keys)
         self._counts = {

@@ -11,7 +11,7 @@ that needs a dropped event receives the error `StreamLost`, unless the event is 
 database.
 
 All methods in this module must be called in one event loop, except
-`EventAccount.subtract_garbage_bytes_later`, which any thread may call.
+`EventAccount.subtract_garbage_collected_bytes_later`, which any thread may call.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class EventAccount:
         if not holder.size:
             self.holders.discard(holder)
 
-    def subtract_garbage_bytes_later(self, byte_count: int) -> None:
+    def subtract_garbage_collected_bytes_later(self, byte_count: int) -> None:
         """Record that an event holder with events of this account was garbage-collected.
 
         The garbage collector may call this method in any thread. The size of the events is not

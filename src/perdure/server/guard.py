@@ -151,8 +151,8 @@ class Guard:
         )
         with measurement:
             try:
-                app = _find_refusal_of_request(scope, headers) or self._app
-                body = _identify_user_and_limit_receive_time(
+                app = _build_refusal_response_or_none(scope, headers) or self._app
+                body = _wrap_receive_with_identification_and_timeout(
                     scope, receive, state.limits.body_wait_s
                 )
                 await app(scope, receive if is_socket else body, send_reply)
@@ -223,7 +223,7 @@ async def _record_request(scope: Scope, status: int) -> None:
             _LOG.exception("a change could not be recorded in the audit log")
 
 
-def _find_refusal_of_request(scope: Scope, headers: Headers) -> ASGIApp | None:
+def _build_refusal_response_or_none(scope: Scope, headers: Headers) -> ASGIApp | None:
     """Return the reply that refuses a request, or None if the request is accepted."""
     state = scope["app"].state
     try:
@@ -266,7 +266,7 @@ def _check_host(host: str, hosts: Collection[str] | None) -> None:
         )
 
 
-def _identify_user_and_limit_receive_time(
+def _wrap_receive_with_identification_and_timeout(
     scope: Scope, receive: Receive, timeout_s: float
 ) -> Receive:
     """Return a replacement for `receive`, which identifies the user before it reads the body.

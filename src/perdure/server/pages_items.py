@@ -26,7 +26,7 @@ from perdure.server.access import Forbidden, action
 from perdure.server.call import (
     Call,
     CurrentCall,
-    build_literal_template_and_config,
+    build_literal_namespace_template_and_config,
     is_internal_namespace,
 )
 from perdure.server.pages import (
@@ -475,7 +475,7 @@ async def forget_item(request: Request, call: CurrentCall, target: ChangeableIte
 
 def build_collection(call: Call, namespace: Namespace) -> tuple[Collection, RunnableConfig]:
     """Return the `Collection` of a namespace's memories, and the config for its methods."""
-    template, config = build_literal_template_and_config(namespace)
+    template, config = build_literal_namespace_template_and_config(namespace)
     return Collection(call.store, template), config
 
 

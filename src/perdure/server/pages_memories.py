@@ -17,7 +17,7 @@ from perdure.errors import ConfigurationError
 from perdure.memory import Quarantine, arecall
 from perdure.memory.recall import NAMESPACE
 from perdure.server.access import Forbidden, action
-from perdure.server.call import Call, CurrentCall, build_literal_template_and_config
+from perdure.server.call import Call, CurrentCall, build_literal_namespace_template_and_config
 from perdure.server.pages import (
     FormText,
     NonNegativeNumber,
@@ -145,7 +145,7 @@ async def show_memories(
         "more": False,
     }
     if q.strip():
-        template, config = build_literal_template_and_config(ns)
+        template, config = build_literal_namespace_template_and_config(ns)
         store = call.store.without_refresh()
         options: dict[str, Any] = {"store": store, "config": config, "namespace": template}
         options |= {"kinds": kind or None, "limit": limit, "max_tokens": tokens or None}
@@ -241,7 +241,7 @@ def _build_quarantine(call: Call, target: ItemTarget) -> tuple[Quarantine, Runna
 
     The methods of the returned `Quarantine` must be called with the returned `RunnableConfig`.
     """
-    template, config = build_literal_template_and_config(target.ns)
+    template, config = build_literal_namespace_template_and_config(target.ns)
     return Quarantine(call.store, template), config
 
 

@@ -61,12 +61,14 @@ def encode_json(value: Any) -> bytes:
     represent is converted to text.
     """
     try:
-        return orjson.dumps(value, _convert_non_json_value, _ORJSON_OPTIONS)
+        return orjson.dumps(value, _convert_unsupported_value_for_json, _ORJSON_OPTIONS)
     except TypeError:  # orjson refuses integers beyond 64 bits, lone surrogates and deep nesting.
-        return json.dumps(value, default=_convert_non_json_value, skipkeys=True).encode()
+        return json.dumps(
+            value, default=_convert_unsupported_value_for_json, skipkeys=True
+        ).encode()
 
 
-def _convert_non_json_value(value: Any) -> Any:
+def _convert_unsupported_value_for_json(value: Any) -> Any:
     """Convert a value that JSON does not support to a type that JSON supports."""
     if isinstance(value, BaseMessage | BaseModel):
         return value.model_dump()

@@ -165,7 +165,7 @@ class StoredEvents:
         """
         try:
             return await self._table.read_events(
-                thread_key, seq_range, _compute_number_to_read_after(number, seq_range)
+                thread_key, seq_range, _compute_event_number_to_read_after(number, seq_range)
             )
         except CorruptRecord as exc:
             _LOGGER.warning("events of a run are damaged")
@@ -182,7 +182,7 @@ class StoredEvents:
             The newest stored event; see `RunTable.find_newest_event_numbers_and_run_state`.
         """
         newest = await self._table.find_newest_event_numbers_and_run_state(
-            thread_key, seq_range, _compute_number_to_read_after(log.last, seq_range)
+            thread_key, seq_range, _compute_event_number_to_read_after(log.last, seq_range)
         )
         if newest is not None and newest[1] > log.last:
             log.clear_until(newest[1])
@@ -296,7 +296,7 @@ class StoredBatches:
 
     def __del__(self) -> None:
         if self.size:
-            self._account.subtract_garbage_bytes_later(self.size)
+            self._account.subtract_garbage_collected_bytes_later(self.size)
 
     def iter_events_with_last_number_after(
         self, position: int, is_new_reader: bool
@@ -335,7 +335,7 @@ class StoredBatches:
     drop_all = drop_oldest_events
 
 
-def _compute_number_to_read_after(event_number: int, seq_range: tuple[int, int]) -> int:
+def _compute_event_number_to_read_after(event_number: int, seq_range: tuple[int, int]) -> int:
     """Return the event number after which the events of a run or of a thread are read.
 
     Readers of a thread receive only events whose number is at least `NUMBERS_PER_RUN`. Events with

@@ -291,7 +291,7 @@ class EventLog:
 
     def __del__(self) -> None:
         if self.size and self._account is not None:
-            self._account.subtract_garbage_bytes_later(self.size)
+            self._account.subtract_garbage_collected_bytes_later(self.size)
 
     @property
     def is_empty(self) -> bool:

@@ -141,7 +141,7 @@ class DatabaseRuns:
                     self.owner = owner
                     self.ready.set()
                     while True:
-                        await self._read_rows_and_advance_runs()
+                        await self._read_run_rows_and_advance_runs()
                         with contextlib.suppress(TimeoutError):
                             async with asyncio.timeout(self._pause_s):
                                 await self._wake.wait()
@@ -178,7 +178,7 @@ class DatabaseRuns:
             self._wake.set()
         return bool(self.owner)
 
-    async def _read_rows_and_advance_runs(self) -> None:
+    async def _read_run_rows_and_advance_runs(self) -> None:
         """Read the rows of runs, and then start, take over, cancel and finish runs."""
         self._start_due_work()
         read_at = time.monotonic()

@@ -59,7 +59,7 @@ def _deduplicate_stream_modes(modes: list[StreamMode]) -> list[StreamMode]:
     return [mode for mode in chosen if mode != "messages" or "messages-tuple" not in chosen]
 
 
-def parse_repeated_or_json_array_parameter(values: Any) -> Any:
+def parse_repeated_or_json_array_parameter(values: Any) -> list[Any]:
     """Return the values of a query parameter that is repeated or is one JSON array.
 
     The JavaScript SDK sends `stream_mode=values&stream_mode=updates`; earlier versions of it send

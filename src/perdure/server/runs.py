@@ -245,7 +245,7 @@ class Runs:
         """
         runs = await self.get_database_runs(identity.tenant)
         account = self.memory.get_account(identity.tenant, identity.user)
-        with runs.erasures.include_thread_in_counts(thread_key):
+        with runs.erasures.count_erasures_of_thread_during_block(thread_key):
             checked_at = time.monotonic()
             if is_new and not log.is_empty:
                 checked_at = log.removals_read_at
@@ -594,7 +594,7 @@ class Runs:
             await asyncio.wait([runs.task, runs.due_work])
 
 
-def convert_login_to_mapping(login: Any) -> Any:
+def convert_login_to_mapping(login: Any) -> Mapping[str, Any] | None:
     """Return a user, as an authentication handler returned it, in a form that can be stored.
 
     Return None if the user has no fields. Another process needs the stored user to continue the

@@ -484,7 +484,7 @@ class Threads:
         if query.sort_by == "status":
             return await self._search_by_status(query, limit, offset)
         return await self._list.asearch(
-            self._build_sql_query_for_permitted_threads(query),
+            self._add_permission_filter_to_query(query),
             self._build_thread_matcher(query),
             limit,
             offset,
@@ -500,7 +500,7 @@ class Threads:
 
         return {
             *await self._list.asearch(
-                self._build_sql_query_for_permitted_threads(query), match_person, _NO_LIMIT, 0
+                self._add_permission_filter_to_query(query), match_person, _NO_LIMIT, 0
             )
         }
 
@@ -514,7 +514,7 @@ class Threads:
         Returns:
             For each run its row, whether it is the last run of its thread, and the thread.
         """
-        table, sql_query = RunTable(self._saver), self._build_sql_query_for_permitted_threads(query)
+        table, sql_query = RunTable(self._saver), self._add_permission_filter_to_query(query)
         matching: list[tuple[RunRow, bool, Thread]] = []
         for start in count(0, _RUNS_PER_READ):
             page = await table.search_runs_with_is_last_flags(
@@ -548,7 +548,7 @@ class Threads:
                 `memory.search_threads`.
         """
         visible = VisibleThreads(
-            self._build_sql_query_for_permitted_threads(query), self._build_thread_matcher(query)
+            self._add_permission_filter_to_query(query), self._build_thread_matcher(query)
         )
 
         def search() -> ThreadHits:
@@ -593,12 +593,12 @@ class Threads:
 
     async def count(self, query: ThreadQuery) -> int:
         """Count the threads that match a query."""
-        sql_query = self._build_sql_query_for_permitted_threads(query)
+        sql_query = self._add_permission_filter_to_query(query)
         if sql_query.is_exact:
             return await self._list.acount(sql_query)
         return len(await self.search(query, _NO_LIMIT))
 
-    def _build_sql_query_for_permitted_threads(self, query: ThreadQuery) -> ThreadQuery:
+    def _add_permission_filter_to_query(self, query: ThreadQuery) -> ThreadQuery:
         """Return an SQL query that finds all matching and permitted threads and perhaps others."""
         metadata = {
             **(query.metadata or {}),
@@ -701,7 +701,7 @@ def _choose_status(status: ThreadStatus, last_run_status: RunStatus) -> RunStatu
     )
 
 
-def format_interrupt_for_api(interrupt: Any) -> Any:
+def format_interrupt_for_api(interrupt: Any) -> dict[str, Any]:
     """Return an interrupt of a task in the form of langgraph's API."""
     if isinstance(interrupt, dict):
         return interrupt

@@ -68,7 +68,7 @@ class Schema(NamedTuple):
         if version < SCHEMA_VERSION or (
             version == SCHEMA_VERSION and script_hash != self.script_hash
         ):
-            raise build_earlier_build_error(database_name)
+            raise build_error_for_prerelease_database(database_name)
         if version > SCHEMA_VERSION:
             raise SchemaMismatch(
                 f"{database_name!r} has version {version} of the {self.component} schema, but "
@@ -77,7 +77,7 @@ class Schema(NamedTuple):
         return True
 
 
-def build_earlier_build_error(database_name: str) -> SchemaMismatch:
+def build_error_for_prerelease_database(database_name: str) -> SchemaMismatch:
     """Build the error for a database that was written before the first release of perdure."""
     return SchemaMismatch(
         f"{database_name!r} was written by a build of perdure from before the first release; to "

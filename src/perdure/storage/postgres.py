@@ -62,7 +62,7 @@ try:
         OwnPool,
         Server,
         UserPool,
-        build_no_lock_through_pooler_message,
+        build_lock_needs_direct_dsn_message,
         compute_lock_key,
         describe_pool,
     )
@@ -543,7 +543,7 @@ class PostgresDatabase(LazyDatabase[Server]):
             ConfigurationError: The only DSN leads to a pooler.
         """
         if not self._can_lock:
-            raise ConfigurationError(build_no_lock_through_pooler_message(self.path))
+            raise ConfigurationError(build_lock_needs_direct_dsn_message(self.path))
         return NamedLock(lambda: self._locks, self.aconnect, name, timeout_s)
 
     # -- maintenance

@@ -492,7 +492,7 @@ class AdvisoryLocks(ProcessLocks):
             self._conn.execute(_DISABLE_IDLE_TIMEOUT_SQL)
             if not self._is_direct and is_pooled(self._conn):
                 self._drop_connection()
-                raise ConfigurationError(build_no_lock_through_pooler_message(self._source.name))
+                raise ConfigurationError(build_lock_needs_direct_dsn_message(self._source.name))
         key = compute_lock_key(*self._namespace, "lock", name)
         ((is_done,),) = self._conn.execute(f"SELECT {function}(%s::bigint)", (key,)).fetchall()
         return bool(is_done)
@@ -523,7 +523,7 @@ class AdvisoryLocks(ProcessLocks):
             self._drop_connection()
 
 
-def build_no_lock_through_pooler_message(name: str) -> str:
+def build_lock_needs_direct_dsn_message(name: str) -> str:
     """Return the message of the error for a lock that is requested through a pooler."""
     return (
         f"{name} is pooled, and a lock needs a connection of its own; pass direct=, the DSN of the "

@@ -18,7 +18,12 @@ from typing import Any, Final
 import psycopg
 
 from perdure.errors import ConfigurationError, StorageError
-from perdure.storage.database import SCHEMA_VERSION, Schema, build_earlier_build_error, split_script
+from perdure.storage.database import (
+    SCHEMA_VERSION,
+    Schema,
+    build_error_for_prerelease_database,
+    split_script,
+)
 from perdure.storage.flow import Row, Statement
 from perdure.storage.postgres_connection import compute_lock_key
 from perdure.storage.postgres_requests import Requests
@@ -162,7 +167,7 @@ def _schema_has_tables_of_component(
     state = Statement(_SCHEMAS_STATE, (f"{schema_name}.migrations", table))
     ((has_migrations, has_versions, has_hashes),) = _run_statements(conn, state)
     if has_migrations or (has_versions and not has_hashes):
-        raise build_earlier_build_error(database_name)
+        raise build_error_for_prerelease_database(database_name)
     if not has_versions:
         return False
     sql = f"SELECT version, script_hash FROM {table} WHERE component = ?"

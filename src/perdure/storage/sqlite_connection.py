@@ -21,7 +21,12 @@ from perdure.errors import (
     StorageUnavailable,
 )
 from perdure.settings import is_dsn
-from perdure.storage.database import SCHEMA_VERSION, Schema, build_earlier_build_error, split_script
+from perdure.storage.database import (
+    SCHEMA_VERSION,
+    Schema,
+    build_error_for_prerelease_database,
+    split_script,
+)
 from perdure.storage.flow import GuardedRequest, GuardFailed, Request, T
 from perdure.storage.locks import file_lock
 from perdure.storage.untrusted_sqlite import (
@@ -343,7 +348,7 @@ class Connector:
         (application_id,) = conn.execute("PRAGMA application_id").fetchone()
         if application_id == _APPLICATION_ID:
             if not conn.execute(_HAS_HASHES).fetchall():
-                raise build_earlier_build_error(self.path)
+                raise build_error_for_prerelease_database(self.path)
             return True
         tables = {name for (name,) in conn.execute("SELECT name FROM sqlite_master")}
         if not tables and application_id == 0:

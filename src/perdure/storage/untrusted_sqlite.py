@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 from perdure.errors import CorruptRecord, NotADatabase, StorageError
-from perdure.storage.database import build_earlier_build_error
+from perdure.storage.database import build_error_for_prerelease_database
 
 # Maximum size in bytes of a value that an import reads by default
 IMPORT_VALUE_BYTES: Final = 256 << 20
@@ -152,7 +152,7 @@ def _check_table(path: str, name: str, kind: str, sql: Any, expected: TableSQL |
                 "so it is not read; expected a table that langgraph created"
             )
     elif name == _VERSION_TABLE and created[1] == _TABLE_WITHOUT_HASHES:
-        raise build_earlier_build_error(path)
+        raise build_error_for_prerelease_database(path)
     elif created[1] != expected:
         difference = (
             created[1].definitions ^ expected.definitions or created[1].options ^ expected.options
