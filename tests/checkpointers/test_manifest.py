@@ -1,4 +1,4 @@
-"""Manifests: ranges behave as the lists and sets of positions they stand for."""
+"""Ranges of a manifest behave like the lists and sets of positions that they represent."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ from perdure.checkpointers.manifest import (
     unflatten_ranges,
 )
 
-places = st.integers(0, 40)
-ranges_ = st.builds(lambda start, length: (start, start + length), places, st.integers(1, 8))
-many = st.lists(ranges_, max_size=10)
-# more than a value of so many items may have
-scattered = st.lists(
+position_numbers = st.integers(0, 40)
+single_ranges = st.builds(
+    lambda start, length: (start, start + length), position_numbers, st.integers(1, 8)
+)
+range_lists = st.lists(single_ranges, max_size=10)
+# more ranges than a value with this number of items may have
+scattered_ranges = st.lists(
     st.builds(
         lambda start, length: (start, start + length), st.integers(0, 2**32), st.integers(1, 2**10)
     ),
@@ -42,104 +44,111 @@ scattered = st.lists(
 ).map(join_ranges)
 
 
-def listed(ranges: Ranges) -> list[int]:
+def list_positions(ranges: Ranges) -> list[int]:
     return [position for start, stop in ranges for position in range(start, stop)]
 
 
-@given(many)
-def test_positions_and_count(ranges: Ranges) -> None:
-    """Each position comes in order, repeated as often as it is named, and is counted so."""
-    expected = listed(ranges)
+@given(range_lists)
+def test_iter_and_count_positions_include_repeated_positions(ranges: Ranges) -> None:
+    """Positions are in order, and a repeated position is counted each time."""
+    expected = list_positions(ranges)
 
     assert expected == list(iter_positions(ranges))
     assert len(expected) == count_positions(ranges)
 
 
-@given(st.lists(ranges_ | places.map(lambda at: (at, at)), max_size=10))
-def test_joined_keeps_every_position_in_order(parts: list[Range]) -> None:
-    """Positions are the same; no range is empty and no two neighbours touch."""
+@given(st.lists(single_ranges | position_numbers.map(lambda at: (at, at)), max_size=10))
+def test_join_ranges_keeps_every_position_in_order(parts: list[Range]) -> None:
+    """No range is empty, and no range begins where the one before ends."""
     actual = join_ranges(parts)
 
-    assert listed(parts) == listed(actual)
+    assert list_positions(parts) == list_positions(actual)
     assert all(start < stop for start, stop in actual)
     assert all(left[1] != right[0] for left, right in pairwise(actual))
 
 
-@given(many)
-def test_covered_is_the_set(ranges: Ranges) -> None:
-    """The set's positions are sorted, each once, in ranges that do not touch."""
+@given(range_lists)
+def test_merge_ranges_returns_sorted_set_of_positions(ranges: Ranges) -> None:
+    """Each position is in one range, and ranges do not touch."""
     actual = merge_ranges(ranges)
 
-    assert sorted(set(listed(ranges))) == listed(actual)
+    assert sorted(set(list_positions(ranges))) == list_positions(actual)
     assert all(left[1] < right[0] for left, right in pairwise(actual))
 
 
-@given(many)
-def test_covered_and_joined_change_nothing_twice(ranges: Ranges) -> None:
-    """A set stays as it is when it is made a set, or joined, once more."""
+@given(range_lists)
+def test_merge_and_join_do_not_change_merged_ranges(ranges: Ranges) -> None:
     actual = merge_ranges(ranges)
 
     assert actual == merge_ranges(actual)
     assert actual == join_ranges(actual)
 
 
-@given(many, many)
-def test_missing_is_the_difference(ranges: Ranges, others: Ranges) -> None:
-    """What the set lacks comes in the order, and as often, as it was asked for."""
-    have = set(listed(others))
-    expected = [position for position in listed(ranges) if position not in have]
+@given(range_lists, range_lists)
+def test_subtract_ranges_keeps_order_and_repetitions(ranges: Ranges, others: Ranges) -> None:
+    """The positions that remain are those which the other ranges do not contain."""
+    subtracted_positions = set(list_positions(others))
+    expected = [
+        position for position in list_positions(ranges) if position not in subtracted_positions
+    ]
 
-    assert expected == listed(subtract_ranges(ranges, merge_ranges(others)))
+    assert expected == list_positions(subtract_ranges(ranges, merge_ranges(others)))
 
 
-@given(many)
-def test_once_is_the_order_of_first_appearance(ranges: Ranges) -> None:
-    """Each position is said once, where it first came, in ranges that do not touch."""
+@given(range_lists)
+def test_drop_repeated_positions_keeps_first_occurrences_in_order(ranges: Ranges) -> None:
+    """No range begins where the one before ends."""
     actual = drop_repeated_positions(join_ranges(ranges))
 
-    assert list(dict.fromkeys(listed(ranges))) == listed(actual)
+    assert list(dict.fromkeys(list_positions(ranges))) == list_positions(actual)
     assert all(left[1] != right[0] for left, right in pairwise(actual))
 
 
-@given(many)
-def test_flat_and_back(ranges: Ranges) -> None:
-    """Ranges are read as they were written."""
+@given(range_lists)
+def test_unflatten_reverses_flatten(ranges: Ranges) -> None:
     assert ranges == unflatten_ranges(flatten_ranges(ranges))
 
 
-@given(many | scattered)
-def test_groups_are_all_of_it(ranges: Ranges) -> None:
-    """The groups, one after the other, are the ranges; none is empty."""
+@given(range_lists | scattered_ranges)
+def test_groups_contain_all_ranges_in_order(ranges: Ranges) -> None:
+    """No group is empty."""
     groups = group_ranges_between_longest(ranges)
 
     assert ranges == [part for group in groups for part in group]
     assert all(groups)
 
 
-@given(scattered)
-def test_regrouping_halves_what_is_too_many(ranges: Ranges) -> None:
-    """Once each group is one range, no more than about half of what is allowed are left.
+@given(scattered_ranges)
+def test_regrouping_leaves_about_half_of_allowed_range_count(ranges: Ranges) -> None:
+    """If each group becomes one range, about half of the allowed number of ranges remains.
 
-    So it takes as many changes again until the value is grouped anew.
+    The other half is the number of changes until the value is grouped again.
     """
     groups = group_ranges_between_longest(ranges)
 
     assert len(groups) <= compute_max_range_count(count_positions(ranges)) // 2 + 1
 
 
-@given(scattered)
-def test_regrouping_leaves_the_longest_alone(ranges: Ranges) -> None:
-    """What is written anew is shorter than what stays: long runs are not copied for a few items."""
+@given(scattered_ranges)
+def test_regrouping_does_not_rewrite_longest_ranges(ranges: Ranges) -> None:
+    """A range that is rewritten is shorter than those that stay."""
     groups = group_ranges_between_longest(ranges)
-    stay = sorted(stop - start for group in groups if len(group) == 1 for start, stop in group)
-    anew = [stop - start for group in groups if len(group) > 1 for start, stop in group]
+    kept_lengths = sorted(
+        stop - start for group in groups if len(group) == 1 for start, stop in group
+    )
+    rewritten_lengths = [
+        stop - start for group in groups if len(group) > 1 for start, stop in group
+    ]
 
-    assert max(anew) <= stay[-(compute_max_range_count(count_positions(ranges)) // 4)]
+    assert (
+        max(rewritten_lengths)
+        <= kept_lengths[-(compute_max_range_count(count_positions(ranges)) // 4)]
+    )
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9))
-def test_the_limit_grows_with_the_logarithm(n: int, more: int) -> None:
-    """Never less for a longer value, and two more for one of twice the length."""
+def test_max_range_count_grows_with_logarithm_of_length(n: int, more: int) -> None:
+    """It never decreases, and a value of twice the length may have one or two more ranges."""
     assert 8 <= compute_max_range_count(n) <= compute_max_range_count(n + more)
     if n:
         assert compute_max_range_count(2 * n) in (
@@ -148,8 +157,8 @@ def test_the_limit_grows_with_the_logarithm(n: int, more: int) -> None:
         )
 
 
-def test_references_within_maps() -> None:
-    """Every range a reference points to is found, however deep; values in place point nowhere."""
+def test_log_references_are_found_within_nested_maps() -> None:
+    """Values that are stored in place have no reference to a log."""
     inner = {"d": [LIST, 8, [0, 2]], "e": [DICT, 9, []], "f": [LIST_HERE, [b"x"]]}
     ref = [MAP, {"a": b"x", "b": [ITEM, 7, 3], "c": [MAP, inner]}]
 

@@ -1,4 +1,4 @@
-"""The stored form of messages stays readable, whatever langchain-core does to its classes."""
+"""The stored form of messages stays readable when langchain-core changes its classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perdure.errors import CorruptRecord
 CODEC: Final = Codec(JsonPlusSerializer(allowed_msgpack_modules=None))
 CALL: Final[Any] = {"name": "f", "args": {"x": 1}, "id": "c1", "type": "tool_call"}
 USAGE: Final[Any] = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
-GOLDEN: Final[dict[str, BaseMessage]] = {
+MESSAGE_BY_STORED_FORM: Final[dict[str, BaseMessage]] = {
     (
         "920186a7636f6e74656e74a26869b16164646974696f6e616c5f6b776172677380b1726573706f6e"
         "73655f6d6574616461746180a474797065a568756d616ea46e616d65a3616e6ea26964a26831"
@@ -48,42 +48,44 @@ GOLDEN: Final[dict[str, BaseMessage]] = {
         "6c5f63616c6c5f6964a26331a861727469666163749101a6737461747573a56572726f72"
     ): ToolMessage("done", id="t1", tool_call_id="c1", artifact=[1], status="error"),
 }
-golden = pytest.mark.parametrize("stored", GOLDEN)
+for_each_stored_form = pytest.mark.parametrize("stored", MESSAGE_BY_STORED_FORM)
 
 
-def encoded(message: BaseMessage) -> bytes:
+def encode(message: BaseMessage) -> bytes:
     return CODEC.encode(message, lambda: "it")
 
 
-@golden
-def test_the_format_never_changes(stored: str) -> None:
-    """These bytes are in files out there: they are read, and written, for ever."""
-    message = GOLDEN[stored]
+@for_each_stored_form
+def test_stored_form_of_message_never_changes(stored: str) -> None:
+    """Existing files contain these bytes, so they must be read and written for ever."""
+    message = MESSAGE_BY_STORED_FORM[stored]
 
-    assert encoded(message) == bytes.fromhex(stored)
+    assert encode(message) == bytes.fromhex(stored)
     assert CODEC.decode(bytes.fromhex(stored)) == message
 
 
-@golden
-def test_what_was_stored_before_a_field_was_added(stored: str) -> None:
-    """It is read with the default of the field; here a field of today is taken for the new one."""
+@for_each_stored_form
+def test_message_stored_before_field_was_added_gets_its_default(stored: str) -> None:
+    """An existing field stands for the new one."""
     code, fields = unpackb(bytes.fromhex(stored))
     del fields["response_metadata"]
-    found = CODEC.decode(pack([code, fields]))
+    decoded = CODEC.decode(pack([code, fields]))
 
-    assert found == GOLDEN[stored].model_copy(update={"response_metadata": {}})
-    assert list(found.__dict__) == list(GOLDEN[stored].__dict__)
+    assert decoded == MESSAGE_BY_STORED_FORM[stored].model_copy(update={"response_metadata": {}})
+    assert list(decoded.__dict__) == list(MESSAGE_BY_STORED_FORM[stored].__dict__)
 
 
-@golden
-def test_what_is_stored_once_a_field_is_added(stored: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its default a message has the same form; else the serializer takes over."""
-    message = GOLDEN[stored].model_copy(update={"response_metadata": {}})
-    today = type(message), frozenset(message.__dict__)
+@for_each_stored_form
+def test_message_with_default_of_new_field_keeps_stored_form(
+    stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message with another value of the new field is encoded by the serializer."""
+    message = MESSAGE_BY_STORED_FORM[stored].model_copy(update={"response_metadata": {}})
+    class_and_fields = type(message), frozenset(message.__dict__)
     monkeypatch.setitem(
         is_message_unchanged_by_validation.__globals__["_FIELDS"],
-        today[0],
-        today[1] - {"response_metadata"},
+        class_and_fields[0],
+        class_and_fields[1] - {"response_metadata"},
     )
 
     assert is_message_unchanged_by_validation(message)
@@ -92,19 +94,19 @@ def test_what_is_stored_once_a_field_is_added(stored: str, monkeypatch: pytest.M
     )
 
 
-@golden
-def test_a_field_that_this_langchain_core_has_not_got(stored: str) -> None:
-    """A newer one wrote it: as any additional field, it is kept with the message."""
+@for_each_stored_form
+def test_unknown_field_of_newer_langchain_core_is_kept(stored: str) -> None:
+    """The field is kept as an additional field of the message."""
     code, fields = unpackb(bytes.fromhex(stored))
-    found = CODEC.decode(pack([code, fields | {"importance": 1}]))
+    decoded = CODEC.decode(pack([code, fields | {"importance": 1}]))
 
-    assert found.importance == 1
-    assert CODEC.decode(encoded(found)) == found
+    assert decoded.importance == 1
+    assert CODEC.decode(encode(decoded)) == decoded
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"\xc1", pack(7), pack([9, {}]), pack([1, 2]), pack([1, {}]), pack([1])]
 )
-def test_bytes_that_are_no_message(data: bytes) -> None:
+def test_bytes_that_are_no_message_raise_corrupt_record(data: bytes) -> None:
     with pytest.raises(CorruptRecord):
         CODEC.decode_all([b"\x92" + data[1:]])

@@ -1,9 +1,10 @@
-"""Any course of turns, edits and runs that are left or cancelled: what must hold of the thread.
+"""Random programs of runs, edits and abandoned or cancelled runs leave the thread consistent.
 
-How far a left run came is a matter of timing, so there is nothing to compare with; see
-test_differential.py for courses in which every run comes to its end. A left run of durability
-`exit` writes for the first time when its generator is closed, and nothing in that write tells
-that it is older than a turn which began meanwhile; test_left_runs.py has those that can be told.
+The progress of an abandoned run depends on timing, so there is no other checkpointer to compare
+with. test_differential.py has programs in which every run ends. An abandoned run with durability
+`exit` writes for the first time when its generator is closed, and nothing in that write shows that
+the run is older than one which began meanwhile. test_left_runs.py has the cases that can be told
+apart.
 """
 
 from __future__ import annotations
@@ -24,86 +25,95 @@ from tests.contracts.programs import ROOT, THREAD, Durability, Reopen, build_gra
 
 
 @dataclass(frozen=True)
-class Answered:
-    """A turn that comes to its end, or a person's edit."""
+class CompleteRun:
+    """A run that ends, or an edit by a person."""
 
     durability: Durability
-    edit: bool
+    is_edit: bool
 
 
 @dataclass(frozen=True)
-class Left:
-    """A stream that is left after some parts, or a task that is cancelled after some rounds."""
+class AbandonedRun:
+    """A stream that is closed after some parts, or a task that is cancelled after some steps."""
 
     durability: Durability
-    after: int
-    cancel: bool
+    step_count: int
+    is_cancelled: bool
     todo: list[str]
 
 
 _durabilities = st.sampled_from(["sync", "async", "exit"])
 _todo = st.sampled_from([[], ["send"], ["keeper"]])
-_answered = st.builds(Answered, _durabilities, st.booleans())
-_left = st.builds(
-    Left, st.sampled_from(["sync", "async"]), st.integers(0, 30), st.booleans(), _todo
+_complete_runs = st.builds(CompleteRun, _durabilities, st.booleans())
+_abandoned_runs = st.builds(
+    AbandonedRun, st.sampled_from(["sync", "async"]), st.integers(0, 30), st.booleans(), _todo
 )
-courses = st.lists(st.one_of(_answered, _left, _left, st.just(Reopen())), min_size=2, max_size=10)
+programs = st.lists(
+    st.one_of(_complete_runs, _abandoned_runs, _abandoned_runs, st.just(Reopen())),
+    min_size=2,
+    max_size=10,
+)
 
 
-def says(text: str, todo: list[str]) -> Any:
+def make_input(text: str, todo: list[str]) -> Any:
     return {"todo": todo, "messages": [HumanMessage(text)], "log": [text]}
 
 
-async def left(graph: Any, action: Left) -> None:
-    """Begin a run, and go away."""
-    given: Any = says("left", action.todo)
-    if action.cancel:
-        run = graph.ainvoke(given, THREAD, durability=action.durability)
+async def abandon_run(graph: Any, action: AbandonedRun) -> None:
+    """Start a run, and abandon it."""
+    input: Any = make_input("left", action.todo)
+    if action.is_cancelled:
+        run = graph.ainvoke(input, THREAD, durability=action.durability)
         task = asyncio.create_task(run)
-        for _ in range(action.after):
+        for _ in range(action.step_count):
             await asyncio.sleep(0)
         task.cancel()
         return
-    parts = action.after % 5
-    async for _ in graph.astream(given, THREAD, durability=action.durability):
+    parts = action.step_count % 5
+    async for _ in graph.astream(input, THREAD, durability=action.durability):
         if not parts:
             break
         parts -= 1
 
 
-async def answered(graph: Any, action: Answered, text: str) -> list[str]:
-    """Take a turn or make an edit; what people said according to the state after it."""
-    if action.edit:
-        await graph.aupdate_state(THREAD, says(text, []), "finish")
+async def complete_run(graph: Any, action: CompleteRun, text: str) -> list[str]:
+    """Make a run or an edit, and return the texts of people in the state after it."""
+    if action.is_edit:
+        await graph.aupdate_state(THREAD, make_input(text, []), "finish")
     else:
-        await graph.ainvoke(says(text, []), THREAD, durability=action.durability)
+        await graph.ainvoke(make_input(text, []), THREAD, durability=action.durability)
     state = await graph.aget_state(THREAD)
     return [m.text for m in state.values["messages"] if m.type == "human" and m.text != "left"]
 
 
-async def taken(place: Place, course: list[Any]) -> SQLiteCheckpointer:
-    """Take the course; each turn that was answered stays, in its place."""
-    saver, turns = place.saver(synchronous="normal"), []
-    for number, action in enumerate(course):
+async def run_program(place: Place, program: list[Any]) -> SQLiteCheckpointer:
+    """Perform the actions.
+
+    Check after each complete run that all texts are in the state, in order.
+    """
+    saver, texts = place.saver(synchronous="normal"), []
+    for number, action in enumerate(program):
         match action:
             case Reopen():
                 await asyncio.sleep(0.005)  # a run that was left may still write
                 saver.close()
                 saver = place.saver(synchronous="normal")
-            case Left():
-                await left(build_graph(saver), action)
-            case Answered():
-                turns.append(f"turn {number}")
+            case AbandonedRun():
+                await abandon_run(build_graph(saver), action)
+            case CompleteRun():
+                texts.append(f"turn {number}")
 
-                assert turns == await answered(build_graph(saver), action, turns[-1])
-    turns.append("the last turn")
+                assert texts == await complete_run(build_graph(saver), action, texts[-1])
+    texts.append("the last turn")
 
-    assert turns == await answered(build_graph(saver), Answered("async", edit=False), turns[-1])
+    assert texts == await complete_run(
+        build_graph(saver), CompleteRun("async", is_edit=False), texts[-1]
+    )
     return saver
 
 
 def check_tree(saver: SQLiteCheckpointer) -> None:
-    """Each namespace has one head, and each checkpoint a parent that was put before it, or none."""
+    """Check that each namespace has one head, and that each parent was put before its children."""
     infos = saver.checkpoints("t")
     orders = {(info.checkpoint_ns, info.checkpoint_id): info.order for info in infos}
     for info in infos:
@@ -118,22 +128,23 @@ def check_tree(saver: SQLiteCheckpointer) -> None:
     assert first == saver.get_tuple(ROOT)
 
 
-def check(course: list[Any], backend: str) -> None:
+def check_program(program: list[Any], backend: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with asyncio.Runner() as runner:
-            saver = runner.run(taken(places(Path(folder))[backend](), course))
+            saver = runner.run(run_program(places(Path(folder))[backend](), program))
         check_tree(saver)
         saver.close()
 
 
-@given(courses)
-def test_any_course_with_left_runs(course: list[Any]) -> None:
-    """An answered turn and a person's edit stay in the state, whatever was left around them."""
-    check(course, "file")
+@given(programs)
+def test_completed_runs_stay_in_state_in_spite_of_abandoned_runs(program: list[Any]) -> None:
+    """Edits by a person stay in the state too."""
+    check_program(program, "file")
 
 
 @settings(max_examples=settings().max_examples // 4)
-@given(courses)
-def test_any_course_with_left_runs_in_postgres(course: list[Any]) -> None:
-    """The same in Postgres."""
-    check(course, "postgres")
+@given(programs)
+def test_completed_runs_stay_in_state_in_spite_of_abandoned_runs_in_postgres(
+    program: list[Any],
+) -> None:
+    check_program(program, "postgres")

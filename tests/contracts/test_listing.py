@@ -1,4 +1,4 @@
-"""`list()`, `threads()` and `checkpoints()`: which, in what order, and how many."""
+"""`list()`, `threads()`, `heads()` and `checkpoints()`: selection, order and pages."""
 
 from __future__ import annotations
 
@@ -39,24 +39,26 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
-def test_metadata_filters_match_as_langgraphs(saver: SQLiteCheckpointer, value: Any) -> None:
-    """A filter finds what InMemorySaver's finds: equal values, nested ones included."""
+def test_metadata_filter_matches_as_in_langgraph_memory_saver(
+    saver: SQLiteCheckpointer, value: Any
+) -> None:
+    """A filter matches equal values, also nested ones."""
     memory = InMemorySaver()
-    for either in (saver, memory):
-        for number, known in enumerate(VALUES):
-            put(either, {}, metadata={"k": known}, uid=f"{number:03}")
-        put(either, {}, uid="without")
+    for checkpointer in (saver, memory):
+        for number, stored_value in enumerate(VALUES):
+            put(checkpointer, {}, metadata={"k": stored_value}, uid=f"{number:03}")
+        put(checkpointer, {}, uid="without")
     for thread in (None, config_at("t"), {"configurable": {"thread_id": "t"}}):
         expected = sorted(list_checkpoint_ids(memory, thread, filter={"k": value}))
 
         assert expected == sorted(list_checkpoint_ids(saver, thread, filter={"k": value}))
 
 
-def test_several_filters_all_have_to_match(saver: SQLiteCheckpointer) -> None:
-    """Indexed and other values are combined, and the order stays."""
+def test_list_returns_checkpoints_that_match_all_filters(saver: SQLiteCheckpointer) -> None:
+    """Filters on indexed and other values can be combined, and the order stays."""
     for i in range(8):
-        known = {"even": i % 2 == 0, "deep": {"third": i % 3}, "source": "input"}
-        put(saver, {}, metadata=known, uid=str(i))
+        metadata = {"even": i % 2 == 0, "deep": {"third": i % 3}, "source": "input"}
+        put(saver, {}, metadata=metadata, uid=str(i))
 
     assert list_checkpoint_ids(saver, config_at(), filter={"even": True, "deep": {"third": 0}}) == [
         "6",
@@ -68,8 +70,7 @@ def test_several_filters_all_have_to_match(saver: SQLiteCheckpointer) -> None:
     assert list_checkpoint_ids(saver, config_at(), filter={"even": True, "source": "loop"}) == []
 
 
-def test_filters_after_deletion_and_replacement(saver: SQLiteCheckpointer) -> None:
-    """What a filter finds follows deletions, prunes, copies and checkpoints put once more."""
+def test_filters_follow_deletions_prunes_copies_and_replacements(saver: SQLiteCheckpointer) -> None:
     put(saver, {}, metadata={"k": 1}, uid="a")
     put(saver, {}, metadata={"k": 1}, uid="b")
     saver.copy_thread("t", "copy")
@@ -84,8 +85,8 @@ def test_filters_after_deletion_and_replacement(saver: SQLiteCheckpointer) -> No
     assert list_checkpoint_ids(saver, None, filter={"k": 1}) == ["b"]
 
 
-def test_before_and_limit(saver: SQLiteCheckpointer) -> None:
-    """`before` excludes itself, `limit` counts what matches, and both combine."""
+def test_list_applies_before_and_limit(saver: SQLiteCheckpointer) -> None:
+    """`before` excludes its own checkpoint, and `limit` counts the matches."""
     ids = [checkpoint_id_of(put(saver, {})) for _ in range(5)]
 
     assert ids[::-1] == list_checkpoint_ids(saver, config_at())
@@ -101,18 +102,21 @@ def test_before_and_limit(saver: SQLiteCheckpointer) -> None:
     assert [ids[1]] == list_checkpoint_ids(saver, config_at(uid=ids[1]))
 
 
-def test_one_namespace_all_namespaces_all_threads(saver: SQLiteCheckpointer) -> None:
-    """Without a namespace a thread is listed in one order; without a config, all there is."""
+def test_list_returns_one_namespace_one_thread_or_all_threads(saver: SQLiteCheckpointer) -> None:
+    """Without a namespace, a thread is listed in one order.
+
+    Without a config, all threads are listed.
+    """
     put(saver, {}, uid="1")
     put(saver, {}, ns="sub", uid="2")
     put(saver, {}, uid="3")
     put(saver, {}, thread="other", uid="4")
-    every: Any = {"configurable": {"thread_id": "t"}}
+    whole_thread: Any = {"configurable": {"thread_id": "t"}}
 
     assert list_checkpoint_ids(saver, config_at()) == ["3", "1"]
     assert list_checkpoint_ids(saver, config_at(ns="sub")) == ["2"]
-    assert list_checkpoint_ids(saver, every) == ["3", "2", "1"]
-    assert list_checkpoint_ids(saver, every, before=config_at(uid="3")) == ["2", "1"]
+    assert list_checkpoint_ids(saver, whole_thread) == ["3", "2", "1"]
+    assert list_checkpoint_ids(saver, whole_thread, before=config_at(uid="3")) == ["2", "1"]
     assert set(list_checkpoint_ids(saver, None, before=config_at("other", uid="4"))) == {
         "1",
         "2",
@@ -124,12 +128,12 @@ def test_one_namespace_all_namespaces_all_threads(saver: SQLiteCheckpointer) -> 
     assert list_checkpoint_ids(saver, config_at("nobody")) == []
 
 
-def test_the_head_leads(saver: SQLiteCheckpointer) -> None:
-    """A head that is not the last put comes first and only once, if it is asked for at all."""
+def test_list_returns_explicit_head_first_and_only_once(saver: SQLiteCheckpointer) -> None:
+    """The head is left out if the filter does not match it."""
     for i in range(4):
         put(saver, {}, metadata={"even": i % 2 == 0}, uid=f"{i}")
     saver.rewind("t", "1")
-    every: Any = {"configurable": {"thread_id": "t"}}
+    whole_thread: Any = {"configurable": {"thread_id": "t"}}
     put(saver, {}, ns="sub", uid="below")
 
     assert list_checkpoint_ids(saver, config_at()) == ["1", "3", "2", "0"]
@@ -138,11 +142,11 @@ def test_the_head_leads(saver: SQLiteCheckpointer) -> None:
     assert list_checkpoint_ids(saver, config_at(), filter={"even": False}) == ["1", "3"]
     assert list_checkpoint_ids(saver, config_at(), before=config_at(uid="1")) == ["0"]
     assert list_checkpoint_ids(saver, config_at(), before=config_at(uid="3")) == ["1", "2", "0"]
-    assert list_checkpoint_ids(saver, every) == ["below", "1", "3", "2", "0"]
+    assert list_checkpoint_ids(saver, whole_thread) == ["below", "1", "3", "2", "0"]
 
 
-def test_before_an_id_of_another_namespace(saver: SQLiteCheckpointer) -> None:
-    """Ids are compared then, as langgraph's savers do; put order counts within a namespace."""
+def test_list_before_id_of_another_namespace_compares_ids(saver: SQLiteCheckpointer) -> None:
+    """langgraph's savers compare ids too. Within a namespace, the order of puts counts."""
     for uid in ("5", "1", "3"):
         put(saver, {}, ns="sub", uid=uid)
     put(saver, {}, uid="4")
@@ -152,8 +156,8 @@ def test_before_an_id_of_another_namespace(saver: SQLiteCheckpointer) -> None:
     assert list_checkpoint_ids(saver, config_at(ns="sub"), before=config_at(uid="0")) == []
 
 
-def test_a_filter_with_dots_names_a_value_within_a_dict(saver: SQLiteCheckpointer) -> None:
-    """`a.b` is the key of that name, or else `b` within `a`; alone, and beside an indexed one."""
+def test_filter_with_dots_matches_value_within_dict(saver: SQLiteCheckpointer) -> None:
+    """`a.b` is the key of that name, or else the key `b` within `a`."""
     put(saver, {}, metadata={"user": {"level": 1, "at": {"home": "x"}}, "k": 1}, uid="deep")
     put(saver, {}, metadata={"user.level": 1, "user": {"level": 2}, "k": 1}, uid="flat")
     put(saver, {}, metadata={"user": "level", "k": 2}, uid="text")
@@ -165,24 +169,29 @@ def test_a_filter_with_dots_names_a_value_within_a_dict(saver: SQLiteCheckpointe
     assert list_checkpoint_ids(saver, None, filter={"user.level": 1}) == ["flat", "deep"]
 
 
-def test_the_head_of_each_namespace_comes_first(saver: SQLiteCheckpointer) -> None:
-    """Namespaces are merged by when they were put; within each, its head comes first."""
+def test_list_of_thread_returns_head_of_each_namespace_first(saver: SQLiteCheckpointer) -> None:
+    """Namespaces are merged in the order of puts. Within each namespace, its head comes first."""
     for uid, ns in (("1", ""), ("2", "sub"), ("3", ""), ("4", "sub"), ("5", "")):
         put(saver, {}, ns=ns, uid=uid, metadata={"odd": int(uid) % 2})
-    every: Any = {"configurable": {"thread_id": "t"}}
-    straight = list_checkpoint_ids(saver, every)
+    whole_thread: Any = {"configurable": {"thread_id": "t"}}
+    ids_before_rewind = list_checkpoint_ids(saver, whole_thread)
     saver.rewind("t", "1")
 
-    assert straight == ["5", "4", "3", "2", "1"]
-    assert list_checkpoint_ids(saver, every) == ["1", "5", "4", "3", "2"]
+    assert ids_before_rewind == ["5", "4", "3", "2", "1"]
+    assert list_checkpoint_ids(saver, whole_thread) == ["1", "5", "4", "3", "2"]
     assert list_checkpoint_ids(saver, config_at()) == ["1", "5", "3"]
-    assert list_checkpoint_ids(saver, every, before=config_at(uid="5")) == ["4", "1", "3", "2"]
-    assert list_checkpoint_ids(saver, every, filter={"odd": 0}) == ["4", "2"]
-    assert list_checkpoint_ids(saver, every, filter={"odd": 1}, limit=2) == ["1", "5"]
+    assert list_checkpoint_ids(saver, whole_thread, before=config_at(uid="5")) == [
+        "4",
+        "1",
+        "3",
+        "2",
+    ]
+    assert list_checkpoint_ids(saver, whole_thread, filter={"odd": 0}) == ["4", "2"]
+    assert list_checkpoint_ids(saver, whole_thread, filter={"odd": 1}, limit=2) == ["1", "5"]
 
 
-def test_many_checkpoints_come_in_pages(saver: SQLiteCheckpointer) -> None:
-    """A thread longer than a page is listed whole and in order."""
+def test_thread_longer_than_page_is_listed_completely(saver: SQLiteCheckpointer) -> None:
+    """All checkpoints are listed in order."""
     ids = [checkpoint_id_of(put(saver, {}, metadata={"odd": bool(i % 2)})) for i in range(300)]
 
     assert ids[::-1] == list_checkpoint_ids(saver, config_at())
@@ -190,16 +199,14 @@ def test_many_checkpoints_come_in_pages(saver: SQLiteCheckpointer) -> None:
     assert [info.checkpoint_id for info in saver.checkpoints("t", limit=280)] == ids[20:][::-1]
 
 
-def test_order_is_that_of_putting(
-    saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither ids that sort the other way nor a clock that is set back changes head or order."""
+def test_list_has_order_of_puts(saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the order of ids nor a clock that is set back changes the head or the order."""
     now = time.time()
     parent = None
     for i, uid in enumerate(["z", "m", "00000000-0000-0000-0000-000000000001", "a"]):
         monkeypatch.setattr(time, "time", lambda i=i: now - 86400 * i)
         parent = put(saver, {"n": i}, parent, uid=uid)
-    found = saver.get_tuple(config_at())
+    head = saver.get_tuple(config_at())
 
     assert list_checkpoint_ids(saver, config_at()) == [
         "a",
@@ -207,27 +214,28 @@ def test_order_is_that_of_putting(
         "m",
         "z",
     ]
-    assert found is not None
-    assert parent == found.config
+    assert head is not None
+    assert parent == head.config
     assert [info.order for info in saver.checkpoints("t")] == [4, 3, 2, 1]
 
 
-def test_a_listing_survives_what_happens_meanwhile(saver: SQLiteCheckpointer) -> None:
-    """Checkpoints deleted while a listing goes on are left out, and those put later too."""
+def test_list_leaves_out_checkpoints_deleted_or_put_during_iteration(
+    saver: SQLiteCheckpointer,
+) -> None:
     ids = [checkpoint_id_of(put(saver, {})) for _ in range(4)]
-    found = saver.list(config_at())
-    first = next(found)
+    listing = saver.list(config_at())
+    first = next(listing)
     put(saver, {})
     saver.prune(["t"])
 
     assert ids[3] == checkpoint_id_of(first.config)
-    assert list(found) == []
+    assert list(listing) == []
 
 
-def test_threads_by_latest_activity(
+def test_threads_are_listed_by_latest_activity_in_pages(
     saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread last written to leads, and pages follow one another without gap or repeat."""
+    """The pages have each thread once."""
     now = time.time()
     for i in range(7):
         monkeypatch.setattr(time, "time", lambda i=i: now + i)
@@ -242,10 +250,10 @@ def test_threads_by_latest_activity(
     assert pages == [["t2", "t6", "t5"], ["t4", "t3", "t1"], ["t0"]]
 
 
-def test_a_task_that_asks_once_more_is_an_activity(
+def test_repeated_interrupt_of_task_updates_activity_of_thread(
     saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it wrote before is replaced, by a second plan: the first one told nobody."""
+    """The second interrupt replaces the stored write of the first."""
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
     config = put(saver, {})
@@ -256,20 +264,21 @@ def test_a_task_that_asks_once_more_is_an_activity(
         assert saver.threads()[0].updated_at.timestamp() == pytest.approx(now + later, abs=1e-3)
 
 
-def test_threads_of_one_moment(saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads last written to at the very same time are paged, each once."""
+def test_threads_updated_at_same_time_are_each_listed_once(
+    saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
     for i in range(5):
         put(saver, {}, thread=f"t{i}")
-    first = [info.thread_id for info in saver.threads(limit=2)]
-    rest = [info.thread_id for info in saver.threads(after=first[-1])]
+    first_page = [info.thread_id for info in saver.threads(limit=2)]
+    second_page = [info.thread_id for info in saver.threads(after=first_page[-1])]
 
-    assert first + rest == ["t4", "t3", "t2", "t1", "t0"]
+    assert first_page + second_page == ["t4", "t3", "t2", "t1", "t0"]
 
 
-def test_threads_by_prefix(saver: SQLiteCheckpointer) -> None:
-    """A prefix is taken literally, letter for letter."""
+def test_threads_match_prefix_literally(saver: SQLiteCheckpointer) -> None:
+    """No character is a wildcard, and upper and lower case differ."""
     for name in ("user:1", "user:2", "USER:3", "us_r:4", "üser:5"):
         put(saver, {}, thread=name)
 
@@ -279,8 +288,8 @@ def test_threads_by_prefix(saver: SQLiteCheckpointer) -> None:
     assert saver.threads(prefix="%") == []
 
 
-def test_what_a_thread_is_said_to_hold(saver: SQLiteCheckpointer) -> None:
-    """Checkpoints of all namespaces, items once each, bytes that grow, and times in UTC."""
+def test_thread_reports_counts_sizes_and_times(saver: SQLiteCheckpointer) -> None:
+    """Checkpoints are those of all namespaces, each item is counted once, and times are in UTC."""
     first = put(saver, {"long": "x" * 500})
     before = saver.thread("t")
     put(saver, {"long": "x" * 500}, first)
@@ -294,8 +303,8 @@ def test_what_a_thread_is_said_to_hold(saver: SQLiteCheckpointer) -> None:
     assert info.created_at.tzinfo is not None
 
 
-def test_equal_elements_are_one_item(saver: SQLiteCheckpointer) -> None:
-    """A list that says the same often stores it once, and reads as it was put."""
+def test_equal_elements_of_list_are_stored_once(saver: SQLiteCheckpointer) -> None:
+    """The list is read as it was put."""
     notes = ["x" * 50, "y" * 50] * 40
     first = put(saver, {"notes": notes})
     put(saver, {"notes": [*notes, "x" * 50]}, first)
@@ -306,8 +315,7 @@ def test_equal_elements_are_one_item(saver: SQLiteCheckpointer) -> None:
     assert [i.value[0] for i in saver.history("t", channel="notes")] == ["x", "y"]
 
 
-def test_what_threads_refuses(saver: SQLiteCheckpointer) -> None:
-    """A page of nothing, a page after nobody and a thread that is not there are errors."""
+def test_threads_refuses_invalid_limit_and_unknown_thread(saver: SQLiteCheckpointer) -> None:
     with pytest.raises(ConfigurationError, match="limit"):
         saver.threads(limit=0)
     with pytest.raises(UnknownThread, match="nobody"):
@@ -318,14 +326,14 @@ def test_what_threads_refuses(saver: SQLiteCheckpointer) -> None:
         saver.checkpoints("nobody")
 
 
-def test_the_tree_of_a_thread(saver: SQLiteCheckpointer) -> None:
-    """Every checkpoint with its parent, metadata and counts; one head in each namespace."""
+def test_checkpoints_lists_parents_metadata_counts_and_heads(saver: SQLiteCheckpointer) -> None:
+    """Each namespace has one head."""
     root = put(saver, {"n": 1}, uid="root", metadata={"source": "input", "k": {"x": 1}})
     put(saver, {"notes": ["x" * 99] * 2}, root, uid="left")
     put(saver, {}, root, uid="right")
     put(saver, {}, ns="sub", uid="below")
     infos = saver.checkpoints("t")
-    found = saver.get_tuple(root)
+    stored_root = saver.get_tuple(root)
 
     assert [(i.checkpoint_id, i.parent_id, i.checkpoint_ns, i.is_head) for i in infos] == [
         ("below", None, "sub", True),
@@ -333,16 +341,16 @@ def test_the_tree_of_a_thread(saver: SQLiteCheckpointer) -> None:
         ("left", "root", "", False),
         ("root", None, "", False),
     ]
-    assert found is not None
-    assert (found.metadata, found.checkpoint["ts"]) == (infos[3].metadata, infos[3].ts)
+    assert stored_root is not None
+    assert (stored_root.metadata, stored_root.checkpoint["ts"]) == (infos[3].metadata, infos[3].ts)
     assert infos[2].counts == {"notes": 2}
     assert [i.checkpoint_id for i in saver.checkpoints("t", checkpoint_ns="sub")] == ["below"]
     assert [i.checkpoint_id for i in saver.checkpoints("t", limit=1)] == ["below", "right"]
     assert saver.checkpoints("t", checkpoint_ns="no") == []
 
 
-def test_heads_and_threads_that_were_active_since(saver: SQLiteCheckpointer) -> None:
-    """Heads say where each thread stands and what its run was given; old ones are left out."""
+def test_heads_are_filtered_by_activity_and_metadata(saver: SQLiteCheckpointer) -> None:
+    """`threads` and `heads` list the same threads in the same order."""
     for number in range(5):
         put(
             saver,
@@ -368,16 +376,15 @@ def test_heads_and_threads_that_were_active_since(saver: SQLiteCheckpointer) -> 
     put(saver, {}, metadata={"user_id": "bob", "n": 2}, uid="z", thread="t0")
     assert {"t0", "t3"} == {head.thread_id for head in saver.heads(filter={"user_id": "bob"})}
     assert {"t1", "t2", "t4"} == {head.thread_id for head in saver.heads(filter={"user_id": "ann"})}
-    for where in ({"n": 1, "user_id": "bob"}, {"n": 1}, {"of.n": 1}):
-        assert [head.thread_id for head in saver.heads(limit=1, filter=where)] == ["t3"]
+    for filter in ({"n": 1, "user_id": "bob"}, {"n": 1}, {"of.n": 1}):
+        assert [head.thread_id for head in saver.heads(limit=1, filter=filter)] == ["t3"]
     assert saver.heads(filter={"user_id": "u1"}) == []
     assert saver.head("no") is None
     with pytest.raises(ConfigurationError, match="time zone"):
         saver.heads(active_since=later.replace(tzinfo=None))
 
 
-def test_usage_lists_the_largest_threads(saver: SQLiteCheckpointer) -> None:
-    """The threads with the most bytes come first, as `thread` describes them."""
+def test_usage_lists_largest_threads_first(saver: SQLiteCheckpointer) -> None:
     assert saver.usage().largest == ()
     for name, text in (("small", "a"), ("large", "b" * 9_000), ("medium", "c" * 3_000)):
         put(saver, {"messages": [text]}, thread=name, uid=name)
@@ -388,19 +395,19 @@ def test_usage_lists_the_largest_threads(saver: SQLiteCheckpointer) -> None:
     assert usage.by_month == {f"{saver.thread('large').created_at:%Y-%m}": 3}
 
 
-def test_what_is_known_of_a_conversation(saver: SQLiteCheckpointer) -> None:
-    """An import's title stays known when another program goes on with the thread."""
-    asked = [HumanMessage(["What is a pond?", {"type": "text", "text": ""}], id="1")]
-    given = {"title": 5, "titled": True, "model": "m", "other": 1}
-    put(saver, {"messages": asked}, metadata=given, thread="imported")
-    put(saver, {"messages": asked}, metadata={}, thread="imported", uid="later")
-    put(saver, {"messages": asked}, metadata={}, thread="plain")
+def test_import_metadata_of_thread_survives_later_puts(saver: SQLiteCheckpointer) -> None:
+    """The title of an import stays when another program continues the thread."""
+    messages = [HumanMessage(["What is a pond?", {"type": "text", "text": ""}], id="1")]
+    import_metadata = {"title": 5, "titled": True, "model": "m", "other": 1}
+    put(saver, {"messages": messages}, metadata=import_metadata, thread="imported")
+    put(saver, {"messages": messages}, metadata={}, thread="imported", uid="later")
+    put(saver, {"messages": messages}, metadata={}, thread="plain")
     put(saver, {"notes": ["x"]}, metadata={}, thread="silent")
 
     assert read_import_metadata(saver, "imported") == {"title": "5", "model": "m"}
     assert read_import_metadata(saver, "plain") == {}
     assert read_import_metadata(saver, "plain", {"title": "given"}) == {"title": "given"}
-    assert [title(saver, each) for each in ("imported", "plain", "silent", "no")] == [
+    assert [title(saver, thread_id) for thread_id in ("imported", "plain", "silent", "no")] == [
         "5",
         "What is a pond?",
         "",
@@ -410,15 +417,20 @@ def test_what_is_known_of_a_conversation(saver: SQLiteCheckpointer) -> None:
         read_import_metadata(saver, "no")
 
 
-def test_the_beginning_of_an_id_is_of_no_other(saver: SQLiteCheckpointer) -> None:
-    """It has at least so many characters, finds its thread alone, and is whole where need be."""
+def test_unique_prefix_matches_only_its_thread(saver: SQLiteCheckpointer) -> None:
+    """The prefix has at least the given length.
+
+    It is the whole id if no shorter prefix is unique.
+    """
     ids = ["aaaa-1", "aaaa-2", "aaaa-22", "b", "größe-1", "größe-2", "große", "c" * 40]
     for thread in ids:
         put(saver, {}, thread=thread)
-    short = {thread: saver.unique_prefix(thread, 1) for thread in ids}
-    mine = {thread: [i.thread_id for i in saver.threads(prefix=short[thread])] for thread in ids}
+    prefixes = {thread: saver.unique_prefix(thread, 1) for thread in ids}
+    matches = {
+        thread: [i.thread_id for i in saver.threads(prefix=prefixes[thread])] for thread in ids
+    }
 
-    assert list(short.values()) == [*ids[:5], "größe-2", "gro", "c"]
-    assert mine == {thread: [thread] for thread in ids} | {"aaaa-2": ["aaaa-22", "aaaa-2"]}
+    assert list(prefixes.values()) == [*ids[:5], "größe-2", "gro", "c"]
+    assert matches == {thread: [thread] for thread in ids} | {"aaaa-2": ["aaaa-22", "aaaa-2"]}
     assert saver.unique_prefix("c" * 40) == "c" * 8
     assert saver.unique_prefix("cd", 1) == "cd"

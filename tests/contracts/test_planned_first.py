@@ -18,7 +18,7 @@ from perdure.errors import StorageError
 from perdure.storage.flow import Flow, Statement, fetch_rows
 from perdure.storage.sqlite_writer import _EpochRequest
 from tests.contracts.puts import config_at, list_checkpoint_ids, put, read_channel_values
-from tests.contracts.test_kept_heads import aput, handed_in, held, said
+from tests.contracts.test_kept_heads import make_messages, pause_writer, put_async, start_tasks
 
 Savers = tuple[SQLiteCheckpointer, SQLiteCheckpointer]
 
@@ -45,12 +45,12 @@ def test_writes_to_a_namespace_that_is_not_stored_yet_are_stored(savers: Savers,
         put(other, {"n": 2}, config_at(uid="a1"), uid="a2")
 
     async def run_calls() -> None:
-        with held(one):
-            (first,) = await handed_in(aput(one, "b1", {"n": 3}, None, ns="sub"))
+        with pause_writer(one):
+            (first,) = await start_tasks(put_async(one, "b1", {"n": 3}, None, ns="sub"))
             if kind == "cancelled":
                 first.cancel()
             writes = one.aput_writes(config_at(ns="sub", uid="b1"), [("n", 99)], "task")
-            tasks = [first, *await handed_in(writes)]
+            tasks = [first, *await start_tasks(writes)]
         await asyncio.gather(*tasks, return_exceptions=True)
         await tasks[1]
 
@@ -70,9 +70,12 @@ def test_two_savers_can_create_the_same_thread_at_once(savers: Savers) -> None:
     put(other, {"n": 0}, thread="before too")
 
     async def run_calls() -> None:
-        with held(one):
-            tasks = await handed_in(
-                *(aput(saver, uid, {"n": 1}, None) for saver, uid in ((one, "a"), (other, "b")))
+        with pause_writer(one):
+            tasks = await start_tasks(
+                *(
+                    put_async(saver, uid, {"n": 1}, None)
+                    for saver, uid in ((one, "a"), (other, "b"))
+                )
             )
         await asyncio.gather(*tasks)
 
@@ -115,16 +118,16 @@ def test_message_changed_after_the_put_call_is_stored_unchanged(
     """The put is possibly planned again after the graph has changed the message in place."""
     one, other = savers
     original, message = message.model_copy(deep=True), message.model_copy(deep=True)
-    put(one, said("x"), uid="a1")
+    put(one, make_messages("x"), uid="a1")
     parent_id = "a1"
     if not plan_is_kept:
-        put(other, said("x"), config_at(uid="a1"), uid="a2")
+        put(other, make_messages("x"), config_at(uid="a1"), uid="a2")
         parent_id = "a2"
 
     async def run_calls() -> None:
-        values = {"messages": [*said("x")["messages"], message]}
-        with held(one):
-            tasks = await handed_in(aput(one, "b", values, parent_id))
+        values = {"messages": [*make_messages("x")["messages"], message]}
+        with pause_writer(one):
+            tasks = await start_tasks(put_async(one, "b", values, parent_id))
             change(message)
         await asyncio.gather(*tasks)
 
@@ -141,13 +144,13 @@ def test_writes_changed_after_the_call_are_stored_unchanged(savers: Savers) -> N
     messages, notes = [HumanMessage("as given", id="1")], {"k": "as given", "long": "x" * 200}
 
     async def run_calls() -> None:
-        with held(one):
-            tasks = await handed_in(
-                aput(one, "b", {"n": 3}, None),
+        with pause_writer(one):
+            tasks = await start_tasks(
+                put_async(one, "b", {"n": 3}, None),
                 one.aput_writes(
                     config_at(uid="b"), [("messages", messages), ("notes", notes)], "task"
                 ),
-                aput(one, "c", {"__start__": {"messages": messages, "notes": notes}}, "b"),
+                put_async(one, "c", {"__start__": {"messages": messages, "notes": notes}}, "b"),
             )
             messages[0].content = notes["k"] = "CHANGED"
         await asyncio.gather(*tasks)
@@ -167,8 +170,8 @@ def test_long_write_changed_after_planning_is_stored_without_erased_message(save
     """A long write refers to ranges of the log. A message of them is erased before the commit."""
     one, other = savers
     names = [f"m{i}" for i in range(12)]
-    put(one, said(*names), uid="a")
-    messages = said(*names, "new")["messages"]
+    put(one, make_messages(*names), uid="a")
+    messages = make_messages(*names, "new")["messages"]
     job = one._writer.plan_database_write(
         TaskWrites(Address("t", "", "a"), "task", "", [("messages", messages)])
     )
@@ -208,8 +211,8 @@ def test_second_write_of_a_task_is_stored_if_the_first_failed(tmp_path: Path) ->
         yield Statement("SELECT * FROM nowhere")
 
     async def run_calls(saver: SQLiteCheckpointer) -> list[Any]:
-        with held(saver):
-            tasks: list[Any] = await handed_in(
+        with pause_writer(saver):
+            tasks: list[Any] = await start_tasks(
                 *(
                     saver.aput_writes(config_at(uid="a"), [("n", each)], "T")
                     for each in ("one", "two")
@@ -265,7 +268,7 @@ def test_writes_are_acknowledged_if_epoch_requests_are_withdrawn(
                 writer._epoch_requests.extend(
                     _EpochRequest("checkpointer", saver._watch) for _ in range(2)
                 )
-                await aput(saver, uid, {"n": uid}, parent_id)
+                await put_async(saver, uid, {"n": uid}, parent_id)
 
     monkeypatch.setattr(writer, "_read_data_version", withdraw_and_read)
     asyncio.run(run_puts())
@@ -280,8 +283,8 @@ def test_list_emptied_during_a_put_is_stored_as_it_was(savers: Savers) -> None:
     original = [*notes]
 
     async def run_calls() -> None:
-        with held(one):
-            tasks = await handed_in(aput(one, "b", {"notes": notes}, "a2"))
+        with pause_writer(one):
+            tasks = await start_tasks(put_async(one, "b", {"notes": notes}, "a2"))
             notes.clear()
         await asyncio.gather(*tasks)
 

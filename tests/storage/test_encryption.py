@@ -17,7 +17,7 @@ from perdure.storage.database import Schema
 from perdure.storage.encryption import AESGCMSeal, ChecksumSeal, Seal, check_key_and_bind_seal
 from perdure.storage.sqlite import SQLiteDatabase
 from tests.backends import KEY
-from tests.checkpointers.test_bad_input import SECRET, checkpoint, config, put
+from tests.checkpointers.test_bad_input import SECRET, make_checkpoint, make_config, put
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def sealed(tmp_path: Path) -> Path:
             small=SECRET[:40],
             notes={"a": SECRET, "b": "x" * 300},
         )
-        new = checkpoint("2", messages=[HumanMessage(SECRET, id="1")])
+        new = make_checkpoint("2", messages=[HumanMessage(SECRET, id="1")])
         saver.put(at, new, {"source": "loop", "user": SECRET}, {"messages": 2})  # type: ignore[typeddict-unknown-key]
-        saver.put_writes(config(checkpoint_id="2"), [("messages", SECRET), ("x", 5)], "task")
+        saver.put_writes(make_config(checkpoint_id="2"), [("messages", SECRET), ("x", 5)], "task")
     return path
 
 
@@ -67,7 +67,7 @@ def test_a_key_for_a_plain_file(tmp_path: Path, filled: bool) -> None:
             SQLiteCheckpointer.open(path, key=KEY, read_only=read_only)
 
     with SQLiteCheckpointer.open(path) as saver:
-        assert filled is (saver.get_tuple(config()) is not None)
+        assert filled is (saver.get_tuple(make_config()) is not None)
 
 
 NOTES = Schema("notes", "CREATE TABLE notes (n INTEGER PRIMARY KEY) STRICT")
@@ -145,7 +145,7 @@ def test_a_tampered_row(sealed: Path, table: str, column: str, key: str) -> None
             SQLiteCheckpointer.open(copy, key=KEY) as saver,
             pytest.raises(CorruptRecord, match="does not decrypt"),
         ):
-            list(saver.list(config()))
+            list(saver.list(make_config()))
 
 
 def test_rows_that_were_swapped(sealed: Path) -> None:
@@ -162,7 +162,7 @@ def test_rows_that_were_swapped(sealed: Path) -> None:
         SQLiteCheckpointer.open(sealed, key=KEY) as saver,
         pytest.raises(CorruptRecord, match="does not decrypt"),
     ):
-        saver.get_tuple(config())
+        saver.get_tuple(make_config())
 
 
 def test_a_write_that_was_moved_to_another_path(sealed: Path) -> None:
@@ -175,4 +175,4 @@ def test_a_write_that_was_moved_to_another_path(sealed: Path) -> None:
         SQLiteCheckpointer.open(sealed, key=KEY) as saver,
         pytest.raises(CorruptRecord, match="does not decrypt"),
     ):
-        list(saver.list(config()))
+        list(saver.list(make_config()))

@@ -17,7 +17,7 @@ from psycopg.sql import SQL, Identifier
 from perdure.errors import CorruptRecord, StorageError, WrongKey
 from tests import backends, postgres_server
 from tests.backends import KEY
-from tests.checkpointers.test_bad_input import checkpoint, config, put
+from tests.checkpointers.test_bad_input import make_checkpoint, make_config, put
 
 NAMESPACE = ("people", "ann")
 VICTIM, ATTACKER = "the victim's harbour", "a text of the attacker"
@@ -116,9 +116,9 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
     for text, open_component in ((VICTIM, made.victim), (ATTACKER, made.attacker)):
         with open_component("saver") as saver:
             at = put(saver, messages=[HumanMessage(text, id="1")], small=text, notes={"a": text})
-            new = checkpoint("2", messages=[HumanMessage(text, id="1")])
+            new = make_checkpoint("2", messages=[HumanMessage(text, id="1")])
             saver.put(at, new, {"source": "loop", "user": text}, {"messages": 2})
-            saver.put_writes(config(checkpoint_id="2"), [("messages", text), ("x", 5)], "task")
+            saver.put_writes(make_config(checkpoint_id="2"), [("messages", text), ("x", 5)], "task")
         with open_component("store") as store:
             store.put(NAMESPACE, "home", {"text": text})
             store.search(NAMESPACE, query="harbour text")
@@ -129,10 +129,10 @@ def read_everything(open_component: Callable[[str], Any]) -> Iterator[str]:
     """Yield the text of all that can be read from a database, or the name of the error."""
     with open_component("saver") as saver, open_component("store") as store:
         for read in (
-            lambda: saver.get_tuple(config()),
-            lambda: list(saver.list(config())),
+            lambda: saver.get_tuple(make_config()),
+            lambda: list(saver.list(make_config())),
             lambda: saver.threads(),
-            lambda: saver.history(config()["configurable"]["thread_id"]),
+            lambda: saver.history(make_config()["configurable"]["thread_id"]),
             lambda: store.get(NAMESPACE, "home"),
             lambda: store.search(NAMESPACE),
             lambda: store.search(NAMESPACE, query="harbour text"),
@@ -198,4 +198,4 @@ def test_a_copy_of_a_file_opens(tmp_path: Path) -> None:
         put(saver, messages=[HumanMessage(VICTIM, id="1")])
     shutil.copy(tmp_path / "victim.db", tmp_path / "attacker.db")
     with files.attacker("saver") as saver:
-        assert VICTIM in repr(saver.get_tuple(config()))
+        assert VICTIM in repr(saver.get_tuple(make_config()))
