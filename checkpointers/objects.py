@@ -1,8 +1,9 @@
 """Read and rebuild pydantic models, dataclasses, enums and named tuples by their attributes.
 
 Reading and rebuilding an object never runs code of its class, such as a constructor, `__setattr__`,
-a property, a validator or `_missing_`. The only code of the class that may run is the default
-factory of a field, which is called if the stored data lacks the field.
+a property, a validator or `_missing_`. Rebuilding an object may run only one kind of code of its
+class, which is the default factory of a field. A default factory is called if the stored data lacks
+the field.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class AttributeMismatch(ValueError):
 def find_data_class_kind(cls: type) -> Kind | None:
     """Return whether a class is an enum, a pydantic model, a dataclass or a named tuple.
 
-    The result is the kind of the class as a string, or None for any other class.
+    The result is `"enum"`, `"model"`, `"dataclass"` or `"namedtuple"`, or None if the class is none
+    of these four.
     """
     bases = cls.__mro__
     if enum.Enum in bases:
@@ -69,9 +71,9 @@ def class_name(cls: type) -> tuple[str, str]:
 def find_class(module: str, name: str, *, load: bool) -> type | None:
     """Find a class by its module and `__qualname__`; return None if it does not exist.
 
-    The lookup runs no code of the module: it does not call the module's `__getattr__` and does not
-    load lazy modules. A parametrised pydantic model such as `Box[int]` is found only if this
-    process has already created the parametrised class.
+    `find_class` does not run the code of a module that is already loaded: it does not call the
+    module's `__getattr__` and does not load lazy modules. A parametrised pydantic model such as
+    `Box[int]` is found only if this process has already created the parametrised class.
 
     Args:
         module: The name of the module.
@@ -121,7 +123,8 @@ def explain_missing_class(module: str, name: str) -> str:
 def read_instance_attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of an instance.
 
-    The fields come first, in the order in which the class defines them.
+    In the returned dict, the fields of the class precede all other attributes, in the order in
+    which the class defines the fields.
 
     Private attributes of models are left out. Values of `functools.cached_property` are left out as
     well, because they are computed again on access. The attribute `__orig_class__`, which `typing`
@@ -221,7 +224,7 @@ def rebuild_object(
 
 
 def _find_enum_member(cls: Any, value: Any) -> Any:
-    """Return the enum member that has this value.
+    """Return the enum member whose value equals `value`.
 
     The value of a flag may combine several members.
     """
@@ -300,8 +303,8 @@ def _rebuild_dataclass(cls: Any, payload: dict[str, Any]) -> Any:
         if field.default_factory is not dataclasses.MISSING:
             attributes[field.name] = field.default_factory()
         elif field.default is not dataclasses.MISSING:
-            # A field with a slot needs its default value set here. A field without a slot needs no
-            # value, because its default is a class attribute.
+            # If the field is a slot, the instance needs the default value. If the field is not a
+            # slot, the instance needs no value, because the default is an attribute of the class.
             if field.name in slots:
                 attributes[field.name] = field.default
         elif field.init:
@@ -322,7 +325,7 @@ def _rebuild_dataclass(cls: Any, payload: dict[str, Any]) -> Any:
 def _rebuild_dumped_value(annotation: Any, value: Any) -> Any:
     """Rebuild models and dataclasses in a value that `model_dump()` has converted to plain data.
 
-    The annotation of the field determines the classes.
+    The classes of the rebuilt objects are determined by the field's annotation.
     """
     if type(value) not in (dict, list):
         return value

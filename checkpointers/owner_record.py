@@ -1,9 +1,9 @@
 """Store and read a mark which says that a server with an Auth file has used this database.
 
-The handlers of an Auth file set the owners of threads. An owner that a handler has set may be an
-organisation. If a database does not have the mark of an Auth file, the `owner` of each thread is
-assumed to be a person, as on a server with API keys. The mark of an Auth file is stored as a row of
-the table `settings`.
+The handlers of an Auth file set the owners of threads. The owner that a handler sets for a thread
+may be an organisation. If a database does not have the mark of an Auth file, the `owner` of each
+thread is assumed to be a person, as on a server with API keys. The mark, which says that a server
+with an Auth file has used the database, is a row of the table `settings`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ def may_owners_be_organisations(saver: Checkpointer) -> bool:
 
 def record_organisation_owners(saver: Checkpointer) -> None:
     """Record permanently that the `owner` of a thread in this database may be an organisation."""
-    # Read the mark before writing it, because most servers start with a database that already has
-    # the mark.
+    # Check whether the database already has the mark, to avoid a write. Most servers start with a
+    # database that has the mark.
     if not may_owners_be_organisations(saver):
         saver.database.write(add_organisations_mark)
 
 
 def read_organisations_mark() -> Flow[bool]:
-    """Return whether the database records that owners may be organisations."""
+    """Return whether the database has a mark which says that thread owners may be organisations."""
     return bool((yield from fetch_rows(_FIND)))
 
 
 def add_organisations_mark() -> Flow[None]:
-    """Record that thread owners may be organisations, unless the database already records it."""
+    """Add a mark which says that thread owners may be organisations, unless the mark exists."""
     yield Statement(_ADD, (_ORGANISATIONS,))

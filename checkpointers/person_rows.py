@@ -3,8 +3,8 @@
 The rows are those of the person's threads, runs, crons and webhooks. A thread belongs to the person
 in the `user_id` of its head, or, if the head has no `user_id`, to the thread's `owner`. A run
 belongs to the same person as its thread. A run or cron without a thread belongs to the user on
-whose behalf it was created. If the user is not recorded, the run or cron belongs to the user who
-created it.
+whose behalf it was created. If a run or cron does not record on whose behalf it was created, it
+belongs to the user who created it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from perdure.errors import AlreadyLocked, CorruptRecord, StorageUnavailable
 from perdure.storage.flow import Flow, Row, fetch_rows
 
 _PAGE: Final = 1_000  # Maximum number of runs that one SQL statement reads.
-# A time in the far future, in seconds since 1970. All delayed runs are due before this time.
+# A time that is later than the due time of every delayed run, in seconds since 1970.
 _END_OF_TIME: Final = 1e18
 _SERVER_LOCK_PREFIX: Final = "perdure.server/"
 """The prefix of the name of the lock that a server process holds while it lives."""
@@ -82,17 +82,18 @@ class PersonRows:
         return sorted(thread_ids if self._only is None else thread_ids & self._only)
 
     def _build_query_for_possible_threads(self) -> ThreadQuery:
-        """Build a query that matches all threads that name the person, and possibly some others."""
+        """Build a query that matches all threads of the person, and possibly threads of others."""
         if self.user.removeprefix("-").isdecimal():
-            # A name of digits may be stored in metadata as a text or as an integer. The index has
-            # different tags for the text and the integer, so the query matches all threads.
+            # If the name of the user consists of digits, metadata may contain the name as a str or
+            # as an int. The str and the int have different tags in the index, so the query matches
+            # all threads.
             return ThreadQuery()
         return ThreadQuery(metadata={"owner": self.user})
 
     def _iter_threads_without_checkpoint(self) -> Iterator[str]:
         """Yield the ids of threads that have no checkpoint and whose runs belong to the person.
 
-        A thread without checkpoints has no head whose metadata could name the person. A thread
+        A thread without checkpoints has no metadata in which the person could be named. A thread
         without checkpoints belongs to the person if one of its runs belongs to the person.
         """
         for (thread_id,) in self._read_rows("threads_without_checkpoint"):
@@ -157,7 +158,7 @@ class PersonRows:
             start += _PAGE
 
     def list_other_threads_naming_person(self, own_ids: frozenset[str]) -> list[str]:
-        """List other people's threads that have a checkpoint with the person as the caller."""
+        """List other people's threads in which a checkpoint names the person as the caller."""
         addresses = self.saver._listing.iter_addresses_and_keys(None, {CALLER: self.user}, None)
         ids = dict.fromkeys(address.thread_id for address, _ in addresses)
         return [thread_id for thread_id in ids if thread_id not in own_ids]
@@ -227,8 +228,9 @@ class PersonRows:
     def _find_person_of_run(run: RunRow) -> Any:
         """Return the person whose memories a run uses.
 
-        If the run names no person whose memories it uses, return the user who has started the run.
-        If the run names no user either, return None.
+        If the run does not record whose memories it uses, the user who has started the run is
+        returned. None is returned if the run names neither such a person nor a user who has started
+        it.
         """
         return run.details.get("person") or run.details.get("user")
 
@@ -250,16 +252,16 @@ class PersonRows:
     def delete_cron(self, cron: CronRow) -> None:
         """Delete a cron.
 
-        The bytes of the deleted cron remain in the database file until the file is scrubbed, which
-        means that deleted data is overwritten.
+        The bytes of the deleted cron remain in the database file until the file is scrubbed.
+        Scrubbing a file overwrites all deleted data.
         """
         self._delete_row(cron.thread_id or cron.cron_id, "drop_cron", cron.cron_id)
 
     def delete_webhook(self, run_id: str) -> None:
         """Delete the webhook of a run.
 
-        The bytes of the deleted webhook remain in the database file until the file is scrubbed,
-        which means that deleted data is overwritten.
+        The bytes of the deleted webhook remain in the database file until the file is scrubbed.
+        Scrubbing a file overwrites all deleted data.
         """
         self._delete_row(run_id, "drop_webhook", run_id)
 
@@ -293,8 +295,8 @@ class PersonRows:
             return False
         try:
             with self._database.lock(f"{_SERVER_LOCK_PREFIX}{run.owner}", timeout_s=0):
-                # A server process holds this lock while it lives, so a free lock means that the
-                # process has ended.
+                # A server process holds this lock until the process ends, so a free lock means that
+                # the process has ended.
                 return False
         except AlreadyLocked:
             return True

@@ -1,9 +1,10 @@
 """Encode the checkpoints and pending writes that are to be stored.
 
-langgraph passes the names of the channels that a step has changed. All other channels keep the
-value that they have in the parent checkpoint. To find out which items of a changed channel are new,
-the encoded items are compared with the stored items. Object identity is not used, so an object that
-was changed in place is stored again.
+For each new checkpoint, langgraph passes the names of the channels that have changed since the
+parent checkpoint. A channel that is not among the changed channels keeps the value that it has in
+the parent checkpoint. To find out which items of a changed channel are new, the encoded items are
+compared with the stored items. Objects are not compared by identity, so an object that was changed
+in place is stored again.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen
 
 
 class SplitValue(NamedTuple):
-    """The value of a channel, split into parts that the channel's log contains and new items.
+    """A channel's value, split into new items and parts that the channel's log already contains.
 
     Attributes:
         kind: LIST or DICT for a list or dict, whose elements are separate items. ITEM for a value
@@ -187,7 +188,7 @@ class CheckpointPut:
         return bool(config.get("configurable", {}).get(_DURABILITY_KEY) == "exit")
 
     def encode_values(self, codec: Codec, thread: Thread | None) -> None:
-        """Encode the changed channels, and the other fields and metadata of the checkpoint.
+        """Encode the changed channels, the metadata, and the other fields of the checkpoint.
 
         The values are encoded as soon as langgraph calls `put`, because the graph may change its
         objects before the transaction runs.
@@ -215,7 +216,7 @@ class CheckpointPut:
                 self._inline[channel] = encode_inline_reference(codec, thread, channel, value, path)
             elif channel in self.new_versions or self.address.checkpoint_id is None:
                 self._encode_channel(codec, channel)
-        # These errors are raised if `ts` is not a time.
+        # TypeError, ValueError or OverflowError is raised if the value of `ts` is not a valid time.
         with suppress(TypeError, ValueError, OverflowError):
             created_at = datetime.fromisoformat(checkpoint["ts"])
             created_at = created_at.replace(tzinfo=created_at.tzinfo or UTC)
@@ -242,8 +243,8 @@ class CheckpointPut:
     def _record_times_of_last_messages(self, items: list[bytes], times: Any) -> None:
         """Record when the last items of the channel `messages` were created.
 
-        The times belong to the items at the end of the channel's list. Times in the future are
-        ignored.
+        The last element of `times` is the time of the last item, and the elements before it are the
+        times of the items before the last item. Times in the future are ignored.
         """
         now = time.time()
         for item, item_time in zip(
@@ -253,7 +254,7 @@ class CheckpointPut:
                 self.item_times["messages", item] = item_time
 
     def encode_unchanged_channels(self, codec: Codec) -> None:
-        """Encode the unchanged channels as well, because the stored parent may not have them."""
+        """Encode the unchanged channels, whose values the stored parent checkpoint may lack."""
         for channel in self._values.keys() - self._inline.keys():
             self._encode_channel(codec, channel)
 
@@ -262,10 +263,10 @@ class CheckpointPut:
     ) -> None:
         """Replace everything in this request that may change before the transaction runs.
 
-        The cache may change, and so may message objects. References to log items are replaced with
-        the items themselves, unless the cached thread still has the key `thread_key` and the
-        generation `generation`. Messages are replaced with copies that are decoded from their
-        encodings.
+        The cached thread and the message objects may change before the transaction runs. References
+        to log items are replaced with the items themselves, unless the cached thread still has the
+        key `thread_key` and the generation `generation`. Messages are replaced with copies that are
+        decoded from their encodings.
         """
         for channel, ref in self._inline.items():
             self._inline[channel] = replace_log_ranges_by_items(
@@ -279,7 +280,7 @@ class CheckpointPut:
     def _encode_channel(self, codec: Codec, channel: str) -> EncodedValue:
         """Return the encoded value of a channel.
 
-        The value is encoded on the first call for the channel.
+        The value of a channel is encoded only once, on the first call for the channel.
         """
         encoded_value = self._encoded.get(channel)
         if encoded_value is None:
@@ -298,14 +299,14 @@ class CheckpointPut:
         return self._versions[channel]
 
     def iter_encoded_elements(self, channel: str) -> Iterable[tuple[Any, bytes]]:
-        """Return each element of the list or dict in a channel, paired with its encoding."""
+        """Return the elements of a channel's list or dict, each as a pair with its encoding."""
         value = self._encoded[channel]
         return zip(value.elements, value.encoded_elements, strict=True)
 
     def build_channel_nodes(
         self, codec: Codec, logs: Mapping[str, ChannelLog], parent: Snapshot | None
     ) -> dict[str, Node | None]:
-        """Convert the value of each channel to log items, or to an encoding without log items.
+        """Convert each channel's value to the form that is stored: log items or encoded bytes.
 
         Args:
             codec: Encodes values.
@@ -356,7 +357,11 @@ class CheckpointPut:
     def _add_replayed_writes_to_nodes(
         self, replayed: DeltaWrites, logs: Mapping[str, ChannelLog], nodes: dict[str, Node | None]
     ) -> None:
-        """Add the updates of `DeltaChannel`s and the repeated items of snapshots to `nodes`."""
+        """Add the results of replayed writes to `nodes`, the stored forms of the channel values.
+
+        For a `DeltaChannel` without a snapshot, the node contains the update of the channel. For a
+        snapshot, the node contains the items that repeat a message of the transcript.
+        """
         for channel, update in replayed.updates.items():
             log = logs.get(channel) or ChannelLog(0, channel)
             is_log_complete, former_node = log.is_complete, nodes.get(channel)
@@ -378,7 +383,8 @@ class CheckpointPut:
     ) -> tuple[dict[str, Any], Any, Any]:
         """Decode the checkpoint, and return its channel values, its other fields and its metadata.
 
-        A `Continuation` is returned as the list of its items.
+        If a channel was given as a `Continuation`, a list with only the items of the `Continuation`
+        is returned for the channel.
         """
         self.encode_unchanged_channels(codec)
         self.replace_cache_references_and_mutable_objects(0, -1)
@@ -496,7 +502,7 @@ class TaskWrites:
         self.encoded, self.cached_thread = list(writes_by_index.values()), thread
 
     def build_writes_for_state(self, thread_key: int, generation: int) -> list[Write]:
-        """Return the encoded writes in a form that is valid for the current state of the thread.
+        """Return the encoded writes with references that are valid for the thread's current state.
 
         The encoded writes may refer to log items of the cached thread. If the key or the generation
         of the cached thread differs from `thread_key` or `generation`, the references to log items
@@ -511,7 +517,7 @@ class TaskWrites:
 def replace_log_ranges_by_items(
     ref: ValueReference, cached_thread: Thread | None, key_and_generation: tuple[int, int]
 ) -> ValueReference:
-    """Convert a reference to a form that is valid for a thread with this key and generation.
+    """Return a form of `ref` that is valid for the thread key and generation.
 
     Args:
         ref: A reference from `encode_inline_reference`.
@@ -653,7 +659,7 @@ def encode_inline_reference(
     *,
     nested: bool = False,
 ) -> Any:
-    """Encode a value as a reference that contains the value's parts inline.
+    """Encode a value as an inline reference, which contains the encoded parts of the value.
 
     Inline references are used for pending writes and for langgraph's internal channels. A long list
     or dict often contains elements that the channel's log already contains, for example if a
@@ -706,7 +712,11 @@ def encode_inline_reference(
 
 
 def decode_value_of_inline_reference(codec: Codec, ref: ValueReference) -> Any:
-    """Decode a reference that contains all parts of its value inline and no log ranges."""
+    """Decode an inline reference.
+
+    The inline reference must contain the bytes of all parts of the value, and must not contain log
+    ranges.
+    """
     if isinstance(ref, bytes):
         return codec.decode(ref)
     kind, content = ref
@@ -721,14 +731,17 @@ def decode_value_of_inline_reference(codec: Codec, ref: ValueReference) -> Any:
 def _list_elements_and_encodings(
     codec: Codec, value: Any, path: str
 ) -> tuple[list[Any], list[bytes]]:
-    """Return the elements of a list, or the pairs of a dict, and a list of their encodings."""
+    """List the elements of a value and their encodings.
+
+    If the value is a dict, its elements are its key-value pairs.
+    """
     elements = [[*pair] for pair in value.items()] if type(value) is dict else [*value]
     try:
         return elements, codec.encode_for_comparison(elements, lambda i: f"{path}[{i}]")
     except Unstorable:
         if type(value) is dict:
-            # Encode the dict as a whole, because the error of this call names the key of the value
-            # that fails.
+            # Encode the dict as a whole, to raise an error that names the key of the value that
+            # cannot be stored.
             codec.encode(value, lambda: path)
         raise
 
@@ -822,7 +835,8 @@ def _count_equal_items(
 def _build_element_reference(log: ChannelLog, part: bytes | Range) -> Any:
     """Return a new item as bytes, or a log range as `[log, start, length]`.
 
-    An inline reference contains each element in one of these two forms.
+    In an inline reference, an element is stored as bytes if it is new, and as a log range if the
+    log already contains it.
     """
     return part if isinstance(part, bytes) else [log.key, part[0], part[1] - part[0]]
 
@@ -854,8 +868,8 @@ def _are_elements_stored_separately(value: Any) -> bool:
     """Return whether the elements of a value are stored as separate log items.
 
     The elements of lists and dicts are stored as separate log items. A list of numbers, such as an
-    embedding, is not divided into items. A dict with keys that msgpack cannot store is not divided
-    either.
+    embedding, is not divided into items. A dict is stored as a single value if msgpack cannot store
+    its keys.
     """
     if type(value) is dict:
         return bool(value) and _KEYS.issuperset(map(type, value)) and _can_pack_keys([*value])

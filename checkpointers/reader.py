@@ -177,10 +177,10 @@ class CheckpointReader:
     def _find_cached_thread(
         self, thread_id: str, key_generation_and_removal: tuple[int, int, int], is_cache_valid: bool
     ) -> Thread:
-        """Return the cached thread if its key, generation and newest removal equal these values.
+        """Return the cached thread if it has this key, generation and newest removal number.
 
-        If the cached thread has another state or the cache is not valid, return a `Thread` without
-        data.
+        If the cached thread has a different key, generation or newest removal number, or if the
+        cache is not valid, a new `Thread` object without data is returned.
         """
         return (
             self.cache.get_or_add_thread(thread_id, *key_generation_and_removal)
@@ -200,7 +200,7 @@ class CheckpointReader:
                 raise build_damaged_index_error(entry)
 
     def check_row_count(self, row_count: int, start_key: int, stop_key: int) -> Flow[None]:
-        """Check that a key range has as many rows in the table as entries in the index of ids.
+        """Check that the table and its index of ids contain equally many rows in a key range.
 
         Raises:
             CorruptRecord: The index is damaged.
@@ -216,7 +216,7 @@ class CheckpointReader:
     ) -> Flow[CheckpointTuple | None]:
         """Read the checkpoint that an address names, with all its values and pending writes.
 
-        The values are new objects, so the caller may change them.
+        The returned values are new objects, so the caller may change them.
 
         Args:
             address: The address.
@@ -224,8 +224,9 @@ class CheckpointReader:
         """
         cached = self._find_cached_head(address) if row_key is None else None
         if cached is not None:
-            # The head is read after the pending writes of the cached head. If the head in the
-            # database is still the cached head, the pending writes belong to it.
+            # The request reads the pending writes of the cached head first, and then the current
+            # head. If the current head is still the cached head, the pending writes belong to the
+            # current head.
             rows, heads = yield LastRequest(
                 [
                     self._build_writes_statement(cached),
@@ -244,8 +245,9 @@ class CheckpointReader:
                 *state,
                 cached.snapshot.checkpoint_id,
             ):
-                # Another process may delete items of a pending write between two requests, which
-                # raises CorruptRecord. After a CorruptRecord error, everything is read again below.
+                # If another process deletes items of a pending write between two requests,
+                # `_build_tuple` raises CorruptRecord. The error is suppressed, and the code after
+                # this block reads everything again.
                 with suppress(CorruptRecord):
                     return (yield from self._build_tuple(address, cached, rows))
         if (
@@ -253,9 +255,9 @@ class CheckpointReader:
             and address.checkpoint_id is None
             and self.cache.get_thread(address.thread_id) is None
         ):
-            # Another process may delete the thread between the two requests, which raises
-            # CorruptRecord. After a CorruptRecord error, the thread is read again below, in one
-            # request.
+            # If another process deletes the thread between the two requests, CorruptRecord is
+            # raised. The error is suppressed, and the code after this block reads the thread again,
+            # in one request.
             with suppress(CorruptRecord):
                 return (
                     yield from self._read_tuple_of_checkpoint(
@@ -328,7 +330,7 @@ class CheckpointReader:
         )
 
     def _find_cached_head(self, address: Address) -> StoredCheckpoint | None:
-        """Return the head of an address's namespace if all its items are cached, else None."""
+        """Return the cached head of a namespace, or None if the cache lacks one of its items."""
         thread = self.cache.get_thread(address.thread_id)
         head = thread.heads.get(address.checkpoint_ns) if thread is not None else None
         if thread is None or head is None or address.checkpoint_id is not None:
@@ -433,7 +435,8 @@ class CheckpointReader:
     def read_referenced_value(self, thread_id: str, ref: Any) -> Flow[Any]:
         """Read the value to which a stored reference refers.
 
-        If the value consists of log items, items that are cached are not read from the database.
+        If the value consists of log items, only the items that are not cached are read from the
+        database.
         """
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
@@ -505,7 +508,7 @@ class CheckpointReader:
     def rewrite_list_entry(self, thread_id: str, head: Row | None) -> Flow[None]:
         """Store the metadata of a thread's head in the entry that lists of threads show.
 
-        The title in the list entry stays the same.
+        The title of the thread in the list entry is not changed.
 
         Args:
             thread_id: The thread.
@@ -524,9 +527,10 @@ class CheckpointReader:
             )
 
     def read_activity_time(self, snapshot: Snapshot, put_at: float) -> float:
-        """Return the time in a checkpoint's `ts`, or the time of storing the checkpoint if earlier.
+        """Return the time at which a checkpoint was created or stored.
 
-        The result is in seconds since 1970.
+        The result is the time in the checkpoint's `ts`, or the time at which the checkpoint was
+        stored, whichever is earlier. The result is in seconds since 1970.
         """
         ts = self.codec.decode(snapshot.encoded_fields[0]).get("ts")
         try:
@@ -573,7 +577,7 @@ class CheckpointReader:
             aliases = [pair for pair in ranges if pair[0] >= ALIASES]
             if aliases:
                 log = yield from self.load_log_items_into_cache(thread_id, thread, key, aliases)
-                # Nearly all values contain no item twice, so this case is handled first.
+                # Check the common case first, in which no item occurs twice in the value.
                 if log.has_no_repeats(ranges):
                     continue
                 origin = log.origin_position
@@ -584,9 +588,9 @@ class CheckpointReader:
         """Return at least `count` new keys for threads, namespaces and logs, in descending order.
 
         If this process has fewer than `count` reserved keys, a block of new keys is reserved in the
-        database. The block contains more than `count` keys. After the commit,
-        `KeyBlock.replace_keys` receives the unused keys. A transaction must allocate keys before it
-        writes anything else, so that two transactions cannot deadlock.
+        database. More than `count` keys are reserved at once. After the transaction is committed,
+        the keys that it has not used are passed to `KeyBlock.replace_keys`. A transaction must
+        allocate keys before it writes anything else, so that two transactions cannot deadlock.
         """
         keys = self.cache.keys.take_keys(count)
         if keys is None:
@@ -626,10 +630,11 @@ class CheckpointReader:
     def _skip_rows_of_other_checkpoints(self, rows: Sequence[Row]) -> Iterator[Row]:
         """Yield the rows from the statement `checkpoint_writes` that belong to the checkpoint.
 
-        On SQLite, the statement `checkpoint_writes` also returns the rows before and after the rows
-        of the checkpoint in the index. The rows before and after the rows of the checkpoint
-        normally belong to other checkpoints. The neighbouring rows are decrypted as well, because
-        decryption detects a row that belongs to this checkpoint but has a damaged key.
+        On SQLite, the statement `checkpoint_writes` returns the rows of the checkpoint, and also
+        neighbouring rows, which are directly before and after the checkpoint's rows in the index.
+        The neighbouring rows normally belong to other checkpoints. The neighbouring rows are
+        decrypted as well, because decryption detects a row that belongs to this checkpoint but has
+        a damaged key.
         """
         for owner_id, checkpoint_ns, *row in rows:
             if owner_id is None:
@@ -671,7 +676,7 @@ class CheckpointReader:
     def read_items_page(
         self, thread_id: str, channel: str, log_key: int, start: int, stop: int
     ) -> Flow[list[tuple[int, bytes]]]:
-        """Read the first items, or aliases, in a range of a log, as pairs of position and content.
+        """Read one page of items and aliases in a log range, as pairs of log position and content.
 
         One call reads at most `ITEMS_PAGE_SIZE` items.
         """
@@ -681,7 +686,7 @@ class CheckpointReader:
     def read_item_times(self, log_key: int, ranges: Ranges) -> Flow[dict[int, float]]:
         """Return the time at which each item in these ranges of a log was first stored.
 
-        The result maps the position of each item to its time, in seconds since 1970.
+        The returned dict maps the log position of each item to the time in seconds since 1970.
         """
         statements = [self.sql("item_times", *key_range(log_key, *pair)) for pair in ranges]
         answers = (yield statements) if statements else []
@@ -726,8 +731,8 @@ class CheckpointReader:
     ) -> Flow[list[int]]:
         """Return the log positions of the items in `ranges`, and replace aliases by originals.
 
-        An alias is a log entry that repeats an earlier item. For an alias, the position of the
-        earlier item is returned.
+        An alias is a log entry that repeats an earlier item. For an alias, the position of the item
+        that the alias repeats is returned.
         """
         aliases = [pair for pair in ranges if pair[0] >= ALIASES]
         if not aliases:
@@ -750,12 +755,16 @@ class CheckpointReader:
     def _read_item_bodies(
         self, thread_id: str, log: ChannelLog, ranges: list[Range]
     ) -> Flow[list[bytes]]:
-        """Read the contents of all items, or aliases, in some ranges of a log, in order."""
+        """Read the contents of all log positions in `ranges`, in order.
+
+        The content of a log position is an item or an alias.
+        """
         statements = [self.sql("items_between", *key_range(log.key, *pair)) for pair in ranges]
         answers = yield statements
         contents: list[bytes] = []
         for (start, stop), rows in zip(ranges, answers, strict=True):
-            # Compare the lengths first: a damaged range may be too long for a list of positions.
+            # Compare the number of rows with the length of the range first. The range may be
+            # damaged and so long that a list of its positions would need too much memory.
             are_all = len(rows) == stop - start
             if not are_all or [row[0] & 0xFFFFFFFF for row in rows] != [*range(start, stop)]:
                 raise CorruptRecord(
@@ -774,7 +783,7 @@ class CheckpointReader:
         """Read the last stored value of each `DeltaChannel` and the writes after this value.
 
         The ancestors of the checkpoint are read one after the other, until a snapshot of each
-        channel is found. The result has the form of langgraph's
+        channel is found. The returned dict has the form that langgraph defines for
         `BaseCheckpointSaver.get_delta_channel_history`.
         """
         histories: dict[str, DeltaChannelHistory] = {

@@ -1,10 +1,10 @@
-"""Check the records of a thread that were read from another database.
+"""Check the references in the records of a thread that were read from another database.
 
-Anyone who can write to an unencrypted database file can add rows with correct checksums. A row that
-comes from another database may therefore refer to rows that do not exist. The functions of this
-module check the references between rows before the rows are stored. Without the check, a later read
-of the thread could look for log items that do not exist, or build a value that contains the same
-items a million times.
+Anyone who can write to an unencrypted database file can add rows with correct checksums. A row from
+another database may refer to rows that do not exist, even if its checksum is correct. The functions
+of this module check the references between rows before the rows are stored. If the references were
+not checked, a later read of the thread could look for log items that do not exist, or build a value
+that contains the same items a million times.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MAX_COUNT: Final = 1 << 48
 
 
 class _LogPositions:
-    """The sorted positions of the items that exist in a log, to check ranges of the log."""
+    """The sorted positions of a log's items, with which the ranges of values are checked."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self.order = order
@@ -58,9 +58,10 @@ class _LogPositions:
     def check_items_of_ranges_exist(self, flat_ranges: Sequence[int]) -> None:
         """Check that all items in the stored ranges of a value exist.
 
-        A valid value has few ranges, even if it has many items. A range contains at most all items
-        of the log. A valid value therefore contains at most a small multiple of the log's items. A
-        larger number is refused.
+        The number of ranges in a valid value is limited by `compute_max_range_count`, even if the
+        value has many items. A range can cover at most all items of the log. Because the number of
+        ranges is limited, the number of items in a valid value is at most a small multiple of the
+        number of items in the log. A larger number is refused.
         """
         total = 0
         for start, length in zip(flat_ranges[::2], flat_ranges[1::2], strict=True):
@@ -130,7 +131,8 @@ def _check_namespace_records_well_formed(
         )
         for ref in snapshot.references.values():
             _check_reference_form_and_items(logs, ref)
-        # The stored transcript maps each channel to the key of its log and to flat lists of ranges.
+        # The transcript of each channel is stored as the key of the channel's log and a flat list
+        # of ranges, `[start, length, start, length, ...]`.
         transcripts: Mapping[str, Any] = snapshot.transcript
         for log, numbers in transcripts.values():
             logs[log].check_items_of_ranges_exist(numbers)
@@ -175,6 +177,6 @@ def _check_times(*times: float) -> None:
 
 
 def _require(is_valid: bool, part: str) -> None:
-    """Raise a `ValueError` that names a part of a record, unless this part is valid."""
+    """Raise a `ValueError` that names the invalid part of a record, unless `is_valid` is True."""
     if not is_valid:
         raise ValueError(f"{part} is not valid")

@@ -2,8 +2,9 @@
 
 The functions `encrypt_…` build the stored bytes of a row, and the functions `decrypt_…` read them.
 If the database has no encryption key, rows are not encrypted, and each row is protected by a
-checksum (`storage/encryption.py`). The encryption or the checksum binds the body of each row to ids
-that are passed as associated data. A body that was copied to another row is therefore detected.
+checksum (`storage/encryption.py`). The ids of a row are passed as associated data to the encryption
+or the checksum, which binds the body of the row to these ids. If a body is copied to another row,
+the ids of the other row do not match the body, and decrypting the row raises an error.
 """
 
 from __future__ import annotations
@@ -118,9 +119,9 @@ def compute_content_hash(seal: Seal, log_key: int, stored_item: bytes) -> int:
     """Return a hash of an item's content, which is used to find an equal item in the same log.
 
     The upper bits of the hash are taken from the log key, so hashes from the same log are adjacent
-    in the index. The lower 40 bits of the hash are a BLAKE2b hash (RFC 7693). The log key is the
-    salt of the BLAKE2b hash, so equal contents in two threads have different hashes. Different
-    contents can have equal hashes, so callers must compare the contents as well.
+    in the index. The lower 40 bits of the result are a BLAKE2b hash (RFC 7693) of the item. The log
+    key is the salt of the BLAKE2b hash, so equal contents in two threads have different hashes.
+    Different contents can have equal hashes, so callers must compare the contents as well.
     """
     digest = hashlib.blake2b(
         stored_item, digest_size=5, key=seal.hash_key, salt=log_key.to_bytes(8)
@@ -133,7 +134,7 @@ def compute_metadata_tag(seal: Seal, key: str, value: Any) -> int | None:
 
     The value None is not indexed, because for langgraph a filter for None also matches metadata
     without the key. A member of an enum is not indexed, because a process that cannot import the
-    enum class reads another value in its place.
+    enum class reads a different value in place of the member.
     """
     if key in UNTAGGED_NAMES or isinstance(value, Enum) or not isinstance(value, str | int | float):
         return None
@@ -153,7 +154,10 @@ def _compute_tag_number(hash_key: bytes, text: str) -> int:
 
 
 def compute_metadata_tags(seal: Seal, metadata: Mapping[str, Any]) -> list[int]:
-    """Return the index tags of a checkpoint's metadata. Values that are not indexed have no tag."""
+    """Return the index tags of a checkpoint's metadata.
+
+    Values that are not indexed do not get a tag.
+    """
     tags = []
     for key, value in metadata.items():
         if (
@@ -242,8 +246,8 @@ def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row)
 
     The row is `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`. In the returned
     snapshot, the log ranges in `transcript` are flat lists of numbers, as they are stored, and the
-    attribute `ranges` is empty. `CheckpointReader.unflatten_ranges_in_snapshot` completes the
-    transcript and the ranges.
+    attribute `ranges` is empty. `CheckpointReader.unflatten_ranges_in_snapshot` later converts the
+    log ranges to pairs and sets the attribute `ranges`.
 
     Raises:
         CorruptRecord: The row is damaged or was tampered with.
@@ -332,7 +336,8 @@ def encrypt_list_entry(
 ) -> tuple[bytes, bytes | None]:
     """Encrypt the title and the metadata that lists show for a thread.
 
-    The result also contains the search keys of the thread.
+    The function also builds the search keys, by which a search can find the thread without
+    decrypting its row.
 
     Args:
         seal: Encrypts the entry.
@@ -356,8 +361,8 @@ def decrypt_list_entry(
     """Decrypt a list entry, and return the title and the encoded metadata of the thread.
 
     If the title or the metadata is missing, None is returned in its place. If the list entry is
-    damaged, no error is raised and both are None, because the list entry can be rebuilt from the
-    thread's head.
+    damaged, no error is raised and `(None, None)` is returned, because the list entry can be
+    rebuilt from the thread's head.
     """
     with suppress(CorruptRecord, TypeError, ValueError):
         if stored is not None:
@@ -387,9 +392,9 @@ def build_thread_search_keys(
     """Build the keys by which a search can find a thread without decrypting the thread's row.
 
     The search keys consist of the tags of all texts and numbers in the metadata. If the database is
-    not encrypted, the tags are followed by the case-folded thread id and the case-folded title. If
-    the search keys match a search, the thread may still not match. The caller must therefore also
-    compare the decrypted row with the search.
+    not encrypted, the tags are followed by the case-folded thread id and the case-folded title. The
+    search keys of a thread may match a search although the thread itself does not match. After a
+    match of the search keys, the caller must also compare the decrypted row with the search.
 
     Returns:
         The keys as one byte string, or None if the thread can only be found by reading its row.
@@ -413,7 +418,7 @@ def fold_search_text(text: str) -> bytes:
 def iter_tags_of_nested_metadata(seal: Seal, value: Any, *path: str) -> Iterator[int]:
     """Yield the tags of all texts and numbers in nested metadata, up to a depth of `_TAG_LEVELS`.
 
-    The tag of a list element does not depend on its index.
+    An element of a list gets the same tag at every index.
     """
     if len(path) > _TAG_LEVELS:
         return
@@ -469,7 +474,7 @@ def decrypt_client_metadata(
 
 
 class LiveRun(NamedTuple):
-    """A run of the server that is running, pending or delayed.
+    """A run that the server executes, or will execute because the run is pending or delayed.
 
     Attributes:
         thread_id: The thread.

@@ -64,7 +64,8 @@ _PLAIN_TYPES: Final = {int, float, bool, type(None), bytes, bytearray}
 class ValueContext(NamedTuple):
     """Describes where a value occurs.
 
-    The context decides which parts of the value count as messages or as quotations.
+    A `ValueContext` determines which parts of a value are treated as messages, and which parts as
+    quotations of messages.
 
     Attributes:
         is_input: Whether the value is an input of a reducer, which has yet to assign ids to
@@ -87,7 +88,7 @@ class ValueContext(NamedTuple):
 class TextSet(set[str]):
     """A set of texts of erased messages, which are searched in values.
 
-    A subclass may contain texts of which only a hash is known.
+    A subclass may store a hash of a text in place of the text.
     """
 
     def has_part_of(self, text: str) -> bool:
@@ -99,8 +100,8 @@ class TextSet(set[str]):
 class Remover:
     """Removes erased messages from values.
 
-    Messages are recognised by their ids. After `collect_texts_of_removed_messages` was called,
-    quotations of the messages are removed as well.
+    Messages are recognised by their ids. Quotations of the erased messages are removed only after
+    `collect_texts_of_removed_messages` was called.
 
     Args:
         ids: The ids of the messages.
@@ -118,13 +119,16 @@ class Remover:
     has_match: bool = False
     removed_messages: dict[str, BaseMessage] = field(default_factory=dict)
     channels: TextSet = field(default_factory=TextSet)
-    _contents: TextSet = field(default_factory=TextSet)  # Comparison keys of whole erased messages.
+    # `_contents` contains a key for each erased message. Messages with equal content have equal
+    # keys.
+    _contents: TextSet = field(default_factory=TextSet)
     _call_ids: TextSet = field(default_factory=TextSet)  # Ids of the tool calls of erased messages.
     # Names and arguments of the tool calls of erased messages.
     _call_keys: TextSet = field(default_factory=TextSet)
-    # Long texts in the content of erased messages.
+    # `_long_texts` contains long texts from the content of erased messages.
     _long_texts: TextSet = field(default_factory=TextSet)
-    # Long texts by which the description of a task may quote an erased message.
+    # `_task_texts` contains long texts of erased messages that the description of a task, such as a
+    # `Send` or an interrupt, may quote.
     _task_texts: TextSet = field(default_factory=TextSet)
     # The `id()` of each object that contains the value which is searched at the moment. These ids
     # are used to recognise a value that contains itself.
@@ -147,14 +151,15 @@ class Remover:
         return cls(get_texts("ids"), texts_of, channels=get_texts("channels"), **texts)
 
     def texts_by_kind(self) -> dict[str, Set[str]]:
-        """Return a dict from each kind to the ids, channels or texts that identify messages."""
+        """Return the texts that identify erased messages, such as message ids, by their kind."""
         texts = {kind: getattr(self, name) for kind, name in _TEXT_ATTRIBUTES.items()}
         return {"ids": self.ids, "channels": self.channels, **texts}
 
     def collect_texts_of_removed_messages(self) -> None:
         """Collect the texts and tool calls of the removed messages.
 
-        Quotations of the removed messages are recognised by the collected texts and tool calls.
+        With the collected texts and tool calls, the `Remover` recognises quotations of the removed
+        messages in other values.
         """
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for message in self.removed_messages.values():
@@ -165,21 +170,21 @@ class Remover:
                 texts |= new_texts
 
     def build_byte_strings_to_search_for(self) -> list[bytes]:
-        """Return byte strings by which encoded values with something to erase can be found.
+        """Return byte strings to find encoded values that may contain or quote erased messages.
 
-        If an encoded value contains none of the returned byte strings, the value need not be
-        decoded.
+        An encoded value that contains none of the byte strings does not need to be decoded, because
+        it contains and quotes no erased message.
         """
         texts = {*self.ids, *self._call_ids, *self._long_texts, *self._task_texts}
         for message in self.removed_messages.values():
             texts |= {call["name"] or "" for call in _list_tool_calls(message)}
-            # Skip empty content, because the search text "" would occur in every value.
+            # Skip empty content, because every value contains the empty text.
             if message.content:
                 texts.add(max(_iter_strings(message.content), key=len, default=""))
         return [text.encode(errors="surrogatepass") for text in texts]
 
     def exclude_texts_of_others(self, values: Iterable[Any]) -> None:
-        """Stop searching for texts and tool calls that kept messages contain as well.
+        """Stop searching for texts and tool calls that both erased and kept messages contain.
 
         If a kept message and an erased message contain the same text, a value with the text may
         quote the kept message and must not be removed.
@@ -317,10 +322,10 @@ class Remover:
     def _find_new_values_of_changed_fields(
         self, value: Any, context: ValueContext
     ) -> dict[Any, Any]:
-        """Return the new values of those fields that must change, by field name.
+        """Return the new value of each field that must change, by field name.
 
-        The value of a removed field is `REMOVED`. The message with the result of an erased tool
-        call stays, but quotations are removed from it.
+        The value of a removed field is `REMOVED`. The tool message with the result of an erased
+        tool call is kept, and quotations of erased messages are removed from the tool message.
         """
         is_dict, is_message = (
             isinstance(value, dict),

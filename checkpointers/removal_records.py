@@ -4,11 +4,13 @@ A run that loaded its state before an erasure still has the erased messages in m
 store them again with its next checkpoint. To prevent that erased messages are stored again, each
 erasure of messages and each deletion of a thread adds a removal record. A removal record is a row
 of the table `removals`. The removal records of each thread id are numbered. When a run loads a
-checkpoint, `get_tuple` returns the number of the thread's newest removal record in the config,
-under `REMOVALS_KEY`. langgraph passes this config on when the run stores a checkpoint. A request to
-store a checkpoint is stale if the number in its config is lower than the number of the thread's
-newest removal record. `stale_puts` removes the erased messages from a stale request, or refuses the
-request if the thread was deleted.
+checkpoint, `get_tuple` adds the number of the thread's newest removal record to the config, under
+the key `REMOVALS_KEY`. When the run stores a checkpoint, langgraph passes this config to the
+checkpointer again. A request to store a checkpoint is stale if messages were removed from the
+thread after the run had loaded its state. The config of a stale request contains a lower number
+than the number of the thread's newest removal record. Before a stale request is executed,
+`stale_puts` removes the erased messages from the request. If the thread was deleted, `stale_puts`
+refuses the stale request.
 
 A removal record contains no text and no thread id, only BLAKE2b hashes (RFC 7693). Each database
 has its own random key for the hashes in removal records. The table `settings` stores this key,
@@ -43,7 +45,8 @@ SUBSTRING_KINDS: Final = ("texts", "traces")
 PREFIX_CHARS: Final = 16
 """The number of characters of the prefix of such a text. The prefix is hashed separately, to find
 the possible starts of the text in a longer one. No such text is shorter."""
-_KEY_BYTES: Final = 32  # Length in bytes of the random key with which the hashes are computed.
+# Length in bytes of the random key that is used to hash texts for removal records.
+_KEY_BYTES: Final = 32
 _HASH_BYTES: Final = 8  # Length in bytes of the hash of a text or of a checkpoint id.
 _THREAD_HASH_BYTES: Final = 16  # Length in bytes of the hash of a thread id.
 # Maximum number of runs for which `RemovalRecords.loaded` has an entry. The oldest entries are
@@ -67,8 +70,8 @@ class RemovalRecord(NamedTuple):
 
 
 _ROLLED_BACK: Final = (
-    # When a run was rolled back, a removal record contains the hashed ids of the run's checkpoints
-    # under the kind `_ROLLED_BACK`.
+    # Kind of the hashed checkpoint ids in a removal record. When a run is rolled back, a removal
+    # record stores the hashed ids of the run's checkpoints under this kind.
     "rolled back"
 )
 
@@ -115,7 +118,7 @@ class RemovalRecords:
             self.key = self.seal.unseal(rows[0][0], _KEY_ASSOCIATED_DATA)
 
     def replace_key(self, key: bytes) -> Flow[None]:
-        """Adopt the hash key of another database whose removal records were copied here."""
+        """Adopt the hash key of a database whose removal records were copied to this database."""
         yield self.sql("set_removal_key", self._seal_key(key))
         self.key = key
 
@@ -145,7 +148,10 @@ class RemovalRecords:
         return hashlib.blake2b(data, digest_size=size, key=self.key or b"").digest()
 
     def hash_texts(self, texts: Mapping[str, Iterable[str]]) -> dict[str, list[bytes]]:
-        """Hash the texts of each kind. The result has the form of `RemovalRecord.texts`."""
+        """Hash the texts of each kind.
+
+        The returned dict can be used as the attribute `texts` of a `RemovalRecord`.
+        """
         hashes: dict[str, list[bytes]] = {}
         for kind, kind_texts in texts.items():
             hash_one = self._hash_with_prefix if kind in SUBSTRING_KINDS else self.hash_text
@@ -153,7 +159,7 @@ class RemovalRecords:
         return hashes
 
     def _hash_with_prefix(self, kind: str, text: str) -> bytes:
-        """Concatenate the hash of a text's start, the hash of the text, and its length."""
+        """Join the hash of a text's start, the hash of the whole text, and the text's length."""
         start = self.hash_text("start", text[:PREFIX_CHARS])
         return start + self.hash_text(kind, text) + len(text).to_bytes(4)
 
@@ -210,18 +216,18 @@ class RemovalRecords:
         return number
 
     def add_rollback(self, thread_id: str, checkpoint_ids: Iterable[str]) -> Flow[None]:
-        """Record that a rolled-back run's checkpoints were removed, so that no import adds them.
+        """Record that the checkpoints of a rolled-back run were removed and must not be imported.
 
-        The number of the added removal record is not stored in the row of the thread. Runs of the
-        thread that have already loaded their state therefore do not become stale, and may store the
-        messages that they have loaded.
+        The number of the added removal record is not stored in the row of the thread. A rollback
+        does not make the requests of other runs stale, so a run that has already loaded its state
+        may store the messages that it has loaded.
         """
         yield from self.add_record(thread_id, {_ROLLED_BACK: checkpoint_ids}, None)
 
     def find_rolled_back_checkpoints(
         self, thread_id: str, checkpoint_ids: Iterable[str]
     ) -> Flow[list[str]]:
-        """Return the given ids of checkpoints that were removed when a run was rolled back."""
+        """Return the ids in `checkpoint_ids` whose checkpoints were deleted by a rollback."""
         records = yield from self.read_records_since(thread_id, 0)
         hashes = {digest for record in records for digest in record.texts.get(_ROLLED_BACK, ())}
         return [uid for uid in checkpoint_ids if self.hash_text(_ROLLED_BACK, uid) in hashes]
@@ -258,10 +264,10 @@ class RemovalRecords:
             self.loaded[control, thread_id] = newest_removal_number
 
     def is_stale(self, request: CheckpointPut | TaskWrites, newest_removal: int) -> bool:
-        """Return whether a request's state was loaded before the newest removal from the thread.
+        """Return whether a request's state was loaded before data was last removed from the thread.
 
-        The request stores a checkpoint or pending writes, which were computed from the loaded
-        state.
+        The request stores a checkpoint or pending writes that a run has computed from the state
+        that the run has loaded.
 
         Args:
             request: The checkpoint or the writes to store.
@@ -275,10 +281,9 @@ class RemovalRecords:
         """Return the newest removal record's number at the time when a request's state was loaded.
 
         The request stores a checkpoint or pending writes, which were computed from the loaded
-        state. The data that a subgraph or a node stores may come from the state with which the run
-        started. If the request comes from a subgraph or a node, the result is therefore the number
-        that was the newest when the run started, even if the subgraph has loaded a checkpoint
-        later.
+        state. A subgraph or a node may store data from the state that the run loaded when it
+        started. If the request comes from a subgraph or a node, the number at the start of the run
+        is returned, even if the subgraph has loaded a checkpoint later.
 
         Returns:
             The number, and whether the request comes from a run in this process.
@@ -308,8 +313,9 @@ def record_associated_data(thread: bytes, number: int) -> AssociatedData:
 def parse_substring_hash(part: bytes) -> tuple[bytes, bytes, int]:
     """Split an element of a removal record into two hashes and the length of the text.
 
-    The first hash is that of the text's first characters, and the second hash is that of the whole
-    text. Only the elements of the kinds in `SUBSTRING_KINDS` have two hashes and a length.
+    The first hash is the hash of the text's first characters, and the second hash is the hash of
+    the whole text. The element must belong to one of the kinds in `SUBSTRING_KINDS`. An element of
+    any other kind is a single hash.
     """
     start, whole, length = part[:_HASH_BYTES], part[_HASH_BYTES:-4], part[-4:]
     return start, whole, int.from_bytes(length)
@@ -326,7 +332,8 @@ def drop_oldest_entries(runs: dict[Any, Any], limit: int) -> None:
     Another OS thread may add entries to the dict while this function runs.
     """
     while len(runs) >= limit:
-        # These errors are raised if another OS thread has changed the dict.
+        # RuntimeError or StopIteration is raised if another OS thread has changed the dict `runs`
+        # at the same time.
         with suppress(RuntimeError, StopIteration):
             runs.pop(next(iter(runs)), None)
 

@@ -15,7 +15,7 @@ NodeAndInterruptValue = tuple[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class HistoryItem:
-    """An item that a channel contained at a checkpoint or at an ancestor of the checkpoint.
+    """One item in the history of a channel up to a checkpoint, such as a message.
 
     Attributes:
         value: The message, the element of a list, or the `(key, value)` pair of a dict.
@@ -113,7 +113,8 @@ class ThreadStatus:
     def next(self) -> tuple[str, ...]:
         """The node of each task that has not ended.
 
-        A node with several tasks occurs several times.
+        If several tasks of a node have not ended, the tuple contains the name of the node several
+        times.
         """
         return tuple(task.node for task in self.tasks if not task.done)
 
@@ -124,7 +125,7 @@ class ThreadStatus:
 
     @property
     def questions(self) -> tuple[NodeAndInterruptValue, ...]:
-        """The open questions, as pairs of the asking node and the interrupt's value."""
+        """The unanswered questions, as pairs of the node's name and the interrupt's value."""
         open_tasks = [task for task in self.tasks if not task.done]
         return tuple(
             (task.node, _get_interrupt_value(one)) for task in open_tasks for one in task.interrupts
@@ -310,8 +311,8 @@ class Retention:
 
     A checkpoint is kept if one of the rules `last`, `days` and `turns` keeps it. The head of each
     namespace is always kept. If the head was stored by an update of the state less than a day ago,
-    the checkpoint that was updated is kept, too. A run may still continue from the updated
-    checkpoint.
+    the checkpoint that was updated is kept, too. The updated checkpoint is kept because a run may
+    still continue from it.
 
     Attributes:
         last: The number of newest checkpoints of each namespace that are kept.

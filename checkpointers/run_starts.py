@@ -1,14 +1,15 @@
 """Record when runs start, to tell when a message was added to a thread.
 
-Each checkpoint that a langgraph run stores contains the start time of the run. A run first loads
-its thread, so the start time of a run is the time just before the thread is loaded. A new input
-starts a run. When an interrupted run is resumed, the resumed run counts as the same run. The
-checkpoints of the resumed run therefore contain the start time that the parent checkpoint contains.
+Each checkpoint that a langgraph run stores contains the start time of the run. The start time of a
+run is the time just before the run loads its thread, because a run loads its thread first. A new
+input starts a run. When an interrupted run is resumed, the resumed run counts as the same run. The
+checkpoints of the resumed run contain the start time of the interrupted run, which is taken from
+the parent checkpoint.
 
-Checkpoints of state updates and of imports have no start time, and neither have checkpoints that
-were merged with an update. When a thread is copied, or when databases are merged, the start times
-are dropped. A file from an unknown source can therefore not claim that a run of this database has
-added a message.
+Three kinds of checkpoints have no start time: checkpoints of state updates, imported checkpoints,
+and checkpoints that were merged with a state update. When a thread is copied, or when databases are
+merged, the start times are dropped. Because the start times are dropped, a file from an unknown
+source cannot claim that a run of this database has added a message.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from perdure.checkpointers.removal_records import (
 )
 from perdure.storage.flow import Flow
 
-# Maximum number of runs whose start is remembered. The oldest runs are dropped.
+# Maximum number of runs whose start times are kept in memory. If there are more runs, the oldest
+# runs are dropped.
 _MAX_RUNS: Final = 8192
 # The character that separates the names of nested graphs in a checkpoint namespace.
 _BETWEEN_GRAPHS: Final = "|"
@@ -69,7 +71,9 @@ class RunStarts:
         started_at: float,
         loaded: CheckpointTuple | None,
     ) -> None:
-        """Record that a run has loaded a checkpoint. Configs that belong to no run are ignored.
+        """Record that a run has loaded a checkpoint.
+
+        The call is ignored if the config belongs to no run.
 
         Args:
             config: The config of the read.
@@ -85,9 +89,9 @@ class RunStarts:
         former_run = self._runs.pop(key, None)
         has_empty_id = not is_addressed and "checkpoint_id" in config["configurable"]
         if has_empty_id and former_run is not None and former_run.is_addressed:
-            # The run has loaded a checkpoint by its id before, and now the head is read. langgraph
-            # reads the head only to check whether the loaded checkpoint is the head. The record of
-            # the first read is therefore kept.
+            # The run has already loaded a checkpoint by its id. langgraph now loads the head only
+            # to check whether the loaded checkpoint is the head, so keep the record of the loaded
+            # checkpoint.
             self._runs[key] = former_run
             return
         drop_oldest_entries(self._runs, _MAX_RUNS)
@@ -103,7 +107,8 @@ class RunStarts:
     def set_run_start(self, put: CheckpointPut) -> None:
         """Set the start time of the run in a request to store a checkpoint.
 
-        If the checkpoint belongs to the same run as its parent, `continues_run` is set instead.
+        If the checkpoint continues the run of its parent, no start time is set, and the attribute
+        `continues_run` is set to True.
         """
         config, thread_id = put.config, put.address.thread_id
         runtime = None if config is None or put.address.checkpoint_ns else find_runtime(config)
@@ -161,8 +166,7 @@ def find_messages_added_after(
         reader, thread_id, stored_checkpoint, channel, message_ids, period
     )
     started_at = run.started_at
-    # If the run has not started with an input, the run may be the continuation of an interrupted or
-    # failed run.
+    # A run that has received no input may be the continuation of an interrupted or failed run.
     if not run.has_input:
         status = yield from reader.find_thread_status(address)
         if status is None or status.tasks:
@@ -186,12 +190,12 @@ def _find_added_messages(
 ) -> Flow[Mapping[str, bool]]:
     """Return for each message whether it was added by a run that started within `period`.
 
-    The result contains only messages in the checkpoint's transcript. If a message has several
-    versions, the result for the message is True only if all versions were added by runs that
+    The returned dict has entries only for messages in the checkpoint's transcript. If a message has
+    several versions, the value for the message is True only if each version was added by a run that
     started within `period`. The oldest checkpoint that contains a version of a message shows which
     run has added the version. If the parent of the oldest checkpoint with a version of the message
-    was pruned, it is not certain which run has added the version, so the result for the message is
-    False.
+    was pruned, it is not certain which run has added the version. The value for a message is False
+    if one of its versions was added by an unknown run.
     """
     if stored_checkpoint is None or channel not in stored_checkpoint.snapshot.transcript:
         return {}
@@ -245,9 +249,9 @@ def _find_added_positions(
                     reader, thread_id, stored_checkpoint, parent, channel
                 )
             )
-        # A checkpoint with the source `input` is stored before the input is added to the state. If
-        # a checkpoint with the source `input` contains items that its parent does not contain, the
-        # items were therefore added by an earlier run.
+        # Do not count the items that a checkpoint with the source `input` contains and its parent
+        # lacks. An earlier run has added these items, because langgraph stores a checkpoint with
+        # the source `input` before the input is added to the state.
         if reader.decode_metadata(checkpoint).get("source") != "input":
             added |= remaining - in_parent
         checkpoint, remaining = parent, in_parent

@@ -21,13 +21,13 @@ from perdure.storage.flow import Flow
 T = TypeVar("T")
 
 _POLL_S: Final = 0.002  # Seconds between two checks whether writes are still in progress.
-# Number of successive iterations of the event loop without a write after which a run counts as
-# ended.
+# A run counts as ended after this number of successive iterations of the event loop in which no
+# write of the run is in progress.
 _QUIET_ROUNDS: Final = 20
 
 
 class RunWrites:
-    """Keeps track of the writes of one run that are in progress in any OS thread."""
+    """Keeps track of a run's writes that are in progress in any OS thread."""
 
     def __init__(self) -> None:
         # Adding an element to a set and removing an element from a set are atomic.
@@ -61,8 +61,9 @@ class RunWrites:
     def refuse_when_closed(self, make_flow: Callable[[], Flow[T]]) -> Callable[[], Flow[T]]:
         """Wrap a function that builds a flow, so that it raises RunEnded once the run has ended.
 
-        A write can wait in a queue for longer than `close` waits. The returned function therefore
-        checks again whether the run has ended, and only then builds the flow.
+        A write can wait in a queue for longer than `close` waits. When a queued write is executed,
+        the returned function checks again whether the run has ended, before the function builds the
+        flow.
         """
 
         def make_if_open() -> Flow[T]:
@@ -84,8 +85,8 @@ class RunWrites:
             is_busy = bool(self._in_progress)
             quiet = 0 if is_busy else quiet + 1
             await asyncio.sleep(_POLL_S if is_busy else 0)
-            # Refuse new writes one iteration before the loop ends. The last iteration then notices
-            # a write that another OS thread has started just before.
+            # Refuse new writes before the last iteration of this `while` loop. The last iteration
+            # then still notices a write that another OS thread has just started.
             self._closed = quiet == _QUIET_ROUNDS - 1
         self._closed = True
 

@@ -182,10 +182,11 @@ class RunTable(ServerTable):
         return [run_id for (run_id,) in results[len(end)]] if ended_rows else None
 
     async def set_person(self, run: LiveRun, person: str) -> None:
-        """Store the person whose memories a run uses. The person is known when the run starts.
+        """Store the person whose memories a run uses.
 
-        The transaction reads the details of the run again, because an erasure may have removed
-        messages from the stored details since the run was loaded.
+        This method is called when the run starts, because the person is not known earlier. The
+        transaction reads the details of the run again, because an erasure may have removed messages
+        from the stored details since the run was loaded.
         """
 
         def flow() -> Flow[None]:
@@ -204,7 +205,7 @@ class RunTable(ServerTable):
         """Queue a delayed run that is now due, unless another process has already queued it.
 
         The queued run starts when all earlier runs of its thread have ended. If `cancel_action` is
-        given, the earlier runs are cancelled.
+        given, the live runs of the thread are cancelled.
 
         Args:
             run: The delayed run.
@@ -238,7 +239,7 @@ class RunTable(ServerTable):
         return [self._sql(name, run.thread_key, run.seq) for name in names]
 
     async def claim_runs(self, owner: str, orphaned_runs: Sequence[LiveRun] = ()) -> None:
-        """Take over runs of dead processes, and claim all runs of a process that can start now.
+        """Take over orphaned runs of dead processes, and claim all runs that `owner` can start now.
 
         Args:
             owner: The process that claims the runs.
@@ -259,7 +260,7 @@ class RunTable(ServerTable):
         """Cancel one run of a thread, or all its runs if `run_id` is `""`.
 
         A run that is being executed is stopped by the process that executes it. A pending or
-        delayed run ends at once, or is deleted if the action is `rollback`.
+        delayed run ends at once. With the action `rollback`, a pending or delayed run is deleted.
 
         Returns:
             The ids of the cancelled runs. Runs that had ended before are left out.
@@ -310,7 +311,9 @@ class RunTable(ServerTable):
         return rows[0] if rows else None
 
     async def get_thread_key(self, thread_id: str) -> int:
-        """Return the key of a thread. A thread that is deleted and created again gets another key.
+        """Return the key of a thread.
+
+        If a thread is deleted and created again, the new thread has a different key.
 
         Raises:
             UnknownThread: The thread does not exist.
@@ -383,8 +386,8 @@ class RunTable(ServerTable):
     ) -> list[Statement]:
         """Build the statements that store a batch of events.
 
-        When the statements are executed, nothing is stored if the run was cancelled in a way other
-        than `known_cancel`.
+        If the run was cancelled, the statements store nothing, unless the cancel action of the run
+        is `known_cancel`.
         """
         key, previous = (run.thread_key, run.seq), batch.previous_number
         row = previous, batch.last_number, encrypt_events(self._seal, run, previous, batch.events)
@@ -422,7 +425,7 @@ class RunTable(ServerTable):
     ) -> list[tuple[RunRow, bool]]:
         """Return one page of runs, newest first, from all threads that may match a query.
 
-        Only those conditions of the query are applied that SQL can check, so the result may include
+        The SQL statement applies only the conditions that SQL can check, so the result may include
         runs of threads that do not match the query. The sort order of the query is ignored.
 
         Returns:

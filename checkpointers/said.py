@@ -1,9 +1,9 @@
 """Track the progress of the transcript index, which makes messages searchable.
 
-The progress of a thread is the position up to which its messages have been indexed. The index
-consists of tables of the store in the same database as the threads. When items are removed from a
-thread, the same transaction removes the thread's messages from the transcript index. The next
-search adds the remaining messages again.
+The progress of a thread is the position up to which its messages have been indexed. The transcript
+index is stored in tables of the store, in the same database as the threads. When items are removed
+from a thread, the same transaction removes the thread's messages from the transcript index. The
+next search indexes the messages that remain in the thread again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from perdure.storage.flow import Flow, NamedSQL, Statement
 
 _PAGE: Final = 64  # Number of items of a transcript that are read at once, starting at the end.
 _CHECKPOINTS_PER_MESSAGE: Final = (
-    # Number of checkpoints that are read for each new message. A run stores several checkpoints for
-    # each message.
+    # Number of checkpoints that are read for each new message, because a run stores several
+    # checkpoints for each message.
     4
 )
 
@@ -46,7 +46,7 @@ class IndexProgress(NamedTuple):
     path: bytes | None
 
     def position_in(self, path: bytes) -> int:
-        """Return the position up to which the thread is indexed in an index namespace, or 0."""
+        """Return the thread's indexed position in an index namespace, or 0 if there is none."""
         return (self.position or 0) if self.path == path else 0
 
 
@@ -66,8 +66,8 @@ def read_unindexed_items(
 ) -> Flow[tuple[IndexProgress, list[tuple[HistoryItem, float]]] | None]:
     """Read the items of a thread that are not indexed yet.
 
-    The result also includes items that the thread's state no longer contains, and items of
-    branches.
+    The result includes items of branches, and items that the thread's current state no longer
+    contains.
 
     Args:
         threads: The reader of threads.
@@ -154,9 +154,9 @@ def save_index_progress(
     rows = yield [
         sql("transcript_progress_of", thread_id) for thread_id, *_ in ids_with_old_and_new_progress
     ]
-    # The stored version token may differ, because a different version token only means that the
-    # thread has continued. The new messages are indexed later. If anything else differs, the
-    # progress is not stored.
+    # The new progress is stored even if the version token has changed, because a different version
+    # token only means that the thread has continued. The new messages are indexed later. The new
+    # progress is not stored if any other field of the old progress has changed.
     is_saved = [
         bool(states)
         and IndexProgress(*states[0])._replace(version_token=before.version_token) == before
@@ -187,8 +187,8 @@ def drop_thread_index(sql: NamedSQL, thread_key: int) -> Flow[None]:
     """Remove a thread from the transcript index.
 
     The caller must have updated the thread's row in the table `threads` in the same transaction.
-    The update locks the row, so another process can add messages of the thread to the index only
-    before or after the transaction.
+    The caller's update locks the thread's row, so another process can add messages of the thread to
+    the index only before or after this transaction.
     """
     for (path,) in (yield sql("drop_transcript_progress", thread_key)):
         keys = f"{thread_key:x}.", f"{thread_key:x}/"

@@ -81,8 +81,8 @@ T = TypeVar("T")
 OFF_LOOP_ITEMS: Final = 512
 # A context manager that does nothing, for runs without a `RunWrites` object.
 _NO_RUN: Final = nullcontext()
-# Maximum number of entries in `_read_by_id`, and maximum number of entries in `_labels`. The oldest
-# entries are dropped.
+# Maximum number of entries in each of the dicts `_read_by_id` and `_labels`. If a dict has more
+# entries, its oldest entries are dropped.
 _MAX_REMEMBERED: Final = 1024
 
 
@@ -139,7 +139,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """Return a copy of the checkpointer that rebuilds objects of additional types.
 
         The types in `extra_allowlist` are added to the types that the checkpointer already allows.
-        The copy uses the same database, so closing the copy also closes the original checkpointer.
+        The copied checkpointer uses the same database, so closing the copy also closes the original
+        checkpointer.
         """
         clone = super().with_allowlist(extra_allowlist)
         assert isinstance(clone, type(self))
@@ -203,8 +204,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """Read a checkpoint.
 
         If the config names the id of a checkpoint that is not a head, remember the checkpoint's
-        address. If a run stores a child of a checkpoint whose address is remembered, the run has
-        returned to an earlier checkpoint on purpose (`CheckpointPut.is_deliberate`).
+        address. If a run later stores a child of this remembered checkpoint, the run has returned
+        to an earlier checkpoint on purpose (`CheckpointPut.is_deliberate`).
         """
         checkpoint = yield from self._reader.read_tuple(address)
         if checkpoint is None and not address.checkpoint_ns and self._removals.key is not None:
@@ -297,9 +298,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         `new_versions` does not name keeps the value that it has in the parent checkpoint. If the
         value of a channel is a list or dict, items that are stored already are not stored again.
 
-        The metadata inherits `user_id` and `owner` from the parent. Neither `user_id` nor `owner`
-        is inherited if the config or the context of the run names another user, or sets `user_id`
-        or `owner` to `""` or None.
+        The metadata of the new checkpoint inherits `user_id` and `owner` from the metadata of the
+        parent checkpoint. Neither `user_id` nor `owner` is inherited if the config or the context
+        of the run names another user, or sets `user_id` or `owner` to `""` or None.
 
         Returns:
             The config that names the new checkpoint.
@@ -360,11 +361,11 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
 
         langgraph copies the `configurable` of a run into the metadata, but not its `context`, which
         may contain secrets. Memory nodes call this method with the names of the values that they
-        have read from the context. When the next checkpoint of the root graph is stored, the named
-        values are copied from the context into its metadata. Only strings of at most 4,096
-        characters are copied. A value from the context replaces a value with the same name from
-        `configurable`. Later checkpoints inherit the copied values, unless the context of a later
-        run has other values.
+        have read from the context. When the next checkpoint of the root graph is stored, the values
+        that `names` lists are copied from the context into the checkpoint's metadata. Only strings
+        of at most 4,096 characters are copied. A value from the context replaces a value with the
+        same name from `configurable`. Later checkpoints inherit the copied values, unless the
+        context of a later run has other values.
 
         Args:
             thread_id: The thread.
@@ -387,8 +388,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> None:
         """Store the writes of a task with the checkpoint from which the task ran.
 
-        The first writes of a task are kept. Errors, interrupts and similar special writes replace
-        earlier ones.
+        The first writes of a task are kept. A write to a special channel, such as an error or an
+        interrupt, replaces the task's earlier write to the same channel.
 
         Raises:
             InvalidConfig: The config has no thread_id or no checkpoint_id, or the id or path of the
@@ -433,8 +434,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     def get_next_version(self, current: Any, channel: None) -> Any:
         """Return the next version of a channel.
 
-        Versions are integers. If the current version is a text, another checkpointer has written
-        the version, and the next version is a text in the same format.
+        Versions are integers. If the current version is a str, another checkpointer has created it,
+        and the next version is a str in the same format.
         """
         if current is None:
             return 1

@@ -15,7 +15,8 @@ from perdure.storage.flow import Flow, LastRequest, Row, Statement, fetch_rows
 class ServerTable:
     """Base class of a server table.
 
-    The methods of a server table execute SQL statements that are looked up by name.
+    The methods of a subclass access one table of the server, such as the table of runs, by SQL
+    statements that are looked up by name.
     """
 
     def __init__(self, saver: Checkpointer) -> None:
