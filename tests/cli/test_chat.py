@@ -30,7 +30,7 @@ from perdure.graphs.responder import NOTICE
 from perdure.memory import views
 from tests.cli.commands import attempt, read, run
 from tests.cli.memory import talk, texts
-from tests.contracts.test_status import joining
+from tests.contracts.test_status import build_joining_graph
 from tests.openai_server import PATIENCE, Failure, Held, OpenAIServer, Reply
 
 COMMAND = [sys.executable, "-c", "from perdure.cli import main; main()"]
@@ -422,9 +422,9 @@ def test_a_question_of_another_graph_is_shown(
         config: Any = {"configurable": {"thread_id": "t", "user_id": "me"}}
         if graph_id:
             config["metadata"] = {"graph_id": graph_id}
-        joining(saver).invoke({"log": []}, config)
+        build_joining_graph(saver).invoke({"log": []}, config)
         asked = read_existing_head(saver, "t").status.interrupts[0].id
-        joining(saver).invoke(Command(resume={asked: "yes"}), config)
+        build_joining_graph(saver).invoke(Command(resume={asked: "yes"}), config)
     before = left(db)
     why = refused()
 

@@ -44,8 +44,8 @@ from tests import backends, postgres_server, store_backends
 from tests.cli.commands import error, read, run
 from tests.contracts.puts import config_at, put
 from tests.contracts.test_import import compile_graph, read_all_checkpoints
-from tests.contracts.test_runs import accepted
-from tests.contracts.test_runs import of as of_thread
+from tests.contracts.test_runs import accept_run
+from tests.contracts.test_runs import list_run_rows as of_thread
 from tests.store_backends import Clock
 
 NOTES, MORE = ("users", "ümit", "notes"), ("users", "bo")
@@ -84,8 +84,8 @@ def fill(old: Database) -> None:
         early = list(graph.get_state_history(config))[3].config
         graph.update_state(early, {"messages": [("human", "a fork")]}, as_node="sub")
     graph.invoke({"messages": [("human", "well?")]}, {"configurable": {"thread_id": "c"}})
-    accepted(old.saver, "a", {"request": {"input": "a plan"}})
-    accepted(old.saver, "a")
+    accept_run(old.saver, "a", {"request": {"input": "a plan"}})
+    accept_run(old.saver, "a")
     for name in ("one", "two"):
         asyncio.run(AssistantTable(old.saver).create(name, {"context": {"plan": name}}))
     asyncio.run(

@@ -19,7 +19,7 @@ from perdure.checkpointers.webhooks import WebhookTable
 from perdure.storage.flow import fetch_rows
 from tests.backends import BACKENDS
 from tests.contracts.erased import SECRET, doomed_message, human_message, read_raw_bytes
-from tests.contracts.test_runs import accepted, asked, of, put
+from tests.contracts.test_runs import accept_run, list_run_rows, make_request, put_messages
 
 Saver = Any  # a checkpointer of any kind
 
@@ -31,7 +31,7 @@ def create_cron(
     next_at: float | None = 5.0,
     **options: Any,
 ) -> CronRow:
-    content = {"payload": asked(text, **options)["request"], "metadata": {"owner": "ann"}}
+    content = {"payload": make_request(text, **options)["request"], "metadata": {"owner": "ann"}}
     cron = CronRow(str(uuid4()), thread_id, next_at, time.time(), time.time(), content)
     assert asyncio.run(CronTable(saver).create(cron))
     return asyncio.run(CronTable(saver).get(cron.cron_id)) or cron
@@ -43,7 +43,7 @@ def list_crons(saver: Saver) -> list[CronRow]:
 
 def accept_due_run(saver: Saver, due: DueCron) -> LiveRun | None:
     live = LiveRun("t", 0, 0, str(uuid4()), "pending", "me", "chat", 1, None)
-    row = RunRow(live, 1.0, 1.0, {"metadata": {}}, request=asked("hi"))
+    row = RunRow(live, 1.0, 1.0, {"metadata": {}}, request=make_request("hi"))
     accepting = RunTable(saver).accept_run_and_list_live_run_ids(
         row, reject_if_busy=False, cancel_action=None, due_cron=due
     )
@@ -53,7 +53,7 @@ def accept_due_run(saver: Saver, due: DueCron) -> LiveRun | None:
 @pytest.fixture
 def filled_saver(saver: Saver) -> Saver:
     """A checkpointer with a thread of two messages."""
-    put(saver, "t", [doomed_message, human_message("b")])
+    put_messages(saver, "t", [doomed_message, human_message("b")])
     return saver
 
 
@@ -71,7 +71,7 @@ def test_due_cron_starts_one_run_for_each_time(filled_saver: Saver) -> None:
     runs = [accept_due_run(filled_saver, DueCron(cron, 1e12)) for _ in range(2)]
 
     assert [run is not None for run in runs] == [True, False]
-    assert len(of(filled_saver)) == 1
+    assert len(list_run_rows(filled_saver)) == 1
     assert [listed.next_at for listed in list_crons(filled_saver)] == [1e12]
 
 
@@ -128,8 +128,8 @@ def test_crons_are_deleted_with_their_thread(filled_saver: Saver, method: str) -
 
 
 def end_run_with_webhook(saver: Saver, text: str, *, keeps_thread: bool = True) -> LiveRun:
-    run = accepted(saver)
-    content = {"url": "https://a.b/", "run": {"values": asked(text)["request"]["input"]}}
+    run = accept_run(saver)
+    content = {"url": "https://a.b/", "run": {"values": make_request(text)["request"]["input"]}}
     asyncio.run(WebhookTable(saver).add(run, content, {}, keeps_thread=keeps_thread))
     asyncio.run(RunTable(saver).end_run(run, "success"))
     return run
@@ -167,7 +167,7 @@ def test_erase_deletes_webhooks_that_quote_erased_message(
 
 def test_webhook_omits_values_of_run_that_began_before_erasure(filled_saver: Saver) -> None:
     """The values of such a run may contain the erased message."""
-    run = accepted(filled_saver)
+    run = accept_run(filled_saver)
     filled_saver.erase("t", ["a"])
     table, content_without_values = (
         WebhookTable(filled_saver),
@@ -195,7 +195,7 @@ def test_delete_idle_keeps_threads_with_scheduled_cron(filled_saver: Saver) -> N
 def test_crons_and_webhooks_are_stored_encrypted(kind: str, tmp_path: Path) -> None:
     with BACKENDS[kind](tmp_path) as saver:
         cron = create_cron(saver, None, SECRET)
-        put(saver, "t", [human_message("b")])
+        put_messages(saver, "t", [human_message("b")])
         run = end_run_with_webhook(saver, SECRET, keeps_thread=False)
         tables = []
         for sql in ("SELECT * FROM crons", "SELECT * FROM webhooks"):

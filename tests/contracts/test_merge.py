@@ -59,7 +59,7 @@ def fork_thread(saver: SQLiteCheckpointer, thread: str) -> None:
 
 
 def read_all_threads(saver: SQLiteCheckpointer) -> list[Any]:
-    """Return read_all_checkpoints that can be read from all threads."""
+    """Return everything that can be read from all threads."""
     threads = sorted(saver.threads(), key=lambda info: info.thread_id)
     return [
         read_all_checkpoints(saver),

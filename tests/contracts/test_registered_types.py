@@ -1,4 +1,4 @@
-"""Types that a program registers: stored by its functions, and by nothing that a row names."""
+"""Types that a program registers with `types=`, and stores and loads by its own functions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.contracts.plain_classes import CODEC, STRICT, Fixed, Point
 from tests.contracts.test_types import put
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
-SAID = "Ann's telephone number is 0470 12 34 56"
+MESSAGE_TEXT = "Ann's telephone number is 0470 12 34 56"
 
 
 class Sheet:
@@ -57,7 +57,7 @@ class WideSheet(Sheet):
 
 
 class Tree:
-    """Values that hold others of their own type."""
+    """A class whose values contain values of the same class."""
 
     def __init__(self, *parts: Any) -> None:
         self.parts = parts
@@ -112,45 +112,45 @@ VALUES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_a_registered_type_comes_back(name: str) -> None:
+def test_value_of_registered_type_round_trips(name: str) -> None:
     """Reading returns an equal value of the same type, which is encoded to the same bytes again."""
     stored = encode(REGISTERED, VALUES[name])
-    back = REGISTERED.decode(stored)
+    decoded = REGISTERED.decode(stored)
 
-    assert VALUES[name] == back
-    assert type(VALUES[name]) is type(back)
-    assert stored == encode(REGISTERED, back)
+    assert VALUES[name] == decoded
+    assert type(VALUES[name]) is type(decoded)
+    assert stored == encode(REGISTERED, decoded)
 
 
-def test_it_comes_back_within_messages() -> None:
-    """From where a message has room for any value."""
+def test_value_of_registered_type_round_trips_within_messages() -> None:
+    """`additional_kwargs` and `artifact` of a message may contain the value."""
     human = HumanMessage("x", id="1", additional_kwargs={"share": HALF, "deep": [{"s": HALF}]})
     result = ToolMessage("x", id="2", tool_call_id="c", artifact=Sheet(["a"]))
     for message in (human, result):
         stored = encode(REGISTERED, message)
-        back = REGISTERED.decode(stored)
-        assert message == back
-        assert stored == encode(REGISTERED, back)
+        decoded = REGISTERED.decode(stored)
+        assert message == decoded
+        assert stored == encode(REGISTERED, decoded)
         # a process that does not know the types puts the same message again
         assert stored == encode(CODEC, CODEC.decode(stored))
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_a_process_that_has_not_registered_it_loses_nothing(name: str) -> None:
+def test_process_without_the_registration_stores_the_same_bytes_again(name: str) -> None:
     """The process reads the result of `dump` in a dict, and stores the dict as the same bytes."""
     stored = encode(REGISTERED, VALUES[name])
-    back = CODEC.decode(stored)
+    decoded = CODEC.decode(stored)
 
-    assert stored == encode(CODEC, back)
-    assert VALUES[name] == REGISTERED.decode(encode(CODEC, back))
+    assert stored == encode(CODEC, decoded)
+    assert VALUES[name] == REGISTERED.decode(encode(CODEC, decoded))
     with pytest.raises(ForbiddenType):
         STRICT.decode(stored)
 
 
-def test_what_is_not_registered_is_logged(
+def test_reading_an_unregistered_type_logs_one_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once, with the option that is missing."""
+    """The warning names the option that is missing."""
     monkeypatch.setattr(values, "_noted", set())
     with caplog.at_level(logging.WARNING, "perdure"):
         for _ in range(2):
@@ -160,8 +160,8 @@ def test_what_is_not_registered_is_logged(
     assert "types=[StoredType(cls, dump, load)]" in line
 
 
-def test_the_refusal_names_the_registered_type_first_and_what_pickle_means() -> None:
-    """Whoever reads it learns what works, and what it costs."""
+def test_refusal_suggests_registering_the_type_before_pickle() -> None:
+    """The error also says that pickle runs code from the file."""
     with pytest.raises(Unstorable) as refused:
         encode(CODEC, {"a": [Sheet(["a"])]})
     text = str(refused.value)
@@ -172,7 +172,7 @@ def test_the_refusal_names_the_registered_type_first_and_what_pickle_means() -> 
     assert "runs code from the file" in text
 
 
-# -- pairs that do not do what they should
+# -- pairs of functions that are wrong
 
 
 def fails(*_: Any) -> Any:
@@ -194,8 +194,8 @@ PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_pair_that_is_wrong_is_found_at_put(name: str) -> None:
-    """The error names the value and its path, and nothing is written."""
+def test_put_refuses_value_whose_dump_or_load_is_wrong(name: str) -> None:
+    """The error names the path of the value, and nothing is written."""
     dump, load, expected = PAIRS[name]
     with SQLiteCheckpointer.open(":memory:", types=[StoredType(Sheet, dump, load)]) as saver:
         with pytest.raises(Unstorable, match=expected) as refused:
@@ -204,19 +204,19 @@ def test_a_pair_that_is_wrong_is_found_at_put(name: str) -> None:
         assert list(saver.list(None)) == []
 
 
-def test_a_load_that_fails_later_loses_nothing() -> None:
-    """The rest of the state is read, and the value is put again as it was."""
+def test_value_whose_load_fails_is_read_as_dict_and_stored_unchanged() -> None:
+    """The rest of the state is read as usual."""
     stored = encode(REGISTERED, [1, Sheet(["a"])])
     broken = codec_with(StoredType(Sheet, Sheet.dumped, fails))
-    back = broken.decode(stored)
+    decoded = broken.decode(stored)
 
-    assert back[0] == 1
-    assert isinstance(back[1], dict)
-    assert stored == encode(broken, back)
+    assert decoded[0] == 1
+    assert isinstance(decoded[1], dict)
+    assert stored == encode(broken, decoded)
 
 
-def test_a_subclass_is_refused_unless_it_is_registered() -> None:
-    """As the base class it would come back as another value."""
+def test_subclass_of_registered_type_is_refused_unless_registered_itself() -> None:
+    """A subclass that was stored as its base class would be read as another value."""
     with pytest.raises(Unstorable, match="WideSheet"):
         encode(REGISTERED, WideSheet(["a"]))
     load: Any = WideSheet.loaded
@@ -226,12 +226,14 @@ def test_a_subclass_is_refused_unless_it_is_registered() -> None:
         assert type(both.decode(encode(both, value))) is type(value)
 
 
-ROWS = [("os", "system", "touch /nowhere"), ("builtins", "eval", "1/0"), ("", "", None)]
+CALLABLES = [("os", "system", "touch /nowhere"), ("builtins", "eval", "1/0"), ("", "", None)]
 
 
-@pytest.mark.parametrize(("module", "name", "payload"), ROWS)
-def test_a_row_calls_only_what_is_registered(module: str, name: str, payload: Any) -> None:
-    """Whatever name a row gives, its payload comes back as data."""
+@pytest.mark.parametrize(("module", "name", "payload"), CALLABLES)
+def test_row_that_names_an_unregistered_callable_calls_nothing(
+    module: str, name: str, payload: Any
+) -> None:
+    """The payload of the row is returned as data, whichever name the row contains."""
     inner = ormsgpack.packb([module, name, payload])
     row = b"\x10" + ormsgpack.packb(ormsgpack.Ext(66, inner))
 
@@ -263,29 +265,29 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_types_that_are_wrong_are_refused_when_it_is_opened(name: str, tmp_path: Path) -> None:
-    """By every class and function that opens a checkpointer."""
+def test_opening_a_checkpointer_refuses_wrong_types(name: str, tmp_path: Path) -> None:
+    """Every class and function that opens a checkpointer refuses the same types."""
     make, expected = FAULTS[name]
-    opening: list[Callable[[], Any]] = [
+    open_functions: list[Callable[[], Any]] = [
         lambda: SQLiteCheckpointer(tmp_path / "x.db", types=make()),
         lambda: SQLiteCheckpointer.open(tmp_path / "x.db", types=make()),
         lambda: PostgresCheckpointer("postgresql://nobody@127.0.0.1:1/none", types=make()),
         lambda: open_checkpointer(str(tmp_path / "x.db"), types=make()),
     ]
-    for opened in opening:
+    for open_checkpointer_somehow in open_functions:
         with pytest.raises(ConfigurationError, match=expected):
-            opened()
+            open_checkpointer_somehow()
 
 
-def test_a_subclass_of_a_builtin_can_be_registered() -> None:
+def test_registered_subclass_of_builtin_round_trips() -> None:
     """A subclass of a builtin that is not registered is read as the builtin."""
     codec = codec_with(StoredType(Count, int, Count))
     assert type(codec.decode(encode(codec, [Count(3)]))[0]) is Count
     assert type(codec.decode(encode(codec, [3]))[0]) is int
 
 
-def test_a_type_can_be_renamed() -> None:
-    """By an alias of its stored name, or by a stored name of its own from the beginning."""
+def test_renamed_type_is_read_by_alias_or_stored_name() -> None:
+    """The type is read by an alias of its stored name, or by a stored name that it always had."""
     stored = encode(REGISTERED, Sheet(["a"]))
     renamed = codec_with(
         dataclasses.replace(SHEET, name="shop:Sheet"), aliases={(__name__, "Sheet"): Sheet}
@@ -297,8 +299,8 @@ def test_a_type_can_be_renamed() -> None:
     assert list(renamed.iter_former_encodings(Sheet(["a"]), moved)) == [stored]
 
 
-def test_langgraphs_serializer_stores_a_type_alone() -> None:
-    """By pickle only where that is asked for; and it rebuilds no other class than the one."""
+def test_by_serializer_stores_and_rebuilds_only_its_type() -> None:
+    """Pickle is used only if `pickle_fallback` asks for it. No other class is rebuilt."""
     pickled = StoredType.by_serializer(Sheet, JsonPlusSerializer(pickle_fallback=True))
     codec = codec_with(pickled)
     stored = encode(codec, [Sheet(["a"])])
@@ -315,14 +317,14 @@ def test_langgraphs_serializer_stores_a_type_alone() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, "jsonplus", object()], ids=type)
-def test_what_is_no_serializer(wrong: Any) -> None:
+def test_by_serializer_refuses_object_that_is_no_serializer(wrong: Any) -> None:
     """A wrong serializer is refused when the type is registered, not at the first put."""
     with pytest.raises(ConfigurationError, match="expected a serializer of langgraph"):
         StoredType.by_serializer(Sheet, wrong)
 
 
-def test_a_data_frame() -> None:
-    """By a pair of functions, and by langgraph's serializer."""
+def test_pandas_data_frame_round_trips() -> None:
+    """The frame can be stored by a pair of functions, or by langgraph's serializer."""
     frame = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
 
     def dump(frame: Any) -> Any:
@@ -354,60 +356,62 @@ class State(TypedDict, total=False):
     sheets: list[Any]
 
 
-def graph_with(saver: Any) -> Any:
-    def turn(state: State) -> State:
+def build_graph(saver: Any) -> Any:
+    def add_sheet(state: State) -> State:
         sheets = [*(state.get("sheets") or []), Sheet([f"{len(state['messages'])}"])]
         return {"share": HALF, "sheets": sheets}
 
     def ask(state: State) -> State:
         return {"share": interrupt(state.get("share"))}
 
-    builder = StateGraph(State).add_node("turn", turn).add_node("ask", ask)
+    builder = StateGraph(State).add_node("turn", add_sheet).add_node("ask", ask)
     builder.add_edge(START, "turn").add_edge("turn", "ask")
     return builder.compile(checkpointer=saver)
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["clear", "encrypted"])
-def test_a_thread_with_registered_types_is_resumed_and_copied(
+def test_thread_with_registered_types_is_resumed_copied_and_imported(
     place: Place, key: Any, tmp_path: Path
 ) -> None:
-    """In state, history, interrupts, copies and merged databases; equal values are stored once."""
+    """Values are restored in state, history, interrupts, copies and imports."""
     with place.saver(types=TYPES, key=key) as saver:
-        graph = graph_with(saver)
+        graph = build_graph(saver)
         graph.invoke({"messages": [("human", "hi")]}, CONFIG)
     with place.saver(types=TYPES, key=key) as saver:
-        graph = graph_with(saver)
+        graph = build_graph(saver)
         assert saver.status("t").interrupts[0].value == HALF
         graph.invoke({"messages": [("human", "again")]}, CONFIG)
         state = graph.get_state(CONFIG).values
         assert state["sheets"] == [Sheet(["1"]), Sheet(["2"])]
         assert [item.value for item in saver.history("t", channel="sheets")] == state["sheets"]
-    with place.saver(key=key) as saver:  # as the command line opens it
+    with place.saver(key=key) as saver:  # without types, like the command line
         saver.copy_thread("t", "copy")
         with SQLiteCheckpointer.open(tmp_path / "merged.db") as merged:
             merged.import_from(saver)
     with SQLiteCheckpointer.open(tmp_path / "merged.db", types=TYPES) as merged:
         for thread in ("t", "copy"):
-            found = graph_with(merged).get_state({"configurable": {"thread_id": thread}}).values
-            assert found["sheets"] == [Sheet(["1"]), Sheet(["2"])]
-            assert found["share"] == HALF
+            values = build_graph(merged).get_state({"configurable": {"thread_id": thread}}).values
+            assert values["sheets"] == [Sheet(["1"]), Sheet(["2"])]
+            assert values["share"] == HALF
 
 
 # -- erasure
 
 
-def talked(saver: Any, *sheets: Sheet, **more: Any) -> Any:
+def run_turn_with_sheets(saver: Any, *sheets: Sheet, **more: Any) -> Any:
     builder = StateGraph(State).add_node("turn", lambda state: {"sheets": [*sheets], **more})
     graph: Any = builder.add_edge(START, "turn").compile(checkpointer=saver)
-    said = [HumanMessage(SAID, id="m1"), HumanMessage("and another", id="m2")]
-    graph.invoke({"messages": said}, CONFIG)
+    messages = [HumanMessage(MESSAGE_TEXT, id="m1"), HumanMessage("and another", id="m2")]
+    graph.invoke({"messages": messages}, CONFIG)
     return graph
 
 
-def test_erase_looks_into_a_type_that_gives_its_texts(place: Place) -> None:
-    """A value that quotes an erased message goes as a whole; others of its type stay."""
+def test_erase_removes_registered_values_whose_texts_quote_the_message(place: Place) -> None:
+    """A value that quotes the erased message is removed. Other values of its type stay."""
     with place.saver(types=[SEARCHED]) as saver:
-        graph = talked(saver, Sheet(["x", f"note: {SAID}!"]), Sheet(["y"]), share=Sheet([SAID]))
+        graph = run_turn_with_sheets(
+            saver, Sheet(["x", f"note: {MESSAGE_TEXT}!"]), Sheet(["y"]), share=Sheet([MESSAGE_TEXT])
+        )
         saver.erase("t", ["m1"])
         state = graph.get_state(CONFIG).values
 
@@ -416,22 +420,22 @@ def test_erase_looks_into_a_type_that_gives_its_texts(place: Place) -> None:
         assert [item.value for item in saver.history("t", channel="sheets")] == [Sheet(["y"])]
 
 
-def test_erase_does_not_look_into_a_type_without_texts(place: Place) -> None:
-    """The value stays, as the documentation says."""
+def test_erase_keeps_registered_values_of_types_without_texts(place: Place) -> None:
+    """The documentation describes this limit."""
     with place.saver(types=[SHEET]) as saver:
-        graph = talked(saver, Sheet([SAID]))
+        graph = run_turn_with_sheets(saver, Sheet([MESSAGE_TEXT]))
         saver.erase("t", ["m1"])
-        assert graph.get_state(CONFIG).values["sheets"] == [Sheet([SAID])]
+        assert graph.get_state(CONFIG).values["sheets"] == [Sheet([MESSAGE_TEXT])]
 
 
 @pytest.mark.parametrize(
     "texts", [fails, lambda sheet: [1], lambda sheet: None, lambda sheet: "a text"]
 )
-def test_texts_that_fail_stop_an_erasure(texts: Any) -> None:
-    """Nothing is erased, so that the caller does not take it for done."""
+def test_erase_fails_without_changes_if_texts_fails(texts: Any) -> None:
+    """The error tells the caller that nothing was erased."""
     types = [dataclasses.replace(SHEET, texts=texts)]
     with SQLiteCheckpointer.open(":memory:", types=types) as saver:
-        talked(saver, Sheet(["x"]))
+        run_turn_with_sheets(saver, Sheet(["x"]))
         with pytest.raises(SerializationError, match="texts of the registered type"):
             saver.erase("t", ["m1"])
-        assert [item.value.text for item in saver.history("t")] == [SAID, "and another"]
+        assert [item.value.text for item in saver.history("t")] == [MESSAGE_TEXT, "and another"]

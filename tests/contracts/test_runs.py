@@ -1,4 +1,4 @@
-"""Runs of the server as rows: their order, and what reaches the words in them."""
+"""Rows of server runs: their order, and the erasure, encryption and deletion of their content."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from tests.contracts.erased import SECRET, doomed_message, human_message, read_r
 Saver = Any  # a checkpointer of any kind
 
 
-def put(saver: Saver, thread: str, messages: list[Any]) -> None:
+def put_messages(saver: Saver, thread: str, messages: list[Any]) -> None:
     parent = puts.config_at(thread)
-    found = saver.get_tuple(parent)
-    puts.put(saver, {"messages": messages}, found.config if found else None, thread=thread)
+    record = saver.get_tuple(parent)
+    puts.put(saver, {"messages": messages}, record.config if record else None, thread=thread)
 
 
-def asked(content: str, **message: Any) -> dict[str, Any]:
+def make_request(content: str, **message: Any) -> dict[str, Any]:
     return {"request": {"input": {"messages": [{"role": "user", "content": content, **message}]}}}
 
 
-def accept(
+def request_run(
     saver: Saver,
     thread_id: str = "t",
     request: Any = None,
@@ -57,9 +57,11 @@ def accept(
     not_before: float | None = None,
 ) -> tuple[LiveRun | None, list[str]]:
     live = LiveRun(thread_id, 0, 0, str(uuid4()), "pending", owner, "chat", 1, None)
-    about = {"metadata": {}, "multitask_strategy": "enqueue", "user": "ann"}
+    details = {"metadata": {}, "multitask_strategy": "enqueue", "user": "ann"}
     now = time.time()
-    row = RunRow(live, now, now, about, request=request or asked("hi"), not_before=not_before)
+    row = RunRow(
+        live, now, now, details, request=request or make_request("hi"), not_before=not_before
+    )
     return asyncio.run(
         RunTable(saver).accept_run_and_list_live_run_ids(
             row, reject_if_busy=rejects, cancel_action=cancels, stores_events=events
@@ -67,450 +69,498 @@ def accept(
     )
 
 
-def accepted(saver: Saver, thread_id: str = "t", request: Any = None, **options: Any) -> LiveRun:
-    run, _ = accept(saver, thread_id, request, **options)
+def accept_run(saver: Saver, thread_id: str = "t", request: Any = None, **options: Any) -> LiveRun:
+    run, _ = request_run(saver, thread_id, request, **options)
     assert run is not None
     return run
 
 
-def of(saver: Saver, thread_id: str = "t") -> list[RunRow]:
+def list_run_rows(saver: Saver, thread_id: str = "t") -> list[RunRow]:
     return asyncio.run(RunTable(saver).list_runs(thread_id))[::-1]
 
 
-def statuses(saver: Saver, thread_id: str = "t") -> list[str]:
-    return [row.live.status for row in of(saver, thread_id)]
+def list_statuses(saver: Saver, thread_id: str = "t") -> list[str]:
+    return [row.live.status for row in list_run_rows(saver, thread_id)]
 
 
 @pytest.fixture
-def talked(saver: Saver) -> Saver:
-    """A thread with two messages."""
-    put(saver, "t", [doomed_message, human_message("b")])
+def filled_saver(saver: Saver) -> Saver:
+    """A checkpointer that contains one thread with two messages."""
+    put_messages(saver, "t", [doomed_message, human_message("b")])
     return saver
 
 
 # -- their order
 
 
-def test_runs_of_a_thread_run_one_after_the_other(talked: Saver) -> None:
-    table = RunTable(talked)
-    first, second, third = (accepted(talked) for _ in range(3))
-    began = statuses(talked)
+def test_runs_of_a_thread_are_executed_one_after_the_other(filled_saver: Saver) -> None:
+    table = RunTable(filled_saver)
+    first, second, third = (accept_run(filled_saver) for _ in range(3))
+    statuses_before = list_statuses(filled_saver)
     claimed = asyncio.run(table.end_run(first, "success"))
-    again = asyncio.run(table.end_run(first, "error"))
+    second_end = asyncio.run(table.end_run(first, "error"))
 
-    assert began == ["running", "pending", "pending"]
+    assert statuses_before == ["running", "pending", "pending"]
     assert claimed == [second.run_id]
-    assert again is None
-    assert statuses(talked) == ["success", "running", "pending"]
+    assert second_end is None
+    assert list_statuses(filled_saver) == ["success", "running", "pending"]
     assert third.seq > second.seq
 
 
-def test_a_run_that_may_not_wait_is_none(talked: Saver) -> None:
-    first = accepted(talked)
+def test_run_is_rejected_if_thread_is_busy(filled_saver: Saver) -> None:
+    first = accept_run(filled_saver)
 
-    assert accept(talked, rejects=True) == (None, [first.run_id])
-    assert accept(talked, "nobody's") == (None, [])
-    assert len(of(talked)) == 1
+    assert request_run(filled_saver, rejects=True) == (None, [first.run_id])
+    assert request_run(filled_saver, "nobody's") == (None, [])
+    assert len(list_run_rows(filled_saver)) == 1
 
 
-def test_a_run_cancels_those_before_it(talked: Saver) -> None:
-    first, _ = accepted(talked), accepted(talked)
-    third, live = accept(talked, cancels="interrupt")
+def test_new_run_interrupts_earlier_runs_of_its_thread(filled_saver: Saver) -> None:
+    first, _ = accept_run(filled_saver), accept_run(filled_saver)
+    third, live = request_run(filled_saver, cancels="interrupt")
 
     assert third is not None
     assert live == [first.run_id, third.run_id]
-    assert statuses(talked) == ["running", "interrupted", "pending"]
-    assert [row.live.cancel_action for row in of(talked)] == ["interrupt", "interrupt", None]
-    assert of(talked)[1].request is None
+    assert list_statuses(filled_saver) == ["running", "interrupted", "pending"]
+    assert [row.live.cancel_action for row in list_run_rows(filled_saver)] == [
+        "interrupt",
+        "interrupt",
+        None,
+    ]
+    assert list_run_rows(filled_saver)[1].request is None
 
 
-def test_nothing_is_left_of_runs_that_are_rolled_back(talked: Saver) -> None:
-    first, _ = accepted(talked), accepted(talked)
-    third, live = accept(talked, cancels="rollback")
-    table = RunTable(talked)
-    cancelled = [(row.live.status, row.live.cancel_action) for row in of(talked)]
+def test_rolled_back_runs_are_deleted(filled_saver: Saver) -> None:
+    first, _ = accept_run(filled_saver), accept_run(filled_saver)
+    third, live = request_run(filled_saver, cancels="rollback")
+    table = RunTable(filled_saver)
+    statuses_and_actions = [
+        (row.live.status, row.live.cancel_action) for row in list_run_rows(filled_saver)
+    ]
     claimed = asyncio.run(table.end_run(first, "rolled back"))
 
     assert third is not None
     assert live == [first.run_id, third.run_id]
-    assert cancelled == [("running", "rollback"), ("pending", None)]
+    assert statuses_and_actions == [("running", "rollback"), ("pending", None)]
     assert claimed == [third.run_id]
-    assert statuses(talked) == ["running"]
+    assert list_statuses(filled_saver) == ["running"]
 
 
-@pytest.mark.parametrize("how", ["strategy", "cancel"])
-def test_no_run_takes_the_number_of_one_that_was_rolled_back(talked: Saver, how: str) -> None:
-    """Servers know runs and their events by these numbers."""
-    first, second, third = (accepted(talked) for _ in range(3))
-    if how == "cancel":
-        asyncio.run(RunTable(talked).cancel_runs("t", third.run_id, "rollback"))
-        asyncio.run(RunTable(talked).cancel_runs("t", second.run_id, "rollback"))
-    last = accepted(talked, cancels="rollback" if how == "strategy" else None)
+@pytest.mark.parametrize("cause", ["strategy", "cancel"])
+def test_number_of_a_rolled_back_run_is_not_used_again(filled_saver: Saver, cause: str) -> None:
+    """Servers identify runs and their events by these numbers."""
+    first, second, third = (accept_run(filled_saver) for _ in range(3))
+    if cause == "cancel":
+        asyncio.run(RunTable(filled_saver).cancel_runs("t", third.run_id, "rollback"))
+        asyncio.run(RunTable(filled_saver).cancel_runs("t", second.run_id, "rollback"))
+    last = accept_run(filled_saver, cancels="rollback" if cause == "strategy" else None)
 
     assert [first.seq, second.seq, third.seq, last.seq] == [1, 2, 3, 4]
-    assert [row.live.run_id for row in of(talked)] == [first.run_id, last.run_id]
+    assert [row.live.run_id for row in list_run_rows(filled_saver)] == [
+        first.run_id,
+        last.run_id,
+    ]
 
 
-def test_a_delayed_run_holds_up_no_other(talked: Saver) -> None:
-    """When it is due it comes after those that are live then, whoever made it."""
-    table, soon = RunTable(talked), time.time() + 3600
-    delayed = accepted(talked, owner="", not_before=soon)
-    first = accepted(talked)
-    early = asyncio.run(table.list_live_runs())
-    busy = [row.live.status for row in of(talked)]
+def test_delayed_run_does_not_block_other_runs(filled_saver: Saver) -> None:
+    """When the delayed run is due, it is queued after the runs that are live then."""
+    table, start_time = RunTable(filled_saver), time.time() + 3600
+    delayed = accept_run(filled_saver, owner="", not_before=start_time)
+    first = accept_run(filled_saver)
+    live_runs = asyncio.run(table.list_live_runs())
+    busy_statuses = [row.live.status for row in list_run_rows(filled_saver)]
     asyncio.run(table.end_run(first, "success"))
-    second, third = accepted(talked), accepted(talked)
+    second, third = accept_run(filled_saver), accept_run(filled_saver)
     for _ in range(2):  # another server may be first
         asyncio.run(table.start_delayed_run(delayed, "me", None))
-    waiting = statuses(talked)
+    waiting_statuses = list_statuses(filled_saver)
     asyncio.run(table.end_run(second, "success"))
     asyncio.run(table.end_run(third, "success"))
 
-    assert [run.run_id for run in early] == [first.run_id]
-    assert busy == ["delayed", "running"]
-    assert waiting == ["success", "running", "pending", "pending"]
-    assert of(talked)[-1].live.run_id == delayed.run_id
-    assert statuses(talked) == ["success", "success", "success", "running"]
+    assert [run.run_id for run in live_runs] == [first.run_id]
+    assert busy_statuses == ["delayed", "running"]
+    assert waiting_statuses == ["success", "running", "pending", "pending"]
+    assert list_run_rows(filled_saver)[-1].live.run_id == delayed.run_id
+    assert list_statuses(filled_saver) == ["success", "success", "success", "running"]
 
 
-def test_a_delayed_run_that_is_due_may_cancel_those_before_it(talked: Saver) -> None:
-    table = RunTable(talked)
+def test_due_delayed_run_may_cancel_earlier_runs(filled_saver: Saver) -> None:
+    table = RunTable(filled_saver)
     later, due = (
-        accepted(talked, owner="", not_before=time.time() + after) for after in (3600, -1)
+        accept_run(filled_saver, owner="", not_before=time.time() + after) for after in (3600, -1)
     )
-    accepted(talked), accepted(talked)
-    seen = asyncio.run(table.list_live_runs())
+    accept_run(filled_saver), accept_run(filled_saver)
+    live_runs = asyncio.run(table.list_live_runs())
     asyncio.run(table.start_delayed_run(due, "me", "interrupt"))
 
-    assert (seen[0].run_id, seen[0].status) == (due.run_id, "delayed")
-    assert later.run_id not in [run.run_id for run in seen]
-    assert statuses(talked) == ["delayed", "running", "interrupted", "pending"]
-    assert of(talked)[1].live.cancel_action == "interrupt"
+    assert (live_runs[0].run_id, live_runs[0].status) == (due.run_id, "delayed")
+    assert later.run_id not in [run.run_id for run in live_runs]
+    assert list_statuses(filled_saver) == ["delayed", "running", "interrupted", "pending"]
+    assert list_run_rows(filled_saver)[1].live.cancel_action == "interrupt"
 
 
-def test_the_only_run_that_is_due_runs_at_once(talked: Saver) -> None:
-    due = accepted(talked, owner="", not_before=time.time() - 1)
-    asyncio.run(RunTable(talked).start_delayed_run(due, "me", None))
+def test_due_run_of_an_idle_thread_starts_at_once(filled_saver: Saver) -> None:
+    due = accept_run(filled_saver, owner="", not_before=time.time() - 1)
+    asyncio.run(RunTable(filled_saver).start_delayed_run(due, "me", None))
 
-    assert [(row.live.status, row.live.owner) for row in of(talked)] == [("running", "me")]
+    assert [(row.live.status, row.live.owner) for row in list_run_rows(filled_saver)] == [
+        ("running", "me")
+    ]
 
 
-@pytest.mark.parametrize(("action", "left"), [("interrupt", ["interrupted"] * 2), ("rollback", [])])
-def test_delayed_runs_are_cancelled(talked: Saver, action: str, left: list[str]) -> None:
-    table, soon = RunTable(talked), time.time() + 3600
-    first, _ = (accepted(talked, owner="", not_before=soon) for _ in range(2))
+@pytest.mark.parametrize(
+    ("action", "expected_statuses"), [("interrupt", ["interrupted"] * 2), ("rollback", [])]
+)
+def test_delayed_runs_can_be_cancelled(
+    filled_saver: Saver, action: str, expected_statuses: list[str]
+) -> None:
+    table, start_time = RunTable(filled_saver), time.time() + 3600
+    first, _ = (accept_run(filled_saver, owner="", not_before=start_time) for _ in range(2))
     asyncio.run(table.cancel_runs("t", first.run_id, action))
-    one = statuses(talked)
+    statuses_after_first = list_statuses(filled_saver)
     asyncio.run(table.cancel_runs("t", "", action))
 
-    assert one == [*left[:1], "delayed"]
-    assert statuses(talked) == left
+    assert statuses_after_first == [*expected_statuses[:1], "delayed"]
+    assert list_statuses(filled_saver) == expected_statuses
 
 
-def test_runs_of_who_is_gone_go_on_in_their_order(talked: Saver) -> None:
-    """The one that was under way first; its death counts as an attempt."""
-    table = RunTable(talked)
+def test_runs_of_a_dead_server_are_claimed_in_order(filled_saver: Saver) -> None:
+    """The run that was active is first, and the death of its server counts as an attempt."""
+    table = RunTable(filled_saver)
     for _ in range(2):
-        accepted(talked, owner="gone")
-    accepted(talked)
+        accept_run(filled_saver, owner="gone")
+    accept_run(filled_saver)
     asyncio.run(table.claim_runs("me", asyncio.run(table.list_live_runs())[:2]))
 
-    first, second, third = of(talked)
-    assert statuses(talked) == ["running", "pending", "pending"]
+    first, second, third = list_run_rows(filled_saver)
+    assert list_statuses(filled_saver) == ["running", "pending", "pending"]
     assert [row.live.owner for row in (first, second, third)] == ["me"] * 3
     assert [row.live.attempt for row in (first, second, third)] == [2, 1, 1]
 
 
-def test_what_is_handed_over_is_nobodys_and_no_attempt(talked: Saver) -> None:
-    table = RunTable(talked)
+def test_released_runs_have_no_owner_and_count_no_attempt(filled_saver: Saver) -> None:
+    table = RunTable(filled_saver)
     for _ in range(2):
-        accepted(talked)
+        accept_run(filled_saver)
     asyncio.run(table.release_runs("me"))
-    handed = [row.live for row in of(talked)]
+    released_runs = [row.live for row in list_run_rows(filled_saver)]
     asyncio.run(table.claim_runs("other", asyncio.run(table.list_live_runs())))
 
-    assert [(each.status, each.owner) for each in handed] == [("running", ""), ("pending", "")]
-    assert [(row.live.status, row.live.attempt) for row in of(talked)] == [
+    assert [(each.status, each.owner) for each in released_runs] == [
+        ("running", ""),
+        ("pending", ""),
+    ]
+    assert [(row.live.status, row.live.attempt) for row in list_run_rows(filled_saver)] == [
         ("running", 1),
         ("pending", 1),
     ]
 
 
-def test_a_run_that_began_is_rolled_back_by_who_takes_it_over(talked: Saver) -> None:
-    """Handed over, or left by the dead, it does not end when it is cancelled: it has stored."""
-    table = RunTable(talked)
-    for owner, left_by in (("me", ""), ("gone", "gone")):
-        run = accepted(talked, owner=owner)
+def test_started_run_is_rolled_back_by_the_server_that_claims_it(filled_saver: Saver) -> None:
+    """A released or orphaned run does not end when it is cancelled, because it may have stored
+    checkpoints.
+    """
+    table = RunTable(filled_saver)
+    for owner, expected_owner in (("me", ""), ("gone", "gone")):
+        run = accept_run(filled_saver, owner=owner)
         asyncio.run(table.release_runs("me"))
         asyncio.run(table.cancel_runs("t", run.run_id, "rollback"))
         [cancelled] = asyncio.run(table.list_live_runs())
         asyncio.run(table.claim_runs("other", [cancelled]))
-        [taken] = asyncio.run(table.list_live_runs())
+        [claimed] = asyncio.run(table.list_live_runs())
 
         assert (cancelled.status, cancelled.owner, cancelled.cancel_action) == (
             "running",
-            left_by,
+            expected_owner,
             "rollback",
         )
-        assert (taken.status, taken.owner, taken.cancel_action) == ("running", "other", "rollback")
-        assert asyncio.run(table.end_run(taken, "success")) is None  # the rollback would be lost
-        asyncio.run(table.end_run(taken, "rolled back"))
+        assert (claimed.status, claimed.owner, claimed.cancel_action) == (
+            "running",
+            "other",
+            "rollback",
+        )
+        assert asyncio.run(table.end_run(claimed, "success")) is None  # the rollback would be lost
+        asyncio.run(table.end_run(claimed, "rolled back"))
 
 
-def test_a_run_does_not_end_before_its_cancellation_is_known(talked: Saver) -> None:
-    """Neither its last events nor its webhook are stored by then."""
-    table, run = RunTable(talked), accepted(talked, events=True)
-    webhooks = WebhookTable(talked)
+def test_run_does_not_end_before_its_server_knows_the_cancellation(
+    filled_saver: Saver,
+) -> None:
+    """Until then, neither its last events nor its webhook are stored."""
+    table, run = RunTable(filled_saver), accept_run(filled_saver, events=True)
+    webhooks = WebhookTable(filled_saver)
 
-    def end(status: RunState, known: str | None) -> list[str] | None:
-        options: Any = {"keeps_thread": True, "known_cancel": known}
+    def end(status: RunState, known_cancel: str | None) -> list[str] | None:
+        options: Any = {"keeps_thread": True, "known_cancel": known_cancel}
         webhook = webhooks.build_webhook_insert(run, {"url": status}, {}, **options)
-        last: Any = {"unstored_events": batch(0, status), "known_cancel": known, "webhook": webhook}
-        return asyncio.run(table.end_run(run, status, **last))
+        end_options: Any = {
+            "unstored_events": make_batch(0, status),
+            "known_cancel": known_cancel,
+            "webhook": webhook,
+        }
+        return asyncio.run(table.end_run(run, status, **end_options))
 
     asyncio.run(table.cancel_runs("t", run.run_id, "interrupt"))
-    refused = end("success", None)
-    before = statuses(talked), told(talked, run), asyncio.run(webhooks.list_due_run_ids(9))
+    result_before = end("success", None)
+    before = (
+        list_statuses(filled_saver),
+        read_events(filled_saver, run),
+        asyncio.run(webhooks.list_due_run_ids(9)),
+    )
     claimed = end("interrupted", "interrupt")
-    taken = asyncio.run(webhooks.claim_content_and_attempt_count(run.run_id, [0.0]))
+    webhook_content = asyncio.run(webhooks.claim_content_and_attempt_count(run.run_id, [0.0]))
 
-    assert refused is None
+    assert result_before is None
     assert before == (["running"], [], [])
     assert claimed == []
-    assert statuses(talked) == ["interrupted"]
-    assert told(talked, run) == [batch(0, "interrupted")]
-    assert taken == ({"url": "interrupted"}, 0)
+    assert list_statuses(filled_saver) == ["interrupted"]
+    assert read_events(filled_saver, run) == [make_batch(0, "interrupted")]
+    assert webhook_content == ({"url": "interrupted"}, 0)
 
 
-def test_the_oldest_runs_of_a_thread_are_dropped(
-    talked: Saver, monkeypatch: pytest.MonkeyPatch
+def test_oldest_ended_runs_of_a_thread_are_deleted(
+    filled_saver: Saver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perdure.checkpointers.runs.MAX_ENDED_RUNS", 2)
-    table, made = RunTable(talked), []
+    table, runs = RunTable(filled_saver), []
     for _ in range(4):
-        made.append(accepted(talked))
-        asyncio.run(table.end_run(made[-1], "success"))
+        runs.append(accept_run(filled_saver))
+        asyncio.run(table.end_run(runs[-1], "success"))
 
-    assert [row.live.run_id for row in of(talked)] == [each.run_id for each in made[2:]]
+    assert [row.live.run_id for row in list_run_rows(filled_saver)] == [
+        each.run_id for each in runs[2:]
+    ]
     assert MAX_ENDED_RUNS == 100
 
 
-def test_runs_of_threads_are_listed_newest_first(talked: Saver) -> None:
-    table = RunTable(talked)
-    put(talked, "u", [human_message("c")])
-    first, other, last = (accepted(talked, thread) for thread in ("t", "u", "t"))
+def test_runs_of_threads_are_listed_newest_first(filled_saver: Saver) -> None:
+    table = RunTable(filled_saver)
+    put_messages(filled_saver, "u", [human_message("c")])
+    first, other, last = (accept_run(filled_saver, thread) for thread in ("t", "u", "t"))
     asyncio.run(table.end_run(first, "error"))
-    everything = ThreadQuery(is_exact=True)
+    all_threads = ThreadQuery(is_exact=True)
 
-    def newest(query: ThreadQuery, status: str | None, *page: int) -> list[tuple[str, bool]]:
-        listed = asyncio.run(table.search_runs_with_is_last_flags(query, status, *page))
-        return [(row.live.run_id, is_last) for row, is_last in listed]
+    def search_runs(query: ThreadQuery, status: str | None, *page: int) -> list[tuple[str, bool]]:
+        rows = asyncio.run(table.search_runs_with_is_last_flags(query, status, *page))
+        return [(row.live.run_id, is_last) for row, is_last in rows]
 
-    assert newest(everything, None, 9, 0) == [
+    assert search_runs(all_threads, None, 9, 0) == [
         (last.run_id, True),
         (other.run_id, True),
         (first.run_id, False),
     ]
-    assert newest(everything, None, 1, 1) == [(other.run_id, True)]
-    assert newest(everything, "error", 9, 0) == [(first.run_id, False)]
-    assert newest(ThreadQuery(ids=["u"]), None, 9, 0) == [(other.run_id, True)]
+    assert search_runs(all_threads, None, 1, 1) == [(other.run_id, True)]
+    assert search_runs(all_threads, "error", 9, 0) == [(first.run_id, False)]
+    assert search_runs(ThreadQuery(ids=["u"]), None, 9, 0) == [(other.run_id, True)]
 
 
-# -- the words in them
+# -- their content
 
 
-@pytest.mark.parametrize("request_", [asked(SECRET), asked(SECRET, id="a")], ids=["text", "id"])
-def test_a_run_that_quotes_what_is_erased_is_cancelled(talked: Saver, request_: Any) -> None:
-    accepted(talked)
-    accepted(talked, request=request_)
-    third = accepted(talked)
-    report = talked.erase("t", ["a"])
+@pytest.mark.parametrize(
+    "request_", [make_request(SECRET), make_request(SECRET, id="a")], ids=["text", "id"]
+)
+def test_erase_cancels_pending_run_that_quotes_the_message(
+    filled_saver: Saver, request_: Any
+) -> None:
+    accept_run(filled_saver)
+    accept_run(filled_saver, request=request_)
+    third = accept_run(filled_saver)
+    report = filled_saver.erase("t", ["a"])
 
     assert report.runs == 1
-    assert statuses(talked) == ["running", "interrupted", "pending"]
-    assert SECRET not in str(of(talked))
-    assert of(talked)[2].live == third
-    assert SECRET.encode() not in read_raw_bytes(talked)
+    assert list_statuses(filled_saver) == ["running", "interrupted", "pending"]
+    assert SECRET not in str(list_run_rows(filled_saver))
+    assert list_run_rows(filled_saver)[2].live == third
+    assert SECRET.encode() not in read_raw_bytes(filled_saver)
 
 
-def test_a_message_that_only_a_run_has_is_erased(talked: Saver) -> None:
-    accepted(talked)
-    accepted(talked, request=asked("nothing but a plan for tomorrow", id="planned"))
-    report = talked.erase("t", ["planned"])
+def test_erase_removes_message_that_only_a_run_request_contains(filled_saver: Saver) -> None:
+    accept_run(filled_saver)
+    accept_run(filled_saver, request=make_request("nothing but a plan for tomorrow", id="planned"))
+    report = filled_saver.erase("t", ["planned"])
 
     assert (report.runs, len(report.hashes)) == (1, 1)
-    assert statuses(talked) == ["running", "interrupted"]
-    assert b"nothing but a plan" not in read_raw_bytes(talked)
+    assert list_statuses(filled_saver) == ["running", "interrupted"]
+    assert b"nothing but a plan" not in read_raw_bytes(filled_saver)
 
 
-def test_a_delayed_run_that_quotes_what_is_erased_is_cancelled(talked: Saver) -> None:
-    accepted(talked, request=asked(SECRET), owner="", not_before=time.time() + 3600)
-    report = talked.erase("t", ["a"])
+def test_erase_cancels_delayed_run_that_quotes_the_message(filled_saver: Saver) -> None:
+    accept_run(filled_saver, request=make_request(SECRET), owner="", not_before=time.time() + 3600)
+    report = filled_saver.erase("t", ["a"])
 
     assert report.runs == 1
-    assert statuses(talked) == ["interrupted"]
-    assert SECRET.encode() not in read_raw_bytes(talked)
+    assert list_statuses(filled_saver) == ["interrupted"]
+    assert SECRET.encode() not in read_raw_bytes(filled_saver)
 
 
-def test_a_run_under_way_that_quotes_what_is_erased_is_told_to_stop(talked: Saver) -> None:
-    run = accepted(talked, request=asked(SECRET))
-    talked.erase("t", ["a"])
-    asyncio.run(RunTable(talked).end_run(run, "error", {"message": f"cannot read {SECRET}"}))
+def test_erase_interrupts_active_run_that_quotes_the_message(filled_saver: Saver) -> None:
+    run = accept_run(filled_saver, request=make_request(SECRET))
+    filled_saver.erase("t", ["a"])
+    asyncio.run(RunTable(filled_saver).end_run(run, "error", {"message": f"cannot read {SECRET}"}))
 
-    assert (of(talked)[0].live.cancel_action, of(talked)[0].error) == ("interrupt", None)
-    assert SECRET.encode() not in read_raw_bytes(talked)
-
-
-def test_a_run_under_way_stores_nothing_that_it_holds(talked: Saver) -> None:
-    """Its error may quote what was erased, although nothing that was stored of it does."""
-    run = accepted(talked)
-    talked.erase("t", ["a"])
-    error, request = {"message": f"cannot read {SECRET}"}, asked(SECRET)
-    asyncio.run(RunTable(talked).end_run(run, "error", error, request))
-
-    assert statuses(talked) == ["error"]
-    assert (of(talked)[0].error, of(talked)[0].request) == (None, None)
-    assert SECRET.encode() not in read_raw_bytes(talked)
+    assert (
+        list_run_rows(filled_saver)[0].live.cancel_action,
+        list_run_rows(filled_saver)[0].error,
+    ) == ("interrupt", None)
+    assert SECRET.encode() not in read_raw_bytes(filled_saver)
 
 
-def test_the_error_of_a_run(talked: Saver) -> None:
-    """The error of a run is stored if the run began after the erasure."""
-    talked.erase("t", ["a"])
-    run = accepted(talked)
-    asyncio.run(RunTable(talked).end_run(run, "error", {"message": "no"}))
+def test_active_run_stores_no_error_or_request_after_an_erasure(filled_saver: Saver) -> None:
+    """The error may quote the erased message, although no stored field of the run does."""
+    run = accept_run(filled_saver)
+    filled_saver.erase("t", ["a"])
+    error, request = {"message": f"cannot read {SECRET}"}, make_request(SECRET)
+    asyncio.run(RunTable(filled_saver).end_run(run, "error", error, request))
 
-    assert of(talked)[0].error == {"message": "no"}
+    assert list_statuses(filled_saver) == ["error"]
+    assert (
+        list_run_rows(filled_saver)[0].error,
+        list_run_rows(filled_saver)[0].request,
+    ) == (None, None)
+    assert SECRET.encode() not in read_raw_bytes(filled_saver)
 
 
-def test_the_error_of_a_run_is_erased(talked: Saver) -> None:
-    run = accepted(talked)
-    asyncio.run(RunTable(talked).end_run(run, "error", {"message": f"cannot read {SECRET}"}))
-    before = of(talked)[0].error
-    report = talked.erase("t", ["a"])
+def test_error_of_run_accepted_after_an_erasure_is_stored(filled_saver: Saver) -> None:
+    """Only runs that were accepted before the erasure lose their errors."""
+    filled_saver.erase("t", ["a"])
+    run = accept_run(filled_saver)
+    asyncio.run(RunTable(filled_saver).end_run(run, "error", {"message": "no"}))
+
+    assert list_run_rows(filled_saver)[0].error == {"message": "no"}
+
+
+def test_erase_removes_run_error_that_quotes_the_message(filled_saver: Saver) -> None:
+    run = accept_run(filled_saver)
+    asyncio.run(RunTable(filled_saver).end_run(run, "error", {"message": f"cannot read {SECRET}"}))
+    before = list_run_rows(filled_saver)[0].error
+    report = filled_saver.erase("t", ["a"])
 
     assert before == {"message": f"cannot read {SECRET}"}
     assert report.runs == 1
-    assert SECRET not in str(of(talked))
-    assert SECRET.encode() not in read_raw_bytes(talked)
+    assert SECRET not in str(list_run_rows(filled_saver))
+    assert SECRET.encode() not in read_raw_bytes(filled_saver)
 
 
-def test_a_run_that_may_be_asked_again_is_erased(talked: Saver) -> None:
-    """What it was asked is not kept if it was stopped, or something was erased from it."""
-    table, kept = RunTable(talked), asked(SECRET)
+def test_erase_removes_stored_request_of_a_failed_run(filled_saver: Saver) -> None:
+    """The request is not kept if the run was cancelled, or if something was erased from it."""
+    table, request = RunTable(filled_saver), make_request(SECRET)
     for cancels in (None, "interrupt"):
-        run = accepted(talked)
+        run = accept_run(filled_saver)
         if cancels:
             asyncio.run(table.cancel_runs("t", run.run_id, cancels))
-        asyncio.run(table.end_run(run, "error", {"message": "no"}, kept, known_cancel=cancels))
-    before = [row.request for row in of(talked)]
-    report = talked.erase("t", ["a"])
+        asyncio.run(table.end_run(run, "error", {"message": "no"}, request, known_cancel=cancels))
+    before = [row.request for row in list_run_rows(filled_saver)]
+    report = filled_saver.erase("t", ["a"])
 
-    assert before == [kept, None]
+    assert before == [request, None]
     assert report.runs == 1
-    assert [row.request for row in of(talked)] == [None, None]
-    assert statuses(talked) == ["error", "error"]
-    assert SECRET.encode() not in read_raw_bytes(talked)
+    assert [row.request for row in list_run_rows(filled_saver)] == [None, None]
+    assert list_statuses(filled_saver) == ["error", "error"]
+    assert SECRET.encode() not in read_raw_bytes(filled_saver)
 
 
-def test_runs_go_with_their_thread(talked: Saver) -> None:
+def test_erasing_a_thread_deletes_its_runs(filled_saver: Saver) -> None:
     for _ in range(2):
-        accepted(talked, request=asked(SECRET))
-    report = talked.erase("t")
-    put(talked, "t", [human_message("c")])
+        accept_run(filled_saver, request=make_request(SECRET))
+    report = filled_saver.erase("t")
+    put_messages(filled_saver, "t", [human_message("c")])
 
     assert report.runs == 2
-    assert of(talked) == []
-    assert SECRET.encode() not in read_raw_bytes(talked)
+    assert list_run_rows(filled_saver) == []
+    assert SECRET.encode() not in read_raw_bytes(filled_saver)
 
 
-def test_a_thread_on_which_a_run_waits_is_not_idle(talked: Saver) -> None:
-    run = accepted(talked)
+def test_delete_idle_keeps_thread_with_an_active_run(filled_saver: Saver) -> None:
+    run = accept_run(filled_saver)
     now = datetime.now(UTC)
 
-    assert talked.delete_idle(now) == []
-    asyncio.run(RunTable(talked).end_run(run, "success"))
-    assert [info.thread_id for info in talked.delete_idle(now)] == ["t"]
-    assert of(talked) == []
+    assert filled_saver.delete_idle(now) == []
+    asyncio.run(RunTable(filled_saver).end_run(run, "success"))
+    assert [info.thread_id for info in filled_saver.delete_idle(now)] == ["t"]
+    assert list_run_rows(filled_saver) == []
 
 
-def test_a_copy_has_no_runs(talked: Saver) -> None:
-    accepted(talked)
-    talked.copy_thread("t", "copy")
+def test_copied_thread_has_no_runs(filled_saver: Saver) -> None:
+    accept_run(filled_saver)
+    filled_saver.copy_thread("t", "copy")
 
-    assert of(talked, "copy") == []
-    assert statuses(talked) == ["running"]
+    assert list_run_rows(filled_saver, "copy") == []
+    assert list_statuses(filled_saver) == ["running"]
 
 
 @pytest.mark.parametrize("kind", ["sealed", "langgraph-encrypted", "postgres-sealed"])
-def test_words_are_sealed(kind: str, tmp_path: Path) -> None:
+def test_requests_and_errors_of_runs_are_encrypted(kind: str, tmp_path: Path) -> None:
     with BACKENDS[kind](tmp_path) as saver:
-        put(saver, "t", [human_message("b")])
-        run = accepted(saver, request=asked(SECRET))
+        put_messages(saver, "t", [human_message("b")])
+        run = accept_run(saver, request=make_request(SECRET))
         columns = "details, request, error"
         flow = f"SELECT {columns} FROM runs"
-        stored = str(saver.database.read(lambda: _rows(flow)))
-        asyncio.run(RunTable(saver).end_run(run, "error", {"message": SECRET}, asked(SECRET)))
-        ended = str(saver.database.read(lambda: _rows(flow)))
+        stored = str(saver.database.read(lambda: _fetch_rows(flow)))
+        asyncio.run(
+            RunTable(saver).end_run(run, "error", {"message": SECRET}, make_request(SECRET))
+        )
+        ended = str(saver.database.read(lambda: _fetch_rows(flow)))
 
         assert SECRET not in stored + ended
-        assert of(saver)[0].error == {"message": SECRET}
+        assert list_run_rows(saver)[0].error == {"message": SECRET}
 
 
-def _rows(sql: str) -> Any:
+def _fetch_rows(sql: str) -> Any:
     from perdure.storage.flow import fetch_rows
 
     return fetch_rows(sql)
 
 
-def test_a_merge_leaves_the_runs_of_a_thread(tmp_path: Path) -> None:
-    said = [HumanMessage("one", id="1")]
+def test_import_keeps_the_runs_of_an_existing_thread(tmp_path: Path) -> None:
+    messages = [HumanMessage("one", id="1")]
     with (
-        SQLiteCheckpointer.open(tmp_path / "a.db") as here,
-        SQLiteCheckpointer.open(tmp_path / "b.db") as there,
+        SQLiteCheckpointer.open(tmp_path / "a.db") as target,
+        SQLiteCheckpointer.open(tmp_path / "b.db") as source,
     ):
-        put(here, "t", said)
-        there.import_from(here)
-        run = accepted(here)
-        put(there, "t", [*said, human_message("2")])
-        here.import_from(there)
+        put_messages(target, "t", messages)
+        source.import_from(target)
+        run = accept_run(target)
+        put_messages(source, "t", [*messages, human_message("2")])
+        target.import_from(source)
 
-        assert here.thread("t").checkpoints == there.thread("t").checkpoints
-        assert [row.live.run_id for row in of(here)] == [run.run_id]
-
-
-# -- what they tell
+        assert target.thread("t").checkpoints == source.thread("t").checkpoints
+        assert [row.live.run_id for row in list_run_rows(target)] == [run.run_id]
 
 
-def batch(since: int, *texts: str, dropped: int = 0) -> EventBatch:
+# -- their events
+
+
+def make_batch(since: int, *texts: str, dropped: int = 0) -> EventBatch:
     events = [("values", text.encode()) for text in texts]
     return EventBatch(since, since + len(texts), events, dropped)
 
 
-def tell(saver: Saver, run: LiveRun, *batches: EventBatch) -> None:
+def store_events(saver: Saver, run: LiveRun, *batches: EventBatch) -> None:
     asyncio.run(RunTable(saver).add_events([(run, each) for each in batches]))
 
 
-def told(saver: Saver, run: LiveRun, after: int = 0) -> list[EventBatch]:
+def read_events(saver: Saver, run: LiveRun, after: int = 0) -> list[EventBatch]:
     return asyncio.run(RunTable(saver).read_events(run.thread_key, (run.seq, run.seq), after))
 
 
-def test_a_reader_whose_log_is_left_to_the_database_reads_on_there(talked: Saver) -> None:
-    """As of a run that another process takes over while somebody asks for it again."""
-    run = accepted(talked, events=True)
-    tell(talked, run, batch(0, "one", "two"), batch(2, "three"))
-    log, events = EventLog(), StoredEvents(RunTable(talked))
+def test_reader_of_emptied_event_log_continues_from_the_database(filled_saver: Saver) -> None:
+    """Another process takes the run over while a client is reading its events."""
+    run = accept_run(filled_saver, events=True)
+    store_events(filled_saver, run, make_batch(0, "one", "two"), make_batch(2, "three"))
+    log, events = EventLog(), StoredEvents(RunTable(filled_saver))
     account = EventMemory(Limits()).get_account(None, "ann")
 
-    async def look() -> None:
+    async def do_nothing() -> None:
         pass
 
     async def read() -> list[bytes]:
-        heard: list[bytes] = []
+        frames: list[bytes] = []
 
         async def reading() -> None:
-            reading = log, 1, look, run.thread_key, (run.seq, run.seq), account
-            async for found in events.read_after(*reading):
-                heard.extend(each.sse_frame for each in found)
+            reading = log, 1, do_nothing, run.thread_key, (run.seq, run.seq), account
+            async for events_batch in events.read_after(*reading):
+                frames.extend(each.sse_frame for each in events_batch)
 
         task = asyncio.create_task(reading())
         while not log.has_readers:  # noqa: ASYNC110 - nobody tells
@@ -520,55 +570,72 @@ def test_a_reader_whose_log_is_left_to_the_database_reads_on_there(talked: Saver
         )
         log.close()
         await task
-        return heard
+        return frames
 
     assert asyncio.run(read()) == [b"two", b"three"]
 
 
-def test_events_are_read_in_order_after_any_of_them(talked: Saver) -> None:
-    run = accepted(talked, events=True)
-    tell(talked, run, batch(0, "one", "two"), batch(2, "three"))
-    tell(talked, run, batch(2, "again"))  # whose commit was in doubt
-    asyncio.run(RunTable(talked).end_run(run, "success", unstored_events=batch(3, "four")))
+def test_events_are_read_in_order_from_any_position(filled_saver: Saver) -> None:
+    run = accept_run(filled_saver, events=True)
+    store_events(filled_saver, run, make_batch(0, "one", "two"), make_batch(2, "three"))
+    store_events(filled_saver, run, make_batch(2, "again"))  # whose commit was in doubt
+    asyncio.run(
+        RunTable(filled_saver).end_run(run, "success", unstored_events=make_batch(3, "four"))
+    )
 
-    assert told(talked, run) == [batch(0, "one", "two"), batch(2, "three"), batch(3, "four")]
-    assert told(talked, run, 1) == told(talked, run)
-    assert told(talked, run, 2) == told(talked, run)[1:]
+    assert read_events(filled_saver, run) == [
+        make_batch(0, "one", "two"),
+        make_batch(2, "three"),
+        make_batch(3, "four"),
+    ]
+    assert read_events(filled_saver, run, 1) == read_events(filled_saver, run)
+    assert read_events(filled_saver, run, 2) == read_events(filled_saver, run)[1:]
     newest = asyncio.run(
-        RunTable(talked).find_newest_event_numbers_and_run_state(run.thread_key, ALL_RUNS, 0)
+        RunTable(filled_saver).find_newest_event_numbers_and_run_state(run.thread_key, ALL_RUNS, 0)
     )
     assert newest == (run.seq, 4, "success")
     assert (
         asyncio.run(
-            RunTable(talked).find_newest_event_numbers_and_run_state(run.thread_key, ALL_RUNS, 4)
+            RunTable(filled_saver).find_newest_event_numbers_and_run_state(
+                run.thread_key, ALL_RUNS, 4
+            )
         )
         is None
     )
 
 
-def test_the_oldest_events_of_a_run_are_dropped(talked: Saver) -> None:
-    run = accepted(talked, events=True)
-    tell(talked, run, batch(0, "one"), batch(1, "two"), batch(2, "three", dropped=2))
+def test_the_oldest_events_of_a_run_are_dropped(filled_saver: Saver) -> None:
+    run = accept_run(filled_saver, events=True)
+    store_events(
+        filled_saver,
+        run,
+        make_batch(0, "one"),
+        make_batch(1, "two"),
+        make_batch(2, "three", dropped=2),
+    )
 
-    assert told(talked, run) == [batch(2, "three")]
+    assert read_events(filled_saver, run) == [make_batch(2, "three")]
 
 
-def test_only_who_has_a_run_tells_of_it(talked: Saver) -> None:
-    run, table = accepted(talked, owner="gone", events=True), RunTable(talked)
-    tell(talked, run, batch(0, "one"))
+def test_only_the_owner_of_a_run_stores_its_events(filled_saver: Saver) -> None:
+    run, table = (
+        accept_run(filled_saver, owner="gone", events=True),
+        RunTable(filled_saver),
+    )
+    store_events(filled_saver, run, make_batch(0, "one"))
     asyncio.run(table.claim_runs("me", asyncio.run(table.list_live_runs())))
-    tell(talked, run, batch(1, "of who is gone"))
-    here = of(talked)[0].live
-    begun = asyncio.run(table.reserve_event_numbers(here, 0))
-    again = asyncio.run(table.reserve_event_numbers(here, 0))
-    tell(talked, here, batch(2 << EVENT_NUMBER_BITS, "two"))
+    store_events(filled_saver, run, make_batch(1, "of who is gone"))
+    claimed = list_run_rows(filled_saver)[0].live
+    first_numbers = asyncio.run(table.reserve_event_numbers(claimed, 0))
+    second_numbers = asyncio.run(table.reserve_event_numbers(claimed, 0))
+    store_events(filled_saver, claimed, make_batch(2 << EVENT_NUMBER_BITS, "two"))
 
     assert asyncio.run(table.reserve_event_numbers(run, 0)) is None
-    assert (begun, again) == (
+    assert (first_numbers, second_numbers) == (
         (1, 1 << EVENT_NUMBER_BITS),
         (1 << EVENT_NUMBER_BITS, 2 << EVENT_NUMBER_BITS),
     )
-    assert [each.events for each in told(talked, run)] == [
+    assert [each.events for each in read_events(filled_saver, run)] == [
         [("values", b"one")],
         [],
         [],
@@ -576,78 +643,84 @@ def test_only_who_has_a_run_tells_of_it(talked: Saver) -> None:
     ]
 
 
-def test_a_run_that_nobody_may_join_again_stores_none(talked: Saver) -> None:
-    run = accepted(talked)
-    tell(talked, run, batch(0, "one"))
+def test_run_without_stored_events_stores_none(filled_saver: Saver) -> None:
+    run = accept_run(filled_saver)
+    store_events(filled_saver, run, make_batch(0, "one"))
 
-    assert told(talked, run) == []
+    assert read_events(filled_saver, run) == []
 
 
-@pytest.mark.parametrize("how", ["erase", "delete", "roll back", "drop", "age", "many"])
-def test_events_go_with_what_they_quote(
-    talked: Saver, how: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("cause", ["erase", "delete", "roll back", "drop", "age", "many"])
+def test_events_are_deleted_with_their_run_message_or_thread(
+    filled_saver: Saver, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perdure.checkpointers.runs.MAX_ENDED_RUNS", 1)
-    run, table = accepted(talked, events=True), RunTable(talked)
-    tell(talked, run, batch(0, SECRET))
-    asyncio.run(table.end_run(run, "rolled back" if how == "roll back" else "success"))
-    match how:
+    run, table = accept_run(filled_saver, events=True), RunTable(filled_saver)
+    store_events(filled_saver, run, make_batch(0, SECRET))
+    asyncio.run(table.end_run(run, "rolled back" if cause == "roll back" else "success"))
+    match cause:
         case "erase":
-            assert talked.erase("t", ["a"]).events == 1
+            assert filled_saver.erase("t", ["a"]).events == 1
         case "delete":
-            assert talked.erase("t").events == 1
+            assert filled_saver.erase("t").events == 1
         case "drop":
             asyncio.run(table.delete_ended_run(run))
         case "age":
             asyncio.run(table.delete_old_events())
-            assert told(talked, run) != []
+            assert read_events(filled_saver, run) != []
             monkeypatch.setattr("perdure.checkpointers.runs.EVENT_RETENTION_S", -1)
             asyncio.run(table.delete_old_events())
         case "many":
             for _ in range(2):
-                asyncio.run(table.end_run(accepted(talked), "success"))
-    if how != "delete":
-        assert accepted(talked).seq > run.seq  # which tells events of a thread apart
+                asyncio.run(table.end_run(accept_run(filled_saver), "success"))
+    if cause != "delete":
+        assert accept_run(filled_saver).seq > run.seq  # which tells events of a thread apart
 
-    rows = talked.database.read(lambda: _rows("SELECT 1 FROM run_events WHERE body IS NOT NULL"))
+    rows = filled_saver.database.read(
+        lambda: _fetch_rows("SELECT 1 FROM run_events WHERE body IS NOT NULL")
+    )
     assert rows == []
-    if how == "erase":
-        assert SECRET.encode() not in read_raw_bytes(talked)
+    if cause == "erase":
+        assert SECRET.encode() not in read_raw_bytes(filled_saver)
 
 
-def test_a_run_under_way_tells_no_more_after_an_erasure(talked: Saver) -> None:
-    run = accepted(talked, events=True)
-    talked.erase("t", ["nobody's"])
-    tell(talked, run, batch(0, "told later"))
-    asyncio.run(RunTable(talked).end_run(run, "success", unstored_events=batch(0, "told later")))
+def test_active_run_stores_no_events_after_an_erasure(filled_saver: Saver) -> None:
+    run = accept_run(filled_saver, events=True)
+    filled_saver.erase("t", ["nobody's"])
+    store_events(filled_saver, run, make_batch(0, "told later"))
+    asyncio.run(
+        RunTable(filled_saver).end_run(run, "success", unstored_events=make_batch(0, "told later"))
+    )
 
-    assert told(talked, run) == []
-    assert b"told later" not in read_raw_bytes(talked)
+    assert read_events(filled_saver, run) == []
+    assert b"told later" not in read_raw_bytes(filled_saver)
 
 
 @pytest.mark.parametrize("kind", ["sealed", "langgraph-encrypted", "postgres-sealed"])
-def test_events_are_sealed(kind: str, tmp_path: Path) -> None:
+def test_events_of_runs_are_encrypted(kind: str, tmp_path: Path) -> None:
     with BACKENDS[kind](tmp_path) as saver:
-        put(saver, "t", [human_message("b")])
-        run = accepted(saver, events=True)
-        tell(saver, run, batch(0, SECRET))
-        stored = saver.database.read(lambda: _rows("SELECT body FROM run_events"))
+        put_messages(saver, "t", [human_message("b")])
+        run = accept_run(saver, events=True)
+        store_events(saver, run, make_batch(0, SECRET))
+        stored = saver.database.read(lambda: _fetch_rows("SELECT body FROM run_events"))
 
         assert SECRET not in str(stored)
-        assert told(saver, run) == [batch(0, SECRET)]
+        assert read_events(saver, run) == [make_batch(0, SECRET)]
 
 
-def test_a_merge_leaves_the_events_of_a_thread(tmp_path: Path) -> None:
-    said = [HumanMessage("one", id="1")]
+def test_import_keeps_the_run_events_of_an_existing_thread(tmp_path: Path) -> None:
+    messages = [HumanMessage("one", id="1")]
     with (
-        SQLiteCheckpointer.open(tmp_path / "a.db") as here,
-        SQLiteCheckpointer.open(tmp_path / "b.db") as there,
+        SQLiteCheckpointer.open(tmp_path / "a.db") as target,
+        SQLiteCheckpointer.open(tmp_path / "b.db") as source,
     ):
-        put(here, "t", said)
-        there.import_from(here)
-        run = accepted(here, events=True)
-        tell(here, run, batch(0, "one"))
-        put(there, "t", [*said, human_message("2")])
-        here.import_from(there)
+        put_messages(target, "t", messages)
+        source.import_from(target)
+        run = accept_run(target, events=True)
+        store_events(target, run, make_batch(0, "one"))
+        put_messages(source, "t", [*messages, human_message("2")])
+        target.import_from(source)
 
-        assert told(here, of(here)[0].live) == [batch(0, "one")]  # the thread has another key
+        assert read_events(target, list_run_rows(target)[0].live) == [
+            make_batch(0, "one")
+        ]  # the thread has another key

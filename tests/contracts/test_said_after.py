@@ -1,4 +1,4 @@
-"""`said_after`: which messages a run of this database has brought, and when that run began."""
+"""`said_after` tells which messages were added by runs that started after a given time."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from perdure.memory import ChatState
 from tests.backends import Place
 
 EARLY = datetime(2020, 1, 1, tzinfo=UTC)
-T: Any = {"configurable": {"thread_id": "t"}}
+CONFIG: Any = {"configurable": {"thread_id": "t"}}
 
 
-def graph_of(saver: Any, seen: list[Any]) -> Any:
-    """A graph that answers; it notes what the node of its subgraph and its own last node see."""
+def build_graph(saver: Any, seen: list[Any]) -> Any:
+    """Build a graph that answers. Its last node, and a node of its subgraph, append to `seen`."""
 
     def respond(state: ChatState) -> dict[str, Any]:
         newest = state["messages"][-1]
@@ -32,18 +32,18 @@ def graph_of(saver: Any, seen: list[Any]) -> Any:
             interrupt("well?")
         return {"messages": [AIMessage("Yes", id=f"{newest.id}-answer")]}
 
-    def look(state: ChatState, config: RunnableConfig) -> dict[str, Any]:
+    def record_seen(state: ChatState, config: RunnableConfig) -> dict[str, Any]:
         ids = [str(message.id) for message in state["messages"]]
-        seen.append(dict(zip(ids, said(saver, ids, config=config), strict=True)))
+        seen.append(dict(zip(ids, are_said_after(saver, ids, config=config), strict=True)))
         return {}
 
     inner: StateGraph[Any, None, Any, Any] = StateGraph(ChatState)
-    inner.add_node("look", look)
+    inner.add_node("look", record_seen)
     inner.add_edge(START, "look")
     inner.add_edge("look", END)
     builder: StateGraph[Any, None, Any, Any] = StateGraph(ChatState)
     builder.add_node("respond", respond)
-    builder.add_node("look", look)
+    builder.add_node("look", record_seen)
     builder.add_node("inner", inner.compile())
     builder.add_edge(START, "respond")
     builder.add_edge("respond", "inner")
@@ -52,46 +52,50 @@ def graph_of(saver: Any, seen: list[Any]) -> Any:
     return builder.compile(checkpointer=saver)
 
 
-def said(saver: Any, ids: list[str], since: datetime = EARLY, **options: Any) -> list[bool]:
-    """Which of some messages of the thread are of runs since then."""
+def are_said_after(
+    saver: Any, ids: list[str], since: datetime = EARLY, **options: Any
+) -> list[bool]:
+    """Return for each message id whether a run since then has added the message."""
     found: list[bool] = saver.said_after("t", ids, since, **options)
     return found
 
 
-def now() -> datetime:
-    """The time, after all that was done before."""
+def read_clock() -> datetime:
+    """Return the current time."""
     return datetime.now(UTC)
 
 
-def message(text: str) -> Any:
-    """An input with a message whose id is its text."""
+def make_input(text: str) -> Any:
+    """Build an input with one message, whose id is its text."""
     return {"messages": [HumanMessage(text, id=text)]}
 
 
 @pytest.fixture
 def saver(place: Place) -> Iterator[SQLiteCheckpointer]:
-    """A checkpointer on a file or a server."""
+    """A checkpointer on a file or a Postgres server."""
     with place.saver() as opened:
         yield opened
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
-def test_messages_are_of_the_run_that_has_brought_them(
+def test_said_after_is_true_for_messages_of_runs_since_the_time(
     saver: SQLiteCheckpointer, place: Place, durability: Any
 ) -> None:
-    """In the run and after it, also in another process; a node of a subgraph is not told."""
+    """This holds during and after the run, also in another process. A node of a subgraph gets
+    False for all messages.
+    """
     seen: list[Any] = []
-    graph = graph_of(saver, seen)
-    graph.invoke(message("one"), T, durability=durability)
-    between = now()
-    graph.invoke(message("two"), T, durability=durability)
+    graph = build_graph(saver, seen)
+    graph.invoke(make_input("one"), CONFIG, durability=durability)
+    between = read_clock()
+    graph.invoke(make_input("two"), CONFIG, durability=durability)
     ids = ["one", "one-answer", "two", "two-answer", "never"]
 
-    assert said(saver, ids) == [True, True, True, True, False]
-    assert said(saver, ids, between) == [False, False, True, True, False]
-    assert said(saver, ids, now()) == [False] * 5
+    assert are_said_after(saver, ids) == [True, True, True, True, False]
+    assert are_said_after(saver, ids, between) == [False, False, True, True, False]
+    assert are_said_after(saver, ids, read_clock()) == [False] * 5
     with place.saver() as other:
-        assert said(other, ids, between) == [False, False, True, True, False]
+        assert are_said_after(other, ids, between) == [False, False, True, True, False]
     assert seen == [
         {"one": False, "one-answer": False},
         {"one": True, "one-answer": True},
@@ -100,62 +104,64 @@ def test_messages_are_of_the_run_that_has_brought_them(
     ]
 
 
-def test_a_run_from_an_earlier_checkpoint(saver: SQLiteCheckpointer) -> None:
-    """It knows the messages up to there, and brings its own."""
+def test_said_after_counts_messages_of_a_run_from_an_earlier_checkpoint(
+    saver: SQLiteCheckpointer,
+) -> None:
+    """The run knows the messages up to that checkpoint, and adds its own messages."""
     seen: list[Any] = []
-    graph = graph_of(saver, seen)
-    graph.invoke(message("one"), T)
-    first = graph.get_state(T).config
-    graph.invoke(message("two"), T)
-    between = now()
-    graph.invoke(message("three"), first)
+    graph = build_graph(saver, seen)
+    graph.invoke(make_input("one"), CONFIG)
+    first = graph.get_state(CONFIG).config
+    graph.invoke(make_input("two"), CONFIG)
+    between = read_clock()
+    graph.invoke(make_input("three"), first)
 
-    assert said(saver, ["one", "two", "three"], between) == [False, False, True]
-    assert said(saver, ["one", "two", "three"]) == [True, False, True]
+    assert are_said_after(saver, ["one", "two", "three"], between) == [False, False, True]
+    assert are_said_after(saver, ["one", "two", "three"]) == [True, False, True]
     assert seen[-1] == dict.fromkeys(["one", "one-answer", "three", "three-answer"], True)
 
 
-def test_an_input_to_a_thread_that_waits_begins_a_run(saver: SQLiteCheckpointer) -> None:
-    """A resume of the same question does not."""
+def test_input_to_a_waiting_thread_starts_a_new_run(saver: SQLiteCheckpointer) -> None:
+    """An answer to the interrupt would continue the old run."""
     seen: list[Any] = []
-    graph = graph_of(saver, seen)
-    graph.invoke(message("ask"), T)
-    between = now()
-    graph.invoke(message("two"), T, durability="sync")
+    graph = build_graph(saver, seen)
+    graph.invoke(make_input("ask"), CONFIG)
+    between = read_clock()
+    graph.invoke(make_input("two"), CONFIG, durability="sync")
 
-    assert said(saver, ["ask", "two", "two-answer"], between) == [False, True, True]
+    assert are_said_after(saver, ["ask", "two", "two-answer"], between) == [False, True, True]
     assert seen[-1]["two"] is True
 
 
-def test_an_edited_message_is_not_of_a_later_run(saver: SQLiteCheckpointer) -> None:
-    """All its versions count, and those of an update are of no run."""
-    graph = graph_of(saver, [])
-    graph.invoke(message("one"), T)
-    graph.update_state(T, {"messages": [HumanMessage("other", id="one")]})
-    graph.invoke(message("two"), T)
+def test_edited_message_does_not_belong_to_a_later_run(saver: SQLiteCheckpointer) -> None:
+    """All versions of the message count. The version of the update belongs to no run."""
+    graph = build_graph(saver, [])
+    graph.invoke(make_input("one"), CONFIG)
+    graph.update_state(CONFIG, {"messages": [HumanMessage("other", id="one")]})
+    graph.invoke(make_input("two"), CONFIG)
 
-    assert said(saver, ["one", "two"]) == [False, True]
+    assert are_said_after(saver, ["one", "two"]) == [False, True]
 
 
-def test_what_a_program_puts_is_of_no_run(saver: SQLiteCheckpointer) -> None:
-    """Whatever its metadata and times say."""
-    graph_of(saver, []).invoke(message("one"), T)
-    stored = saver.get_tuple(T)
+def test_message_put_by_a_program_belongs_to_no_run(saver: SQLiteCheckpointer) -> None:
+    """The metadata and the times of the checkpoint do not matter."""
+    build_graph(saver, []).invoke(make_input("one"), CONFIG)
+    stored = saver.get_tuple(CONFIG)
     assert stored is not None
     checkpoint = copy.deepcopy(stored.checkpoint)
-    checkpoint["ts"] = (now() + timedelta(days=9)).isoformat()
+    checkpoint["ts"] = (read_clock() + timedelta(days=9)).isoformat()
     checkpoint["id"] = "ffffffff-ffff-6fff-bfff-ffffffffffff"
     checkpoint["channel_values"]["messages"].append(HumanMessage("two", id="two"))
     version = saver.get_next_version(checkpoint["channel_versions"]["messages"], None)
     checkpoint["channel_versions"]["messages"] = version
     for source in ("input", "loop"):
-        saver.put(T, checkpoint, {"source": source}, {"messages": version})
+        saver.put(CONFIG, checkpoint, {"source": source}, {"messages": version})
 
-    assert said(saver, ["two"]) == [False]
+    assert are_said_after(saver, ["two"]) == [False]
 
 
-def test_wrong_arguments_are_named(saver: SQLiteCheckpointer) -> None:
-    """A moment without a time zone; an unknown thread has no messages."""
+def test_said_after_refuses_time_without_zone(saver: SQLiteCheckpointer) -> None:
+    """For an unknown thread, the result is False."""
     with pytest.raises(ConfigurationError, match="time zone"):
         saver.said_after("t", ["one"], datetime(2020, 1, 1))
     assert saver.said_after("t", ["one"], EARLY) == [False]
@@ -167,11 +173,11 @@ class ChangedMeanwhile(dict[Any, Any]):
     changes = 2
 
     def __iter__(self) -> Iterator[Any]:
-        found = super().__iter__()
+        iterator = super().__iter__()
         if self.changes:
             self.changes -= 1
             self[object()] = None
-        return found
+        return iterator
 
 
 def test_the_oldest_runs_are_dropped_while_other_threads_add_runs() -> None:

@@ -1,4 +1,4 @@
-"""What is erased or deleted while a run is under way is not stored again by that run."""
+"""An active run does not store again what was erased or deleted since it started."""
 
 from __future__ import annotations
 
@@ -40,26 +40,28 @@ DELETIONS: dict[str, Callable[[Saver], object]] = {
     "prune": lambda saver: saver.prune(["t"], strategy="delete"),
     "erase": lambda saver: saver.erase("t"),
 }
-through_both_doors = pytest.mark.parametrize("door", ["sync", "async"])
-at_any_time = pytest.mark.parametrize("durability", DURABILITIES)
+with_sync_and_async = pytest.mark.parametrize("mode", ["sync", "async"])
+with_all_durabilities = pytest.mark.parametrize("durability", DURABILITIES)
 
 
-def is_stored(saver: Saver) -> bool:
-    """Whether the erased text is in any row, or in the bytes of a file."""
+def is_secret_stored(saver: Saver) -> bool:
+    """Return whether the erased text is in any row, or in the bytes of a file."""
     return SECRET.encode() in read_raw_bytes(saver)
 
 
 # -- messages
 
 
-@through_both_doors
-@at_any_time
-def test_an_erased_message_is_left_out(saver: Saver, door: str, durability: str) -> None:
-    """A run stores all but the erased message, in its state, its history and its bytes."""
+@with_sync_and_async
+@with_all_durabilities
+def test_active_run_does_not_store_the_erased_message(
+    saver: Saver, mode: str, durability: str
+) -> None:
+    """The run stores everything except the erased message."""
     start_thread(saver)
     gate = Gate()
     with run_until_gate(
-        gate, make_invocation(build_graph(saver, gate), door, durability, QUESTION)
+        gate, make_invocation(build_graph(saver, gate), mode, durability, QUESTION)
     ) as run:
         saver.erase("t", ["m0"])
 
@@ -67,12 +69,14 @@ def test_an_erased_message_is_left_out(saver: Saver, door: str, durability: str)
     assert read_message_ids(saver) == ["m1", "q", "one", "two"]
     assert [item.value.id for item in saver.history("t")] == ["m1", "q", "one", "two"]
     assert SECRET not in render_thread(saver)
-    assert not is_stored(saver)
+    assert not is_secret_stored(saver)
 
 
-@at_any_time
-def test_an_erased_message_is_left_out_by_another_process(place: Place, durability: str) -> None:
-    """The run of one checkpointer leaves out what another one on the database has erased."""
+@with_all_durabilities
+def test_run_does_not_store_message_erased_by_another_process(
+    place: Place, durability: str
+) -> None:
+    """Another checkpointer on the same database erases the message."""
     gate = Gate()
     with place.saver() as one, place.saver() as other:
         start_thread(one)
@@ -83,23 +87,23 @@ def test_an_erased_message_is_left_out_by_another_process(place: Place, durabili
 
         assert run.error is None
         assert read_message_ids(other) == ["m1", "q", "one", "two"]
-        assert not is_stored(one)
+        assert not is_secret_stored(one)
 
 
-@at_any_time
-def test_the_message_of_the_run_itself_is_left_out(saver: Saver, durability: str) -> None:
-    """The input of the run that is under way is erased, also if it is not stored yet."""
+@with_all_durabilities
+def test_run_does_not_store_its_own_erased_input(saver: Saver, durability: str) -> None:
+    """The input of the active run is erased, possibly before it is stored."""
     gate = Gate()
     input = {"messages": [HumanMessage(SECRET, id="m0")]}
     with run_until_gate(gate, make_invocation(build_graph(saver, gate), "sync", durability, input)):
         saver.erase("t", ["m0"])
 
     assert read_message_ids(saver) == ["one", "two"]
-    assert not is_stored(saver)
+    assert not is_secret_stored(saver)
 
 
-def test_each_of_several_erasures_counts(saver: Saver) -> None:
-    """A run that began between two erasures leaves out what the second one erased."""
+def test_run_between_two_erasures_omits_message_of_the_second(saver: Saver) -> None:
+    """The run started after the first erasure and before the second one."""
     start_thread(saver)
     saver.erase("t", ["m1"])
     gate = Gate()
@@ -109,9 +113,9 @@ def test_each_of_several_erasures_counts(saver: Saver) -> None:
     assert read_message_ids(saver) == ["q", "one", "two"]
 
 
-@at_any_time
-def test_a_later_run_may_say_the_same(saver: Saver, durability: str) -> None:
-    """A run that began after an erasure is stored whole, with the same ids and words."""
+@with_all_durabilities
+def test_run_after_an_erasure_may_store_the_same_message(saver: Saver, durability: str) -> None:
+    """The message has the id and the text of the erased one."""
     start_thread(saver)
     saver.erase("t", ["m0"])
     again = {"messages": [HumanMessage(SECRET, id="m0")]}
@@ -120,8 +124,8 @@ def test_a_later_run_may_say_the_same(saver: Saver, durability: str) -> None:
     assert read_message_ids(saver) == ["m1", "m0", "one", "two"]
 
 
-def test_an_update_after_an_erasure_is_stored_whole(saver: Saver) -> None:
-    """`update_state` reads the state first, and so knows of the erasure."""
+def test_update_after_an_erasure_may_store_the_same_message(saver: Saver) -> None:
+    """`update_state` reads the state first, so it knows about the erasure."""
     start_thread(saver)
     saver.erase("t", ["m0"])
     message = HumanMessage(SECRET, id="m0")
@@ -130,8 +134,8 @@ def test_an_update_after_an_erasure_is_stored_whole(saver: Saver) -> None:
     assert read_message_ids(saver) == ["m1", "m0"]
 
 
-def test_an_update_that_began_before_is_filtered(saver: Saver) -> None:
-    """What was read before an erasure, and is put after it, lacks the erased message."""
+def test_put_based_on_state_before_an_erasure_omits_the_message(saver: Saver) -> None:
+    """The state was read before the erasure, and is put after it."""
     start_thread(saver)
     before = saver.get_tuple(CONFIG)
     assert before is not None
@@ -140,12 +144,14 @@ def test_an_update_that_began_before_is_filtered(saver: Saver) -> None:
 
     assert read_message_ids(saver) == ["m1"]
     assert checkpoint_id_of(stored) == checkpoint_id_of(saver.get_tuple(CONFIG).config)  # type: ignore[union-attr]
-    assert not is_stored(saver)
+    assert not is_secret_stored(saver)
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_other_removals_leave_a_run_alone(saver: Saver, number: int) -> None:
-    """A run goes on whole through a prune, a retention rule and a rewind."""
+def test_prune_retention_and_rewind_remove_nothing_from_an_active_run(
+    saver: Saver, number: int
+) -> None:
+    """Only erasures and deletions remove messages from an active run."""
     start_thread(saver)
     head = checkpoint_id_of(saver.get_tuple(CONFIG).config)  # type: ignore[union-attr]
     removals: list[Callable[[], object]] = [
@@ -164,8 +170,8 @@ def test_other_removals_leave_a_run_alone(saver: Saver, number: int) -> None:
     assert REMOVALS_KEY not in saver.get_tuple(CONFIG).config["configurable"]  # type: ignore[union-attr]
 
 
-def test_the_number_of_erasures_is_no_metadata(saver: Saver) -> None:
-    """Neither the metadata of a checkpoint nor that of a thread shows what a run has loaded."""
+def test_number_of_erasures_is_not_in_metadata(saver: Saver) -> None:
+    """Neither checkpoints nor threads show the internal count of removals."""
     start_thread(saver)
     saver.erase("t", ["m0"])
     build_graph(saver).invoke(QUESTION, CONFIG)
@@ -174,7 +180,7 @@ def test_the_number_of_erasures_is_no_metadata(saver: Saver) -> None:
     assert REMOVALS_KEY not in str(saver.heads()[0].metadata)
 
 
-# -- what quotes a message
+# -- values that quote a message
 
 
 class State(TypedDict):
@@ -183,24 +189,26 @@ class State(TypedDict):
     draft: list[Any]
 
 
-@at_any_time
-def test_quotations_are_left_out(saver: Saver, durability: str) -> None:
-    """A text, a dict and a `Send` that quote the message go with it; the rest of them stays."""
+@with_all_durabilities
+def test_active_run_does_not_store_quotations_of_the_erased_message(
+    saver: Saver, durability: str
+) -> None:
+    """A text, a dict and a `Send` that quote the message are removed. The other values stay."""
     gate = Gate()
 
-    def first(_: State) -> Any:
+    def wait_and_quote(_: State) -> Any:
         gate.wait()
         draft = [{"role": "user", "content": SECRET, "id": "m0"}, {"kept": "yes"}]
         return {"notes": SECRET, "draft": draft, "messages": [AIMessage("one", id="one")]}
 
-    def fan(_: State) -> list[Send]:
+    def send_to_workers(_: State) -> list[Send]:
         return [Send("worker", {"text": f"about {SECRET}"}), Send("worker", {"text": "fine"})]
 
     builder: Any = StateGraph(State)
-    builder.add_node("first", first)
+    builder.add_node("first", wait_and_quote)
     builder.add_node("worker", lambda task: {"messages": [AIMessage(task["text"][:5])]})
     builder.add_edge(START, "first")
-    builder.add_conditional_edges("first", fan, ["worker"])
+    builder.add_conditional_edges("first", send_to_workers, ["worker"])
     graph = builder.compile(checkpointer=saver)
     start_thread(saver)
     with run_until_gate(gate, make_invocation(graph, "sync", durability, QUESTION)) as run:
@@ -210,30 +218,30 @@ def test_quotations_are_left_out(saver: Saver, durability: str) -> None:
     assert run.error is None
     assert (values["notes"], values["draft"]) == ("", [{"kept": "yes"}])
     assert [message.text for message in values["messages"]][2:] == ["one", "about", "fine"]
-    assert not is_stored(saver)
+    assert not is_secret_stored(saver)
 
 
-def fails(_: State) -> Any:
+def fail_quoting_secret(_: State) -> Any:
     raise ValueError(f"cannot read {SECRET}")
 
 
-def asks(_: State) -> Any:
+def ask_quoting_secret(_: State) -> Any:
     return interrupt(f"is it true that {SECRET}?")
 
 
-@pytest.mark.parametrize("node", [fails, asks])
-def test_questions_and_errors_that_quote_are_left_out(
+@pytest.mark.parametrize("node", [fail_quoting_secret, ask_quoting_secret])
+def test_active_run_does_not_store_interrupts_and_errors_that_quote(
     saver: Saver, node: Callable[[State], Any]
 ) -> None:
-    """A question that quotes the message is not asked, and an error that quotes it is empty."""
+    """An interrupt that quotes the message is not stored, and an error that quotes it is empty."""
     gate = Gate()
 
-    def first(state: State) -> Any:
+    def wait_and_call(state: State) -> Any:
         gate.wait()
         return node(state)
 
     builder: Any = StateGraph(State)
-    builder.add_node("first", first)
+    builder.add_node("first", wait_and_call)
     builder.add_edge(START, "first")
     graph = builder.compile(checkpointer=saver)
     start_thread(saver)
@@ -241,12 +249,12 @@ def test_questions_and_errors_that_quote_are_left_out(
         saver.erase("t", ["m0"])
 
     assert graph.get_state(CONFIG).interrupts == ()
-    assert not is_stored(saver)
+    assert not is_secret_stored(saver)
 
 
-def test_a_call_of_an_erased_message_is_not_made_again(saver: Saver) -> None:
-    """The checkpoint after an erased call starts no tool node when the thread goes on."""
-    gate, ran = Gate(), list[str]()
+def test_tool_call_of_an_erased_message_is_not_executed(saver: Saver) -> None:
+    """The tool node does not run when the thread continues."""
+    gate, executed_tools = Gate(), list[str]()
     call: Any = {"name": "pay", "args": {"sum": 1}, "id": "call-1", "type": "tool_call"}
 
     def model(_: MessagesState) -> Any:
@@ -254,7 +262,7 @@ def test_a_call_of_an_erased_message_is_not_made_again(saver: Saver) -> None:
         return {"messages": [AIMessage(SECRET, id="m9", tool_calls=[call])]}
 
     def pay(_: MessagesState) -> Any:
-        ran.append("pay")
+        executed_tools.append("pay")
         return {"messages": []}
 
     builder: Any = StateGraph(MessagesState)
@@ -267,17 +275,17 @@ def test_a_call_of_an_erased_message_is_not_made_again(saver: Saver) -> None:
         saver.erase("t", ["m9"])
     graph.invoke(None, CONFIG)
 
-    assert ran == []
+    assert executed_tools == []
     assert read_message_ids(saver) == ["m0", "m1", "q"]
 
 
-@through_both_doors
-@at_any_time
+@with_sync_and_async
+@with_all_durabilities
 @pytest.mark.parametrize("every", [1, 50])
-def test_a_delta_channel_lacks_the_message(
-    saver: Saver, door: str, durability: str, every: int
+def test_delta_channel_does_not_store_the_erased_message(
+    saver: Saver, mode: str, durability: str, every: int
 ) -> None:
-    """Neither the writes of a run nor a snapshot have it."""
+    """Neither the writes of a run nor a snapshot contain the message."""
 
     def apply(state: Any, writes: Any) -> Any:
         for write in writes:
@@ -288,24 +296,24 @@ def test_a_delta_channel_lacks_the_message(
     Delta = TypedDict("Delta", {"messages": Annotated[list[AnyMessage], channel]})  # noqa: UP013
     gate = Gate()
 
-    def first(_: Any) -> Any:
+    def wait_and_answer(_: Any) -> Any:
         gate.wait()
         return {"messages": [AIMessage("answer one", id="one")]}
 
     builder: Any = StateGraph(Delta)
-    builder.add_node("first", first)
+    builder.add_node("first", wait_and_answer)
     builder.add_node("second", lambda _: {"messages": [AIMessage("two", id="two")]})
     builder.add_edge(START, "first").add_edge("first", "second")
     graph = builder.compile(checkpointer=saver)
-    begun = [HumanMessage(SECRET, id="m0"), AIMessage("noted", id="m1")]
-    graph.update_state(CONFIG, {"messages": begun}, as_node="second")
-    with run_until_gate(gate, make_invocation(graph, door, durability, QUESTION)) as run:
+    messages_before = [HumanMessage(SECRET, id="m0"), AIMessage("noted", id="m1")]
+    graph.update_state(CONFIG, {"messages": messages_before}, as_node="second")
+    with run_until_gate(gate, make_invocation(graph, mode, durability, QUESTION)) as run:
         saver.erase("t", ["m0"])
 
     assert run.error is None
     messages = graph.get_state(CONFIG).values["messages"]
     assert [message.id for message in messages] == ["m1", "q", "one", "two"]
-    assert not is_stored(saver)
+    assert not is_secret_stored(saver)
 
 
 # -- subgraphs
@@ -315,58 +323,58 @@ class Shared(TypedDict):
     messages: Annotated[list[AnyMessage], add_messages]
 
 
-def nested(saver: Saver, gate: Gate, checkpointer: Any) -> Any:
-    """A graph whose second node is a subgraph that has the messages of its parent."""
+def build_nested_graph(saver: Saver, gate: Gate, checkpointer: Any) -> Any:
+    """Build a graph whose second node is a subgraph that shares the channel `messages`."""
     inner: Any = StateGraph(Shared)
     inner.add_node("inner", lambda _: {"messages": [AIMessage("inner", id="inner")]})
     inner.add_edge(START, "inner")
 
-    def first(_: Shared) -> Any:
+    def wait_and_answer(_: Shared) -> Any:
         gate.wait()
         return {"messages": [AIMessage("answer one", id="one")]}
 
     outer: Any = StateGraph(Shared)
-    outer.add_node("first", first)
+    outer.add_node("first", wait_and_answer)
     outer.add_node("second", inner.compile(checkpointer=checkpointer))
     outer.add_edge(START, "first").add_edge("first", "second")
     return outer.compile(checkpointer=saver)
 
 
-@through_both_doors
-@at_any_time
+@with_sync_and_async
+@with_all_durabilities
 @pytest.mark.parametrize("checkpointer", [None, True])
-def test_a_subgraph_leaves_an_erased_message_out(
-    saver: Saver, door: str, durability: str, checkpointer: bool | None
+def test_subgraph_does_not_store_the_erased_message(
+    saver: Saver, mode: str, durability: str, checkpointer: bool | None
 ) -> None:
-    """A subgraph that begins after an erasure still has the state of its run, and stores less."""
+    """A subgraph that starts after the erasure still has the state of its run in memory."""
     start_thread(saver)
     gate = Gate()
     gate.opened.set()
-    graph = nested(saver, gate, checkpointer)
-    make_invocation(graph, door, durability, QUESTION)()
+    graph = build_nested_graph(saver, gate, checkpointer)
+    make_invocation(graph, mode, durability, QUESTION)()
     gate.reached.clear()
     gate.opened.clear()
     more = {"messages": [HumanMessage("more", id="q2")]}
-    with run_until_gate(gate, make_invocation(graph, door, durability, more)) as run:
+    with run_until_gate(gate, make_invocation(graph, mode, durability, more)) as run:
         saver.erase("t", ["m0"])
 
     assert run.error is None
     assert read_message_ids(saver) == ["m1", "q", "one", "inner", "q2"]
-    assert not is_stored(saver)
+    assert not is_secret_stored(saver)
 
 
-@at_any_time
+@with_all_durabilities
 @pytest.mark.parametrize("checkpointer", [None, True])
-def test_a_subgraph_of_a_later_run_is_stored_whole(
+def test_subgraph_of_a_later_run_may_store_the_same_message(
     saver: Saver, durability: str, checkpointer: bool | None
 ) -> None:
-    """A subgraph knows that its run began after the erasure, in a new namespace too."""
+    """A subgraph knows that its run started after the erasure, also in a new namespace."""
     start_thread(saver)
     saver.erase("t", ["m0"])
     gate = Gate()
     gate.opened.set()
     again = {"messages": [HumanMessage(SECRET, id="m0")]}
-    make_invocation(nested(saver, gate, checkpointer), "sync", durability, again)()
+    make_invocation(build_nested_graph(saver, gate, checkpointer), "sync", durability, again)()
 
     subgraphs = [ns for ns in saver.thread("t").namespaces if ns]
     assert (subgraphs == []) is (durability == "exit" and checkpointer is None)
@@ -377,45 +385,47 @@ def test_a_subgraph_of_a_later_run_is_stored_whole(
 # -- threads
 
 
-@through_both_doors
-@at_any_time
+@with_sync_and_async
+@with_all_durabilities
 @pytest.mark.parametrize("name", DELETIONS)
-def test_a_run_of_a_deleted_thread_is_refused(
-    saver: Saver, door: str, durability: str, name: str
+def test_put_of_a_run_fails_after_its_thread_was_deleted(
+    saver: Saver, mode: str, durability: str, name: str
 ) -> None:
-    """Nothing of the run is stored, and the run ends with an error of its own."""
+    """Nothing of the run is stored, and the run ends with `ThreadDeleted`."""
     start_thread(saver)
     gate = Gate()
     with run_until_gate(
-        gate, make_invocation(build_graph(saver, gate), door, durability, QUESTION)
+        gate, make_invocation(build_graph(saver, gate), mode, durability, QUESTION)
     ) as run:
         DELETIONS[name](saver)
 
     assert isinstance(run.error, ThreadDeleted)
     assert saver.threads() == []
-    assert not is_stored(saver)
+    assert not is_secret_stored(saver)
 
 
-@at_any_time
+@with_all_durabilities
 @pytest.mark.parametrize("checkpointer", [None, True])
-def test_a_subgraph_of_a_deleted_thread_is_refused(
+def test_put_of_a_subgraph_fails_after_its_thread_was_deleted(
     saver: Saver, durability: str, checkpointer: bool | None
 ) -> None:
-    """A subgraph that begins after the deletion stores nothing in a namespace of its own."""
+    """A subgraph that starts after the deletion stores nothing in its own namespace."""
     start_thread(saver)
     gate = Gate()
-    graph = nested(saver, gate, checkpointer)
+    graph = build_nested_graph(saver, gate, checkpointer)
     with run_until_gate(gate, make_invocation(graph, "sync", durability, QUESTION)) as run:
         saver.delete_thread("t")
 
     assert isinstance(run.error, ThreadDeleted)
     assert saver.threads() == []
-    assert not is_stored(saver)
+    assert not is_secret_stored(saver)
 
 
-@at_any_time
-def test_a_new_conversation_under_the_id_stays_whole(saver: Saver, durability: str) -> None:
-    """A new conversation with the old ids and texts is stored while the old run is refused."""
+@with_all_durabilities
+def test_new_thread_with_a_deleted_id_is_not_changed_by_the_old_run(
+    saver: Saver, durability: str
+) -> None:
+    """A new thread with the old ids and texts is stored, while the old run fails."""
     start_thread(saver)
     gate, open_gate = Gate(), Gate()
     open_gate.opened.set()
@@ -424,7 +434,7 @@ def test_a_new_conversation_under_the_id_stays_whole(saver: Saver, durability: s
         gate, make_invocation(build_graph(saver, gate), "sync", durability, QUESTION)
     ) as run:
         saver.delete_thread("t")
-        nested(saver, open_gate, None).invoke(again, CONFIG, durability=durability)
+        build_nested_graph(saver, open_gate, None).invoke(again, CONFIG, durability=durability)
         read_message_ids(saver)
 
     assert isinstance(run.error, ThreadDeleted)
@@ -433,8 +443,8 @@ def test_a_new_conversation_under_the_id_stays_whole(saver: Saver, durability: s
     assert read_message_ids(saver) == ["m0", "one", "inner", "q", "two"]
 
 
-def test_a_put_of_another_process_is_refused(place: Place) -> None:
-    """What a checkpointer keeps of a thread does not hide that another one has deleted it."""
+def test_put_fails_after_another_process_deleted_the_thread(place: Place) -> None:
+    """The cache of a checkpointer does not hide the deletion by another one."""
     gate = Gate()
     with place.saver() as one, place.saver() as other:
         start_thread(one)
@@ -447,8 +457,8 @@ def test_a_put_of_another_process_is_refused(place: Place) -> None:
         assert other.threads() == []
 
 
-def test_a_put_without_its_parent_is_allowed(saver: Saver) -> None:
-    """A parent that was never there does not matter, also under an id that was deleted."""
+def test_put_whose_parent_does_not_exist_is_allowed(saver: Saver) -> None:
+    """The thread id may have belonged to a deleted thread."""
     put(saver, {"messages": []}, thread_config("t"))
     saver.delete_thread("t")
     config: Any = {"configurable": {**CONFIG["configurable"], "checkpoint_ns": ""}}
@@ -458,8 +468,8 @@ def test_a_put_without_its_parent_is_allowed(saver: Saver) -> None:
     assert len(saver.checkpoints("t")) == 2
 
 
-def test_records_name_neither_threads_nor_texts(tmp_path: Any) -> None:
-    """A file without encryption has no id of a deleted thread, nor of what was in it."""
+def test_removal_records_contain_no_ids_or_texts(tmp_path: Any) -> None:
+    """An unencrypted file contains no id of a deleted thread and no ids of its checkpoints."""
     with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
         start_thread(saver, thread="the-thread-of-ann")
         saver.erase("the-thread-of-ann", ["m0"])
@@ -471,8 +481,8 @@ def test_records_name_neither_threads_nor_texts(tmp_path: Any) -> None:
         assert head.encode() not in read_raw_bytes(saver)
 
 
-def test_a_resumed_thread_goes_on_after_an_erasure(saver: Saver) -> None:
-    """A thread that waits for an answer is no run under way: its next run knows of the erasure."""
+def test_answer_after_an_erasure_continues_the_waiting_thread(saver: Saver) -> None:
+    """A thread that waits for an answer has no active run. Its next run knows about the erasure."""
     builder: Any = StateGraph(MessagesState)
     builder.add_node("ask", lambda _: {"messages": [AIMessage(interrupt("go on?"), id="a")]})
     builder.add_edge(START, "ask")
@@ -485,10 +495,12 @@ def test_a_resumed_thread_goes_on_after_an_erasure(saver: Saver) -> None:
     assert read_message_ids(saver) == ["m1", "q", "a"]
 
 
-def test_records_are_dropped_after_a_time(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next erasure or deletion after `RECORD_RETENTION_DAYS` drops those of all threads."""
+def test_removal_records_are_dropped_after_retention_period(
+    saver: Saver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next erasure after `RECORD_RETENTION_DAYS` drops the old records of all threads."""
 
-    def numbers() -> list[int]:
+    def read_record_numbers() -> list[int]:
         rows = saver.database.read(
             lambda: fetch_rows("SELECT number FROM removals ORDER BY number")
         )
@@ -498,17 +510,19 @@ def test_records_are_dropped_after_a_time(saver: Saver, monkeypatch: pytest.Monk
     saver.erase("t", ["m0"])
     saver.erase("t", ["m1"])
     now = time.time()
-    before = numbers()
+    numbers_before = read_record_numbers()
     monkeypatch.setattr(time, "time", lambda: now + (RECORD_RETENTION_DAYS + 1) * 86400)
     start_thread(saver, thread="other")
     saver.erase("other", ["m0"])
 
-    assert (before, numbers()) == ([1, 2], [1])
+    assert (numbers_before, read_record_numbers()) == ([1, 2], [1])
     assert saver.removals("t") == 2
 
 
-def test_what_was_removed_since_is_told(saver: Saver) -> None:
-    """By the number before the messages were read; all of them, if the thread was deleted."""
+def test_removed_tells_which_messages_were_erased_since(saver: Saver) -> None:
+    """`since` is the number of removals at which the messages were read. After a deletion of the
+    thread, all messages count as removed.
+    """
     start_thread(saver)
     since = saver.removals("t")
     messages = [item.value for item in saver.history("t")]

@@ -1,4 +1,4 @@
-"""The status of a thread, told without its graph: as langgraph tells it with the graph."""
+"""`status` returns without the graph what langgraph's `get_state` returns with the graph."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from tests.contracts.programs import THREAD, Action, Resume, Turn, action_lists
 from tests.contracts.puts import config_at, put
 from tests.contracts.test_differential import EXAMPLES, open_worlds
 
-ASKS = Turn(["send", "ask", "child"], has_message_id=True, blocking=True, durability="sync")
+INTERRUPTED_TURN = Turn(
+    ["send", "ask", "child"], has_message_id=True, blocking=True, durability="sync"
+)
 
 
-def same(status: ThreadStatus, state: Any) -> None:
-    """Assert that a status is what langgraph says; a task that stored nothing has no id here."""
+def assert_same_status(status: ThreadStatus, state: Any) -> None:
+    """Assert that a status equals langgraph's state. A task that stored nothing has no id here."""
     stored = {task.id for task in status.tasks}
     expected = [
         (each.id if each.id in stored else None, each.name, each.path, each.interrupts)
@@ -35,50 +37,50 @@ def same(status: ThreadStatus, state: Any) -> None:
         (task.id, task.node, task.path, () if task.done else task.interrupts)
         for task in status.tasks
     ]
-    stands = "waiting" if state.interrupts else "unfinished" if state.tasks else "idle"
+    expected_state = "waiting" if state.interrupts else "unfinished" if state.tasks else "idle"
 
-    assert (sorted(expected, key=repr), stands) == (sorted(actual, key=repr), status.state)
+    assert (sorted(expected, key=repr), expected_state) == (sorted(actual, key=repr), status.state)
     assert sorted(state.next) == sorted(status.next)
     assert sorted(state.interrupts, key=repr) == sorted(status.interrupts, key=repr)
 
 
 @settings(max_examples=EXAMPLES)
-@example([ASKS, Resume("yes", True, "sync")])
+@example([INTERRUPTED_TURN, Resume("yes", True, "sync")])
 @given(st.booleans().flatmap(lambda subgraphs: action_lists(subgraphs=subgraphs)))
-def test_after_any_course_it_is_what_the_graph_says(course: list[Action]) -> None:
-    """Sends, interrupts, failures, edits, forks, replays: the same `next`, tasks and questions."""
+def test_status_equals_state_of_the_graph_after_random_actions(actions: list[Action]) -> None:
+    """`next`, tasks and interrupts are equal after sends, failures, edits, forks and replays."""
     with open_worlds("file") as (world, _):
-        for action in course:
+        for action in actions:
             world.perform(action)
             state = world.graph.get_state(THREAD)
             if state.created_at:
-                same(world.saver.status("t"), state)
+                assert_same_status(world.saver.status("t"), state)
 
                 assert [head.status for head in world.saver.heads()] == [world.saver.status("t")]
                 assert bool(state.interrupts) == bool(world.saver.heads(waiting=True))
             world.read_thread()
 
 
-# -- graphs that those courses lack
+# -- graphs that the random actions do not contain
 
 
 class _State(TypedDict, total=False):
     log: Annotated[list[str], operator.add]
 
 
-def _asks(node: str) -> Any:
+def _make_asking_node(node: str) -> Any:
     return lambda state: {"log": [f"{node} {interrupt(f'{node}?')}"]}
 
 
-def joining(saver: Any) -> Any:
-    """Parallel nodes, `Send`s, a node that waits for two, and a deferred one."""
+def build_joining_graph(saver: Any) -> Any:
+    """Build a graph with parallel nodes, `Send`s, a node that waits for two, and a deferred one."""
     builder: Any = StateGraph(_State)
     builder.add_node("split", lambda state: Command(goto=[Send("worker", n) for n in range(3)]))
     builder.add_node("worker", lambda n: {"log": [f"{n} {interrupt(n)}" if n else "0"]})
-    builder.add_node("left, right", _asks("left, right"))
+    builder.add_node("left, right", _make_asking_node("left, right"))
     builder.add_node("plain", lambda state: {"log": ["plain"]})
-    builder.add_node("joins", _asks("joins"))
-    builder.add_node("last", _asks("last"), defer=True)
+    builder.add_node("joins", _make_asking_node("joins"))
+    builder.add_node("last", _make_asking_node("last"), defer=True)
     for node in ("split", "left, right", "plain"):
         builder.add_edge(START, node)
     builder.add_edge(["left, right", "plain"], "joins")
@@ -87,22 +89,22 @@ def joining(saver: Any) -> Any:
     return builder.compile(checkpointer=saver)
 
 
-def calling(saver: Any) -> Any:
-    """A function whose tasks ask."""
+def build_functional_graph(saver: Any) -> Any:
+    """Build a graph of the functional API whose tasks interrupt."""
 
     @task
     def ask(n: int) -> str:
         return str(interrupt(n))
 
     @entrypoint(checkpointer=saver)
-    def main(given: dict[str, Any]) -> list[str]:
+    def main(input: dict[str, Any]) -> list[str]:
         return [ask(n).result() for n in range(2)]
 
     return main
 
 
-def subscribed(saver: Any) -> Any:
-    """Nodes that channels of any name trigger."""
+def build_pregel_graph(saver: Any) -> Any:
+    """Build a `Pregel` whose nodes are triggered by channels with any name."""
     one = NodeBuilder().subscribe_only("given").do(lambda _: interrupt("one")).write_to("middle")
     two = NodeBuilder().subscribe_only("middle").do(lambda _: interrupt("two")).write_to("out")
     channels: Any = {"given": EphemeralValue(dict), "middle": LastValue(str), "out": LastValue(str)}
@@ -115,15 +117,19 @@ def subscribed(saver: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("made", [joining, calling, subscribed])
-def test_graphs_of_every_kind(made: Any, saver: SQLiteCheckpointer) -> None:
-    """Answer by answer it is what the graph says, and after an input that replaces the answers."""
-    graph = made(saver)
+@pytest.mark.parametrize(
+    "build_graph", [build_joining_graph, build_functional_graph, build_pregel_graph]
+)
+def test_status_equals_state_for_graphs_of_every_kind(
+    build_graph: Any, saver: SQLiteCheckpointer
+) -> None:
+    """This holds after each answer, and after an input in place of the answers."""
+    graph = build_graph(saver)
     for _ in range(2):
         graph.invoke({"log": ["begins"]}, config_at())
         answers = 0
         while waiting := graph.get_state(config_at()).interrupts:
-            same(saver.status("t"), graph.get_state(config_at()))
+            assert_same_status(saver.status("t"), graph.get_state(config_at()))
             assert [head.thread_id for head in saver.heads(waiting=True)] == ["t"]
             graph.invoke(Command(resume={waiting[0].id: f"answer {answers}"}), config_at())
             answers += 1
@@ -133,25 +139,25 @@ def test_graphs_of_every_kind(made: Any, saver: SQLiteCheckpointer) -> None:
         assert saver.heads(waiting=True) == []
 
 
-def test_a_status_prints_its_state(saver: SQLiteCheckpointer) -> None:
-    """Of a thread that is idle, and of one that waits."""
+def test_repr_of_status_contains_its_state(saver: SQLiteCheckpointer) -> None:
+    """One thread is idle, and one waits."""
     put(saver, {"n": 1}, thread="idle")
-    joining(saver).invoke({"log": ["begins"]}, config_at())
+    build_joining_graph(saver).invoke({"log": ["begins"]}, config_at())
 
     assert str(saver.status("idle")) == "ThreadStatus(state='idle', tasks=())"
     assert repr(saver.status("t")).startswith("ThreadStatus(state='waiting', tasks=(ThreadTask(")
 
 
-def test_which_threads_wait(saver: SQLiteCheckpointer) -> None:
-    """Those whose newest checkpoint waits, by pages and with the other conditions."""
-    graph = joining(saver)
+def test_heads_with_waiting_lists_only_waiting_threads(saver: SQLiteCheckpointer) -> None:
+    """The list has pages, and can be combined with the other conditions."""
+    graph = build_joining_graph(saver)
     for n in range(6):
         graph.invoke({"log": []}, {**config_at(f"t{n}"), "metadata": {"even": n % 2 == 0}})
     graph.update_state(config_at("t2"), {"log": ["a person"]}, as_node="last")
     page = saver.heads(waiting=True, limit=2)
     rest = saver.heads(waiting=True, after=page[-1].thread_id)
 
-    assert [[head.thread_id for head in some] for some in (page, rest)] == [
+    assert [[head.thread_id for head in part] for part in (page, rest)] == [
         ["t5", "t4"],
         ["t3", "t1", "t0"],
     ]
@@ -162,14 +168,14 @@ def test_which_threads_wait(saver: SQLiteCheckpointer) -> None:
     assert saver.heads(waiting=True, active_since=datetime.now(UTC)) == []
 
 
-def test_a_checkpoint_that_is_not_the_head(saver: SQLiteCheckpointer) -> None:
-    """It stands as it did when it was left; what is not there is named."""
-    graph = joining(saver)
+def test_status_of_an_older_checkpoint_is_its_own(saver: SQLiteCheckpointer) -> None:
+    """Errors name a thread or a checkpoint that does not exist."""
+    graph = build_joining_graph(saver)
     graph.invoke({"log": ["begins"]}, config_at())
     [_, first] = saver.checkpoints("t")
-    found = saver.status("t", checkpoint_id=first.checkpoint_id)
+    status = saver.status("t", checkpoint_id=first.checkpoint_id)
 
-    assert (found.state, found.next, [each.done for each in found.tasks]) == (
+    assert (status.state, status.next, [each.done for each in status.tasks]) == (
         "unfinished",
         (),
         [True],
@@ -180,9 +186,9 @@ def test_a_checkpoint_that_is_not_the_head(saver: SQLiteCheckpointer) -> None:
         saver.status("t", checkpoint_id="gone")
 
 
-def test_other_savers_writes_without_paths(saver: SQLiteCheckpointer) -> None:
-    """A question whose task is not known waits all the same; a task that is alone is known."""
-    asked = [("__interrupt__", [{"value": "Sure?"}])]
+def test_status_of_writes_without_task_paths_is_waiting(saver: SQLiteCheckpointer) -> None:
+    """An interrupt of an unknown task counts. If only one task is possible, it is identified."""
+    writes = [("__interrupt__", [{"value": "Sure?"}])]
     checkpoint: Any = {
         "v": 4,
         "ts": datetime.now(UTC).isoformat(),
@@ -191,17 +197,21 @@ def test_other_savers_writes_without_paths(saver: SQLiteCheckpointer) -> None:
         "versions_seen": {"a": {"branch:to:a": 1}},
     }
     for thread, values in (("one", {"branch:to:a"}), ("two", {"branch:to:a", "branch:to:b"})):
-        made: Any = {**checkpoint, "id": thread, "channel_values": dict.fromkeys(values)}
-        config = saver.put(config_at(thread), made, {"source": "loop"}, {})
-        saver.put_writes(config, asked, f"task of {thread}")
+        thread_checkpoint: Any = {
+            **checkpoint,
+            "id": thread,
+            "channel_values": dict.fromkeys(values),
+        }
+        config = saver.put(config_at(thread), thread_checkpoint, {"source": "loop"}, {})
+        saver.put_writes(config, writes, f"task of {thread}")
 
     alone, several = saver.status("one"), saver.status("two")
     assert (alone.next, alone.interrupts) == (("a",), ({"value": "Sure?"},))
     assert (sorted(several.next), several.state) == (["", "a", "b"], "waiting")
 
 
-def test_values_that_no_graph_of_langgraph_has_end_no_list(saver: SQLiteCheckpointer) -> None:
-    """Channels with such names and versions of two kinds are no error where threads are listed."""
+def test_heads_lists_thread_with_unusual_channels_and_versions(saver: SQLiteCheckpointer) -> None:
+    """The names of the channels and the mixed types of versions do not occur in langgraph."""
     values = {"join:a+b:c": 1, "branch:to:d": [1, 2, 3], "__pregel_tasks": "x", "e": 1}
     checkpoint: Any = {
         "v": 4,
