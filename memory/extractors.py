@@ -96,7 +96,10 @@ class Batch:
         )
 
     def build_provenance(self, messages: Sequence[ThreadMessage]) -> Provenance:
-        """Build the provenance of a memory whose sources are messages of the batch."""
+        """Build the provenance of a memory that was extracted from `messages`.
+
+        `messages` are the source messages of the memory, and belong to the batch.
+        """
         last = messages[-1]
         return Provenance(
             thread_id=self.thread_id or None,  # A node can run without a thread.
@@ -222,7 +225,7 @@ class TurnExtractor:
         self.max_words = check_whole_number("max_words", max_words, 1)
 
     def count_batch_messages(self, messages: Sequence[ThreadMessage]) -> int:
-        """Return the number of all messages, because a `TurnExtractor` has no limit."""
+        """Return the number of messages, so that all messages are read as one batch."""
         return len(messages)
 
     async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
@@ -272,7 +275,8 @@ async def build_superseded_turn_puts(
 ) -> list[PutItem]:
     """Build puts that add an end date to the turns from which a superseded memory came.
 
-    A turn gets no end date if the memory that supersedes the old memory comes from the same turn.
+    If the superseding memory was extracted from one of these turns as well, no end date is added to
+    that turn.
 
     Args:
         adapter: The store.
@@ -303,9 +307,10 @@ async def find_turn_end_dates(
 ) -> dict[str, str]:
     """Return the dates on which facts from messages of a thread were superseded.
 
-    If the message of a superseded fact is later stored as a turn, the date is stored as the end
-    date of the turn. In a store without versions, the thread of a previous text is unknown, so the
-    thread of the current text is used.
+    The source message of a superseded fact may be stored as a turn later. In this case, the date on
+    which the fact was superseded is stored as the end date of the turn. A store without versions
+    does not record the thread from which a memory's previous text came. In a store without
+    versions, the thread of the memory's current text is therefore assumed.
 
     Args:
         scope: The namespace of the memories.
@@ -329,8 +334,9 @@ async def find_turn_end_dates(
             version.text: (version.provenance or Provenance()).thread_id for version in versions
         }
         present = memory.provenance or Provenance()
-        # The superseded texts are sorted newest first. An older text overwrites the date of a newer
-        # text, so the earliest end date remains.
+        # If several superseded texts come from one message, the earliest end date is returned for
+        # the message. The superseded texts are sorted newest first, so the end date of an older
+        # text overwrites the end date of a newer text.
         for text in superseded_texts:
             source_thread = threads.get(text.text, present.thread_id)
             source = Provenance(thread_id=source_thread, message_ids=text.message_ids)
@@ -342,7 +348,7 @@ async def find_turn_end_dates(
 
 
 def find_dropped_messages(source: Provenance, successor: Provenance | None) -> tuple[str, ...]:
-    """Return the ids of the messages from which a memory came, but its successor does not come."""
+    """Return the ids of a memory's source messages that are not sources of its successor."""
     if successor is None or successor.thread_id != source.thread_id:
         return source.message_ids
     return tuple(id for id in source.message_ids if id not in successor.message_ids)

@@ -10,8 +10,8 @@ from perdure.memory.conversation import Messages, role
 # Maximum number of keys in a `FailedTurns`. A key stands for a run or for a question in a thread.
 # If there are more keys, the oldest keys are dropped.
 _MAX_FAILURES: Final = 2_048
-# Seconds after the failure of an operation during which a run that resumes the turn does not try
-# the operation again.
+# Number of seconds for which an operation is not repeated after it has failed. After this time, a
+# run that resumes the turn tries the operation again.
 _RETRY_S: Final = 600.0
 
 
@@ -19,8 +19,8 @@ class FailedTurns:
     """Keeps a record of the turns of this process in which an operation failed.
 
     A turn is a run of a graph together with the runs that resume it. A run resumes a turn if it has
-    the same thread and the same newest human message as an earlier run. The failures are not stored
-    in a database, so another process tries the failed operation again.
+    the same thread and the same newest human message as an earlier run. The record of failed turns
+    is kept only in memory, so another process tries the failed operation again.
     """
 
     def __init__(self) -> None:
@@ -54,9 +54,10 @@ class FailedTurns:
 def _build_run_and_question_keys(messages: Messages) -> tuple[Any, ...]:
     """Return keys that identify the current turn.
 
-    The first key is the run. The second key is a pair of the thread id and the id of the newest
-    human message. The second key is left out if the thread id or the message id is unknown. If no
-    graph is running, the returned tuple is empty.
+    The first key in the returned tuple is the run. The second key in the returned tuple is a pair
+    of the thread id and the id of the newest human message. If the thread id or the message id is
+    unknown, the returned tuple contains only the run. If no graph is running, the returned tuple is
+    empty.
     """
     from langgraph.runtime import get_runtime
 

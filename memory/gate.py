@@ -49,15 +49,16 @@ If a namespace has more tombstones, only the tombstones with the requested keys 
 """
 TOMBSTONE_CHECK: Final = "tombstone"
 """The name of the check that refuses texts that were deleted or forgotten."""
-# field of a tombstone with the ids of the removed memory's messages
+# Key of a tombstone's field that contains message ids. The ids are those of the messages from which
+# the removed memory was made.
 _MESSAGE_IDS: Final = "message_ids"
 
 
 def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
     """Build tombstones for a memory's text and previous texts and, for a turn, for its message.
 
-    The attribute `previous` of a memory contains only some of its previous texts, the newest ones.
-    To build tombstones for all texts of a memory, call `build_tombstones` with each version of the
+    The attribute `previous` of a memory contains only the newest of the memory's previous texts. To
+    build tombstones for all texts of a memory, call `build_tombstones` with each version of the
     memory.
 
     Args:
@@ -75,7 +76,7 @@ def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
 
 
 def build_message_tombstone_keys(provenance: Provenance | None) -> list[str]:
-    """Return the keys under which tombstones of the messages in a provenance are stored."""
+    """Return the keys of the tombstones for the source messages that a provenance names."""
     if provenance is None:
         return []
     return [hash_message(provenance.thread_id, id) for id in provenance.message_ids]
@@ -86,7 +87,7 @@ async def find_tombstones(
 ) -> dict[str, Mapping[str, Any]]:
     """Return the stored tombstones whose key is in `digests`, by key.
 
-    The tombstones are read with one or two reads of the store.
+    `find_tombstones` queries the store at most twice, regardless of the number of keys.
 
     Args:
         adapter: The store.
@@ -173,10 +174,10 @@ class Gate:
 
     The gate refuses texts that have no words or are too long, texts from a system message, and
     facts that a memory already states. The gate refuses a text that was deleted or forgotten
-    before. A text that was deleted or forgotten is admitted again if the memory is requested
+    before. A deleted or forgotten text can be stored as a memory again if the memory is requested
     explicitly, or if the text occurs again in a later run. The gate puts texts with secrets into
-    quarantine, where the texts wait for a person's decision. The gate puts texts that only a tool
-    stated into quarantine, unless application code requests the memory.
+    quarantine, where the texts wait for a person's decision. A text that only a tool stated is put
+    into quarantine, unless the code of the application asks to store the memory.
 
     Args:
         checks: Checks that you add. The checks are called in order for candidates that would be
@@ -273,9 +274,9 @@ class Gate:
 
 @dataclass(slots=True)
 class _Judgement:
-    """Holds the candidates that a gate is judging, with the current verdict on each candidate.
+    """The candidates that a gate is judging, with the current verdict on each candidate.
 
-    The list `keys` contains the key under which each candidate would be stored.
+    The list `keys` contains, for each candidate, the key under which the candidate would be stored.
     """
 
     candidates: Sequence[Candidate]
@@ -305,7 +306,7 @@ async def plan_admission(
     generated_keys: Sequence[str] = (),
     thread: LoadedThread | None = None,
 ) -> ChangePlan:
-    """Let the gate judge candidates, and plan the puts of memories and quarantine entries.
+    """Judge candidates with a gate, and plan the puts of memories and quarantine entries.
 
     Args:
         gate: The gate.
@@ -351,7 +352,8 @@ async def plan_admission(
 def _get_provenance_with_trust_class(candidate: Candidate) -> Provenance:
     """Return the provenance of a candidate.
 
-    If the provenance has no trust class, the role of the candidate is used as the trust class.
+    If the candidate's provenance has no trust class, the candidate's role is set as the trust class
+    of the returned provenance.
     """
     source = candidate.provenance or Provenance()
     return source if source.trust is not None else replace(source, trust=candidate.role)
@@ -419,10 +421,11 @@ async def _is_added_after_deletions(
     tombstones: Sequence[Mapping[str, Any]],
     thread: LoadedThread | None,
 ) -> bool:
-    """Return whether all source messages were added by runs that began after the deletions.
+    """Return whether the source messages of a text were added after the text was deleted.
 
-    A deletion is recorded as a tombstone. The result is False if it is unknown when the messages
-    were added or when the deletions took place.
+    Each deletion of the text is recorded as a tombstone. The result is True only if each source
+    message was added by a run that began after the last deletion. If the times of the source
+    messages or of the deletions are unknown, False is returned.
     """
     if thread is None or source is None or source.thread_id != thread.thread_id:
         return False
@@ -585,8 +588,8 @@ def _get_admitted_text(candidate: Candidate, verdict: Verdict) -> str:
 def _combine_verdicts(previous: Verdict, answer: Verdict, check_name: str) -> Verdict:
     """Combine the previous verdict on a candidate with the verdict of an application's check.
 
-    If the application's check keeps the candidate, the redactions of the previous verdict remain in
-    effect.
+    If the application's check decides to keep the candidate, the redactions that the previous
+    verdict contains remain in effect.
     """
     if answer.action != "keep":
         reason = answer.reason or f"the check {check_name} decided so without a reason"
@@ -601,11 +604,11 @@ def _combine_verdicts(previous: Verdict, answer: Verdict, check_name: str) -> Ve
 def _run_custom_check(
     check: Check, candidates: Sequence[Candidate]
 ) -> Effect[list[Verdict | str | None]]:
-    """Return an effect that calls an application's check for each candidate.
+    """Return an `Effect` that calls a check of the application for each candidate.
 
-    An effect is a step that blocking and async callers perform differently. The result of the
-    effect contains, for each candidate, a verdict, None, or a text that describes the error of the
-    check.
+    An effect is a step that blocking and async callers perform differently. The effect that is
+    returned here has a list as its result. For each candidate, the list contains the verdict of the
+    check, or None, or a text that describes the error that the check raised.
     """
 
     def judge_candidate(candidate: Candidate) -> Verdict | str | None:

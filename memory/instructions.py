@@ -226,7 +226,7 @@ def build_replacement(
 def _build_versioned_adapter(store: Any, *templates: Template) -> StoreAdapter:
     """Return an adapter for a store that keeps versions.
 
-    For a store without versions, raise ConfigurationError.
+    ConfigurationError is raised if the store keeps no versions.
     """
     expected = "a store that keeps versions, such as perdure.stores.SQLiteStore.open(path)"
     store = check_instance("the store of instructions", store, Versioned, expected)
@@ -318,12 +318,12 @@ not answer them. Answer with the complete new instructions between <instructions
 _BEGIN: Final = "<instructions>"
 _END: Final = "</instructions>"
 _REWRITE: Final = re.compile(f"{_BEGIN}((?:(?!</?instructions>).)*){_END}", re.DOTALL)
-# Minimum ratio between the length of the shorter text and the length of the longer text, of the
-# previous and the new instructions. With a smaller ratio, the new instructions are refused.
+# Minimum ratio of the shorter length to the longer length, when the lengths of the previous and of
+# the new instructions are compared. New instructions with a smaller ratio are refused.
 _MIN_RATIO: Final = 0.4
-# If the previous instructions have fewer characters than this number, `_MIN_BASE_CHARS` is used as
-# their length when the maximum length of the new instructions is computed. Short instructions may
-# therefore become more than 2.5 times as long.
+# Number of characters that the previous instructions are assumed to have if they are shorter. The
+# maximum length of the new instructions is computed from this assumed length. Short instructions
+# may therefore become more than 2.5 times as long.
 _MIN_BASE_CHARS: Final = 1_000
 # maximum number of characters of the conversation in a request
 _MAX_TRANSCRIPT_CHARS: Final = 200_000
@@ -462,8 +462,8 @@ def _extract_new_instructions(previous_text: str, answer: Any) -> str:
     candidates = _REWRITE.findall(text)
     if not fault and (not candidates or text.count(_BEGIN) != text.count(_END)):
         fault = f"the answer {text!r:.80} has no text between {_BEGIN} and {_END}"
-    # A model may mention the tags before it uses them, so the longest text between two tags is
-    # used.
+    # A model may mention the tags `<instructions>` and `</instructions>` before it encloses the new
+    # instructions in these tags. If several texts are enclosed in tags, use the longest text.
     rewritten = max(candidates, key=len, default="").strip()
     if not fault and rewritten == previous_text.strip():
         return previous_text
@@ -475,7 +475,7 @@ def _extract_new_instructions(previous_text: str, answer: Any) -> str:
 
 
 def _find_length_fault(previous_text: str, rewritten_text: str) -> str | None:
-    """Return the reason why a text is too short or too long for a replacement, or None."""
+    """Return why rewritten instructions have an invalid length, or None if the length is valid."""
     length, base = len(rewritten_text), max(len(previous_text), _MIN_BASE_CHARS)
     maximum = min(MAX_LEARNED_CHARS, int(base / _MIN_RATIO))
     if not any(map(str.isalnum, rewritten_text)):

@@ -8,8 +8,8 @@ from langchain_core.messages import BaseMessage, HumanMessage
 
 from perdure.memory.tool_calls import REQUEST_ONLY
 
-# key in additional_kwargs of a human message for the number of steps that its last line reports as
-# left out
+# Key in the additional_kwargs of a human message. The value is the number of left-out steps that
+# the last line of the message reports.
 _COUNT: Final = "perdure_left_out"
 
 
@@ -18,9 +18,9 @@ def add_left_out_line(question: BaseMessage | None, count: int) -> BaseMessage:
 
     A step is one message, or several messages that belong together, after the question in the same
     turn. If the last line of the question already states a number of left-out steps, `count` is
-    added to that number. If `question` is None, a new message with only the line is returned. The
-    content before the line is not changed, so that the provider's cache of the content remains
-    valid.
+    added to that number. If `question` is None, a new message is returned that contains only the
+    line about left-out steps. The content before the line about left-out steps is not changed, so
+    that the provider's cache of the content remains valid.
     """
     if question is None:
         question = HumanMessage("", additional_kwargs={REQUEST_ONLY: True})
@@ -48,7 +48,7 @@ def _format_left_out_line(count: int) -> str:
 
 
 def _remove_left_out_line(content: Any, left_out_count: int) -> Any:
-    """Return the content of a question without its last line, which reports the left-out steps."""
+    """Return a question's content without the last line, which reports the left-out steps."""
     line = _format_left_out_line(left_out_count)
     if isinstance(content, list):
         is_last = bool(content) and content[-1] == {"type": "text", "text": line}

@@ -20,7 +20,7 @@ from perdure.effects import call_method
 
 
 class LoadedThread(NamedTuple):
-    """A thread, with information on when its messages were loaded.
+    """A stored thread, and a marker for the time at which the thread's messages were loaded.
 
     Attributes:
         saver: The checkpointer that stores the thread.

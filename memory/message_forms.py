@@ -52,9 +52,10 @@ _TIMED_PARTS: Final = ("data", "response_metadata", "additional_kwargs")
 
 
 class MalformedPart(ValueError):
-    """Raised if a part of a file cannot be read.
+    """Raised if a message, or a value in a file of messages, is malformed.
 
-    The code that reads the file skips the malformed part and reports the error.
+    When a file of messages is read, a malformed message or value is skipped, and the error is
+    reported.
     """
 
 
@@ -128,8 +129,8 @@ def _convert_openai_message(form: dict[str, Any], langchain_fields: Any) -> Base
 def _remove_message_times(message_fields: dict[str, Any]) -> None:
     """Remove times from the top-level fields of a message, and store the creation time as metadata.
 
-    The time under `CREATED` is moved to `response_metadata`. The times under the keys in `_TIMES`
-    are removed.
+    The time under the key `CREATED` is moved from the message to `response_metadata`. All times
+    under the keys in `_TIMES` are removed from the message.
     """
     for name in _TIMES:
         if parse_timestamp(message_fields.get(name)) is not None:
@@ -225,8 +226,8 @@ def _convert_responses_part_to_chat_part(part: Any) -> Any:
 def get_by_path(value: Any, kind: type[Kind], *path: str) -> Kind:
     """Return the value at a path of keys, if the value has the type `kind`.
 
-    If there is no such value, an empty value of that type is returned, such as `""` or `{}`. Lone
-    surrogates in text are replaced.
+    If the path leads to no value of the type `kind`, `kind()` is returned, which is an empty value
+    such as `""` or `{}`. Lone surrogates in text are replaced.
     """
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None

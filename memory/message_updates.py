@@ -33,10 +33,10 @@ def build_messages_update(
 ) -> list[BaseMessage]:
     """Return the update that changes the channel `key` from `current` to `target`.
 
-    The update removes messages by their ids and adds the messages of `target` that are not in
-    `current`. If nothing has to change, the update is empty. If two messages in `current` have the
-    same id, the update replaces the whole list, because neither `add_messages` nor a `DeltaChannel`
-    can remove one of two messages with the same id.
+    The returned update contains a `RemoveMessage` for each message that is only in `current`, and
+    the messages of `target` that are new or changed. If nothing has to change, the update is empty.
+    If two messages in `current` have the same id, the update replaces the whole list, because
+    neither `add_messages` nor a `DeltaChannel` can remove one of two messages with the same id.
 
     Raises:
         InvalidMessages: The channel has to change, and its messages have no ids or its reducer
@@ -55,7 +55,7 @@ def build_messages_update(
 
 
 def check_messages_removable_by_id(messages: Messages, key: str) -> None:
-    """Check that a `RemoveMessage` can remove each message of the channel `key`.
+    """Check that each message of the channel `key` can be removed by its id.
 
     Raise InvalidMessages if a message has no id or is a stored `RemoveMessage`.
     """

@@ -35,7 +35,8 @@ try:
 except ImportError:  # an older version of langchain
     ExtendedModelResponse = None  # type: ignore[assignment, misc]
 
-# maximum number of agents, and maximum number of models, that a middleware remembers
+# Maximum number of entries in each cache of a middleware. One cache has an entry for each agent,
+# and another cache has an entry for each model name.
 _MAX_CACHE_ENTRIES: Final = 256
 
 
@@ -81,8 +82,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         # A tuple of the tools of the last request, the model of the last request, and a copy of the
         # view that counts tokens for these tools and this model.
         self._cached: tuple[list[Any], str | None, View | None] = ([], None, self._view)
-        # For each agent, by the key of `_get_agent_key_and_name`: copies of the `Summarize` parts
-        # that know the size of the tools and of the system prompt in the agent's last request.
+        # The key is the agent's key from `_get_agent_key_and_name`. The value is a list of copies
+        # of the view's `Summarize` parts. The copies store the size of the tools and of the system
+        # prompt in the agent's last request.
         self._agents: dict[Any, list[Summarize]] = {}
         # A dict from the model name in a request to the model name that the answer to the request
         # reported.
@@ -91,7 +93,8 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     async def _before_model(self, state: Any, runtime: Any) -> dict[str, Any] | None:
         """Summarise the messages in the state if a summary is due.
 
-        The size of the agent's tools and system prompt is taken from the agent's last request.
+        Whether a summary is due depends on the size of the next request. The tools and the system
+        prompt of the next request are assumed to be as large as in the agent's last request.
         """
         if not self._summaries:
             return None
@@ -105,10 +108,10 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
         A summary removes messages from the state, so learners, such as `remember_turns`, must read
         the messages before the summary is made. If the summary would remove a part of the current
-        turn, all learners run before the summary. If the summary would remove only whole earlier
-        turns, `remember_turns` is the only learner that runs before the summary, because all
-        learners already ran at the end of each earlier turn. If a learner fails, no summary is
-        made.
+        turn, all learners, which are nodes that learn from messages, run before the summary is
+        made. All learners ran at the end of each earlier turn, too. If the summary would remove
+        only whole earlier turns, only the learner `remember_turns` therefore runs before the
+        summary is made. If a learner fails, no summary is made.
         """
         due = next((summary for summary in summaries if summary.is_due(state)), None)
         if due is None:
@@ -127,10 +130,11 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> Any:
         """Call the model with the messages that the view selects.
 
-        Before the first request of an agent, the size of its tools and system prompt is unknown, so
-        it is not known whether a summary is due. Therefore the first request is built before the
-        check. If a summary is due for the size of the first request, the messages are summarised,
-        and the request is built again from the summary and the remaining messages.
+        Before the first request of an agent, the size of the agent's tools and system prompt is
+        unknown, so it is not known whether a summary is due. An agent's first request is therefore
+        built before `_summarize_if_due` checks whether a summary is due. If the agent's first
+        request is so large that a summary is due, the messages are summarised, and the request is
+        built again from the summary and the remaining messages.
         """
         name = get_model_name(request.model)
         adjusted_view = self._get_view_for_tools_and_model(
@@ -172,7 +176,8 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     def _get_summaries(self, config: RunnableConfig) -> list[Summarize]:
         """Return the `Summarize` parts of the running agent.
 
-        The parts know the size of the tools and of the system prompt in the agent's last request.
+        The returned `Summarize` parts store the size of the tools and of the system prompt in the
+        agent's last request.
         """
         agent, name = _get_agent_key_and_name(config)
         return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
@@ -182,7 +187,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> bool:
         """Store the size of a request's tools and system message, for the next trigger check.
 
-        Return True if the request is the first request of the agent whose size is stored.
+        Return True if no request size was stored before for the running agent.
         """
         if not self._summaries:
             return False
@@ -203,9 +208,10 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             _set_cache_entry(self._reported_names, name, reported)
 
     async def _after_agent(self, state: Any, runtime: Any) -> None:
-        """Run the learners, and schedule summaries to be made after the run.
+        """Run the nodes that learn from messages, and schedule summaries to be made after the run.
 
-        Learners are nodes such as `remember_turns`.
+        A node that learns from messages is, for example, `remember_turns`, which stores messages as
+        memories.
         """
         for learner in self._learners:
             await call_method(learner, "invoke", state, get_config())
@@ -221,10 +227,11 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     aafter_agent: Any = awaiting(_after_agent)
 
     def _get_view_for_tools_and_model(self, tools: list[Any], model: str | None) -> View | None:
-        """Return a copy of the middleware's view that counts tokens for the tools and the model.
+        """Return a copy of the middleware's view for requests with the given tools and model.
 
-        The result is None if the middleware has no parts that select messages. The copy that was
-        made for the last request is cached.
+        The copy of the view includes `tools` in the size of a request, and estimates the number of
+        tokens for the model `model`. None is returned if the middleware has no parts that select
+        messages. The copy of the view that was made for the last request is cached.
         """
         last_tools, last_model, adjusted_view = self._cached
         same_tools = len(last_tools) == len(tools) and all(map(operator.is_, last_tools, tools))
@@ -237,7 +244,8 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 def _get_agent_key_and_name(config: RunnableConfig) -> tuple[Any, str | None]:
     """Return a key that identifies the running agent, and the name of the agent.
 
-    The key is needed because several agents may share a middleware.
+    Several agents may share a middleware. The returned key distinguishes these agents from each
+    other.
     """
     metadata = config.get("metadata") or {}
     namespace = str(metadata.get("langgraph_checkpoint_ns") or "")
@@ -249,7 +257,8 @@ def _get_agent_key_and_name(config: RunnableConfig) -> tuple[Any, str | None]:
 def _replaces_all_messages(update: dict[str, Any]) -> bool:
     """Return whether a state update removes all messages of the state.
 
-    An update that removes all messages would also remove the model's answer.
+    A state update that removes all messages would also remove the model's answer, so it must not be
+    applied together with the answer.
     """
     parts = (part for value in update.values() if isinstance(value, list) for part in value)
     return any(isinstance(part, RemoveMessage) and part.id == REMOVE_ALL_MESSAGES for part in parts)

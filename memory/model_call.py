@@ -29,7 +29,7 @@ T = TypeVar("T")
 RequestMessages = Sequence[BaseMessage]
 # maximum number of validation errors that the description of an invalid answer lists
 _MAX_FAULTS: Final = 5
-# minimum number of characters to which a conversation in a request is shortened
+# Minimum number of characters that remain of a conversation if it is shortened to fit in a request.
 _MIN_CONVERSATION_CHARS: Final = 1_000
 # maximum number of characters of a refused answer that are quoted in the next request
 _MAX_QUOTED_CHARS: Final = 4_000
@@ -50,9 +50,9 @@ _PERMANENT_STATUSES: Final = {400, 401, 403, 404, 405, 422}
 def load_chat_model(model: Any) -> Runnable[Any, Any]:
     """Return the chat model with a name such as `"openai:gpt-5-mini"`.
 
-    An OpenAI model is a `ChatOpenAI`. Langchain's `init_chat_model` creates the models of all other
-    providers. If the model cannot be created yet, for example because no API key is set, it is
-    created when it is first called. A model object is returned unchanged.
+    An OpenAI model is a `ChatOpenAI`. A model of another provider than OpenAI is created by
+    langchain's `init_chat_model`. If the model cannot be created yet, for example because no API
+    key is set, it is created when it is first called. A model object is returned unchanged.
 
     Raises:
         ConfigurationError: The text cannot be the name of a model, or the value is not a model.
@@ -180,8 +180,8 @@ def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> 
         try:
             return model.with_structured_output(schema, include_raw=True, **options)  # type: ignore[no-any-return]
         except (AttributeError, TypeError, ValueError, NotImplementedError) as exc:
-            # The integration of a model raises one of these errors for an option that it does not
-            # support.
+            # If a model's integration does not support an option, the integration raises an
+            # AttributeError, a TypeError, a ValueError or a NotImplementedError.
             cause = exc
     fault = "cannot return structured answers: it has no with_structured_output"
     raise _build_unsupported_model_error(model, fault, cause) from cause
@@ -309,7 +309,8 @@ class ModelCall:
     def _call_blocking(self, request: RequestMessages) -> Any:
         """Return the answer of the model, or the exception that the call raised.
 
-        The call runs in a separate OS thread, so that the caller stops waiting at the time limit.
+        The model is called in a separate OS thread, so that the caller can stop waiting when the
+        time limit is reached.
         """
         threads = ThreadPool(1, "perdure-model", is_permanent=False)
         run = contextvars.copy_context().run
@@ -352,15 +353,18 @@ def read_answer_text(answer: Any) -> str:
 def describe_failed_model(error: Exception) -> str:
     """Return a description of the model whose call failed.
 
-    The description contains the model's name and URL, if the error contains the request.
+    If `error` contains the HTTP request to the model, the returned description contains the model's
+    name and the URL of the request.
     """
     request: Any = getattr(error, "request", None)
     try:
         url, name = request.url, json.loads(request.content).get("model")
-        # The address of the model leaves out the password and the query of the URL, which may be
-        # secret.
+        # Leave the password and the query of the URL out of the model's address, because the
+        # password and the query may be secret.
         address = f"{url.scheme}://{url.netloc.decode()}{url.path}"
-    except Exception:  # The request is not from httpx, or its body is not JSON.
+    # The error contains no request of httpx, or the body of the request is not JSON, so the model
+    # is unknown.
+    except Exception:
         return "the model"
     return f"the model {name!r} at {address}" if name else f"the model at {address}"
 
@@ -418,7 +422,9 @@ def format_repeat_count(count: int) -> str:
 
 
 def read_structured_answer(answer: Any) -> Any:
-    """Return the parsed answer of a model that was returned by `bind_output_schema`.
+    """Return the structured answer from the output of a model with a bound output schema.
+
+    `answer` is the output of a model that `bind_output_schema` returned.
 
     Raises:
         InvalidPatch: The answer does not fit the schema. The message may quote the answer.
@@ -467,7 +473,8 @@ def quote_refused_model_answer(answer: Any) -> str:
 def _describe_answer_fault_without_content(answer: Any, fault: InvalidPatch) -> str:
     """Describe why an answer cannot be used, without quoting the answer.
 
-    The answer is not quoted because the description is logged and the answer may contain secrets.
+    The returned description is logged. A model's answer may contain secrets, so the description
+    does not quote the answer.
     """
     if not isinstance(answer, dict):
         return find_reason_for_unusable_answer(answer) or str(fault)

@@ -50,8 +50,8 @@ from perdure.memory.thread_messages import ThreadMessage, make_storable
 from perdure.stores.normal_form import normalize_text
 from perdure.stores.values import to_prompt_json
 
-# Name of the check in the outcome of a profile change that was refused because another run has
-# changed the same fields of the profile.
+# Name of the check in the outcome of a refused profile change. The outcome names this check if
+# another run has changed the same fields of the profile.
 CONFLICT_CHECK: Final = "changed"
 # maximum number of entries of a list in an answer; longer lists are refused, because they repeat
 # themselves
@@ -185,7 +185,8 @@ def build_memory_proposal(
 ) -> Proposal:
     """Build a proposal of memory changes from the facts and episodes in a model's answer.
 
-    Invalid changes become outcomes that report a refusal.
+    An invalid change is not proposed. For each invalid change, the proposal contains an outcome
+    that reports the refusal.
 
     Args:
         answer: The answer of the model.
@@ -250,7 +251,7 @@ def _build_change(
 def _build_addition(candidate: Candidate) -> Addition:
     """Build the addition of a candidate.
 
-    The key is a hash of the candidate's source messages and text.
+    The key of the addition contains a hash of the candidate's source messages and text.
     """
     source = candidate.provenance
     assert source is not None  # `Batch.build_candidate` sets it
@@ -260,7 +261,7 @@ def _build_addition(candidate: Candidate) -> Addition:
 
 
 def _select_messages(numbers: Iterable[int], batch: Batch, role: str = "") -> list[ThreadMessage]:
-    """Return the messages of a batch whose numbers are in `numbers`.
+    """Return the messages of a batch that have the given numbers.
 
     If `role` is not "", only messages of that role are returned.
     """
@@ -272,7 +273,7 @@ def _select_messages(numbers: Iterable[int], batch: Batch, role: str = "") -> li
 
 
 def _build_refused_outcome(reason: str, key: str | None = None) -> Outcome:
-    """Build the outcome for an operation that the extractor refuses."""
+    """Build the outcome that reports that an operation in a model's answer was refused."""
     return Outcome("refused", key, f"the operation {reason}", "model")
 
 
@@ -321,9 +322,10 @@ async def plan_profile_patch(
 def build_profile_plan_function(
     state: ProfileState[Any], changes: Sequence[ProfileChange], batch: Batch, scope: Scope
 ) -> PlanFunction:
-    """Return a function that plans the patch of a profile.
+    """Return a function that plans the puts which apply a patch to a profile.
 
-    If the patch is invalid, the plan has an outcome that reports the refusal.
+    If the patch is invalid, the function returns a plan without puts. The outcome in that plan
+    reports that the patch was refused.
 
     Args:
         state: The profile that the model was shown.
@@ -347,7 +349,7 @@ def build_instructions_plan_function(
 ) -> PlanFunction:
     """Return a function that plans a change of the instructions.
 
-    The change adds the rules that users asked for, one line for each rule.
+    The planned change adds one line to the instructions for each rule that users asked for.
 
     Args:
         instructions: The instructions.
@@ -382,8 +384,8 @@ def build_instructions_plan_function(
             line = verdict.text or wish.text
             if normalize_text(line) in normalize_text(text):
                 continue
-            # If the gate refuses the rule only because a memory already states it, add the rule,
-            # because the instructions do not contain it yet.
+            # The gate refuses a rule if a stored memory already states the rule. In this case, add
+            # the rule anyway, because the instructions do not contain the rule yet.
             if verdict.action != "keep" and verdict.same_as is None:
                 outcomes.append(Outcome("refused", None, verdict.reason, verdict.check))
             elif len(text) + len(line) > MAX_LEARNED_CHARS:
@@ -432,16 +434,18 @@ _MAX_SIMILAR_FACTS: Final = 20  # maximum number of stored facts in a prompt
 # maximum number of users' messages, newest first, that serve as queries for similar facts
 _MAX_QUERIES: Final = 6
 _QUERY_CHARS: Final = 500  # maximum number of characters of a message that are used as a query
-# estimated number of characters that the number of a message adds to the message in a prompt
+# Estimated number of characters of a message number in a prompt. Each message in a prompt begins
+# with a message number such as `[12]`.
 _NUMBER_CHARS: Final = 8
 # estimated number of characters of the mark that replaces the middle of a message
 _MARK_CHARS: Final = 80
 
 
 class _PromptContext(NamedTuple):
-    """The stored data in a prompt: memories by short names, profiles and instructions.
+    """The stored memories, profiles and instructions that a prompt shows to the model.
 
-    A prompt also contains a batch of messages.
+    A prompt contains the stored data and a batch of messages. The keys of `memories` are the short
+    names of the memories in the prompt.
     """
 
     memories: Mapping[str, Memory]
@@ -599,11 +603,11 @@ class ModelExtractor:
                 for state, changes in _group_changes_by_profile(answer, context.profiles):
                     await plan_profile_patch(state, changes, batch, scope)
             except VersionConflict:
-                # Ignore the conflict here. The plan function of the profile reports the conflict as
-                # an outcome.
+                # Ignore a version conflict of a profile while the answer is checked. The function
+                # that plans the profile's patch later reports the conflict as an outcome.
                 pass
-            # After the last retry, use the answer, but do not apply its patch of a profile, because
-            # the patch is invalid.
+            # If no retries are left, use the model's answer although the answer contains an invalid
+            # patch of a profile. The invalid patch is refused later.
             except InvalidPatch:
                 retries_left -= 1
                 if retries_left >= 0:
@@ -652,8 +656,8 @@ def _group_changes_by_profile(
 ) -> list[tuple[ProfileState[Any], Sequence[ProfileChange]]]:
     """Group the profile changes in an answer by profile.
 
-    A change with an unknown profile name is added to the patch of the first profile, which causes
-    the refusal of that patch.
+    A change with an unknown profile name is added to the patch of the first profile. Because of the
+    unknown name, the patch of the first profile is then refused.
     """
     names = [state.name for state in states]
     by_name: dict[str, list[ProfileChange]] = {}
@@ -689,7 +693,7 @@ def _render_memory(memory: Memory) -> str:
 def _render_profile(state: ProfileState[Any]) -> str:
     """Render a profile with its schema.
 
-    If the profile does not fit its schema, the text also says why.
+    If the profile does not fit its schema, the rendered text also describes the profile's fault.
     """
     parts = [
         f"The profile {to_prompt_json(state.name)}:",
@@ -703,8 +707,8 @@ def _render_profile(state: ProfileState[Any]) -> str:
 def _render_transcript(messages: Sequence[ThreadMessage], max_chars: int) -> str:
     """Render messages with their numbers, in about `max_chars` characters at most.
 
-    If the messages are too long, the middle of long messages is cut out. If the shortened messages
-    are still too long, the oldest messages are left out.
+    If the messages are too long, the middle of long messages is cut out. If the messages are too
+    long even without the middle of long messages, the oldest messages are left out.
     """
     lines = [_render_dated_message(message) for message in messages]
     max_line_chars = (

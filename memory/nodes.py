@@ -104,11 +104,12 @@ class MessagesNode(Node):
     """A node that selects or changes the messages that are sent to a model.
 
     In a graph, `node.invoke(state)` returns a state update. The nodes `trim`, `clear_tool_outputs`
-    and `summarize` return an update that changes the messages in the state. All other nodes return
-    an update that contains the messages for the model under the key `MODEL_INPUT_KEY`, and that
-    leaves the messages in the state unchanged. `node(state)` and `node(messages)` return the
-    messages for the model. In a chain such as `node | model`, the node passes the messages for the
-    model to the model.
+    and `summarize` return an update that changes the messages in the state. Nodes other than
+    `trim`, `clear_tool_outputs` and `summarize` leave the messages in the state unchanged, and
+    return an update that contains the messages for the model under the key `MODEL_INPUT_KEY`. If a
+    node is called directly, as in `node(state)` or `node(messages)`, the node returns the messages
+    for the model. In a chain such as `node | model`, the node passes the messages for the model to
+    the model.
     """
 
     @abstractmethod
@@ -140,23 +141,25 @@ class MessagesNode(Node):
     def for_model(self, model: str | None) -> Self:
         """Return the node, or a copy of the node for requests to the model `model`.
 
-        The copy scales its token estimates only by the token usage that `model` has reported. If
-        the `token_counter` of a node was created for a named model, the node itself is returned.
+        The copy of the node scales its token estimates only by the token usage that `model` has
+        reported. If the `token_counter` of the node was created for a named model, no copy is
+        needed, and the node itself is returned.
         """
         return self
 
     def with_following_parts(self, parts: Sequence[MessagesNode]) -> Self:
-        """Return the node, or a copy that knows which nodes of a view are applied after it.
+        """Return the node, or a copy for a view in which the nodes `parts` follow the node.
 
-        `parts` are the nodes of the view that are applied later. A class of nodes overrides the
-        method if its result depends on the messages that remain after the later nodes.
+        A view applies the nodes `parts` after this node. A subclass overrides
+        `with_following_parts` if the result of its nodes depends on the messages that remain after
+        `parts` are applied.
         """
         return self
 
     async def _call(self, input: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
         """Return the messages for the model.
 
-        The input is a state, a prompt or a list of messages.
+        The argument `input` is a state, a prompt or a list of messages.
         """
         input = input.to_messages() if isinstance(input, PromptValue) else input
         messages = read_messages(input, self.messages_key)
@@ -269,7 +272,10 @@ class View(MessagesNode):
         return type(self)(*(part.with_tools(*arguments) for part in self.parts))
 
     def for_model(self, model: str | None) -> Self:
-        """Return a copy of the view that estimates tokens for requests to the model `model`."""
+        """Return a copy of the view for requests to the model `model`.
+
+        The copy of the view estimates the number of tokens in a request for the model `model`.
+        """
         return type(self)(*(part.for_model(model) for part in self.parts))
 
     async def _transform_input(

@@ -60,7 +60,7 @@ def check_instance(
 ) -> Any:
     """Return the value of the option `option_name` if it is an instance of one of the types.
 
-    `expected` describes an allowed value in the error.
+    The text `expected` is the part of the error message that describes the allowed values.
     """
     return _require_valid_option(isinstance(value, types), option_name, value, expected)
 
@@ -68,7 +68,7 @@ def check_instance(
 def check_text(option_name: str, value: Any, expected: str = "text that is not blank") -> str:
     """Return the value of the option `option_name` if it is text that is not blank.
 
-    `expected` describes an allowed value in the error.
+    The text `expected` is the part of the error message that describes the allowed values.
     """
     valid = isinstance(value, str) and bool(value.strip())
     return _require_valid_option(valid, option_name, value, expected)  # type: ignore[no-any-return]

@@ -1,10 +1,11 @@
 """Write the archive of a person: JSON lines with all data that belongs to the person.
 
-The first line is the header. The header is followed by a line for each thread, in the format of
-`perdure export`. The threads are followed by a line for each version of a store item, in the format
-of `WholeStore.export`. The last lines are records, one for each run and one for each cron. `perdure
-import` reads the threads and the store items of an archive. `perdure import` ignores the records of
-runs and crons, so an import neither starts runs nor creates crons.
+The first line of an archive is the header. After the header, the archive contains a line for each
+thread, in the format of `perdure export`. After the threads, the archive contains a line for each
+version of a store item, in the format of `WholeStore.export`. The last lines of the archive are
+records of runs and crons, with one line for each run and for each cron. `perdure import` reads the
+threads and the store items of an archive. `perdure import` ignores the records of runs and crons,
+so an import neither starts runs nor creates crons.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def iter_archive_lines(
         "threads": len(thread_ids),
         "threads_by_owner": [id for id in rows.list_threads_by_owner() if id in {*thread_ids}],
         "namespaces": [[*namespace] for namespace in namespaces.own],
-        # Namespaces that belong to others are left out, because the archive must not name other
+        # Leave out the namespaces of other people, because a person's archive must not name other
         # people.
         "other_namespaces": [
             [*other] for other in namespaces.others if other not in namespaces.owned_by_others
@@ -106,8 +107,8 @@ def _iter_authored_versions(
 ) -> Iterator[dict[str, Any]]:
     """Yield the item versions that a person wrote outside of the person's own namespaces.
 
-    A version of a memory also contains earlier texts of the memory. Earlier texts by other authors
-    are left out.
+    A version of a memory also contains the texts that the memory had before that version. Previous
+    texts that other people wrote are removed from the yielded versions.
     """
     keys = frozenset(authored_items)
     for namespace in dict.fromkeys(namespace for namespace, _ in authored_items):
@@ -144,8 +145,9 @@ def _iter_thread_archive_lines(saver: Checkpointer, thread_id: str) -> Iterator[
 def _sort_note_namespaces_last(namespaces: Sequence[Namespace]) -> list[Namespace]:
     """Sort namespaces so that the namespaces of perdure's own notes come last.
 
-    The notes include tombstones of erased texts. If an import read a tombstone before the items,
-    the import could refuse one of the items.
+    Perdure's notes include tombstones of erased texts. An import refuses to store a text for which
+    it has read a tombstone. The items of the archive must therefore be imported before the
+    tombstones.
     """
     return sorted(namespaces, key=lambda namespace: namespace[0] == RESERVED_LABEL)
 
@@ -154,9 +156,10 @@ def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
     """Build the record of a run on a person's thread.
 
     The record has the run's ids, times and status, its request, and its error. If the run was not
-    requested by the person, the record does not name the sender of the request. For a run that the
-    person did not request, the record includes only the parts of the request that were stored in
-    the thread, and only the field `error` of the error.
+    requested by the person, the record does not name the sender of the request. If the person did
+    not request the run, the record includes only the parts of the request that were stored in the
+    thread. If the person did not request the run, the record includes only the field `error` of the
+    run's error.
     """
     live, request = run.live, (run.request or {}).get("request")
     sender, error = _classify_sender(run.details, user), run.error
@@ -182,8 +185,8 @@ def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
 def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
     """Build the record of a person's cron: its ids and times, and the request of its runs.
 
-    If the cron was not created by the person, the record does not name the creator of the cron. See
-    also `build_run_record`.
+    If the person's cron was created by another person, the record of the cron does not name the
+    creator. See also `build_run_record`.
     """
     content = cron.content
     sender = _classify_sender(content, user)

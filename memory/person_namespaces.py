@@ -9,9 +9,10 @@ The namespaces of a person are:
 - namespaces of the person's conversations under `chat_memory`,
 - and the namespaces of perdure's own notes about all of these namespaces.
 
-A conversation whose id equals the name of another person belongs to that other person. If a
-namespace contains the person's name as a label but is not in the list above, the receipt of the
-erasure lists the namespace, but the namespace is not erased.
+A conversation whose id equals the name of another person belongs to that other person. A namespace
+that contains the person's name as a label, but is not one of the person's namespaces, is not
+erased. The receipt of the erasure lists the namespaces that contain the person's name and were not
+erased.
 """
 
 from __future__ import annotations
@@ -107,9 +108,10 @@ async def find_person_namespaces(
     notes, items, others = list[Namespace](), list[Namespace](), list[Namespace]()
     for namespace in await adapter.list_namespaces_under((CHAT_LABEL,)):
         if namespace[1:2] and namespace[1] in ids:
-            # Any user can create a thread whose id is the name of another user. If the other user
-            # has personal namespaces, the namespace belongs to the other user and not to the
-            # creator of the thread.
+            # The namespace contains the id of a thread. Any user can create a thread whose id is
+            # the name of another user. If a user with the name `namespace[1]` has personal
+            # namespaces, the namespace belongs to the user with that name, and not to the creator
+            # of the thread.
             if namespace[1] != user and await _has_personal_namespace(adapter, namespace[1]):
                 others.append(namespace)
             else:
@@ -211,9 +213,10 @@ async def _find_authored_items(
 
 
 def _build_author_removal(item: Item, *, hand_over: bool) -> PutItem:
-    """Build the put that removes an item.
+    """Build the put that removes an item, or that removes the author's name from the item.
 
-    If `hand_over` is True, the put removes only the author's name from the item.
+    If `hand_over` is True, the item is kept without the name of its author. If `hand_over` is
+    False, the whole item is removed.
     """
     item_key = tuple(item.namespace), item.key
     if not hand_over:
@@ -227,7 +230,7 @@ async def _delete_items_under_prefix(
 ) -> Receipt:
     """Delete the items under a namespace prefix.
 
-    The function is used for a store that has no method to erase items.
+    `_delete_items_under_prefix` is used for a store that has no method to erase items.
     """
     keys = [(item.namespace, item.key) for item in await adapter.list_items_under(prefix)]
     if not dry_run:
@@ -257,7 +260,7 @@ async def _has_personal_namespace(adapter: StoreAdapter, person_name: str) -> bo
 
 
 def _list_possible_person_names(namespace: Namespace) -> tuple[str, ...]:
-    """Return the labels of a namespace that can be the names of persons.
+    """Return the labels of a namespace, without labels that cannot be a person's name.
 
     The first label of a namespace such as `("memories", "alice")` is a fixed word, and so is not
     the name of a person. Labels in a team's namespace are not the names of persons.
@@ -289,7 +292,7 @@ def _belongs_to_person_or_chat(namespace: Namespace, templates: Iterable[Sequenc
 
 
 def _label_matches_any_person(template_label: str, label: str) -> bool:
-    """Return whether a label of a template can be filled in to give `label` for some person."""
+    """Return whether `label` matches a label of a namespace template, for any person's name."""
     return template_label == USER_LABEL or _label_matches_template(template_label, label, "")
 
 
@@ -328,7 +331,11 @@ def _find_personal_prefix(
 
 
 def _label_matches_template(template_label: str, label: str, user: str) -> bool:
-    """Return whether a label of a template can be filled in to give `label` for a user."""
+    """Return whether `label` matches a label of a namespace template, for the name of a user.
+
+    The label of a template can contain placeholders such as `{user_id}`. `label` matches the label
+    of the template if `label` results from filling in the placeholders.
+    """
     if template_label == USER_LABEL:
         return label == user
     parts = _PLACEHOLDER.split(template_label)

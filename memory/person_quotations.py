@@ -19,8 +19,8 @@ from perdure.memory.conversation import role
 from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
-# Minimum length of a quoted text, in characters. Texts of different people that are shorter may be
-# equal by chance.
+# Minimum length of a quoted text, in characters. Shorter texts are ignored, because different
+# people may write the same short text by chance.
 _MIN_LENGTH: Final = 16
 _FOREIGN_DEEDS: Final = ("said", "scheduled")
 """Values of the checkpoint metadata `DEED`.
@@ -31,17 +31,18 @@ another user sent.
 
 
 class QuotationFinder:
-    """Finds texts that quote a person, which means that they contain one of the person's texts.
+    """Finds texts that quote a person.
 
-    Texts of the person with fewer than 16 characters are ignored.
+    A text quotes a person if it contains one of the person's texts. Texts of the person with fewer
+    than 16 characters are ignored.
 
     Args:
         texts: The texts that the person wrote.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        # The texts that the person wrote, in sets. The key of a set is the first 16 characters of
-        # its texts.
+        # The texts that the person wrote, grouped by their first 16 characters. The key is the
+        # first 16 characters, and the value is a set of complete texts that begin with the key.
         self._texts: dict[str, set[str]] = defaultdict(set)
         for text in texts:
             stripped = text.strip()
@@ -63,7 +64,7 @@ class QuotationFinder:
 def find_quoting_threads(
     saver: Checkpointer, thread_ids: Iterable[str], finders: Sequence[QuotationFinder]
 ) -> list[tuple[str, ...]]:
-    """Find the threads whose messages quote a text that one of the finders looks for.
+    """Find the threads in which a message quotes a person, for several `QuotationFinder` objects.
 
     Args:
         saver: The checkpointer.
@@ -111,7 +112,8 @@ class HumanTexts(NamedTuple):
 def read_human_texts(saver: Checkpointer, thread_ids: Iterable[str]) -> HumanTexts:
     """Read the human messages of a person's threads, and separate them by their sender.
 
-    The texts that the person sent are in `own`. The texts that other users sent are in `foreign`.
+    The texts that the person sent are returned as `HumanTexts.own`. The texts that other users sent
+    are returned as `HumanTexts.foreign`.
     """
     own, foreign = set[str](), set[str]()
     for thread_id in thread_ids:

@@ -131,7 +131,7 @@ def _refuse_lost_fields(before: Document, after: Document, moved_path: str | Non
 
 
 def iter_missing_values(previous: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of each previous field that the new document lacks.
+    """Yield the path and the value of each field that is in `previous` but missing in `new`.
 
     The elements of two lists are compared only if both lists have the same length.
 
@@ -220,9 +220,9 @@ class Leaf(NamedTuple):
 
     @property
     def label_for_detectors(self) -> str:
-        """The field names that lead to the leaf, joined to a label that is checked with the value.
+        """A label for the leaf's value that consists of the field names that lead to the leaf.
 
-        Detectors of secrets need the label.
+        Detectors of secrets check the label together with the leaf's value.
 
         For example, the detectors do not recognise `4711` by itself as a secret, but they recognise
         `pin: 4711`.
@@ -232,7 +232,10 @@ class Leaf(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The leaf's value as text, or "" for null and for an empty text, list or object."""
+        """The value of the profile's leaf as text.
+
+        The text is "" if the value is null, or an empty text, list or object.
+        """
         if isinstance(self.value, bool):
             return "yes" if self.value else "no"
         return "" if self.value in (None, [], {}) else str(self.value)
@@ -395,8 +398,8 @@ class Profile(Generic[M]):
             self.json_schema: Document = schema.model_json_schema()
             if not isinstance(schema, type) or issubclass(schema, RootModel):
                 raise TypeError("it has no fields")
-        # An error means that the schema is not a pydantic model, or has a field that JSON cannot
-        # express.
+        # `model_json_schema` raises an error if the schema is not a pydantic model, or if the
+        # schema has a field that JSON cannot express.
         except Exception as exc:
             expected = "a pydantic model that has fields and a JSON schema"
             raise ConfigurationError(f"the schema is {schema!r:.80}; expected {expected}") from exc
@@ -410,8 +413,8 @@ class Profile(Generic[M]):
     ) -> M:
         """Return the current profile or, with `as_of`, a past one.
 
-        The schema's defaults are returned if no profile is stored, and in a run that must not use
-        memories.
+        If no profile is stored, or if the run must not use memories, a profile with the default
+        values of the schema is returned.
 
         Raises:
             ConfigurationError: The stored document does not fit the schema, or there is no profile
@@ -475,8 +478,8 @@ class Profile(Generic[M]):
         """
         handle = self.get_handle(config)
         for version in await handle.list_versions():
-            # Nothing is erased if the item is not a profile, because `_copy_document` raises an
-            # error.
+            # Check that the item is a profile. If the item is not a profile, `_copy_document`
+            # raises an error before anything is erased.
             _copy_document(version)
         if handle.adapter.versioned:
             receipt: Receipt = await handle.adapter.call("forget", handle.namespace, key=handle.key)
@@ -493,7 +496,8 @@ class Profile(Generic[M]):
     def get_handle(self, config: RunnableConfig | None = None) -> ItemHandle:
         """Return a handle to the item that stores a run's profile.
 
-        The provenance of changes through the handle says that the user made them.
+        If a change is written through the returned handle, the provenance of the change names the
+        user as the actor.
         """
         namespace, [key] = fill_namespace(self.namespace, config), self.key.fill(config)
         user = Provenance(*read_thread_and_checkpoint_id_of_run(config), actor="user", trust="user")
@@ -519,7 +523,9 @@ class Profile(Generic[M]):
     async def plan_patch(
         self, handle: ItemHandle, operations: Sequence[Document], seen: Document
     ) -> Sequence[PutItem]:
-        """Apply a patch that a model made for the document `seen`. Return the puts to write.
+        """Plan the puts that apply a model's patch to the stored profile.
+
+        The model made the patch for the document `seen`.
 
         The profile in the store may have changed since the model saw the document.
 
@@ -612,7 +618,11 @@ def _copy_document(item: Memory) -> Document:
 async def _list_leaf_values_after_gate_checks(
     gate: Gate, leaves: Sequence[Leaf], handle: ItemHandle
 ) -> list[Any]:
-    """Check the values of profile leaves with the gate. Return the value to store for each leaf."""
+    """Check the values of profile leaves with the gate, and return the values to store.
+
+    The returned list contains, for each leaf in `leaves`, the value that the profile must store for
+    the leaf.
+    """
     candidates = [_build_candidate_of_profile_value(leaf, handle) for leaf in leaves]
     verdicts = [gate.sensitive.judge(candidate) for candidate in candidates]
     filled_indices = [i for i, leaf in enumerate(leaves) if leaf.text]
@@ -637,13 +647,15 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
         if isinstance(leaf.value, str) and verdict.text.startswith(leaf.label_for_detectors):
             return verdict.text.removeprefix(leaf.label_for_detectors)
     path = ""
-    # If the verdict says that a detector raised an error, the path of the leaf is left out of the
-    # message, because the detector would raise the error again when the path is redacted.
+    # If a detector raised an error while the gate checked the leaf's value, leave the path of the
+    # leaf out of the message. To redact the path, the detector would be called again and would
+    # raise the error again.
     if verdict.check != "detectors":
         redacted = gate.sensitive.redact
         # A field name can be a secret by itself.
         names = [redacted(str(part)) for part in leaf.path]
-        # Two adjacent field names of the path can also form a secret together.
+        # Several field names of the path can form a secret when they are joined. If the joined
+        # field names contain a secret, leave the whole path out of the message.
         label = f"{' '.join(names).replace('_', ' ')}: "
         path = "".join(f"/{name}" for name in names) if redacted(label) == label else ""
     raise InvalidPatch(
@@ -653,9 +665,9 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
 
 
 def _build_candidate_of_profile_value(leaf: Leaf, handle: ItemHandle) -> Candidate:
-    """Build the memory candidate by which the gate checks the value of a profile's leaf."""
-    # Email addresses and phone numbers are kept if the application sets them or if a user's message
-    # contains them.
+    """Build a candidate from a profile leaf's value, so that the gate can check the value."""
+    # An email address or a phone number is kept if the application writes it to the profile, or if
+    # a user's message contains it.
     text, explicit = leaf.label_for_detectors + leaf.text, handle.user_texts is None
     if handle.user_texts is not None:
         messages = [_normalize_letters(message) for message in handle.user_texts]

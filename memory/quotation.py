@@ -45,7 +45,7 @@ def fence_text(tag_name: str, text: str) -> str:
 
 
 def escape_and_indent_text(text: str) -> str:
-    """Render a text for use below a heading, with its tags escaped.
+    """Render a text for use below a heading, with the angle brackets of tags escaped.
 
     Each line of the text is indented, unless the text is a single line that begins with a letter or
     a digit.
@@ -221,8 +221,8 @@ def _render_role(message: BaseMessage) -> str:
 def read_message_text(message: BaseMessage) -> str:
     """Return the text of a message, followed by texts from its other content blocks.
 
-    For a file or an image, for example, these texts are the name, the description and the
-    transcript. Binary data is left out.
+    A content block with a file or an image, for example, contains a name, a description and a
+    transcript as texts. Binary data is left out.
     """
     text, content = _DATA_URL.sub("", str(message.text)), message.content
     if isinstance(content, str) and "audio" not in message.additional_kwargs:
@@ -250,7 +250,8 @@ def _render_content_block(block: Any, message: BaseMessage, *, includes_name: bo
     kind = str(block.get("type"))
     if kind in _HIDDEN_BLOCK_TYPES or kind.endswith(("_call", "_use")):
         return ""
-    # The user did not write a tool result in a human message, so the result is left out.
+    # If a human message contains a tool result, leave out the tool result, because the user did not
+    # write the tool result.
     is_others = kind.endswith(_RESULT_SUFFIX) and role(message) == "human"
     return ("" if is_others else _render_attachment(block)) or (
         render_block_name(block) if includes_name else ""
@@ -258,7 +259,9 @@ def _render_content_block(block: Any, message: BaseMessage, *, includes_name: bo
 
 
 def _render_attachment(block: Mapping[str, Any]) -> str:
-    """Render a content block's names in brackets, followed by the texts that the block contains.
+    """Render the names in a content block, such as a file name, and the texts in the block.
+
+    The names are rendered in brackets, before the texts.
 
     Return "" if the block contains neither names nor texts.
     """
