@@ -45,7 +45,8 @@ _PAGE_REFRESH_S: Final = 2
 # Maximum number of characters that a page shows of a question to the user.
 _MAX_QUESTION_CHARS: Final = 2_000
 _MAX_TITLE_CHARS: Final = 120  # Maximum number of characters that a list shows of a thread's title.
-# A link to a message opens a page that ends before the 20th message after the linked message.
+# A link to a message opens a page on which at most 19 messages follow the linked message. The 20th
+# message after the linked message is the first message that is not on the page.
 _MESSAGES_AFTER_TARGET: Final = 20
 
 
@@ -256,9 +257,9 @@ async def show_thread(
 
 
 async def _redirect_to_message(target: ThreadTarget, message_id: str) -> Response:
-    """Redirect to a page of the thread that contains a message.
+    """Redirect to that page of a thread on which a message is shown.
 
-    The page also contains up to 19 later messages.
+    On the page, up to 19 newer messages follow the requested message.
     """
     items = await target.saver.ahistory(target.id, checkpoint_ns=target.ns)
     for index, item in enumerate(items):
@@ -280,8 +281,9 @@ async def _redirect_to_message(target: ThreadTarget, message_id: str) -> Respons
 @routes.page("/ui/seen", "threads:read")
 async def show_model_view(request: Request, target: PermittedThread, view: str) -> Response:
     """Show the messages that a model was given in one call."""
-    # Views before `end_id` are searched. The added "~" makes an id that sorts directly after the
-    # id of the requested view, because ids that do not exist are compared as text.
+    # Read the newest view whose id is less than `end_id`. The id of a view followed by "~" sorts
+    # directly after the id of the view, so the newest view before `end_id` is the requested view.
+    # No view has the id `end_id`, and an id that does not exist is compared with other ids as text.
     end_id = f"{view}~"
     views = await aviews(target.saver, target.id, checkpoint_ns=None, limit=1, before=end_id)
     if not views or views[0].id != view:
@@ -330,8 +332,8 @@ _VIEW_BATCH: Final = 100  # Maximum number of model views that one query lists.
 # Approximate maximum number of checkpoints on a page. Older checkpoints are shown on the page with
 # the earlier messages.
 _MAX_STEPS: Final = 400
-# Maximum number of messages that are read for the model views on a page. The newest model views are
-# read first.
+# Maximum number of messages that are read to show the model views on a page. A model view is the
+# record of the messages that a model received in one call. The newest model views are read first.
 _MAX_VIEW_MESSAGES: Final = 2_000
 
 
@@ -373,15 +375,17 @@ async def load_page_of_turns(
     turns = split_into_turns(items) or [[]]
     has_earlier = len(items) > _MAX_ITEMS or len(turns) > TURNS_PER_PAGE
     if len(items) > _MAX_ITEMS and len(turns) > 1:
-        turns = turns[1:]  # Drop the first turn, because it may begin on the previous page.
+        # Drop the first of the loaded turns, because the turn may begin with older messages that
+        # were not loaded.
+        turns = turns[1:]
     turns = turns[-TURNS_PER_PAGE:]
     steps, is_cut = await _load_steps_and_whether_truncated(
         saver, thread_id, ns, before_checkpoint_order, turns[0][0].position if has_earlier else 0
     )
     turn_steps = _group_steps_by_turn(turns, steps, has_earlier)
     if is_cut:
-        # Checkpoints were left out, so the checkpoints of the first turn may be incomplete. Begin
-        # the page with the next turn that has checkpoints.
+        # `_MAX_STEPS` has limited the number of loaded checkpoints, so some checkpoints of the
+        # first turn may be missing. Begin the page with the next turn that has checkpoints.
         turns_with_steps = [index for index, step_list in enumerate(turn_steps) if step_list][
             :2
         ] or [0]
@@ -416,8 +420,8 @@ async def _load_steps_and_whether_truncated(
 ) -> tuple[list[Step], bool]:
     """Load the newest checkpoints of a thread, oldest first.
 
-    The checkpoints are read from the newest to older checkpoints. Reading stops at the first
-    checkpoint that added only messages before `first_position`.
+    The newest checkpoint is read first. No further checkpoints are read after a checkpoint that
+    added only messages before `first_position`.
 
     Returns:
         The checkpoints with their changes, and whether older checkpoints were left out because of
@@ -456,10 +460,13 @@ def _group_steps_by_turn(
     """
     turn_by_position = {item.position: index for index, turn in enumerate(turns) for item in turn}
     turn_steps: list[list[Step]] = [[] for _ in turns]
-    # If there are earlier turns, the first checkpoints in `steps` may belong to an earlier turn.
+    # The turn of the current checkpoint in the loop. The turn is unknown (None) at the beginning if
+    # the thread has turns before `turns`, because the first checkpoints in `steps` may belong to
+    # one of these earlier turns.
     current_turn = None if has_earlier else 0
     # Checkpoints whose turn is not known yet. A checkpoint that stores an input belongs to the turn
-    # of the next message, so the checkpoints wait here until a checkpoint has added a message.
+    # of the next message. It stays in `unassigned` until the loop reaches a checkpoint that has
+    # added a message.
     unassigned: list[Step] = []
     for step in steps:
         unassigned.append(step)
@@ -490,8 +497,8 @@ async def _load_view_rows(
 ) -> dict[str, list[dict[str, Any]]]:
     """Load the model views that were recorded between two checkpoints.
 
-    A model view records the messages that a model received in one call. Only the newest model views
-    are read completely. For older model views, only the number of messages is loaded.
+    A model view records the messages that a model received in one call. The messages of the newest
+    model views are loaded. For the remaining model views, only the number of messages is loaded.
 
     Args:
         saver: The checkpointer of the thread.
@@ -520,8 +527,10 @@ async def _load_view_rows(
     read_count = max(
         1, sum(total <= _MAX_VIEW_MESSAGES for total in accumulate(message_counts.values()))
     )
-    # Model views before `end_id` are read. The added "~" makes an id that sorts directly after the
-    # id of the newest model view, because ids that do not exist are compared as text.
+    # Read the newest model views whose ids are less than `end_id`. The id of a model view followed
+    # by "~" sorts directly after the id of the model view, so the newest model view is included. No
+    # model view has the id `end_id`, and an id that does not exist is compared with other ids as
+    # text.
     end_id = f"{infos[0].checkpoint_id}~"
     views = await aviews(saver, thread_id, checkpoint_ns=ns, limit=read_count, before=end_id)
     rows_by_id = await asyncio.to_thread(lambda: {view.id: build_view_row(view) for view in views})
@@ -566,14 +575,19 @@ def build_item_row(item: HistoryItem, max_chars: int = MAX_TEXT_CHARS) -> dict[s
 
     The field `mark` describes the relation of the item to the thread's state; see
     `find_relation_to_state`. The field `at` is the time in the metadata of a message. If a message
-    has no time, `at` is the time at which the item was stored first.
+    has no time, `at` is the time at which the item was stored for the first time.
     """
     row = build_message_row(item.value, max_chars)
     return {**row, "at": row["at"] or item.stored_at, "mark": find_relation_to_state(item)}
 
 
 def find_relation_to_state(item: HistoryItem) -> str:
-    """Return "seen", "removed", "branch" or "unknown" for the relation of an item to the state."""
+    """Return the relation of a history item to the current state of its thread.
+
+    The result is "seen" if the item is in the state, "removed" if it was removed from the state,
+    "branch" if it is only on another branch of the thread, and "unknown" if its channel does not
+    tell.
+    """
     if item.seen is None:
         return "unknown"
     return "seen" if item.seen else "branch" if item.branch else "removed"

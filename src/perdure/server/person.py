@@ -91,8 +91,8 @@ class Person(NamedTuple):
     def build_metadata(self, sender: Sender) -> dict[str, Any]:
         """Return metadata for the run's checkpoints.
 
-        The metadata names the person. If the caller is not the person, the metadata also names the
-        caller and the operation of the caller.
+        The metadata contains the person whose memories the run uses. If another user has started
+        the run, the metadata contains that user and a word for the user's action, such as `sent`.
         """
         caller_fields = (
             {} if sender.caller == self.user else {CALLER: sender.caller, DEED: sender.deed}
@@ -102,8 +102,9 @@ class Person(NamedTuple):
     def replace_user_in_context(self, context: Any) -> Any:
         """Replace the fields `user_id` and `owner` in a copy of a run's context.
 
-        Both fields get the id of the person, or `""` if the run uses no memory. If the context has
-        no `user_id` or no `owner`, the missing field is not added.
+        The fields `user_id` and `owner` are set to the id of the person, or to `""` if the run uses
+        no memory. If the context has no `user_id`, no `user_id` is added. If the context has no
+        `owner`, no `owner` is added.
         """
         if not isinstance(context, Mapping):
             return context
@@ -131,8 +132,8 @@ class Person(NamedTuple):
                 name: _mark_messages_as_not_remembered(name, value) for name, value in input.items()
             }
         if isinstance(input, list):
-            # The input is a list of messages, or the update of a command as a list of pairs of a
-            # channel name and a value.
+            # A list is either a list of messages or the update of a `Command`. In the update of a
+            # `Command`, each element is a tuple of a channel name and a value.
             return [
                 (element[0], _mark_messages_as_not_remembered(element[0], element[1]))
                 if isinstance(element, tuple)
@@ -190,8 +191,8 @@ def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bo
 def find_owner_of_checkpoints(thread: ListedThread, sender: Sender, person: Person) -> Any:
     """Return the owner for the checkpoints of a run, or None if the thread has no owner.
 
-    If the caller created the thread and it has no checkpoint yet, the person for whom the caller
-    acts becomes the owner.
+    If the caller acts for another person, and has created the thread, and the thread has no
+    checkpoint yet, the other person becomes the owner.
     """
     owner = thread.metadata.get("owner")
     is_handed_over = thread.head_metadata is None and sender.acting_for == person.user
@@ -201,8 +202,8 @@ def find_owner_of_checkpoints(thread: ListedThread, sender: Sender, person: Pers
 def _mark_messages_as_not_remembered(channel_name: str, value: Any) -> Any:
     """Mark the messages in the value of a channel, so that no memories are made from them.
 
-    A mark is a field in the metadata of a message. The mark of a human message also excludes the
-    other messages of the same turn. A plain text counts as a message only in the channel
+    A mark is a field in the metadata of a message. If a human message is marked, no memories are
+    made from any message of the same turn. A plain text counts as a message only in the channel
     `messages`.
 
     Args:

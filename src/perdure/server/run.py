@@ -165,7 +165,7 @@ class Run:
     def number_before_events(self) -> int:
         """Return the event number directly before the first event of the run.
 
-        Events with a higher number belong to this run or to a later run.
+        All events with a number above the returned number belong to this run or to a later run.
         """
         return 0 if self.feed is None else self.row.live.seq * NUMBERS_PER_RUN
 
@@ -191,8 +191,8 @@ class Run:
             log.last_lost if log.last_lost > max(self.number_before_events, self.last_stored) else 0
         )
         if not events:
-            # There are no new events. If events were dropped before they were stored, store a batch
-            # without events that records the loss.
+            # If there are no new events, but events were dropped before they were stored, store a
+            # batch without events. The batch records that the dropped events are lost.
             return EventBatch(last_lost, last_lost, [], last_lost) if last_lost else None
         entries = [(event.kind, event.sse_frame) for event in events]
         outdated_until = self._find_last_event_number_to_delete(sum(event.size for event in events))
@@ -201,7 +201,10 @@ class Run:
         )
 
     def _find_last_event_number_to_delete(self, new_bytes: int) -> int:
-        """Return the number of the last stored event that is deleted to make room for new events.
+        """Return the number of the last event to delete from the database for new events.
+
+        The oldest stored events of a run are deleted, so that the stored events and the new events
+        do not exceed `run_log.RETAINED_BYTES`.
 
         Return 0 if no stored event is deleted.
 
@@ -284,7 +287,7 @@ class Run:
 
     @contextlib.contextmanager
     def allow_cancelling_and_record_outcome(self) -> Iterator[None]:
-        """Allow other code to cancel the run's task within the `with` block.
+        """Accept cancellations of the run's asyncio task while the `with` block is running.
 
         If the `with` block is cancelled or raises an error, the outcome of the run is recorded.
         """
@@ -347,7 +350,10 @@ class Run:
 
     @contextlib.contextmanager
     def retain_output_during_block(self) -> Iterator[None]:
-        """Keep the output for a request until the `with` block ends, even after the run's end."""
+        """Keep the run's output in memory until the `with` block ends.
+
+        Without this method, the output is freed when the run has ended.
+        """
         self._output_requests += 1
         try:
             yield
@@ -381,7 +387,7 @@ def describe_error(exc: Exception) -> dict[str, str]:
 def restore_request(row: RunRow) -> RunRequest:
     """Return the request of a stored run.
 
-    The restored request has no input if the run has ended.
+    If the run has ended, the returned request has no input.
     """
     request_fields = (row.request or {}).get("request", {})
     return RunRequest.model_validate({**row.details, **request_fields})

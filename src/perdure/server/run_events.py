@@ -70,7 +70,7 @@ class StoredEvents:
             self._task = asyncio.create_task(self._store_periodically(), context=Context())
 
     async def _store_periodically(self) -> None:
-        """Store new events at regular intervals while the events of any run are recorded here."""
+        """Store new events at regular intervals, as long as this object records events of a run."""
         while self._recorded:
             await asyncio.sleep(STORE_INTERVAL_S)
             async with self._writing:
@@ -78,17 +78,17 @@ class StoredEvents:
                     while await self._store_waiting_events():
                         pass
                 except StorageError as exc:
-                    # The events that could not be stored are stored after the next interval. Log
-                    # only the type of the storage error, because the error message may contain
-                    # users' content.
+                    # Do not raise the storage error, because the loop tries again to store the
+                    # events after `STORE_INTERVAL_S` seconds. Log only the type of the storage
+                    # error, because the error message may contain users' content.
                     error_type = type(exc).__name__
                     _LOGGER.warning("events of runs are not stored yet (%s)", error_type)
 
     async def _store_waiting_events(self) -> bool:
         """Store events of the recorded runs that are not stored yet, in one transaction.
 
-        Return True if the size limit of the transaction was reached, because more events may have
-        to be stored then.
+        Return True if the size limit of the transaction was reached. In this case, there may be
+        more events that are not stored yet.
         """
         batches, remaining_bytes = dict[Run, EventBatch](), BATCH_BYTES
         for run in self._recorded:
@@ -152,7 +152,8 @@ class StoredEvents:
                     log.skip_to(batch.last_number)
                     log.last_stored = max(log.last_stored, batch.last_number)
         except LookupError:
-            # Ignore the error, because each reader of the log receives the same error.
+            # Ignore the LookupError here, because each reader of the log receives the same error
+            # from `read_after`.
             await self.empty_outdated_log_and_find_newest_event(log, thread_key, seq_range)
 
     async def _read_batches(
@@ -212,8 +213,8 @@ class StoredEvents:
 
         If `number` is None, all events are yielded.
 
-        Events that the log does not have are read from the database. The memory of events from the
-        database is counted by `account`. See `EventLog.read_after`.
+        Events that the log does not have are read from the database. The bytes of the events that
+        are read from the database are counted in `account`. See `EventLog.read_after`.
 
         Args:
             log: The log of the run or of the thread.
@@ -257,9 +258,10 @@ class StoredEvents:
         seq_range: tuple[int, int],
         account: EventAccount,
     ) -> AsyncIterator[tuple[int, list[LoggedEvent]]]:
-        """Yield the stored events that a log lacks, as pairs of a number and a list of events.
+        """Yield the stored events that a log lacks, as pairs of a number and a list.
 
-        After each list, the reader has received all events up to the number in the pair.
+        The number in a pair is the number of the last event that a reader of all lists up to this
+        list has received.
         """
         while position < log.last_dropped:
             batches = StoredBatches(
@@ -276,7 +278,7 @@ class StoredEvents:
 
 
 class StoredBatches:
-    """The `EventHolder` for batches of events that a reader has read from the database.
+    """Holds batches of events that a reader has read from the database, as an `EventHolder`.
 
     Attributes:
         read: For each batch, the number of the event before it, the number of its last event, and
@@ -301,9 +303,12 @@ class StoredBatches:
     def iter_events_with_last_number_after(
         self, position: int, is_new_reader: bool
     ) -> Iterator[tuple[int, list[LoggedEvent]]]:
-        """Yield pairs of a number and a list of events, until events are dropped from memory.
+        """Yield the events after `position`, until events are dropped from memory.
 
-        After each list, the reader has received all events up to the number in the pair.
+        The events are yielded as pairs of a number and a list of events.
+
+        The number in a pair is the number of the last event that a reader of all lists up to this
+        list has received.
 
         Raises:
             EventDropped: Events are missing between the reader's last event and the first event
@@ -338,9 +343,10 @@ class StoredBatches:
 def _compute_event_number_to_read_after(event_number: int, seq_range: tuple[int, int]) -> int:
     """Return the event number after which the events of a run or of a thread are read.
 
-    Readers of a thread receive only events whose number is at least `NUMBERS_PER_RUN`. Events with
-    lower numbers belong to single runs. For readers of a thread, the returned number is therefore
-    at least `NUMBERS_PER_RUN - 1`.
+    In the log of a thread, the first event has at least the number `NUMBERS_PER_RUN`. Only the log
+    of a single run contains events whose numbers are below `NUMBERS_PER_RUN`. If `seq_range` is
+    `ALL_RUNS`, the events are read for a reader of a thread, and the returned number is at least
+    `NUMBERS_PER_RUN - 1`.
     """
     return max(event_number, NUMBERS_PER_RUN - 1) if seq_range == ALL_RUNS else event_number
 

@@ -1,9 +1,9 @@
 """Execute a run while the lock of its thread is held, and store how the run ended.
 
 Before the lock is released, the thread is cleaned up and the end of the run is stored. If the lock
-were released earlier, a program that waits for the lock could continue from the state of a run that
-is then rolled back. A run can be cancelled until the end of the run is stored. Each cancellation
-that the server has accepted is carried out.
+of the thread were released earlier, a program that waits for the lock could continue from the state
+of a run that is then rolled back. A run can be cancelled until the end of the run is stored. Each
+cancellation that the server has accepted is carried out.
 """
 
 from __future__ import annotations
@@ -276,7 +276,8 @@ class RunExecution:
         sender = Sender.from_row(run.row.details)
         has_input = run.protocol == "thread" and run.request.input is not None
         if has_input and thread.status.state == "waiting":
-            # The thread waits for an answer, so the input answers the question.
+            # The thread waits for an answer to an interrupt, so the input of the run is used as the
+            # answer.
             sender = sender._replace(author=None, deed="answered")
         person = choose_person(thread, sender, owners_are_people=owners_are_people)
         if run.row.details.get("person") != person.user:
@@ -374,7 +375,8 @@ class RunExecution:
         )
         output = run.output
         if output is None and run.outcome != "error":
-            # The output cannot be read if the code of the graph was changed during the run.
+            # The output of the run cannot be read from the database if the code of the graph was
+            # changed during the run.
             with contextlib.suppress(PerdureError, LookupError, TypeError, ValueError):
                 output = await self._runs.read_output(run)
         run_json = {
@@ -398,7 +400,8 @@ class RunExecution:
     async def _try_store_end(self) -> _StoredEnd | None:
         """Store the end of the run.
 
-        Return None if the run has a new cancellation that was not carried out yet.
+        If the run was cancelled again, and the new cancellation was not carried out yet, store
+        nothing and return None.
         """
         run, live, runs = self._run, self._live, self._runs
         if run.cancelled != run.carried_out and not run.temporary:
@@ -423,14 +426,16 @@ class RunExecution:
     def _publish_run_end_and_start_next_run(self, end: _StoredEnd) -> None:
         """Publish the end of the run to readers, and start the next run of the thread.
 
-        If this process has not loaded the next run, the rows of runs are read immediately instead
-        of after the regular interval.
+        The next run may be a run that another process has stored and this process has not loaded.
+        In this case, the rows of all runs are read from the database immediately, and not after the
+        usual interval.
         """
         run, live, runs_by_id = self._run, self._live, self._runs.runs_by_id
         if run.rolled_back:
             runs_by_id.pop(run.run_id, None)
         if end.claimed is None and not run.temporary:
-            # A run without a row ends as interrupted, because its thread was deleted.
+            # If the row of the run was deleted together with the thread, the run has ended as
+            # interrupted.
             if run.status == "interrupted" and run.error is None:
                 run.row = run.row._replace(error=end.error)
             return

@@ -45,11 +45,13 @@ PING_S: Final = 15
 """Seconds between two comments that are sent so that proxies keep a stream without events open."""
 SEND_TIMEOUT_S: Final = 30
 """Seconds for which a reader may leave a stream unread after its buffers are full."""
-# Allocating private pages takes half as long as allocating shared pages.
+# Flags for the anonymous memory maps that hold large events. The maps are private, because
+# allocating private memory pages takes half as long as allocating shared memory pages.
 _PRIVATE_PAGES: Final[dict[str, Any]] = (
     {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 )
-_TIMER_TOLERANCE_S: Final = 0.001  # Seconds by which a timer may fire too early
+# Maximum number of seconds by which a timer of the event loop may fire before its time.
+_TIMER_TOLERANCE_S: Final = 0.001
 _NUMBER: Final = attrgetter("number")
 
 
@@ -86,8 +88,8 @@ class EventDropped(LookupError):
 class StreamCut(Exception):
     """Raised if an event was dropped after a reader had received a part of it.
 
-    The rest of the event cannot be sent, and no other event can follow, so the connection is
-    closed.
+    After the received part, neither the rest of the dropped event nor another event can be sent, so
+    the connection is closed.
     """
 
 
@@ -190,7 +192,7 @@ class LoggedEvent:
         return self._content[start:stop]
 
     def find(self, text: bytes) -> int:
-        """Return the index of the first occurrence of a text in the frame, or -1.
+        """Return the index of the first occurrence of a text in the event's SSE frame, or -1.
 
         Raises:
             EventDropped: The event was dropped.
@@ -212,8 +214,8 @@ def iter_sse_chunks(
 ) -> Iterator[bytes]:
     """Yield the frames of events as byte strings of at most `CHUNK_BYTES`. Small frames are joined.
 
-    While a large frame is sent in parts, only the event itself keeps the whole frame. Therefore
-    `LoggedEvent.free_content` can free the memory of the frame at any moment.
+    This generator reads a large frame in parts and keeps no copy of the whole frame, so
+    `LoggedEvent.free_content` can free the memory of the frame between two parts.
 
     Args:
         events: The events to send.
@@ -254,7 +256,9 @@ def iter_sse_chunks(
 
 
 class EventLog:
-    """A log of events, sorted by their numbers. A log must be used in only one event loop.
+    """A log of events, sorted by their numbers.
+
+    The methods of one log must all be called in the same event loop.
 
     Args:
         thread: The key of the thread, or 0 if the events are those of one run.
@@ -284,8 +288,9 @@ class EventLog:
         self._closed = self.is_recorded = False
         self._account = account
         self._writers = 0
-        # For each reader, the number of the last event that it has received, and the number of the
-        # last event that was passed to it.
+        # For each reader, two event numbers are kept: the last event that counts as received, and
+        # the last event that `read_after` has yielded. A yielded event counts as received when the
+        # reader requests the events that follow it.
         self._received_numbers: dict[asyncio.Event, int] = {}
         self._handed_numbers: dict[asyncio.Event, int] = {}
 
@@ -305,7 +310,10 @@ class EventLog:
 
     @property
     def is_lost(self) -> bool:
-        """Return whether all events were dropped, and the newest event was never stored."""
+        """Return whether the newest event, and all events before it, were dropped from memory.
+
+        The result is False if the newest event was stored in the database before it was dropped.
+        """
         return 0 < self.last == self.last_lost
 
     @property
@@ -321,8 +329,9 @@ class EventLog:
         """
         oldest = self._entries[0].number
         if self.is_recorded and oldest > self.last_stored:
-            # The log is recorded, but the oldest event is not stored in the database yet. Readers
-            # that start later would miss this event if it were dropped now.
+            # The events of this log are stored in the database, but the oldest event in memory is
+            # not stored yet. If this event were dropped now, readers that start later could not
+            # receive it.
             return 0
         if oldest <= self._find_last_received_number():
             return 2
@@ -355,7 +364,7 @@ class EventLog:
         self.removals, self.removals_read_at = number, read_at
 
     def start_at_end(self) -> None:
-        """Let readers that have not received any event begin with the next event."""
+        """Let new readers of the log begin with the next event that is added."""
         self.first = self.last
 
     def skip_to(self, last: int) -> None:
@@ -363,7 +372,10 @@ class EventLog:
         self.last = max(self.last, last)
 
     def clear_until(self, number: int) -> None:
-        """Drop all events. Readers read the events up to `number` from the database from now on."""
+        """Drop all events from memory.
+
+        After this call, readers get the events up to `number` from the database.
+        """
         lost = self.last_lost
         self._remove_oldest(len(self._entries))
         self.last_lost, self.newest = lost, None
@@ -391,8 +403,9 @@ class EventLog:
     def events_after(self, number: int, limit: int | None = None) -> list[LoggedEvent]:
         """Return retained events whose number is higher than `number`.
 
-        The events are returned until their size reaches `limit` bytes. At least one event is
-        returned if there is any.
+        The oldest of these events are returned first. The list ends with the event with which the
+        total size reaches `limit` bytes. The list is empty only if there is no event after
+        `number`.
         """
         if number >= self.last:
             return []
@@ -472,8 +485,8 @@ class EventLog:
         """Drop about half of the events of the log, the oldest events first.
 
         If the oldest event is expendable, only expendable events are dropped. Events that are
-        stored in the database are expendable. If the log is not recorded, events that all readers
-        have received are expendable, too.
+        stored in the database are expendable. If the log is not recorded in the database, an event
+        is also expendable if all readers have received the event.
         """
         expendable = (
             self.last_stored

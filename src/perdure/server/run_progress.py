@@ -1,15 +1,18 @@
 """Find out which steps of a run were completed before its server died.
 
-The metadata of a checkpoint contains the id of the run that stored the checkpoint. An answer to a
-question is stored earlier, as a pending write of an existing checkpoint, and a pending write does
-not name its run. Therefore a run with a `Command` first counts the answers and updates among the
-pending writes of the checkpoint from which it starts, and stores the counts. A server that
-continues the run counts the answers and updates again, and compares the counts. The values of
-answers are never compared, because two different answers may have the same value.
+The metadata of a checkpoint contains the id of the run that stored the checkpoint. The answer to an
+interrupt is stored as a pending write of an existing checkpoint, before the run stores its first
+checkpoint. A pending write does not contain the id of its run. For this reason, a run with a
+`Command` counts the pending writes of the checkpoint from which it starts, and stores the two
+counts before the graph is executed: the number of answers and the number of updates. A server that
+continues the run counts the pending writes again. If a count has increased, the run had stored an
+answer or an update. The contents of two answers are never compared, because two different answers
+may have the same content.
 
 A run without an input adds pending writes to a checkpoint that another run has stored. Before a run
-without an input adds its first write, it stores a copy of the checkpoint's existing pending writes.
-A rollback of the run restores the pending writes from this copy.
+without an input adds its first write, the run stores a copy of the pending writes that the
+checkpoint already has. If the run is rolled back, the pending writes of the checkpoint are restored
+from the copy.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ _SPECIAL_CHANNELS: Final = frozenset(
 
 
 class _AnswerAndUpdateCounts(NamedTuple):
-    """Numbers of answers and of updates among the pending writes of a checkpoint.
+    """Counts of the answers and of the updates among the pending writes of a checkpoint.
 
     Attributes:
         answers: The answers that tasks have received.
@@ -66,9 +69,10 @@ async def store_counts_and_writes_before_run(
 ) -> None:
     """Store the data that are needed to find the progress of a run and to roll it back.
 
-    The data are the numbers of answers and updates, and the existing pending writes, of the
-    checkpoint from which the run starts. Nothing is stored for a run with an input, because a run
-    with an input first stores a checkpoint of its own.
+    The stored data describe the checkpoint from which the run starts. They consist of a copy of its
+    pending writes, the number of answers among its pending writes, and the number of updates among
+    its pending writes. If the run has an input, this function stores nothing, because a run with an
+    input first stores a checkpoint of its own.
     """
     if run.request.command is None and run.request.input is not None:
         return
@@ -175,11 +179,11 @@ async def _find_start_checkpoint(
 async def _read_former_writes(saver: Checkpointer, start: CheckpointTuple) -> list[list[Any]]:
     """Return the pending writes of a checkpoint and of the checkpoints of its waiting subgraphs.
 
-    Each element of the list consists of a checkpoint's namespace, the checkpoint's id, and a dict
-    with an entry for each task. The entry of a task is a list of three values: whether the task has
-    a result, the number of answers to the task, and a dict of the task's questions and errors by
-    channel. The answers need not be copied, because new answers to a task are only appended to its
-    earlier answers.
+    Each element of the returned list consists of a checkpoint's namespace, the checkpoint's id, and
+    a dict with an entry for each task. The entry of a task is a list of three values: whether the
+    task has a result, the number of answers to the task, and a dict of the task's questions and
+    errors by channel. The number of answers is sufficient to restore the answers to a task, because
+    new answers are only appended to the list of earlier answers.
     """
     thread_id = start.config["configurable"]["thread_id"]
     former, checkpoints = list[list[Any]](), [start]

@@ -63,8 +63,8 @@ RETRY_PAUSE_S: Final = 0.05
 """Seconds before an operation is tried again."""
 DUE_PER_SWEEP: Final = 100
 """The maximum number of delayed runs that one sweep starts before it looks at other rows."""
-# Prefix of the names of liveness locks. In the name of a lock, the name of a process follows the
-# prefix.
+# Prefix of the names of liveness locks. The name of a liveness lock consists of this prefix and the
+# name of a server process.
 _LIVENESS_LOCK_PREFIX: Final = "perdure.server/"
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
 
@@ -79,7 +79,7 @@ class RunServer(GraphServer, Protocol):
     is_closed: bool
 
     def is_open(self, tenant: str | None, runs: DatabaseRuns) -> bool:
-        """Return whether the tenant's open database is the database that `runs` manages."""
+        """Return whether `runs` belongs to the currently open database of the tenant."""
 
     def keep_database_open(self, tenant: str | None) -> AbstractContextManager[None]:
         """Keep the database of a tenant open until the `with` block ends."""
@@ -163,7 +163,11 @@ class DatabaseRuns:
             await asyncio.sleep(RETRY_PAUSE_S)
 
     def _stop_runs_after_lost_lock(self) -> None:
-        """Stop all runs of this process, because other processes may continue the runs."""
+        """Stop all runs of this process after its liveness lock was lost.
+
+        Without the liveness lock, other processes assume that this process is dead, and may already
+        execute its runs.
+        """
         self._former_owners |= {self.owner} - {""}
         self.owner = ""
         for run in self.runs_by_id.values():
@@ -260,9 +264,11 @@ class DatabaseRuns:
             await self.table.end_run(live, "error", error, known_cancel="rollback")
 
     async def _take_over_runs(self, owner: str, runs: Collection[LiveRun]) -> bool:
-        """Take over the runs of another process if this process has died. Return whether it has.
+        """Take over the runs of the process `owner` if that process has died.
 
-        The liveness lock of a process that has died is free.
+        Return True if the runs were taken over.
+
+        The process has died if its liveness lock is free.
         """
         if owner in self._former_owners:
             # `owner` is a name that this process itself used before it lost its liveness lock.

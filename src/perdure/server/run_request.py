@@ -60,7 +60,9 @@ def _deduplicate_stream_modes(modes: list[StreamMode]) -> list[StreamMode]:
 
 
 def parse_repeated_or_json_array_parameter(values: Any) -> list[Any]:
-    """Return the values of a query parameter that is repeated or is one JSON array.
+    """Return the values of a query parameter that has several values.
+
+    The parameter is either repeated in the URL, or its value is a JSON array.
 
     The JavaScript SDK sends `stream_mode=values&stream_mode=updates`; earlier versions of it send
     `stream_mode=["values","updates"]`.
@@ -72,7 +74,7 @@ def parse_repeated_or_json_array_parameter(values: Any) -> list[Any]:
 def _expand_array(value: Any) -> list[Any]:
     """Return the elements of a string that contains a JSON array.
 
-    Any other value is returned as the only element of a list.
+    If `value` is not a string with a JSON array, return a list whose only element is `value`.
     """
     if isinstance(value, str) and value.startswith("["):
         try:
@@ -130,7 +132,7 @@ class CommandFields(WithoutNulls):
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the command has no content."""
+        """Return whether the command has no `resume`, no `update` and no `goto`."""
         return self.resume is None and not self.update and not self.goto
 
     @property
@@ -147,7 +149,8 @@ class CommandFields(WithoutNulls):
     def writes(self) -> list[tuple[str, Any]]:
         """Return the writes that langgraph stores for the command before the graph runs.
 
-        Before the graph runs, langgraph does not store answers whose keys are ids of interrupts.
+        Answers whose keys are ids of interrupts are not returned, because langgraph stores these
+        answers only when the graph runs.
         """
         update = self.update or []
         writes = [*update.items()] if isinstance(update, dict) else [*update]
@@ -165,7 +168,7 @@ class CheckpointRef(BaseModel):
 
 
 class Configurable(CheckpointRef):
-    """The `configurable` of a config: the checkpoint, and any values for the graph."""
+    """The `configurable` of a config: a checkpoint reference, and further fields for the graph."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -211,7 +214,7 @@ class RunRequest(WithoutNulls):
 
     @model_validator(mode="after")
     def _check_field_combinations(self) -> Self:
-        """Refuse unsupported fields, and combine fields that depend on each other."""
+        """Refuse unsupported fields and combinations, and set fields from related fields."""
         for field in _UNSUPPORTED_FIELDS:
             if value := getattr(self, field):
                 raise ValueError(
@@ -230,10 +233,10 @@ class RunRequest(WithoutNulls):
         return self
 
     def _drop_empty_command_or_superfluous_input(self) -> None:
-        """Drop an empty command. If the command is not empty, drop the input of the request.
+        """Drop an empty `command` from the request. Drop the `input` if the `command` is not empty.
 
-        Clients also send an input together with an answer to an interrupt. Some clients send the
-        transcript as this input, and some send an empty object.
+        Some clients send an `input` together with a `command` that answers an interrupt. The
+        `input` is then the transcript of the thread or an empty object, and must not be used.
         """
         if self.command is not None and self.command.is_empty:
             self.command = None

@@ -97,7 +97,8 @@ class Runs:
         self.memory = EventMemory(limits)
         self._by_tenant: dict[str | None, DatabaseRuns] = {}
         self._feeds: WeakValueDictionary[tuple[str | None, str], EventLog] = WeakValueDictionary()
-        # Feeds that were requested recently. The feed of the latest request comes first.
+        # The event logs that `get_feed` has returned recently. The log that was returned last comes
+        # first.
         self._recent: list[EventLog] = []
         self._under_way: dict[Run, Player] = {}
         self.schedule: Scheduler | None = None
@@ -167,12 +168,14 @@ class Runs:
     ) -> EventLog:
         """Return the log of events of a thread.
 
-        A log of a deleted thread with the same id is closed and replaced. The memory of a new log
-        is counted for `user`.
+        If there is a log of a deleted thread that had the same thread id, the old log is closed and
+        replaced. If a new log is created, the bytes of its events are counted in the memory account
+        of `user`.
         """
         feed, account = self._feeds.get((tenant, thread_id)), self.memory.get_account(tenant, user)
         if feed is not None and feed.thread_key != thread_key:
-            # The log belongs to a deleted thread that had the same id as this thread.
+            # The existing event log belongs to a deleted thread that had the same id as this
+            # thread.
             feed.close()
             feed = None
         feed = feed or EventLog(thread_key, account)
@@ -288,8 +291,7 @@ class Runs:
         if number is None or log.removals is None:
             log.note_removals(number, read_at)
         if number is None or number <= (log.removals or 0):
-            # The number of erasures that the log has recorded may already be higher than the number
-            # that was read.
+            # `log.removals` may be higher than `number`, because `number` may come from a cache.
             return read_at
         # If the log is empty, no event from before the erasure is left, because the erasure has
         # deleted the stored events from the database.
@@ -341,9 +343,9 @@ class Runs:
     async def encode_output(self, run: Run) -> bytes:
         """Return the values after the last step of a run that has ended, as JSON.
 
-        The returned values do not contain erased messages. Values that are no longer in memory are
-        read from the database. The result is `null` for a temporary run whose values are no longer
-        in memory.
+        The returned JSON does not contain messages that were erased after the run. Values that are
+        no longer in memory are read from the database. The result is `null` for a temporary run
+        whose values are no longer in memory.
         """
         is_in_memory = run.output is not None or run.output_event is not None
         if is_in_memory and not run.temporary:
@@ -412,7 +414,9 @@ class Runs:
         sender: Sender | None = None,
         person: str | None = None,
     ) -> Run:
-        """Store a new run and start it. The caller has checked that `call` may use the thread.
+        """Store a new run and start it.
+
+        The caller of this method must have checked that the user of `call` may use the thread.
 
         A delayed run is only stored, and has no task yet.
 
@@ -584,8 +588,8 @@ class Runs:
         await self._stop_all_runs()
         await self.webhooks.aclose()
         for runs in self._by_tenant.values():
-            # If the runs cannot be released here, other servers take over the runs as soon as this
-            # process has released its liveness lock.
+            # If `release_runs` fails, ignore the error. Other servers take over the runs of this
+            # process as soon as this process has released its liveness lock.
             with contextlib.suppress(PerdureError):
                 if runs.owner and self.is_open(runs.tenant, runs):
                     await runs.table.release_runs(runs.owner)

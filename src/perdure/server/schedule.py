@@ -48,7 +48,8 @@ _SCHEDULE_NAMES: Final = (
 )
 # Maximum number of characters in a schedule, which is parsed each time the cron is due
 _MAX_SCHEDULE_LENGTH: Final = 200
-# If the run of a cron is refused with one of these HTTP statuses, the cron stays due.
+# If starting the run of a cron is refused with one of the HTTP statuses in `_RETRY_STATUSES`, the
+# cron stays due.
 _RETRY_STATUSES: Final = (429, 503)
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -150,12 +151,12 @@ class Schedule:
     async def _reset_late_crons(self, table: CronTable) -> None:
         """Recompute due times that were computed while the clock of a server was ahead.
 
-        A due time is recomputed if it is later than the next time that results from the current
-        clock. A missing due time is recomputed, too, because it may be missing only because the
-        fast clock was past the end time of the cron. A due time that is too late by at most
-        `CLOCK_SKEW_S` seconds is kept. If small differences were not tolerated, a cron that a
-        server with a fast clock has started early would be started again by a server with a correct
-        clock.
+        The due time of a cron is recomputed if it is later than the due time that the current clock
+        yields. If a cron has no due time, its due time is recomputed as well. The clock that was
+        ahead may have been later than the cron's end time, and a cron has no due time after its end
+        time. The clocks of two servers may differ by up to `CLOCK_SKEW_S` seconds without any
+        effect on due times. Without this tolerance, a run could be started twice: early by a server
+        whose clock is fast, and again by a server whose clock is correct.
         """
         for cron in await table.list_not_due_before(time.time() + CLOCK_SKEW_S):
             try:

@@ -143,12 +143,12 @@ def _render_login_page(request: Request, next: str, error: str = "") -> Response
 
 
 def _restrict_to_pages(path: str) -> str:
-    """Return a path if it is a page of this server, or else the path of the first page."""
+    """Return `path` if it is the path of an HTML page, or else the path of the first page."""
     return path if path.startswith("/ui/") and path.isprintable() else _FIRST_PAGE
 
 
 def _build_key_headers(key: str) -> list[tuple[bytes, bytes]]:
-    """Return a key or token in each of the two headers in which clients may send it.
+    """Return two HTTP headers that contain an API key or a token.
 
     An authentication handler may read either `Authorization` or `X-API-Key`, so both headers are
     needed.

@@ -75,7 +75,8 @@ def may_see_namespace(identity: Identity, namespace: Sequence[str]) -> bool:
 
     A namespace that does not belong to a team is not checked.
 
-    A user who is in a team may see the common prefix of all teams.
+    The namespace that contains only the first label, which all team namespaces share, may be seen
+    by each user who is in a team.
     """
     if identity.is_admin or not is_team_namespace(namespace):
         return True

@@ -1,7 +1,8 @@
 """Record metrics for Prometheus and spans for OpenTelemetry.
 
-Metrics and spans are off unless they are configured. Labels and attributes contain the names of
-routes, parts and operations. Labels and attributes never contain content, ids or users.
+Metrics and spans are off unless they are configured. The labels of metrics and the attributes of
+spans contain the names of routes, components and operations. The labels of metrics and the
+attributes of spans never contain stored content, ids or the names of users.
 """
 
 from __future__ import annotations
@@ -123,15 +124,15 @@ class Telemetry:
         for name in _MEASURED_METHODS[part]:
             sync_method, async_method = getattr(base, name), getattr(base, f"a{name}")
             methods[name] = self._measure(part, name)(sync_method)
-            # An async method that calls the sync method is not measured, because the sync method is
-            # measured already.
+            # If the async method only calls the sync method, the async method is not replaced,
+            # because the operation would be measured twice.
             if getattr(async_method, "__wrapped__", None) is not sync_method:
                 methods[f"a{name}"] = self._ameasure(part, name)(async_method)
         return type(base.__name__, (base,), methods)
 
     @contextmanager
     def _measure(self, part: str, operation: str) -> Iterator[None]:
-        """Record the duration and the error class of an operation, and a span for it."""
+        """Record a span, the duration and the error class of an operation."""
         start, error = time.perf_counter(), ""
         try:
             with self._start_span(f"perdure.{part}.{operation}"):
@@ -157,7 +158,9 @@ class Telemetry:
     def measure_request(
         self, headers: Mapping[str, str], summary: RequestSummary
     ) -> Iterator[None]:
-        """Record the duration of a request until the end of its reply, and a span for the request.
+        """Record a span and the duration of a request.
+
+        The measured duration ends when the reply is complete.
 
         Args:
             headers: The headers of the request; its span continues a trace that they name.
@@ -180,7 +183,8 @@ class Telemetry:
     def _start_span(self, name: str, headers: Mapping[str, str] | None = None) -> Iterator[Span]:
         """Start a span.
 
-        If headers are passed, the span is a server span that continues the caller's trace.
+        If `headers` is not None, the new span is a server span that continues the trace of the
+        client.
         """
         kind = SpanKind.INTERNAL if headers is None else SpanKind.SERVER
         context = None if headers is None else extract(dict(headers))
@@ -200,9 +204,9 @@ class Telemetry:
     async def render_metrics(self, database: OpenDatabase) -> bytes:
         """Return the metrics in Prometheus's text format.
 
-        The sizes of the database and the extraction jobs are counted at most once a minute. If a
-        count takes longer than `_MAX_COUNT_WAIT_S` seconds, the values of the previous count are
-        returned.
+        The sizes of the database are measured, and the extraction jobs are counted, at most once a
+        minute. If measuring and counting take longer than `_MAX_COUNT_WAIT_S` seconds, the previous
+        values are returned.
         """
         from prometheus_client import generate_latest
 
@@ -213,7 +217,7 @@ class Telemetry:
         return await asyncio.to_thread(generate_latest, self._registry)
 
     async def _update_size_and_job_gauges(self, database: OpenDatabase) -> None:
-        """Count the database's sizes and extraction jobs, and set the gauges."""
+        """Measure the database's sizes, count its extraction jobs by state, and set the gauges."""
         try:
             saver, store = await database.saver.astats(), await database.store.astats()
             counts = {**saver, "messages": saver["items"], **asdict(store)}

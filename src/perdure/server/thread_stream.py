@@ -53,8 +53,8 @@ class ThreadFrames:
 
     The events of each run follow the events of the previous run.
 
-    The id of an event consists of the `seq` of its run and the number of the event. The id of a
-    run's last event has no number.
+    The id of an event consists of the `seq` of its run and the number of the event. The last event
+    of a run has an id that consists only of the `seq` of the run.
     """
 
     def __init__(self, call: Call, runs: Runs, request: Request, thread_id: str) -> None:
@@ -116,7 +116,10 @@ class ThreadFrames:
         )
 
     async def _read_newest_checkpoint_ref(self) -> dict[str, Any] | None:
-        """Return the reference of the newest checkpoint, or None if there is no checkpoint."""
+        """Return the thread id, namespace and checkpoint id of the thread's head.
+
+        Return None if the thread has no checkpoint.
+        """
         head = await self._call.saver.ahead(self._thread_id)
         if head is None:
             return None

@@ -1,11 +1,11 @@
-"""Provide the threads of the checkpointer, together with the metadata that clients set for them.
+"""Read, create, change and delete threads for the server's API, with their client metadata.
 
-The metadata that clients set is stored in the row of the thread, because no checkpoint contains it.
-The row shows that the thread exists even if the thread has no checkpoints. The row also stores how
-the thread's last run on the server ended. The newest checkpoint shows whether the thread waits for
-an answer, no matter which program stored this checkpoint. A new thread only reserves its id. If
-another program stores the first checkpoint of a new thread, the metadata that a client has set for
-the new thread is ignored.
+The metadata that clients set for a thread is stored in the row of the thread, because no checkpoint
+contains it. The row of a thread exists even if the thread has no checkpoints. The row of a thread
+also stores how the thread's last run on the server ended. The newest checkpoint shows whether the
+thread waits for an answer, no matter which program stored this checkpoint. A new thread only
+reserves its id. If another program stores the first checkpoint of a new thread, the metadata that a
+client has set for the new thread is ignored.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ def validate_user_names_in_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 class Threads:
-    """The threads that a caller may reach.
+    """The threads to which a caller has access.
 
-    A thread that the caller may not reach is treated like a thread that does not exist.
+    If the caller has no access to a thread, the methods behave as if the thread did not exist.
 
     Args:
         saver: The checkpointer that has the threads.
@@ -214,8 +214,8 @@ class Threads:
         if existing is None:
             raise already_exists_error(f"a thread {thread_id!r}")
         if not matches_filter(existing.metadata, self._filter):
-            # The caller may not reach the thread, so raise the error for a thread that does not
-            # exist.
+            # The caller has no access to the thread, so raise the same error as for a missing
+            # thread.
             raise _unknown_thread_error(thread_id)
         return existing
 
@@ -353,8 +353,8 @@ class Threads:
     ) -> Thread:
         """Copy a thread. The caller must be allowed to read it.
 
-        The copy contains the thread's checkpoints. The metadata of the copy is that of the thread,
-        updated by `metadata`.
+        The new thread contains copies of the original thread's checkpoints. The metadata of the
+        copy is that of the thread, updated by `metadata`.
 
         Args:
             thread_id: The thread to copy.
@@ -378,8 +378,8 @@ class Threads:
         try:
             await self._list.acopy_thread(thread_id, target, checkpoint_id, client, status)
         except UnknownThread:
-            # The thread has no checkpoint that could be copied, so create a thread with its
-            # metadata.
+            # If the original thread has no checkpoint to copy, create a thread that has only the
+            # metadata of the original thread.
             return await self.create(target, client.metadata, source_user=user)
         except InvalidConfig as exc:
             raise already_exists_error(f"a thread {target!r}") from exc
@@ -391,7 +391,9 @@ class Threads:
     async def lock_for_change(
         self, thread_id: str, timeout_s: float | None = None
     ) -> AsyncIterator[None]:
-        """Hold the lock of a thread until the `with` block ends, so that the block can change it.
+        """Hold the lock of a thread until the `with` block ends.
+
+        While the lock is held, the `with` block can change the thread.
 
         Args:
             thread_id: The thread.
@@ -456,8 +458,9 @@ class Threads:
             )
         thread = await self._list.aget(thread_id)
         if thread is None and self._is_busy(thread_id):
-            # This process still has a run with this thread id. Read the row again, because the
-            # thread may just have been created. If it still has no row, the thread was deleted.
+            # The thread has no row, although this process has a run with the thread's id. Read the
+            # row again, because the thread may have been created after the row was read. If there
+            # is still no row, the thread was deleted, and its run has not ended yet.
             thread = await self._list.aget(thread_id)
             if thread is None:
                 raise already_exists_error(f"a thread {thread_id!r}")
@@ -474,12 +477,12 @@ class Threads:
     ) -> list[Thread]:
         """Return one page of the threads that match a query.
 
-        The search is a single SELECT statement over the rows of all threads. SQL evaluates the sort
-        order, the time, the status, and the texts and numbers in the metadata. Unless the database
-        is encrypted, SQL evaluates the search text, too. For conditions that SQL cannot evaluate,
-        the rows of all threads are decrypted outside of the event loop. A search that is sorted by
-        status runs one SELECT for each status, because the status of some threads depends on their
-        heads.
+        A thread search is a single SELECT statement over the rows of all threads. The statement
+        sorts the threads, and evaluates the conditions on the time, on the status, and on texts and
+        numbers in the metadata. If the database is not encrypted, the statement evaluates the
+        condition on the searched text, too. For conditions that SQL cannot evaluate, the rows of
+        all threads are decrypted outside of the event loop. A search that is sorted by status runs
+        one SELECT for each status, because the status of some threads depends on their heads.
         """
         if query.sort_by == "status":
             return await self._search_by_status(query, limit, offset)
@@ -642,7 +645,7 @@ def _convert_filter_condition_to_metadata(condition: tuple[str, Any]) -> tuple[s
 def _choose_client_metadata_and_run_status(
     thread: ListedThread,
 ) -> tuple[ClientMetadata, RunStatus]:
-    """Return the clients' metadata and the run status that the row of a thread should contain.
+    """Return the two values to store in a thread's row: the client metadata, and the run status.
 
     If another program has stored the first checkpoint of the thread, the metadata is empty and the
     run status is `"idle"`.
@@ -678,7 +681,8 @@ def _build_thread(thread: ListedThread) -> Thread:
         "created_at": thread.created_at,
         "updated_at": thread.updated_at,
         "metadata": thread.metadata,
-        "title": thread.display_title,  # The field `title` is an addition of perdure.
+        # Threads in langgraph's API have no field `title`. The field is an extension by perdure.
+        "title": thread.display_title,
         "status": "busy" if thread.is_busy else status,
         "interrupts": {
             task.id: [format_interrupt_for_api(interrupt) for interrupt in task.interrupts]

@@ -93,7 +93,10 @@ class Webhooks:
             task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Stop sending. A server process that starts later sends the remaining webhooks."""
+        """Stop sending webhooks.
+
+        Webhooks that were not sent are stored, and are sent by a server process that starts later.
+        """
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -193,7 +196,8 @@ async def _resolve_public_ip_address(url: httpx.URL) -> str:
         ConfigurationError: The name has an address that is not public.
     """
     try:
-        # The host is an IP address that was allowed when the server was started.
+        # If the host of the URL is an IP address, return it without a check, because the address
+        # was allowed by an option of the server.
         return str(ip_address(_encode_host_as_ascii(url)))
     except ValueError:
         resolve = partial(

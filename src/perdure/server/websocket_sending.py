@@ -1,4 +1,4 @@
-"""Send to websockets within the limits of `EventMemory`, even if their clients do not read."""
+"""Send messages to websockets, and limit the memory of messages that clients do not read."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class WebSocketProtocol(_Protocol):  # type: ignore[misc]
     """The websocket protocol of uvicorn, which holds at most one message for a client.
 
     uvicorn's own `send` returns as soon as a message is in the send buffer of the connection. If
-    the application ends directly after `send`, the buffer stays in memory until the client has read
-    the whole buffer.
+    the application ends directly after `send`, the send buffer of the connection stays in memory
+    until the client has read the whole send buffer.
     """
 
     async def send(self, message: Any) -> None:
