@@ -1,7 +1,8 @@
 """Load the settings from `perdure.toml`, the environment and arguments.
 
-Variables `PERDURE_*` override the file. Arguments override the variables and the file. The settings
-are the same for the library, the command line, the worker and the graphs of `langgraph.json`.
+Variables `PERDURE_*` override the file `perdure.toml`. Arguments override both the variables
+`PERDURE_*` and the file. The settings are the same for the library, the command line, the worker
+and the graphs of `langgraph.json`.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def _check_setting_value(setting_name: str, value: Any, type_name: str) -> Any:
     else:
         is_valid = type(value).__name__ == type_name
     if not is_valid:
-        # The message does not show text, because text may be a secret.
+        # If the value is a text, the error message shows only its type, because the value may be a
+        # secret.
         displayed_value = type(value).__name__ if type_name == "str" else f"{value!r:.80}"
         raise ConfigurationError(
             f"{setting_name} is {displayed_value}; expected {_VALUE_KINDS[type_name][0]}"

@@ -2,9 +2,9 @@
 
 `storage/sqlite.py` and `storage/postgres.py` implement the protocol `Database`. Callers do not pass
 a flow (`storage/flow.py`), but a function that builds a flow, because a flow may have to run twice.
-If the connection to the database is lost, the flow is built and run again. Writes that wait at the
-same time share a transaction. If one of the writes in a shared transaction fails, the transaction
-is rolled back, and each write runs again in a transaction of its own.
+If the connection to the database is lost, the flow is built and run again. If several writes wait
+in the queue of the writer, they share a transaction. If one of the writes in a shared transaction
+fails, the transaction is rolled back, and each write runs again in a transaction of its own.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Job(Promise[T]):
             self._call_on_rollback()
 
     def finish_with_error(self, error: BaseException) -> None:
-        """Record the error that the job's flow or its commit has raised, and call `on_rollback`."""
+        """Record an error of the job's flow or of the job's commit, and call `on_rollback`."""
         self.error = error
         self._call_on_rollback()
 
@@ -203,7 +203,9 @@ class Database(Protocol):
 
     @property
     def location_key(self) -> Hashable:
-        """A key that is equal for components in one database. A database in memory has no key.
+        """A key that identifies the database, or None for a database in memory.
+
+        Components with equal keys use the same database.
 
         The key can be read only after the database was connected.
         """
@@ -232,7 +234,7 @@ class Database(Protocol):
     async def aread(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """Run a flow that only reads the database, without blocking the event loop; see `read`.
 
-        For rows that take long to decode, call `read` with `run_in_thread` instead of `aread`.
+        If decoding the rows takes long, call `read` with `run_in_thread` instead of `aread`.
         """
 
     def run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
@@ -282,7 +284,10 @@ class Database(Protocol):
         urgent: bool = False,
         deletes_rows: bool = False,
     ) -> Awaitable[T]:
-        """See `write`. The write is queued by the call itself, not by the first `await`."""
+        """Queue a write without blocking, and return an awaitable for its result; see `write`.
+
+        The write is queued when `awrite` is called, and not when the awaitable is first awaited.
+        """
 
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
         """Queue a write and return immediately. If the write fails, no error is reported."""
@@ -290,23 +295,26 @@ class Database(Protocol):
     def get_write_epoch(self, watch: Watch) -> object | None:
         """Return a value that changes when somebody else has written rows of the component.
 
-        Writes by the cache to which `watch` belongs do not change the value. The method does no I/O
-        and may be called in an event loop. The result is None if the epoch cannot be determined
-        without waiting.
+        The owner of a cache passes its `watch`. Writes by this owner do not change the returned
+        value. The method does no I/O and may be called in an event loop. The result is None if the
+        epoch cannot be determined without waiting.
         """
 
     async def wait_for_write_epoch(self, watch: Watch) -> object | None:
-        """Return the epoch after waiting a short time for a transaction in progress.
+        """Wait a short time for a transaction in progress, and return the write epoch.
 
-        The result is None if the transaction in progress takes longer than the short waiting time.
+        The write epoch is the value that `get_write_epoch` returns.
+
+        Return None if the transaction is still in progress after the wait.
         """
 
     def request_scrub_of_deleted_rows(self) -> Flow[None]:
         """Record that the bytes of deleted rows must be overwritten.
 
-        Run this flow in the transaction that deletes the rows, and call `scrub_deleted_rows` after
-        the transaction. If the process is killed before it calls `scrub_deleted_rows`, the next
-        process that connects to the database calls `scrub_deleted_rows`.
+        The caller runs the returned flow in the transaction that deletes the rows, and calls
+        `scrub_deleted_rows` after the transaction. If the process is killed before it calls
+        `scrub_deleted_rows`, the next process that connects to the database calls
+        `scrub_deleted_rows`.
         """
 
     def scrub_deleted_rows(self) -> bool:
@@ -324,7 +332,10 @@ class Database(Protocol):
         """Return the disk space of deleted rows to the file system, in small steps."""
 
     def stats(self) -> dict[str, Any]:
-        """Return the version of the database software, and sizes in bytes, by name."""
+        """Return statistics, such as the database software's version and sizes in bytes.
+
+        The keys of the dict are the names of the statistics.
+        """
 
     def lock(self, name: str, *, timeout_s: float | None = None) -> Lock:
         """Return a lock on a name.
@@ -427,15 +438,15 @@ class DatabaseOwner:
     def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
         """Open a database as `open` does.
 
-        langgraph's savers and stores have a method with this name, too.
+        The savers and stores of langgraph have a method `from_conn_string`, too.
         """
         return cls.open(conn_string, **options)
 
     def setup(self) -> LazyAwaitable[None]:
-        """Open the database before its first use. The result may be awaited.
+        """Open the database before its first use. The returned object may be awaited.
 
-        If an event loop is running, the database is opened only when the result is awaited, because
-        opening blocks.
+        If an event loop is running, `setup` does not open the database, because opening blocks. In
+        this case, the database is opened when the returned object is awaited.
         """
         if not is_in_event_loop():
             self.database.connect()

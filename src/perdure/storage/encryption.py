@@ -54,7 +54,9 @@ class Seal(Protocol):
     def unseal_rows(
         self, bodies: Sequence[bytes], shared_data: AssociatedData, first_position: int
     ) -> list[bytes]:
-        """Return the unprotected bytes of rows whose associated data differ only in a position.
+        """Verify or decrypt several sealed rows, and return their original bytes.
+
+        The associated data of the rows are equal except for the position of the row.
 
         Args:
             bodies: The sealed rows, by ascending position.
@@ -116,7 +118,10 @@ class ChecksumSeal(Seal):
 
 
 def _checksum_associated_data(associated_data: AssociatedData) -> int:
-    """Return the checksum of associated data from which the last part was removed."""
+    """Return the checksum of a row's associated data without the last part.
+
+    The caller has removed the last part from `associated_data`.
+    """
     return zlib.crc32(repr(associated_data).encode())
 
 
@@ -171,7 +176,9 @@ class AESGCMSeal(Seal):
         )
 
     def bind_to_database(self, key_check: bytes, tenant: str | None) -> None:
-        """Bind the seal, and all rows for which it is used from now on, to a database and a tenant.
+        """Bind the seal to a database and a tenant.
+
+        Rows that are sealed after this call can be unsealed only in the same database and tenant.
 
         Args:
             key_check: A row that `create_key_check` returned.
@@ -201,7 +208,10 @@ class AESGCMSeal(Seal):
         return nonce + self._aead.encrypt(nonce, data, bound_data)
 
     def _decrypt_and_verify(self, data: bytes, bound_data: bytes, row: AssociatedData) -> bytes:
-        """Decrypt data that is bound to `bound_data`. `row` identifies the row in the error."""
+        """Decrypt a row, and verify that it was encrypted with the associated data `bound_data`.
+
+        The argument `row` identifies the row in the error message.
+        """
         try:
             return self._aead.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], bound_data)
         except (self._invalid, ValueError, TypeError) as exc:
@@ -219,8 +229,9 @@ def _build_key_check_data(tenant: str | None) -> bytes:
 class LangGraphSeal(Seal):
     """Encrypts stored bytes with the cipher of an `EncryptedSerializer` that the user passed.
 
-    A cipher of langgraph takes no associated data. Therefore a `LangGraphSeal` does not detect that
-    a row was moved, unlike an `AESGCMSeal`.
+    A cipher of langgraph takes no associated data, which could bind a ciphertext to its row. For
+    this reason, a `LangGraphSeal` does not detect that the ciphertext of a row was moved to another
+    row. An `AESGCMSeal` detects moved ciphertexts.
 
     Args:
         cipher: The cipher.
@@ -228,9 +239,10 @@ class LangGraphSeal(Seal):
 
     def __init__(self, cipher: CipherProtocol) -> None:
         self._cipher = cipher
-        # A cipher that the user passed reveals no key from which a hash key could be derived. A
-        # random hash key for each process is safe. With a random hash key, a process finds only
-        # duplicates of texts that the same process has stored.
+        # The hash key cannot be derived from the encryption key, because the cipher object that the
+        # user passed does not reveal its key. Each process generates a random hash key, so that
+        # nobody can guess texts from their hashes. As a consequence, a process recognises a
+        # duplicate of a text only if the same process has stored the text.
         self.hash_key = os.urandom(32)
 
     def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:

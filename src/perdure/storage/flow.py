@@ -1,8 +1,8 @@
-"""Flows are storage logic that yields SQL statements and receives their rows.
+"""Define flows: generators that yield SQL statements and receive the rows of the statements.
 
 A flow does not depend on a database driver. One implementation of a flow serves all drivers,
-blocking and asynchronous. The design follows `Auth.auth_flow` of httpx and the generators of
-psycopg.
+blocking and asynchronous. The design of flows follows `Auth.auth_flow` of httpx and the generators
+of psycopg.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Row = tuple[Any, ...]
 class TextOrBytes(str):
     """A string for a column that contains text in some rows and bytes in other rows.
 
-    In Postgres, a column for text and bytes has the type `bytea`. `decode_text_or_bytes` decodes
-    the values of the column.
+    In Postgres, a column for text and bytes has the type `bytea`. The function
+    `decode_text_or_bytes` decodes the values of a column for text and bytes.
     """
 
     __slots__ = ()
@@ -73,14 +73,17 @@ class LastRequest(list[Statement]):
 
 
 class GuardedRequest(list[Statement]):
-    """A request that is a transaction of its own, and is committed only if its guard succeeds.
+    """A list of SQL statements that is a transaction of its own and begins with a guard statement.
 
-    The guard is the first statement of the request. The guard succeeds if it returns or changes a
-    row. The guard checks that the database is still in the state for which the request was planned.
-    If the guard succeeds, the flow receives the rows that the guard returned. If the guard returns
-    and changes no row, nothing is written, and `GuardFailed` is raised in the flow. On Postgres,
-    all statements are sent at once, so that the guard must be a statement that raises an error
-    itself (division by zero, or a key that exists).
+    The guard statement is the first SQL statement of the request. The guard statement checks that
+    the database is still in the state for which the request was planned. The guard statement
+    succeeds if it returns at least one row, or changes at least one row. If the guard statement
+    succeeds, the transaction is committed, and the flow that yielded the request receives the rows
+    that the guard statement returned. If the guard statement fails, nothing is written, and
+    `GuardFailed` is raised in the flow that yielded the request. On Postgres, all statements of a
+    request are sent at once, before the result of the guard statement is known. A guard statement
+    for Postgres must therefore raise an SQL error if its check fails, such as a division by zero or
+    a duplicate key.
     """
 
 
@@ -89,9 +92,9 @@ class CombinedRequest(GuardedRequest):
 
 
 class GuardFailed(Exception):
-    """Raised if the guard of a `GuardedRequest` returns and changes no row.
+    """Raised if the guard statement of a `GuardedRequest` fails, so that nothing was written.
 
-    A flow may catch this error and plan the request again.
+    A flow may catch this error, read the database again and yield a new request.
     """
 
 
@@ -173,21 +176,22 @@ class NamedSQL(dict[str, str]):
     """The SQL statements of a component, by name."""
 
     def __call__(self, name: str, *params: Any) -> Statement:
-        """Return the named statement with its parameters."""
+        """Return the SQL statement that is stored under `name`, with the parameters `params`."""
         return Statement(self[name], params)
 
     def build_statements(self, name: str, rows: Sequence[Row]) -> list[Statement]:
-        """Return the statements that execute a named statement for each row of parameters.
+        """Return statements that execute the SQL stored under `name` for each row of parameters.
 
         If there are several rows of parameters, and a statement `<name>_all` exists, `<name>_all`
-        is executed instead. The statement `<name>_all` takes each column of the rows as one array.
+        is executed instead. Each parameter of the statement `<name>_all` is an array with one
+        column of all rows.
         """
         if len(rows) > 1 and f"{name}_all" in self:
             return [self(f"{name}_all", *map(list, zip(*rows, strict=True)))]
         return [self(name, *row) for row in rows]
 
     def build_batch(self, name: str, rows: Sequence[Row]) -> Statement:
-        """Return one statement that executes a named statement for each row of parameters.
+        """Return one `Statement` that executes the SQL of `name` with each row of parameters.
 
         The returned statement returns no rows.
         """

@@ -22,7 +22,7 @@ except ImportError as exc:
 
 
 class ForeignPostgres:
-    """A connection to a Postgres database with tables of langgraph, which are only read.
+    """A connection that only reads the tables that langgraph has created in a Postgres database.
 
     The tables are found by the search path of the role. The DSN may lead to PgBouncer.
 

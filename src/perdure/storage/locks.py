@@ -2,8 +2,8 @@
 
 A lock is held by one *run*: the context (`contextvars`) in which it was taken, and the tasks and
 `to_thread` calls that inherit this context. Within a process, the run that has waited longest gets
-the lock next. Between processes, locks are not given in the order of the requests. A process that
-waits for a lock tries again after a short pause to take the lock.
+the lock next. If several processes wait for the same lock, the order in which they get the lock is
+not defined. A process that waits for a lock tries again after a short pause to take the lock.
 
 If a process dies, its locks are released. `FileLocks` are locks of the operating system on bytes of
 a file next to the database, one byte for each name. A lock in Postgres belongs to the connection
@@ -104,7 +104,8 @@ def file_lock(path: str, timeout_s: float) -> Iterator[None]:
             yield
         finally:
             if fd in _locked_file_descriptors:
-                # The file system may have been unmounted in the meantime.
+                # Ignore OSError, because the file system may have been unmounted while
+                # the lock was held.
                 with contextlib.suppress(OSError):
                     _unlock_file(fd)
     finally:
@@ -130,8 +131,8 @@ if hasattr(os, "register_at_fork"):
 def compute_lock_byte_offset(lock_name: str) -> int:
     """Return the offset of the byte in the lock file that is locked for a name.
 
-    If two names have the same offset, two processes cannot hold the locks on the two names at the
-    same time.
+    The function may return the same offset for two names. In this case, two processes cannot hold
+    the locks on the two names at the same time.
     """
     digest = hashlib.blake2b(lock_name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") % _OFFSET_COUNT
@@ -184,7 +185,7 @@ class ProcessLocks(Protocol):
         """Release a lock."""
 
     def update_session_if_lost(self) -> None:
-        """Change the number `session` if the locks were lost together with their connection."""
+        """Change the number `session` if the connection that held the locks was lost."""
 
     def close(self) -> None:
         """Release all locks."""
@@ -205,7 +206,8 @@ class FileLocks(ProcessLocks):
     def __init__(self, path: str, offset: Callable[[str], int] = compute_lock_byte_offset) -> None:
         self._path, self._offset = path, offset
         self._lock = threading.Lock()
-        # For each locked byte, the number of names that use the byte
+        # `_name_counts` maps the offset of each byte that is locked in the file to the number of
+        # held locks that use this byte. Several lock names may have the same offset.
         self._name_counts: Counter[int] = Counter()
         self._fd: int | None = None
 
@@ -249,7 +251,8 @@ class FileLocks(ProcessLocks):
         with self._lock:
             self._name_counts[offset] -= 1
             if self._fd is not None and not self._name_counts[offset]:
-                # The file system may have been unmounted in the meantime.
+                # Ignore OSError, because the file system may have been unmounted while
+                # the lock was held.
                 with contextlib.suppress(OSError):
                     _unlock_byte(self._fd, offset)
 
@@ -265,7 +268,7 @@ class FileLocks(ProcessLocks):
 
 
 class Locks:
-    """The locks on names in one database that are held in this process.
+    """Manages the locks that this process holds or waits for in one database.
 
     Args:
         process_locks: The locks that exclude other processes, or None if no other process can open
@@ -276,7 +279,8 @@ class Locks:
         self._process_locks = process_locks
         self._pid = os.getpid()
         self._queues = Queues()
-        # This lock protects the fields `is_taken` and `is_released` of all holds.
+        # The lock `_lock` protects the fields `is_taken` and `is_released` of all `LockHold`
+        # objects.
         self._lock = threading.Lock()
         self._closed = False
 
@@ -412,8 +416,8 @@ class Locks:
     def close(self) -> None:
         """Release all locks between processes.
 
-        A run that still waits for a lock receives `StorageUnavailable` when it is first in its
-        queue.
+        If a run still waits for a lock, `StorageUnavailable` is raised in the run when the run
+        becomes the first in the queue of the lock.
         """
         with self._lock:
             self._closed = True
@@ -465,7 +469,8 @@ class NamedLock:
     def check(self) -> None:
         """Check that the lock is still held.
 
-        Code that does not belong to the run that holds the lock may call this method, too.
+        The method `check` may also be called by code that does not belong to the run that holds the
+        lock.
 
         Raises:
             StorageUnavailable: The lock was lost with its connection.
