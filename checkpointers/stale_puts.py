@@ -67,7 +67,8 @@ class KeyedTexts(TextSet):
     def __init__(self, kind: str, hashes: Iterable[bytes], removals: RemovalRecords) -> None:
         super().__init__()
         self._kind, self._removals = kind, removals
-        self._spared: set[str] = set()  # Texts that also occur in a message that is kept.
+        # `_spared` contains texts of erased messages that also occur in messages that are kept.
+        self._spared: set[str] = set()
         self._starts: dict[bytes, set[tuple[int, bytes]]] = {}
         self._hashes = {*hashes}
         for part in [*self._hashes] if kind in SUBSTRING_KINDS else ():
@@ -95,10 +96,10 @@ class KeyedTexts(TextSet):
         return super().has_part_of(text) or any(self._iter_whether_parts_are_members(text))
 
     def _iter_whether_parts_are_members(self, text: str) -> Iterator[bool]:
-        """Yield a bool for each substring of a text that may be in this set.
+        """Check parts of a text against this set, and yield a bool for each part.
 
-        A substring may be in the set if it starts with the first characters of a text in the set.
-        The bool says whether the set contains the substring.
+        A part of the text is checked only if the part begins with the first characters of a text in
+        the set. A yielded bool is True if the set contains the checked part of the text.
         """
         hash_text = self._removals.hash_text
         for first in range(len(text) - PREFIX_CHARS + 1 if self._starts else 0):
@@ -108,10 +109,10 @@ class KeyedTexts(TextSet):
                 yield part not in self._spared and hash_text(self._kind, part) == whole
 
     def collect_found_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
-        """Return the texts of this set that are known as plain text.
+        """Return the texts of erased messages that are known as plain text.
 
-        Texts of which only a hash is known are left out. The result is a dict with the kind of the
-        texts as its only key.
+        Texts of which only a hash is known are left out. The returned dict has a single key, which
+        is the kind of the texts in this set.
         """
         return {self._kind: [*self]}
 
@@ -167,14 +168,15 @@ class StalePut:
                 *(records[index].checkpoints or () for index in deletions)
             )
             yield from _check_checkpoints_not_deleted(reader, request, deleted_hashes, is_run)
-            # Records before the last deletion belong to a conversation that no longer exists.
+            # Removal records before the thread's last deletion belong to a conversation that no
+            # longer exists.
             records = records[deletions[-1] + 1 :]
         return cls(reader, records, bool(checkpoint_ns)) if records else None
 
     def collect_found_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
-        """Return the texts of erased messages that the filtered request contained.
+        """Return the texts of the erased messages that were found in the request.
 
-        The messages were found in the request by their ids.
+        The erased messages were recognised in the request by their message ids.
         """
         return {
             kind: texts
@@ -235,7 +237,7 @@ class StalePut:
     def _remove_erased_messages(self, channel: str, value: Any, *, are_inputs: bool) -> Any:
         """Remove erased messages from a channel's value.
 
-        The result is `REMOVED` if nothing of the value remains.
+        `REMOVED` is returned if the value contains nothing except erased messages.
         """
         if channel == TASKS and isinstance(value, list) and {*map(type, value)} == {Send}:
             remaining, is_changed = split_remaining_and_removed_tasks_by_index(self._remover, value)
@@ -282,7 +284,8 @@ class StalePut:
                         encode_inline_reference(self._codec, None, channel, filtered, path),
                     ]
                 )
-        # A task without a result would run again, so give the task an empty result.
+        # langgraph runs a task again if the task has no stored result, so give the task an empty
+        # result.
         if len(remaining) < len(writes) and has_no_result(remaining):
             no_writes = [0, NO_WRITES, self._codec.encode(None, lambda: NO_WRITES)]
             remaining = [no_writes] if has_no_result(writes) else [*remaining, no_writes]
@@ -295,10 +298,10 @@ def find_erased_messages(
     messages: Sequence[BaseMessage],
     since_removal: int,
 ) -> Flow[list[bool]]:
-    """Return for each message whether it was erased after removal number `since_removal`.
+    """Return for each message whether it was erased after the removal numbered `since_removal`.
 
     All erasures from a thread and all deletions of a thread are numbered. If the thread was deleted
-    after removal number `since_removal`, True is returned for all messages.
+    after the removal with the number `since_removal`, True is returned for all messages.
     """
     removals = reader.removals
     number = yield from removals.count_removals(thread_id)
@@ -328,12 +331,12 @@ def _check_checkpoints_not_deleted(
 ) -> Flow[None]:
     """Raise ThreadDeleted if a request continues a checkpoint that was deleted with its thread.
 
-    If a run of this process sends the request, the request is also refused if none of the
-    checkpoints to which it refers is stored. A request of a run may refer to no stored checkpoint
-    for two reasons. A run with durability `exit` stores no checkpoint before the end of the run. A
-    run whose new checkpoint was refused still tries to store pending writes for the refused
-    checkpoint. For either reason, the run must have loaded the thread before the thread was
-    deleted.
+    A request from a run of this process is also refused if the request refers to checkpoints and
+    none of the checkpoints is stored. There are two situations in which a run's request refers only
+    to checkpoints that are not stored. A run with durability `exit` stores no checkpoint before the
+    end of the run. A run whose new checkpoint was refused still tries to store pending writes for
+    the refused checkpoint. A run that stores no checkpoint before its end, or whose new checkpoint
+    was refused, must have loaded the thread before the thread was deleted.
     """
     thread_id, checkpoint_ns, uid = request.address
     ids_by_namespace = {checkpoint_ns: uid} if uid is not None else {}

@@ -50,8 +50,8 @@ IDLE: Final = ThreadStatus()
 class TaskWrite(NamedTuple):
     """A pending write of a task.
 
-    The attribute `value` must be set only for a pending write to the channel of interrupts or
-    errors.
+    For a write to the channel of interrupts or errors, the attribute `value` must be set. For a
+    write to any other channel, `value` may be None.
     """
 
     task_id: str
@@ -87,8 +87,8 @@ def build_thread_status(
         if _has_task_path(task_writes)
     }
     due = dict(_iter_paths_and_nodes_of_triggered_tasks(values, versions, versions_seen))
-    # A task with pending writes is due, even if no channel that was checked above triggers the
-    # task.
+    # A task with pending writes is due, even if `_iter_paths_and_nodes_of_triggered_tasks` has not
+    # found the task.
     for path in tasks:
         if path.startswith(_PULL):
             due.setdefault(path, path.removeprefix(_PULL))
@@ -122,7 +122,8 @@ def find_send_targets(sends: Any) -> list[str | None]:
 def _group_writes_by_task(writes: Sequence[TaskWrite]) -> dict[str, list[TaskWrite]]:
     """Group pending writes by the id of the task that has made them.
 
-    Tasks that other tasks have called, error handlers and updates of the state are left out.
+    The result does not contain the writes of called tasks, error handlers and state updates. A
+    called task is a task that another task has started.
     """
     by_task: dict[str, list[TaskWrite]] = {}
     for write in writes:
@@ -141,10 +142,11 @@ def is_update_path(path: str) -> bool:
 
 
 def _is_nested_task_path(path: str) -> bool:
-    """Return whether a task path belongs to a called task, an error handler or an update.
+    """Return whether a path belongs to a called task, an error handler or a state update.
 
-    A called task was started by another task. An update is a call of langgraph's `update_state`. A
-    task with a nested path is not one of the tasks of the superstep.
+    A called task is a task that another task has started while it was running. An update is a call
+    of langgraph's `update_state`. A task with a nested path is not one of the tasks of the
+    superstep.
     """
     return path.endswith(ASIDE_SUFFIX) or path.startswith(f"{_PUSH}~") or path.endswith(_HANDLER)
 
@@ -159,7 +161,8 @@ def _iter_paths_and_nodes_of_triggered_tasks(
     for index, sent in enumerate(find_send_targets(values[SENDS]) if SENDS in values else ()):
         if sent is not None:
             yield f"{_PUSH}{index:010d}, {0:010d}", sent
-    # A dict from each channel to the nodes that have seen a version of the channel before.
+    # `nodes_by_channel` maps each channel to the nodes whose entry in `versions_seen` contains the
+    # channel.
     nodes_by_channel: dict[str, list[str]] = {}
     for node, channels in versions_seen.items():
         for channel in channels if node not in _NO_NODES else ():
@@ -178,14 +181,14 @@ def _iter_paths_and_nodes_of_triggered_tasks(
 
 
 def _list_nodes_triggered_by_channel(channel: str, value: Any) -> list[str]:
-    """Return a list with the node that a channel of a `StateGraph` triggers.
+    """Return the node that a channel of a `StateGraph` triggers, as a list with one name.
 
-    The list is empty if the node must wait for other nodes.
+    An empty list is returned if the node must wait for other nodes.
     """
     is_ready = True
     if _is_list(value) and len(value) == 2 and isinstance(value[1], bool):
-        # The bool is the flag of a deferred node. A deferred node waits until all other nodes have
-        # ended.
+        # The second element of the channel's value says whether a deferred node is ready. A
+        # deferred node waits until all other nodes have ended.
         value, is_ready = value
     if channel.startswith(_BRANCH):
         return [channel.removeprefix(_BRANCH)] if is_ready else []

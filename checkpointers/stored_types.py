@@ -31,9 +31,9 @@ _NAME: Final = "(module, qualified name), or text like 'module:Name'"
 class StoredType(Generic[T]):
     """Registers functions to dump and load values of a class that perdure cannot store itself.
 
-    `StoredType(Fraction, str, Fraction)` stores a `Fraction` as text. Values of a subclass are
-    refused, because they would be loaded as values of the base class. To store values of a
-    subclass, register the subclass as well.
+    `StoredType(Fraction, str, Fraction)` stores a `Fraction` as text. A value of a subclass of the
+    registered class is refused, because the value would be loaded as an instance of the registered
+    class. To store values of a subclass, register the subclass as well.
 
     Attributes:
         cls: The class.
@@ -178,7 +178,7 @@ class StoredTypes:
     def _stored_name(self, cls: type) -> Name:
         """Return the name under which new values of a class are stored.
 
-        The name is a pair `(module, qualified name)`.
+        The returned name is a pair `(module, qualified name)`.
         """
         registered = self.by_class.get(cls)
         return class_name(cls) if registered is None else registered.stored_name
@@ -207,7 +207,7 @@ class StoredTypes:
         return cls in self.by_class and self.by_class[cls].texts is not None
 
     def find_alias_target(self, name: Name) -> type | None:
-        """Return the class to which an alias maps a stored class name, or None without an alias."""
+        """Return the class that an alias assigns to a stored class name, or None."""
         module, qualified_name = name
         target = self._targets.get(name)
         if target is None and "[" in qualified_name:  # a parametrised pydantic model
@@ -229,7 +229,7 @@ class StoredTypes:
         return registered
 
     def build_former_name_tables(self) -> list[dict[Name, Name]]:
-        """Build tables that map current class names to earlier names, one table per renaming."""
+        """Build one dict for each renaming of a class, from current to earlier class names."""
         depth = max(map(len, self.former.values()), default=0)
         return [
             {new: old_names[min(i, len(old_names) - 1)] for new, old_names in self.former.items()}
@@ -277,9 +277,10 @@ def parse_class_name(description_in_error: str, name: Any) -> Name:
 
 
 def map_class_name(name: Name, table: Mapping[Name, Name]) -> Name:
-    """Look up the new name of a class in a table. Return the name unchanged if the table lacks it.
+    """Look up the new name of a class in a table.
 
-    A parametrised pydantic model, such as `Box[int]`, is looked up by the name of its generic class
+    If the table does not contain the class name, the class name is returned unchanged. A
+    parametrised pydantic model, such as `Box[int]`, is looked up by the name of its generic class
     `Box`.
     """
     new_name = table.get(name)

@@ -1,13 +1,14 @@
-"""Copy threads within a database, and merge the threads of another database into a database.
+"""Copy threads within one database, and merge threads from one database into another database.
 
 Items, checkpoints and pending writes are copied in encoded form. The copied bytes are decrypted
 with the key of the source and encrypted with the key of the target. Only metadata is decoded,
-because the target's metadata index is built from it.
+because the entries of the target's metadata index are computed from the decoded metadata.
 
-In a merge, a thread that exists in both databases is handled as follows. If both threads are equal,
-or if only the target's thread has new checkpoints, nothing is copied. If only the source's thread
-has new checkpoints, the target's thread is replaced. If both threads have new checkpoints, the
-source's thread is refused. Each thread is written in one transaction.
+In a merge, the following rules apply to a thread that exists in both databases. If both threads are
+equal, or if only the target's thread has new checkpoints, nothing is copied. If the source's thread
+has new checkpoints and the target's thread has none, the target's thread is replaced by a copy of
+the source's thread. If both threads have new checkpoints, the source's thread is refused. Each
+thread is written in one transaction.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ _MAX_NAMED_THREADS: Final = 20  # maximum number of refused threads listed in an
 
 
 class TranscriptTree(NamedTuple):
-    """The transcript up to the head of a thread, and the transcript up to the end of each branch.
+    """The transcript up to the head of a thread, and one transcript for each branch of the thread.
 
     Attributes:
         values: The items, by position.
@@ -197,7 +198,7 @@ def write_thread_and_get_key(
 
 
 class _ThreadWriter:
-    """Writes the records of a thread to a database, in rows that belong to a new row of `threads`.
+    """Writes the records of a thread to a database as a new thread, with new row keys.
 
     Args:
         reader: The reader of the target database.
@@ -294,7 +295,7 @@ class _ThreadWriter:
 
 
 def _replace_log_keys(ref: Any, new_keys: Mapping[int, Any]) -> Any:
-    """Return a copy of a reference in which `new_keys` has replaced each log key."""
+    """Return a copy of a reference in which each log key is replaced by the key from `new_keys`."""
     if isinstance(ref, bytes):
         return ref
     kind, *rest = ref
@@ -376,7 +377,9 @@ def copy_thread(
 
 @dataclass
 class ThreadContents:
-    """The content of a thread in a form without row keys, which differ between databases.
+    """Contains a thread's contents in a form that can be compared between two databases.
+
+    Row keys are left out, because the row keys of equal threads differ between databases.
 
     Attributes:
         checkpoints: The checkpoints, in put order.
@@ -407,10 +410,10 @@ class ThreadContents:
         )
 
     def _has_later_heads(self, other: ThreadContents) -> bool:
-        """Return whether each head is equal to the head in `other` or was stored after that head.
+        """Return whether this thread's heads equal the heads of `other` or were stored after them.
 
-        If `other` was rewound to an older checkpoint in a namespace, the next checkpoint that this
-        thread has in the namespace must have that older checkpoint as its parent.
+        If the head in `other` is not the newest checkpoint of its namespace, the first later
+        checkpoint that this thread has in the namespace must have that head as its parent.
         """
         common = len(other.checkpoints)
         newest = {ns: checkpoint_id for ns, checkpoint_id, *_ in other.checkpoints}
@@ -423,7 +426,7 @@ class ThreadContents:
 
 
 def build_thread_contents(records: ThreadRecords) -> ThreadContents:
-    """Build the `ThreadContents` of a thread, so that the thread can be compared with its copy.
+    """Build the `ThreadContents` of a thread, with which two copies of a thread can be compared.
 
     The thread's items must have been read into `records`.
     """
@@ -480,7 +483,8 @@ class DatabaseMerge:
     ) -> None:
         self.source, self.target, self.new_ids = source, target, new_ids
         self.stopped = threading.Event()
-        # whether the thread that was written last did not exist in the target before
+        # This attribute is True if the last written thread did not exist in the target before the
+        # import.
         self._is_new = False
         # ids of threads that are refused because they contain a run that was rolled back in the
         # target
@@ -550,9 +554,10 @@ class DatabaseMerge:
     def _import_thread(self, thread_id: str, target: str) -> ImportReport | None:
         """Copy a thread from the source to the target.
 
-        Return None if the thread is refused. Something may be erased from the source thread after
-        it was read and before its copy was written. The copy is then deleted and made again,
-        provided that the target did not have the thread before.
+        Return None if the thread is refused. Data may be erased from the source thread after the
+        thread was read and before its copy was written. If data was erased from the source thread
+        during the import, the copy of the thread is deleted and the thread is imported again,
+        provided that the target did not have the thread before the import.
 
         Raises:
             ImportFailed: Something was erased from the source thread while it was copied, and the
@@ -579,7 +584,7 @@ class DatabaseMerge:
             self.target.delete_and_drop_cached_thread(target, delete)
 
     def _read_records(self, thread_id: str) -> Flow[ThreadRecords]:
-        """Read a thread with its items, and check the properties on which the target relies.
+        """Read a thread with its items, and check that all records are well-formed.
 
         Raises:
             CorruptRecord: A record has a form that perdure does not write.

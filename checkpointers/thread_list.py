@@ -3,9 +3,9 @@
 A search for threads executes one SELECT on the table `threads` for each page of results. The row of
 a thread contains a copy of its head's metadata, the metadata that clients set, and the status of
 the last run. SQL sorts the rows and leaves out rows that cannot match the query. Python decrypts
-the rows that SQL returns, and compares them with the query. The head checkpoint is read only if the
-thread may wait for an answer, or if the removal of data from the thread has also removed the copy
-of the metadata.
+the rows that SQL returns, and compares them with the query. The head checkpoint is read only in two
+cases: the thread may be waiting for an answer, or the copy of the head's metadata was deleted when
+data was removed from the thread.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _MAX_OFFSET: Final = 1 << 62
 # maximum number of metadata values of a query that become SQL conditions; other values are compared
 # in Python
 _MAX_TAGS: Final = 20
-# For each status, an SQL condition that matches all threads with the status, and possibly threads
-# with a different status.
+# For each thread status, this dict contains an SQL condition. The condition matches all threads
+# with the status, and may also match threads with a different status.
 _BY_STATUS: Final[Mapping[str, str]] = {
     "interrupted": "t.may_wait = 1",
     "idle": "(t.may_wait = 1 OR t.status IN ('idle', 'interrupted') "
@@ -108,8 +108,8 @@ class ListedThread:
         """Whether the metadata that clients set describes the stored conversation.
 
         A client can reserve a thread id and set metadata before the thread has checkpoints. If
-        another program then stores a conversation under the reserved id, the client's metadata does
-        not describe that conversation.
+        another program stores a conversation under a thread id that a client has reserved, the
+        client's metadata does not describe that conversation.
         """
         if self.head_metadata is None or self.client is None or not self.client.is_reserved:
             return True
@@ -119,11 +119,12 @@ class ListedThread:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The merged metadata of the head and of clients, with the `owner` of the thread.
+        """The metadata of the thread's head, merged with the metadata that clients have set.
 
-        Values that clients set take precedence over values of the head, except for `owner` and
-        `user_id`. `owner` and `user_id` are taken from the head, because the client that created
-        the thread may belong to another user.
+        The merged metadata also contains the `owner` of the thread. Values that clients set take
+        precedence over values of the head, except for `owner` and `user_id`. `owner` and `user_id`
+        are taken from the head, because the client that created the thread may belong to another
+        user.
         """
         head_metadata = self.head_metadata or {}
         client = (
@@ -287,7 +288,7 @@ class ThreadList:
     def _build_search_key_condition(self, alternatives: Sequence[bytes]) -> tuple[str, list[Any]]:
         """Build the SQL condition that a row contains at least one of several search keys.
 
-        A row for which no search keys are stored also satisfies the condition.
+        The condition is also true for a row that has no stored search keys.
         """
         sql = " OR ".join([self._sql["matches_search_key"]] * len(alternatives))
         return f"({sql})", [param for search_key in alternatives for param in (search_key,) * 2]
@@ -295,9 +296,9 @@ class ThreadList:
     def _iter_alternative_tags(self, metadata: Mapping[str, Any]) -> Iterator[list[bytes]]:
         """Yield, for each text or number in a query's metadata, the tags that may represent it.
 
-        A tag is a search key for a name and a value. A thread whose metadata contains the value has
-        at least one tag of the list. For the name `owner`, the list has two tags, because the user
-        of a thread may be stored as `user_id` only.
+        A tag is a search key for a name and a value. A thread whose metadata contains the text or
+        number has at least one of the tags in the yielded list. A list for the name `owner`
+        contains two tags, because a thread's metadata may name the user only as `user_id`.
         """
         for name, value in metadata.items():
             names = (name, "user_id") if name == "owner" else (name,)
@@ -306,7 +307,11 @@ class ThreadList:
                 yield [tag.to_bytes(8, "big", signed=True) for tag in alternatives]
 
     def _decrypt_threads(self, rows: Sequence[Row]) -> Flow[list[ListedThread]]:
-        """Decrypt rows of threads. If a row is incomplete, read the head of its thread as well."""
+        """Decrypt rows of threads.
+
+        If a row does not contain all data that lists of threads show, the head of the thread is
+        read from the database.
+        """
         list_entries = {row[0]: decrypt_list_entry(self._seal, row[1], row[5]) for row in rows}
         incomplete_rows = [
             row[:6] for row in rows if row[6] or (row[7] and None in list_entries[row[0]])
@@ -445,7 +450,8 @@ class ThreadList:
                         yield self._sql("set_status", status, key)
                     if may_wait:
                         yield self._sql("mark_may_wait", key)
-                    # no checkpoint was stored in the thread, so no put has set the time of activity
+                    # If no checkpoint was stored in the thread, `put` has not set the thread's time
+                    # of activity, so set it here.
                     if not seq:
                         yield self._sql("touch_thread", time.time(), key)
 
@@ -481,8 +487,8 @@ class ThreadList:
     def delete_if_expired(self, thread_id: str) -> bool:
         """Apply the time to live of a thread.
 
-        If the time to live has ended, delete the thread. If the time to live keeps the latest
-        checkpoint, delete only the older checkpoints.
+        If the time to live has ended, delete the thread. If the time to live has ended and the
+        thread's setting says that the latest checkpoint is kept, delete only the older checkpoints.
 
         Returns:
             Whether the time to live had ended.
@@ -531,7 +537,8 @@ class ThreadList:
 def append_conditions(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple[str, list[Any]]:
     """Append conditions to a SELECT statement.
 
-    Return the extended statement and all its parameters.
+    The result is the SQL text with all conditions, and a list with the parameters of all
+    conditions.
     """
     params: list[Any] = []
     for condition, values in where:

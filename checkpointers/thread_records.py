@@ -1,4 +1,4 @@
-"""Read the records of a thread, so that the thread can be copied into any database."""
+"""Read a thread's checkpoints, writes and log items, to copy the thread into any database."""
 
 from __future__ import annotations
 

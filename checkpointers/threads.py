@@ -168,7 +168,7 @@ class ThreadReader:
         return decode_items
 
     def _load_item_times(self, thread_id: str, log: ChannelLog, positions: set[int]) -> Flow[None]:
-        """Load the times at which some items were first stored into the cached log."""
+        """Load into `log` the times at which the items at `positions` were first stored."""
         missing_ranges = join_ranges(
             (position, position + 1) for position in sorted(positions.difference(log.stored_times))
         )
@@ -203,7 +203,7 @@ class ThreadReader:
         channel: str,
         value_positions: set[int],
     ) -> Flow[set[int]]:
-        """Find transcript items that a `DeltaChannel`'s value contains with different stored bytes.
+        """Find transcript items that a `DeltaChannel`'s value contains in a different encoding.
 
         Returns:
             The positions of the found items in the log.
@@ -253,7 +253,7 @@ class ThreadReader:
     def _find_positions_only_on_branches(
         self, address: Address, checkpoint: StoredCheckpoint, channel: str
     ) -> Flow[list[int]]:
-        """Return the sorted positions of the items that only transcripts of branches contain."""
+        """Return the sorted positions of items that only the branches of a thread contain."""
         rows = yield self.sql("checkpoint_keys", *key_range(checkpoint.namespace_key))
         head_lineage = {key for key, *_ in select_lineage(rows, checkpoint.snapshot.key)}
         parents = {parent for _, _, parent in rows}
@@ -611,7 +611,7 @@ def _convert_stored_seconds_to_datetime(thread_id: str, seconds: float) -> datet
 
 
 def _parse_bounds(bounds: Any) -> tuple[int, int]:
-    """Check the argument `bounds`, and return its item counts for the start and for the end.
+    """Check `bounds`, and return the item count for the start and the item count for the end.
 
     Raises:
         ConfigurationError: The argument is not a pair of numbers that are zero or more.

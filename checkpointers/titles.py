@@ -13,7 +13,8 @@ from perdure.errors import UnknownThread
 
 IMPORTED_KEYS: Final = ("title", "model", "gizmo_id", "create_time", "update_time")
 """The names of the metadata that an import stores in each checkpoint of a conversation."""
-# metadata key that is True in imported checkpoints, by which an index finds these checkpoints
+# Metadata key whose value is True in each imported checkpoint. The metadata index finds imported
+# checkpoints by this key.
 TITLED: Final = "titled"
 
 
@@ -36,8 +37,8 @@ def read_import_metadata(
     if head_metadata is None:
         head_metadata = read_existing_head(saver, thread_id).metadata
     if "title" not in head_metadata:
-        # If another program has continued the thread, its head has no title, so read the metadata
-        # of an imported checkpoint.
+        # The metadata of the head has no title if another program has continued the thread. Read
+        # the title from the metadata of an imported checkpoint.
         root: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
         for tagged in saver.list(root, filter={TITLED: True}, limit=1):
             head_metadata = {**tagged.metadata}
@@ -87,5 +88,5 @@ def title(
 async def atitle(
     saver: Checkpointer, thread_id: str, import_metadata: Mapping[str, Any] | None = None
 ) -> str:
-    """Return the result of `title` without blocking the event loop."""
+    """Call `title` in a worker thread, so that the event loop is not blocked."""
     return await asyncio.to_thread(title, saver, thread_id, import_metadata)

@@ -1,8 +1,10 @@
 """Undo pending writes that a run has added to checkpoints of other runs.
 
-A run that answers a question stores the answer, and the results of the nodes that then run, as
-pending writes of the checkpoint at which the thread waited. The checkpoint belongs to an earlier
-run, so the pending writes are not removed with the checkpoints of the run.
+When a run answers a question, the answer is stored as a pending write of the checkpoint at which
+the thread waited. The results of the nodes that use the answer are also stored as pending writes of
+that checkpoint. The checkpoint at which the thread waited was stored by an earlier run. When the
+checkpoints of the answering run are deleted, the pending writes at the earlier checkpoint remain
+and must be undone separately.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ async def undo_writes(
 def _restore_former_writes(
     reader: CheckpointReader, thread_id: str, run_id: str, former: FormerCheckpoint
 ) -> Flow[None]:
-    """Rewrite or delete rows of pending writes, so that the rows match the record in `former`."""
+    """Rewrite or delete rows of pending writes, to restore the writes that `former` records."""
     checkpoint_ns, checkpoint_id, tasks = former
     for thread_key, *_ in (yield reader.sql("find_thread", thread_id)):
         namespaces = {

@@ -92,12 +92,13 @@ DeltaSnapshot: Final[Any] = type(
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The value of a list channel, given as the items that are appended to the parent's value.
+    """A value for a list channel that contains only the items to append to the parent's value.
 
-    A program that stores many checkpoints of one growing list, such as an import, passes a
-    `Continuation` in place of the complete list. Only `items` are encoded and compared with the
-    log, so the cost of storing a checkpoint does not grow with the length of the list. The items
-    are always appended to the value in the parent checkpoint, even if the parent is not the head.
+    An import, or any other program that stores many checkpoints of one growing list, passes a
+    `Continuation` to `put` as the value of the channel, and not the complete list. Only `items` are
+    encoded and compared with the log, so the cost of storing a checkpoint does not grow with the
+    length of the list. The items of a `Continuation` are always appended to the value in the parent
+    checkpoint, even if the parent is not the head.
     """
 
     items: list[Any]
@@ -140,10 +141,11 @@ class TypeNotAllowed(TypeError):
 class Allowlist:
     """Decides which classes may be rebuilt, from the option `allowed_msgpack_modules`.
 
-    If the serializer's option `allowed_msgpack_modules` is True or contains `LOADED`, the
-    checkpointer may rebuild the classes that the option names and all plain data classes that the
-    process has imported. In all other cases, the allowlist is strict: the checkpointer may rebuild
-    only the classes that the option names.
+    The option `allowed_msgpack_modules` of the serializer names classes that the checkpointer may
+    rebuild. If the option is True or contains `LOADED`, the checkpointer may also rebuild every
+    plain data class that the process has imported. If the option `allowed_msgpack_modules` is not
+    True and does not contain `LOADED`, the allowlist is strict, which means that the checkpointer
+    may rebuild only the classes that the option names.
 
     Attributes:
         types: The types that the program has registered, and its aliases for stored names.
@@ -169,8 +171,8 @@ class Allowlist:
     def check_allowed(self, name: Name) -> None:
         """Raise `TypeNotAllowed` if the allowlist is strict and does not name the class.
 
-        The method checks plain data classes. For a class that is not a plain data class, callers
-        use `has_name`.
+        The method checks plain data classes. To check a class that is not a plain data class, call
+        `has_name` and not this method.
         """
         if self.is_strict and not self.has_name(name):
             raise TypeNotAllowed(name)
@@ -179,8 +181,8 @@ class Allowlist:
 class DetachedFields(dict[str, Any]):
     """The fields of an object whose class is not available in this process.
 
-    If a `DetachedFields` is stored again, it is stored as an object of the missing class, with the
-    current entries of the dict as fields.
+    A `DetachedFields` that is stored again is encoded as an object of the original class. The
+    current entries of the `DetachedFields` become the fields of the object.
 
     Attributes:
         origin: The extension code, the name of the class, and the values after the payload.
@@ -193,8 +195,8 @@ class DetachedFields(dict[str, Any]):
     origin: tuple[int, Name, list[Any]]
     is_payload: bool
 
-    # Hash the dict by identity. A hashable dict can replace the original object where that object
-    # was an element of a set or a key of a dict.
+    # Use the object's identity as its hash. A `DetachedFields` must be hashable, to take the place
+    # of an original object that is an element of a set or a key of a dict.
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
@@ -225,8 +227,8 @@ class Converter:
         self._allowlist, self._types, self._former = allowlist, allowlist.types, former or {}
         self._may_replace = not exact
         self.replacing = False
-        # Whether the converter is now converting a part of a value of a registered type. If True, a
-        # nested value that cannot be loaded raises an error.
+        # This attribute is True while the converter converts a part of a value of a registered
+        # type. While this attribute is True, a nested value that cannot be loaded raises an error.
         self._in_registered = False
         self._depth = 0
         # The first error that was raised for a nested object. The error is stored here because
@@ -301,7 +303,8 @@ class Converter:
         if (registered := self._types.by_class.get(cls)) is not None:
             return self._encode_registered(value, registered)
         if self.replacing and isinstance(value, BaseMessage):
-            ormsgpack.packb(value.id)  # raises an error if the id contains a lone surrogate
+            # `packb` raises an error if the id contains a lone surrogate.
+            ormsgpack.packb(value.id)
         if name in KNOWN:
             return self._encode_known_class(value, name)
         if name == _DELTA_SNAPSHOT:
@@ -323,7 +326,7 @@ class Converter:
     def _replace_types_that_msgpack_changes(self, value: Any) -> Any:
         """Replace values whose type msgpack would change.
 
-        The replacements are msgpack extensions, which keep the type.
+        Each replacement is a msgpack extension, which also stores the type of the original value.
         """
         if type(value) is list or type(value) is tuple:
             return type(value)(map(self._replace_types_that_msgpack_changes, value))
@@ -437,8 +440,8 @@ class Converter:
     def _encode_builtin_subclass_or_with_langgraph(self, value: Any, name: Name) -> Any:
         """Encode a value whose type has no dedicated encoding.
 
-        A subclass of a builtin type is encoded as that type. Arrays, and objects of classes that
-        the allowlist names, are encoded by langgraph's serializer.
+        A subclass of a builtin type is encoded as that type. langgraph's serializer encodes arrays,
+        and also objects of the classes that the allowlist names.
         """
         for builtin, plain in _BUILTINS.items():
             if isinstance(value, builtin):
@@ -491,7 +494,8 @@ class Converter:
                     getattr(importlib.import_module(module), name), code, payload, rest
                 )
             except Exception as exc:
-                # Return the payload, as langgraph's serializer does if it cannot rebuild an object.
+                # If the object cannot be rebuilt, return the payload, as langgraph's serializer
+                # does.
                 _log_that_class_is_read_as_dict(
                     (module, name), f"the object cannot be rebuilt ({exc})"
                 )
@@ -517,8 +521,8 @@ class Converter:
         reason = explain_missing_class(*name)
         try:
             if kind is not None:
-                # After the payload, perdure's encoding of a model has 3 parts. langgraph's encoding
-                # has a different number of parts.
+                # In perdure's encoding of a model, 3 parts follow after the payload. In langgraph's
+                # encoding of a model, the number of parts after the payload is not 3.
                 is_exact = len(rest) == 3
                 private, fields_set = rest[1:] if is_exact else (None, None)
                 dumped = kind == "model" and not is_exact
@@ -569,8 +573,8 @@ def _is_plain_key(key: Any) -> bool:
     return type(key) in _KEYS or (type(key) is tuple and all(map(_is_plain_key, key)))
 
 
-# For each builtin type, the function that converts an instance of a subclass to the builtin type.
-# langgraph's serializer also encodes an instance of a subclass as the builtin type.
+# This dict maps each builtin type to a function that converts an instance of a subclass to the
+# builtin type. langgraph's serializer makes the same conversion.
 _BUILTINS: Final[dict[type, Callable[[Any], Any]]] = {
     str: str.__str__,
     int: int.__int__,
@@ -623,7 +627,7 @@ _MAX_NOTED: Final = 1000
 def _log_that_class_is_read_as_dict(name: Name, reason: str, remedy: str = "") -> None:
     """Log that objects of a class are returned as dicts, with advice on how to get objects.
 
-    The message is logged once for each class.
+    The log message is logged only once for each class.
 
     Args:
         name: The stored name of the class.

@@ -72,8 +72,8 @@ class WebhookTable(ServerTable):
     ) -> tuple[Any, int] | None:
         """Claim the next attempt to deliver a webhook.
 
-        The webhook becomes due again after the delay of the claimed attempt, unless the webhook is
-        deleted before the delay ends.
+        The webhook becomes due again after the delay that `retry_delays_s` defines for the claimed
+        attempt, unless the webhook is deleted earlier.
 
         Args:
             run_id: The run whose webhook is due.

@@ -1,10 +1,10 @@
 """Plan and store checkpoints and pending writes.
 
 Before a checkpoint is stored, the writer plans the SQL statements and the new head of the thread.
-The plan uses the checkpoint and the thread's head in the cache. One transaction executes the
-planned statements if the thread in the database has not changed since it was cached. If the thread
-has changed or was not cached, the transaction reads the thread, makes a new plan, and executes the
-new plan. See docs/decisions/0022.
+The writer computes the plan from the checkpoint and from the thread's cached head. The planned
+statements are executed in one transaction, provided that the stored thread has not changed since
+the thread was cached. If the thread has changed or was not cached, the transaction reads the
+thread, makes a new plan, and executes the new plan. See docs/decisions/0022.
 """
 
 from __future__ import annotations
@@ -103,10 +103,10 @@ class CheckpointWriter:
     def plan_database_write(self, request: CheckpointPut | TaskWrites) -> DatabaseWrite:
         """Build the arguments of `Database.write` that store a checkpoint or pending writes.
 
-        The SQL statements are planned from cached data if possible. If the thread has changed since
-        it was cached, the same transaction reads the thread and plans the statements again. Because
-        a request never needs a second transaction, requests are stored in the order in which they
-        were made.
+        If the cache contains enough data about the thread, the SQL statements are planned without
+        reading the database. If the thread has changed since it was cached, the same transaction
+        reads the thread and plans the statements again. Because a request never needs a second
+        transaction, requests are stored in the order in which they were made.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -129,8 +129,8 @@ class CheckpointWriter:
                     if isinstance(request, CheckpointPut):
                         self.cache.invalidate_heads(thread_id)
                         if commit.statements[0].sql == self.sql["new_thread"]:
-                            # another thread may already use the key that was planned for the new
-                            # thread
+                            # The key that was reserved for the new thread may already be the key of
+                            # another thread.
                             self.cache.keys.discard_keys()
                 else:
                     return commit
@@ -141,9 +141,9 @@ class CheckpointWriter:
         on_failure = partial(
             self._drop_cached_heads_and_keys, None if isinstance(request, TaskWrites) else thread_id
         )
-        # The writes of a task may wait to share the commit of the next put. An answer to an
-        # interrupt must not wait, because the nodes that use the answer run at once
-        # (docs/decisions/0029).
+        # The commit of a task's writes may be delayed and shared with the commit of the next
+        # checkpoint. An answer to an interrupt is committed without delay, because the nodes that
+        # use the answer run at once (docs/decisions/0029).
         task = request.task_id if isinstance(request, TaskWrites) else None
         urgency = task not in (None, NULL_TASK), task == NULL_TASK
         return DatabaseWrite(
@@ -153,15 +153,18 @@ class CheckpointWriter:
     def _drop_cached_heads_and_keys(self, thread_id: str | None) -> None:
         """Drop cached data that may be wrong after a failed transaction.
 
-        For a put, the cached heads of the thread are dropped. The row keys that this process has
-        reserved are dropped because the transaction may have failed if such a key was already used.
+        If the transaction was to store a checkpoint, the cached heads of the thread are dropped.
+        The row keys that this process has reserved are also dropped. If one of the reserved keys
+        was already in use, this may be the reason why the transaction has failed.
         """
         if thread_id is not None:
             self.cache.invalidate_heads(thread_id)
         self.cache.keys.discard_keys()
 
     def plan_from_cache(self, request: CheckpointPut | TaskWrites) -> Commit | None:
-        """Plan a request from cached data. Return None if the cached data is not sufficient.
+        """Plan a request from cached data.
+
+        None is returned if the cache does not contain all data that is needed for the plan.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -203,7 +206,8 @@ class CheckpointWriter:
             result = self._plan_checkpoint(request, thread, head, parent)
             return result if isinstance(result, Commit) else None
         except BaseException:
-            # after an error, the cached thread may contain only a part of the update
+            # After an error, the cached thread may be updated only in part, so mark the cached
+            # thread as outdated.
             thread.version_token = None
             raise
         finally:
@@ -318,7 +322,7 @@ class CheckpointWriter:
     def _list_uncached_keys_and_items(
         self, thread: Thread, head: Head, nodes: dict[str, Node | None]
     ) -> _MissingParts:
-        """List the keys and stored items that a put needs but that are not cached."""
+        """List the row keys and log items that a put needs and the cache lacks."""
         logs, hashes = [], list[int]()
         for channel, node in nodes.items():
             if not isinstance(node, SplitValue):
@@ -342,7 +346,8 @@ class CheckpointWriter:
     ) -> Statement:
         """Build the first statement of a put, which fails if the cached thread is outdated.
 
-        The statement also fails if the database already contains a row that the put would create.
+        The returned statement also fails if the database already contains a row that the put would
+        create.
         """
         (thread_id, checkpoint_ns, _), seq = put.address, thread.last_seq + 1
         if not thread.key:
@@ -396,7 +401,8 @@ class CheckpointWriter:
     ) -> dict[str, Any]:
         """Add the labels of the parent to a checkpoint, and return the complete metadata.
 
-        If the encoded metadata already contains all labels, the metadata is not encoded again.
+        If the checkpoint's encoded metadata already contains all inherited labels, the metadata is
+        not encoded a second time.
         """
         metadata, labels = put.metadata, dict[str, Any]()
         inherited, needs_encoding = dict[str, Any](), LABELS in metadata or MERGED in metadata
@@ -430,10 +436,10 @@ class CheckpointWriter:
     ) -> list[Statement]:
         """Build the statements that update a thread's list entry, which is its title and metadata.
 
-        The list entry of a thread contains the metadata of the root namespace's head. A new
-        checkpoint on a branch does not change the metadata in the list entry. A new checkpoint on a
-        branch marks the thread as possibly waiting for an answer, because the head, which is
-        another checkpoint, may be waiting.
+        The list entry of a thread contains the metadata of the root namespace's head. If the new
+        checkpoint is on a branch, the metadata in the list entry does not change. If the new
+        checkpoint is on a branch, the thread is marked as possibly waiting for an answer, because
+        the unchanged head of the thread may be waiting for an answer.
         """
         if put.address.checkpoint_ns:
             return []
@@ -450,7 +456,8 @@ class CheckpointWriter:
                     type(name) is str and name.startswith(UNLISTED_PREFIXES)
                 ):
                     new_listed[name] = value
-                    # True == 1, so values of other types are compared by their encodings
+                    # Python treats some values of different types as equal, such as True and 1, so
+                    # values that are not strings are compared by their encodings.
                     is_new = is_new or type(value) is not str
             try:
                 is_new = is_new or listed is None or new_listed != listed[0]
@@ -513,8 +520,7 @@ class CheckpointWriter:
     ) -> list[Statement]:
         """Build statements that replace values in pending writes with references to the logs.
 
-        The statements change the pending writes of the tasks whose results are applied in the new
-        checkpoint.
+        The pending writes belong to the tasks whose results are applied in the new checkpoint.
         """
         statements, address = [], put.address
         tasks = thread.pending_writes.pop((address.checkpoint_ns, address.checkpoint_id or ""), {})
@@ -619,7 +625,7 @@ class CheckpointWriter:
         key_and_generation: tuple[int, int],
         is_cache_valid: bool,
     ) -> tuple[int, int]:
-        """Return the key and generation of the cached thread to whose logs a request may refer.
+        """Return the thread key and generation for which the log references of a request are valid.
 
         Returns:
             The argument `key_and_generation` if the cached data of the thread is valid. If the
@@ -748,8 +754,8 @@ class CheckpointWriter:
             snapshot.has_stopped_task = True
             insert = self.sql("new_writes_at_head", *insert.params, snapshot.key)
         statements = [insert]
-        # The statements that store an answer to an interrupt do not update the time of activity,
-        # for speed.
+        # For speed, the statements that store an answer to an interrupt do not update the thread's
+        # time of activity.
         if request.task_id != NULL_TASK:
             statements += self._build_activity_statements(thread)
         statements += [self.sql("mark_may_wait", thread.key)] if request.has_interrupt else []
@@ -777,8 +783,9 @@ class CheckpointWriter:
     def _read_and_store_writes(self, request: TaskWrites) -> Flow[Commit]:
         """Read a thread and store the writes of a task, in one transaction.
 
-        Stored writes of the same task to channels of the graph are kept. Stored writes with a
-        negative index, such as errors and interrupts, are replaced with the new writes.
+        If the task already has stored writes to channels of the graph, the stored writes are kept.
+        If the task already has stored writes with a negative index, such as errors and interrupts,
+        the new writes replace the stored writes.
         """
         thread_id, checkpoint_ns, checkpoint_id = request.address
         state, keys = self.sql("read_write_state", None, checkpoint_ns, thread_id), list[int]()
@@ -799,8 +806,9 @@ class CheckpointWriter:
             key, generation, updated_at, namespace_key = keys.pop(), 0, time.time(), None
             row = key, thread_id, 0, random.getrandbits(62), updated_at, updated_at, newest_removal
             yield self.sql("new_thread", *row, self.removals.hash_thread(thread_id))
-        # Mark the thread as changed when its namespace is created. A put that was planned to create
-        # the same namespace then fails and is planned again.
+        # Mark the thread as changed when its namespace is created. If another put was planned to
+        # create the same namespace, the statements of the other put then fail, and the other put is
+        # planned again.
         if namespace_key is None:
             namespace_key = keys.pop()
             yield [
@@ -811,8 +819,8 @@ class CheckpointWriter:
             self._find_cached_thread(thread_id, key, generation) if is_cache_valid else None
         )
         thread = cached_thread or Thread(key, generation, newest_removal)
-        # Restore the stored time, because a plan that failed may have changed the time in the
-        # cached thread.
+        # Restore the stored time of activity. A failed plan may have changed the time of activity
+        # in the cached thread.
         thread.updated_at = updated_at
         writes = request.build_writes_for_state(
             *self._choose_key_and_generation_for_references(

@@ -165,7 +165,10 @@ def memory_agent(
 
 
 def _name_parts(parts: Sequence[Part]) -> dict[str, Part]:
-    """Choose a unique node name for each memory part of a graph. Return the parts by node name."""
+    """Choose a unique node name for each part of a chat graph that manages memory.
+
+    Return the parts by node name.
+    """
     parts_by_name: dict[str, Part] = {}
     for part in parts:
         name = _NODE_NAMES.get(type(part).__name__, type(part).__name__.lower())
@@ -174,9 +177,9 @@ def _name_parts(parts: Sequence[Part]) -> dict[str, Part]:
 
 
 def _hide_removals_from_stream(part: Part) -> Runnable[Any, Any]:
-    """Wrap a memory part as a node whose updates do not appear in a stream of messages.
+    """Wrap a memory part of a chat graph as a node whose messages are not streamed.
 
-    The node that this function returns gives langgraph its update as a list of pairs. With
+    The returned node passes its update to langgraph as a list of pairs. With
     `stream_mode="messages"`, langgraph streams the messages in an update only if the update is a
     dict.
     """
@@ -193,10 +196,10 @@ def _choose_next_step(
 ) -> str:
     """Return the name of the next node.
 
-    The next node is the first of `steps`, without the summaries that are not due. A summary that is
-    not due is skipped, because each node costs a checkpoint. If all steps are skipped or `steps` is
-    empty, the next node is END. With `may_return`, the next node is `respond` in place of END if
-    the model has not answered the last tool results.
+    The next node is the first element of `steps` that is not skipped. A summary that is not due is
+    skipped, because each node costs a checkpoint. If all steps are skipped or `steps` is empty, the
+    next node is END. If `may_return` is True and the model has not answered the last tool results,
+    `respond` is returned where END would be returned.
     """
     due_steps = (
         step
@@ -210,13 +213,12 @@ def _choose_next_step(
 def _choose_step_after_tools(steps: Sequence[str], nodes: dict[str, Part], state: Any) -> str:
     """Return the name of the node that runs after the node `tools`.
 
-    The name is `respond` if no summary is due.
+    If no summary is due, the name `respond` is returned.
     """
     summaries = (part for part in nodes.values() if isinstance(part, Summarize))
     is_due = any(summary.is_due(state) for summary in summaries)
     return _choose_next_step(steps, nodes, state) if is_due else "respond"
 
 
-graph = (
-    chat_graph()
-)  # Servers that read `langgraph.json` use these graphs and pass a checkpointer of their own.
+# Servers that read `langgraph.json` use the object `graph`, and pass their own checkpointer to it.
+graph = chat_graph()

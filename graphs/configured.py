@@ -98,19 +98,19 @@ def build_configured_model(chosen_settings: settings.Settings) -> BaseChatModel 
 
 
 def _load_settings() -> settings.Settings:
-    """Load the settings without looking for the folder of the default database."""
+    """Load the settings with a database path that needs no search for the default folder."""
     return settings.load(db=":memory:")  # loading the settings opens no database
 
 
 def _choose_namespace(config: RunnableConfig) -> tuple[str, ...]:
     """Return the namespace template of the memories.
 
-    If the run has no user, the template contains the user of the settings.
+    If the run has no user, the template contains the user that the settings name.
     """
     configurable = config.get("configurable", {})
-    # The config has a user, or marks a run that has no memory. langgraph's server sets `user_id` to
-    # "" for a run without a user. perdure's server sets `WITHOUT_MEMORY_KEY` for a run without
-    # memory.
+    # Return the general template if the config names a user, or if the config says that the run has
+    # no memory. langgraph's server sets `user_id` to "" for a run without a user. perdure's server
+    # sets `WITHOUT_MEMORY_KEY` for a run without memory.
     if configurable.get("user_id") or configurable.get(WITHOUT_MEMORY_KEY):
         return NAMESPACE
     return (NAMESPACE[0], _load_settings().user)

@@ -248,7 +248,8 @@ class LanggraphFile:
     def _set_environment(self) -> None:
         """Set the environment variables of `env`, and add folders to `sys.path`.
 
-        The folders are the folder of `langgraph.json` and the local dependencies.
+        The folder of `langgraph.json` and the folders of local dependencies are added to
+        `sys.path`.
         """
         folder = self.path.parent
         for dependency in [".", *self._sections.dependencies]:
@@ -294,7 +295,9 @@ def _build_import_error(description: str, location: str, reason: str) -> Configu
 
 
 def check_is_graph_or_graph_function(description: str, graph: Any) -> None:
-    """Check that an object is a graph, compiled or not, or may return one when it is called.
+    """Check that an object is a graph, or a function that may return a graph when it is called.
+
+    A graph may be compiled or not.
 
     Raises:
         ConfigurationError: The object is not a graph and cannot return a graph.
@@ -332,7 +335,7 @@ def _import_file(file: Path) -> ModuleType:
 def _check_origins(cors: _Cors | None, path: str | Path) -> tuple[str, ...]:
     """Return the origins that a section `http.cors` allows.
 
-    Each origin is the exact address of one site.
+    Each allowed origin is the exact address of one site, without wildcards.
 
     Raises:
         ConfigurationError: The section allows any site, allows sites by a pattern, or allows

@@ -1,8 +1,8 @@
 """Read the questions of interrupted runs, and build the answers that resume the runs.
 
 langchain's `HumanInTheLoopMiddleware` interrupts a run to ask whether tools may be called. A
-question of this middleware asks about one tool call, or about all tool calls of a message. A person
-answers a question of any other program with text or JSON.
+question of this middleware asks about one tool call, or about all tool calls of a message. If any
+other program interrupts a run with a question, a person answers the question with text or JSON.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from perdure.stores.text import STOP_WORDS
 NOTICE: Final = "(No model is configured; set PERDURE_MODEL for real answers.)"
 _WORD_PATTERN: Final = re.compile(r"\w+")
 _MEMORIES_PATTERN: Final = re.compile(r"<memories>\n(.*?)\n</memories>", re.DOTALL)
-# maximum number of quotes from the thread, and maximum number of quotes from memories
+# An answer quotes at most this number of messages from the thread, and at most this number of
+# memories.
 _MAX_QUOTES = 2
 
 
@@ -58,7 +59,7 @@ def _build_answer_from_quotations(messages: list[BaseMessage]) -> str:
 def _quote_messages_sharing_words(
     question_words: set[str], thread_messages: list[BaseMessage]
 ) -> list[str]:
-    """Return lines that quote the messages of a thread that contain the most of the given words."""
+    """Return quotes from the thread messages that share the most words with the question."""
     shared_counts = [
         len(question_words & _extract_words(m.text)) * (NOTICE not in m.text)
         for m in thread_messages
@@ -77,7 +78,7 @@ def _quote_messages_sharing_words(
 def _quote_memories_sharing_words(
     question_words: set[str], messages: list[BaseMessage]
 ) -> list[str]:
-    """Return lines that quote recalled memories that contain at least one of the given words."""
+    """Return quotes from recalled memories that share at least one word with the question."""
     quotes = []
     system_text = "\n".join(
         message.text for message in messages if isinstance(message, SystemMessage)

@@ -1,7 +1,7 @@
 """Memory for agents, within one conversation (trimming, summaries) and across several (memories).
 
-A public name is imported when it is first used. For example, importing `trim` loads neither a store
-nor a queue.
+A public name is imported when it is first used. A program that imports only `trim` from this
+package loads neither a store nor a queue.
 """
 
 import sys
@@ -107,8 +107,9 @@ class _Package(ModuleType):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # The import system sets each imported module as an attribute of its package. A module that
-        # is set as an attribute would hide the function with the same name.
+        # When Python imports a module of a package, Python sets the module as an attribute of the
+        # package. A module attribute would hide the function with the same name, so modules with
+        # such a name are not set.
         if not (name in _MODULE_OF and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 

@@ -105,7 +105,7 @@ class ChatMemoryStore(Protocol):
     def delete_messages(self, memory_id: Any) -> None:
         """Delete all messages of a memory.
 
-        A chat memory calls this method when the memory is cleared.
+        A chat memory calls this method when a program clears the chat memory.
         """
 
 
@@ -189,7 +189,8 @@ class CheckpointerChatMemoryStore(_StoredMessages):
         self._open_thread(memory_id).clear()
 
     def _open_thread(self, memory_id: Any) -> ThreadMessageHistory:
-        # `ThreadMessageHistory` would create a new thread for None
+        # `check_thread_id` raises an error for None, because `ThreadMessageHistory` would create a
+        # new thread for None.
         thread_id = check_thread_id(memory_id)
         return ThreadMessageHistory(self.checkpointer, thread_id, keep_history=self.keep_history)
 
@@ -215,12 +216,13 @@ class WindowChatMemory(ABC):
 
     @abstractmethod
     def fits(self, messages: list[BaseMessage]) -> bool:
-        """Return whether the messages fit into the window."""
+        """Return whether the messages fit into the memory's window, which has a limited size."""
 
     def add(self, messages: BaseMessage | Sequence[BaseMessage]) -> None:
-        """Append one or several messages. Evict old messages that no longer fit into the window.
+        """Append one or several messages.
 
-        Evicted messages are also removed from the store.
+        Old messages are evicted if the memory's window is full. Evicted messages are also removed
+        from the store.
         """
         change = partial(self.append_and_evict_messages, new_messages=_to_message_list(messages))
         if (atomic := getattr(self.store, "change_messages", None)) is not None:
@@ -231,7 +233,7 @@ class WindowChatMemory(ABC):
             self.store.update_messages(self.id, changed)
 
     def messages(self) -> list[BaseMessage]:
-        """Return the messages that the window still contains, for a request to a model.
+        """Return the messages in the memory's window, for a request to a model.
 
         Messages that model providers would reject are left out or repaired.
         """
@@ -252,9 +254,9 @@ class WindowChatMemory(ABC):
 
         A new system message replaces the previous system message, and is never evicted. A new
         system message that is blank, or equal to a stored system message, is ignored. Messages that
-        are not system messages are evicted from the window, beginning with the oldest. A tool call
-        is evicted from the window together with its results. If a single message is larger than the
-        window, the message is evicted together with all earlier messages.
+        are not system messages are evicted from the window, beginning with the oldest. A message
+        with a tool call and the messages with its results are evicted together. If a single message
+        does not fit into the window, this message and all earlier messages are evicted.
         """
         window = list(messages)
         for message in new_messages:
@@ -409,8 +411,9 @@ class MessageChatMemory:
         """Load all messages, oldest first.
 
         Some repositories, such as the example in Spring AI's documentation, return the newest
-        message first. To find out the order, the newest messages are read again, without the oldest
-        message. The message that is missing in the second read is the oldest message.
+        message first. To find out the order, the repository is read a second time, with a limit
+        that is smaller by one message. The message that is missing in the second result is the
+        oldest message.
         """
         stored = check_and_select_messages_to_store(self.repository.load(conversation_id, ALL))
         if len(stored) < 2 or isinstance(self.repository, _StoredMessages):
@@ -425,8 +428,8 @@ class MessageChatMemory:
 class InMemoryChatMemoryRepository(InMemoryChatMemoryStore, MessageChatMemory):
     """A repository that keeps conversations in a dict of this process.
 
-    The object can also be used as a chat memory that returns all messages of a conversation, as in
-    an example of Spring AI's documentation.
+    An `InMemoryChatMemoryRepository` can also be used as a chat memory that returns all messages of
+    a conversation, as in an example of Spring AI's documentation.
     """
 
     def __init__(self) -> None:
@@ -444,7 +447,7 @@ class CheckpointerChatMemoryRepository(CheckpointerChatMemoryStore):
 class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
     """Base class of advisors. An advisor is a runnable that adds a chat memory to a chat model.
 
-    For example, `advisor.invoke("Hello", config)` returns the model's answer.
+    The call `advisor.invoke("Hello", config)` returns the answer of the chat model.
 
     An advisor accepts the same input as a chat model. The id of the conversation is
     `configurable["conversation_id"]` in the config. After the model has answered, the advisor adds
@@ -520,8 +523,8 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
             SystemMessage(system_text) if system_text else None,
             _remove_system_messages(messages),
         )
-        # If the model is an advisor itself, leave the order of the messages to that inner advisor,
-        # because the inner advisor may add messages with tool calls.
+        # If the model is itself an advisor, do not reorder the messages here. The inner advisor
+        # orders all messages, because it may add messages with tool calls.
         if isinstance(self.model, ChatMemoryAdvisor):
             return [*filter(None, [system]), *others]
         return ModelInput(system, iter_turns(others)).to_messages()
@@ -548,8 +551,9 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
     def build_messages(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
         """Return the messages to send to the model for a request.
 
-        The first message contains the texts of all system messages. The remembered conversation and
-        the messages of the request follow.
+        The first message in the returned list is a system message with the texts of all system
+        messages. After the system message, the list contains the remembered conversation and then
+        the messages of the request.
         """
         if isinstance(self.memory, WindowChatMemory):
             remembered = replace(self.memory, id=conversation_id).messages()
