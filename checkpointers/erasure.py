@@ -230,7 +230,7 @@ class _Eraser:
         self.deltas: set[int] = set()
         self._needles = remover.build_byte_strings_to_search_for()
         self._types_with_texts = reader.codec.types.encoded_names_of_searchable_types
-        # This attribute says whether the eraser only collects messages and writes nothing in the
+        # `_collect_only` says whether the eraser only collects messages and writes nothing in the
         # current pass.
         self._collect_only = True
         # `_items_by_log` contains all items of the thread, first by log key and then by position.
@@ -259,8 +259,8 @@ class _Eraser:
         self._subgraph_prefixes: tuple[str, ...] = ()
         # Whether the current namespace starts with one of the prefixes in `_subgraph_prefixes`.
         self._in_removed_subgraph = False
-        # This attribute is True if a list in the current checkpoint ended with a removed message
-        # that had tool calls without results.
+        # `_ends_with_removed_call` is True if a list in the current checkpoint ended with a removed
+        # message that had tool calls without results.
         self._ends_with_removed_call = False
 
     def read_all_log_items(self) -> Flow[None]:

@@ -542,8 +542,8 @@ def _has_version_changed_only_by_merge(
     """Return whether a merge alone explains why a channel's versions differ in two checkpoints.
 
     A merge increases the epoch of the channel's version and does not change the channel's value.
-    It is not enough that the value in the head equals the value in `base`, because a run may have
-    written an equal value. Comparing only the versions is not enough, because a run and a
+    Comparing only the channel's values in the head and in `base` is not enough, because a run may
+    have written an equal value. Comparing only the versions is not enough, because a run and a
     concurrent update can give equal versions to different values.
     """
     old_epoch, new_epoch = (

@@ -150,7 +150,7 @@ class RemovalRecords:
     def hash_texts(self, texts: Mapping[str, Iterable[str]]) -> dict[str, list[bytes]]:
         """Hash the texts of each kind.
 
-        The returned dict can be used as the attribute `texts` of a `RemovalRecord`.
+        Return the hashes in the form of the attribute `texts` of a `RemovalRecord`.
         """
         hashes: dict[str, list[bytes]] = {}
         for kind, kind_texts in texts.items():
@@ -280,10 +280,10 @@ class RemovalRecords:
     ) -> RemovalNumberAtLoad:
         """Return the newest removal record's number at the time when a request's state was loaded.
 
-        The request stores a checkpoint or pending writes, which were computed from the loaded
-        state. A subgraph or a node may store data from the state that the run loaded when it
-        started. If the request comes from a subgraph or a node, the number at the start of the run
-        is returned, even if the subgraph has loaded a checkpoint later.
+        The request stores a checkpoint or pending writes that a run has computed from the state
+        that the run has loaded. A subgraph or a node may store data from the state that the run
+        loaded when it started. If the request comes from a subgraph or a node, the number at the
+        start of the run is returned, even if the subgraph has loaded a checkpoint later.
 
         Returns:
             The number, and whether the request comes from a run in this process.

@@ -184,7 +184,7 @@ class RunTable(ServerTable):
     async def set_person(self, run: LiveRun, person: str) -> None:
         """Store the person whose memories a run uses.
 
-        This method is called when the run starts, because the person is not known earlier. The
+        `set_person` is called when the run starts, because the person is not known earlier. The
         transaction reads the details of the run again, because an erasure may have removed messages
         from the stored details since the run was loaded.
         """

@@ -483,7 +483,7 @@ class DatabaseMerge:
     ) -> None:
         self.source, self.target, self.new_ids = source, target, new_ids
         self.stopped = threading.Event()
-        # This attribute is True if the last written thread did not exist in the target before the
+        # `_is_new` is True if the last written thread did not exist in the target before the
         # import.
         self._is_new = False
         # ids of threads that are refused because they contain a run that was rolled back in the

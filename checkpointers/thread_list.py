@@ -46,8 +46,8 @@ _MAX_OFFSET: Final = 1 << 62
 # maximum number of metadata values of a query that become SQL conditions; other values are compared
 # in Python
 _MAX_TAGS: Final = 20
-# For each thread status, this dict contains an SQL condition. The condition matches all threads
-# with the status, and may also match threads with a different status.
+# `_BY_STATUS` contains an SQL condition for each thread status. The condition for a status matches
+# all threads with the status, and may also match threads with a different status.
 _BY_STATUS: Final[Mapping[str, str]] = {
     "interrupted": "t.may_wait = 1",
     "idle": "(t.may_wait = 1 OR t.status IN ('idle', 'interrupted') "
@@ -487,8 +487,8 @@ class ThreadList:
     def delete_if_expired(self, thread_id: str) -> bool:
         """Apply the time to live of a thread.
 
-        If the time to live has ended, delete the thread. If the time to live has ended and the
-        thread's setting says that the latest checkpoint is kept, delete only the older checkpoints.
+        Delete the thread if its time to live has ended. If the setting of the time to live says
+        that the latest checkpoint is kept, delete only the older checkpoints.
 
         Returns:
             Whether the time to live had ended.

@@ -227,8 +227,8 @@ class Converter:
         self._allowlist, self._types, self._former = allowlist, allowlist.types, former or {}
         self._may_replace = not exact
         self.replacing = False
-        # This attribute is True while the converter converts a part of a value of a registered
-        # type. While this attribute is True, a nested value that cannot be loaded raises an error.
+        # `_in_registered` is True while the converter converts a part of a value of a registered
+        # type. If `_in_registered` is True, a nested value that cannot be loaded raises an error.
         self._in_registered = False
         self._depth = 0
         # The first error that was raised for a nested object. The error is stored here because
@@ -303,7 +303,7 @@ class Converter:
         if (registered := self._types.by_class.get(cls)) is not None:
             return self._encode_registered(value, registered)
         if self.replacing and isinstance(value, BaseMessage):
-            # `packb` raises an error if the id contains a lone surrogate.
+            # `packb` raises an error if the id contains a lone surrogate..
             ormsgpack.packb(value.id)
         if name in KNOWN:
             return self._encode_known_class(value, name)
@@ -573,7 +573,7 @@ def _is_plain_key(key: Any) -> bool:
     return type(key) in _KEYS or (type(key) is tuple and all(map(_is_plain_key, key)))
 
 
-# This dict maps each builtin type to a function that converts an instance of a subclass to the
+# `_BUILTINS` maps each builtin type to a function that converts an instance of a subclass to the
 # builtin type. langgraph's serializer makes the same conversion.
 _BUILTINS: Final[dict[type, Callable[[Any], Any]]] = {
     str: str.__str__,

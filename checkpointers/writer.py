@@ -722,8 +722,8 @@ class CheckpointWriter:
     def _plan_task_writes(self, request: TaskWrites, thread: Thread) -> Commit | None:
         """Plan the writes of a task from cached data.
 
-        Return None if the cached data is not sufficient. The pending writes of a task may be stored
-        before the checkpoint to which the writes belong.
+        None is returned if the cache does not contain all data that is needed for the plan. The
+        pending writes of a task may be stored before the checkpoint to which the writes belong.
         """
         thread_id, checkpoint_ns, checkpoint_id = request.address
         head, last_namespace = thread.heads.get(checkpoint_ns), thread.last_namespace

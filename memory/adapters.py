@@ -301,7 +301,7 @@ class MessageWindowChatMemory(WindowChatMemory):
         check_whole_number("max_messages", self.max_messages, 1)
 
     def fits(self, messages: list[BaseMessage]) -> bool:
-        """Return whether the messages fit into the window."""
+        """Return whether the messages fit into the memory's window, which has a limited size."""
         return len(messages) <= self.max_messages
 
 
