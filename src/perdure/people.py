@@ -121,9 +121,9 @@ def export(
 
     The archive contains the threads with all branches, the items with all versions (memories,
     profile, instructions, examples, chat memory and notes), and records of the runs and crons; see
-    docs/people.md. Other processes may write to the database during the export. Each thread is
-    exported as a consistent snapshot. The versions of an item are exported as a consistent
-    snapshot, too.
+    docs/people.md. Other processes may write to the database during the export. In the archive,
+    each thread is a consistent snapshot of the thread. The versions of one item are a consistent
+    snapshot of the item.
 
     Args:
         user: The name of the person.

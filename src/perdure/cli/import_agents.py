@@ -106,8 +106,8 @@ class SessionsReader:
 
     def _add_claude_line(self, line: Mapping[str, Any]) -> None:
         kind, message = get_by_path(line, str, "type"), get_by_path(line, dict, "message")
-        # A line with a summary contains the title of a session. This session may differ from the
-        # session to which the other lines of the file belong.
+        # A line with a summary contains the title of a session. The session with that title may
+        # differ from the session to which the other lines of the file belong.
         if kind == "summary":
             self._summaries[get_by_path(line, str, "leafUuid")] = get_by_path(line, str, "summary")
             return

@@ -32,8 +32,7 @@ class ArchiveLines:
     def add_line_if_in_archive(self, value: Mapping[str, Any]) -> bool:
         """Add a line of an archive, and return whether the line was handled.
 
-        A line that contains a thread, or that is not part of an archive, is not added. In this
-        case, return False.
+        Return False, and add nothing, if the line contains a thread or is not part of an archive.
         """
         if is_archive_header(value):
             self.is_archive, self._user = True, value["user"]

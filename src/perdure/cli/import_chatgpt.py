@@ -325,8 +325,8 @@ def _format_tool_call(part: _MessagePart) -> str:
     request = _extract_request_of_tool_call(part)
     if part.tool == "python":
         return f"[python]\n{format_code_block(request, 'python')}" if request.strip() else ""
-    # If the request is a JSON object or list, the tool call is not imported. Such JSON contains
-    # arguments that only the tool can interpret.
+    # If the request is a JSON object or list, the tool call is not imported, because only the tool
+    # can interpret the arguments in the JSON.
     if request.lstrip()[:1] in "{[":
         return ""
     noun = "memory" if part.tool == "bio" else part.tool

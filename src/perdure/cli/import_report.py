@@ -28,8 +28,9 @@ class ConversationsReport:
     messages: int = 0
     # Number of messages that an earlier import had stored incompletely and this import completed.
     updated: int = 0
-    # Number of incompletely stored messages that this import could not complete. An earlier import
-    # stored these messages, and they are no longer in the thread's state.
+    # Number of incompletely stored messages that this import could not complete. Messages that an
+    # earlier import stored incompletely cannot be completed if they are no longer in the thread's
+    # state.
     outdated: int = 0
     unchanged: int = 0
     empty: int = 0  # Number of conversations without messages.

@@ -518,7 +518,7 @@ class ThreadImport:
             positions = (n for n in range(len(messages), 0, -1) if messages[n - 1].id == last)
             kept_count = next(positions, len(messages))
             # The checkpoint of the parent message may contain messages that follow the parent
-            # message. These later messages do not belong to this branch.
+            # message. The messages after the parent message do not belong to the imported branch.
             is_cut = kept_count < len(messages)
         if not batch and not is_cut:
             return

@@ -509,7 +509,7 @@ def show_status(activity: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        # Wait until the thread of the timer has ended. Otherwise the timer could start the status
+        # Wait until the thread of the timer has ended, so that the timer cannot start the status
         # line after `status.stop()`.
         timer.join()
         status.stop()

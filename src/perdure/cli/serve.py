@@ -308,8 +308,8 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
     """Serve with several processes on one socket until SIGTERM or SIGINT arrives.
 
     A worker process that exits is replaced, except a worker process that could not start. The
-    worker processes share the login sessions of browsers. A separate process keeps these sessions
-    in memory. If the process that keeps the login sessions dies, the server stops.
+    worker processes share the login sessions of browsers. A separate process keeps the login
+    sessions in memory. If the process that keeps the login sessions dies, the server stops.
     """
     # Allow the parent process to send the listening socket to the worker processes.
     multiprocessing.allow_connection_pickling()

@@ -318,8 +318,8 @@ def forget(
 ) -> None:
     """Erase items permanently, with the messages that they come from.
 
-    All versions of the items are erased. The provenance of an item names the messages that the item
-    comes from. These messages are erased, too, if they are in the same database.
+    All versions of the items are erased. The messages from which an item was made are named in its
+    provenance, and are erased, too, if they are in the same database.
     """
     namespace = None if prefix is None else parse_namespace(prefix)
     conditions = _parse_filter(filter)

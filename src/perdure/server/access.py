@@ -130,7 +130,8 @@ class Access(Protocol):
     - `owners_are_people`: False if the `owner` of a thread may be something else than the user of
       an API key, such as an organisation.
     - `identities_list_teams`: False if the objects of the class `Identity` do not list the teams of
-      the user. In this case, the config of a run must name the teams whose memories the run uses.
+      the user. If `identities_list_teams` is False, the config of a run must name the teams whose
+      memories the run uses.
     - `tenants`: The set of all tenants. The server opens the databases of all tenants when the
       server starts.
     - `check_person(identity, person)`: Raise `Forbidden` if the identity may not act for a person.

@@ -174,9 +174,9 @@ def create_app(
         if telemetry is not None:
             options["instrument"] = telemetry.build_measured_class
         owners_are_people = getattr(app.state.access, "owners_are_people", True)
-        # Without authentication, any client may set the `owner` of a thread to any text. Such an
-        # `owner` does not show that the owners of threads are organisations, so the database is not
-        # marked as a database with organisations.
+        # Without authentication, any client may set the `owner` of a thread to any text. For this
+        # reason, a database that is used without authentication is not marked as a database in
+        # which the owners of threads are organisations.
         options["has_organisations"] = not owners_are_people and not isinstance(
             app.state.access, LocalAccess
         )

@@ -154,7 +154,8 @@ class Assistants:
         assistant = await self.get(assistant_id)
         stored = await self._table.list_versions(assistant["assistant_id"])
         # The list `stored` is empty for a default assistant, because only the versions of other
-        # assistants are stored. In this case, return the default assistant as its only version.
+        # assistants are stored. If the list `stored` is empty, return the default assistant as its
+        # only version.
         rows = [*map(_build_assistant, stored)] or [assistant]
         return [
             {name: value for name, value in row.items() if name != "updated_at"}

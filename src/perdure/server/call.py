@@ -168,7 +168,7 @@ class Call:
         return {"namespace": template, "config": config}
 
     def keep_database_open(self) -> AbstractContextManager[None]:
-        """Return a context manager that keeps the database of the tenant open while it is active.
+        """Return a context manager that keeps the database of the tenant open.
 
         Work that continues after the reply to the request needs an open database.
         """
@@ -332,7 +332,7 @@ def is_internal_namespace(namespace: Sequence[str]) -> bool:
 def build_literal_namespace_template_and_config(
     namespace: Namespace,
 ) -> tuple[Namespace, RunnableConfig]:
-    """Return a namespace template, and the config with which it resolves to `namespace`.
+    """Return a namespace template, and the config with which the template resolves to `namespace`.
 
     The template contains fields such as `{label_0}`, and the config contains the labels as values
     of these fields. Labels are passed as values so that braces in a label are not parsed as

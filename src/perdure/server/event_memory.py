@@ -4,10 +4,10 @@ An `EventHolder` is an object that keeps events in memory. There are three kinds
 An event log keeps the events of a run or thread for current and future readers. A batch contains
 events that a reader has read from the database. A websocket sender keeps the message that is being
 sent to a websocket. If an event holder needs more memory than is left, the event holders first drop
-events that all readers have received or that are stored in the database. If dropping these events
-does not free enough memory, events that a reader still needs are dropped. The event holder that
-drops first is the one with the greatest product of the size and the age of its events. A reader
-that needs a dropped event receives the error `StreamLost`, unless the event is stored in the
+events that all readers have received or that are stored in the database. If more memory is needed
+when all such events are dropped, events that a reader still needs are dropped. The event holder
+that drops first is the one with the greatest product of the size and the age of its events. A
+reader that needs a dropped event receives the error `StreamLost`, unless the event is stored in the
 database.
 
 All methods in this module must be called in one event loop, except
@@ -100,7 +100,7 @@ class EventAccount:
 
         The garbage collector may call this method in any thread. The size of the events is not
         subtracted from the size of the account at once. The event loop subtracts `byte_count` when
-        it processes `EventMemory.garbage`.
+        the event loop processes `EventMemory.garbage`.
         """
         self.memory.garbage.append((self, byte_count))
 

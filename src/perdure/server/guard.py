@@ -139,7 +139,8 @@ class Guard:
                     message = {"type": "http.response.body"}
             elif is_head:
                 return
-            # A websocket that the application closes before accepting it is logged with status 403.
+            # If the application closes a websocket without having accepted it, the status 403 is
+            # logged.
             elif kind == "close" and not answered:
                 summary.status, answered = 403, True
             elif kind in ("http.response.body", "send"):
@@ -299,8 +300,8 @@ def _wrap_receive_with_identification_and_timeout(
 async def _store_identity_in_scope(scope: Scope) -> None:
     """Identify the user before the request body is read into memory.
 
-    Clients without valid credentials can therefore not use up the memory of the process with large
-    request bodies.
+    The order prevents clients without valid credentials from using up the memory of the process
+    with large request bodies.
     """
     access = scope["app"].state.access
     action = getattr(getattr(scope.get("route"), "endpoint", None), "action", None)
@@ -317,8 +318,8 @@ def _refuse_cross_site_request(headers: Headers, has_session: bool) -> None:
 
     A request is refused if the browser sent the request on behalf of a page from another site. A
     request that has neither the header Sec-Fetch-Site nor the header Origin is assumed not to come
-    from a browser. A request with a session cookie always comes from a browser. It is refused if it
-    has neither the header Sec-Fetch-Site nor the header Origin.
+    from a browser. A request with a session cookie always comes from a browser. A request that has
+    a session cookie, but neither the header Sec-Fetch-Site nor the header Origin, is refused.
 
     Source: CrossOriginProtection of Go's net/http; the OWASP cheat sheet on cross-site request
     forgery, "Fetch Metadata headers".
@@ -466,7 +467,7 @@ class EncodedSlashes:
             parts = (
                 unquote(part).replace("\0", "\ufffd") for part in raw.decode("latin-1").split("/")
             )
-            # The class `Guard` uses `scope["path"]`, too. It therefore receives the path with NUL
-            # characters.
+            # Besides the router, the class `Guard` uses the path in `scope["path"]`, in which
+            # slashes are replaced by NUL characters.
             scope["path"] = "/".join(part.replace("/", "\0") for part in parts)
         await self._app(scope, receive, send)

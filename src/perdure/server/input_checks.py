@@ -55,9 +55,9 @@ def refuse_malformed_messages(graph: Graph, channel_values: list[tuple[str, Any]
         try:
             channel.copy().update([deepcopy(value)])
         except Exception as exc:  # A reducer that a user wrote may raise any exception.
-            # The update was applied to an empty copy of the channel. A well-formed message that
-            # tells the reducer to remove or keep messages of the channel may make the reducer fail,
-            # because these messages are not in the empty copy.
+            # The update was applied to an empty copy of the channel. A well-formed message may tell
+            # the reducer to remove or keep messages of the channel. The reducer may fail for such a
+            # message, because the empty copy does not contain the messages to remove or keep.
             keeps = _try_update_of_empty_channel(channel, [dict(_KEEP_JSON)]) is not None
             problem = (
                 exc

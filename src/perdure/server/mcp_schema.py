@@ -237,9 +237,9 @@ def _convert_argument_to_schema_type(name: str, value: Any, schema: Schema) -> A
 
 
 def _split_nullable(schema: Schema) -> tuple[Schema, bool]:
-    """Split a JSON schema into the schema for values other than null, and a flag.
+    """Return the schema for values other than null, and whether `schema` allows null.
 
-    The flag says whether the original schema allows null.
+    In a schema that allows null, the list `anyOf` contains the schema for other values, and null.
     """
     return (schema["anyOf"][0], True) if "anyOf" in schema else (schema, False)
 

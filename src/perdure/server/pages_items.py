@@ -53,8 +53,8 @@ _VALIDITY_FIELDS: Final = ("valid_from", "valid_to", "expires_at", "provenance")
 # Value of the actor in the provenance of a memory that an admin has changed and that belongs to
 # another person.
 _ADMIN_ACTOR: Final = "an admin"
-# The possible results of saving an item. The page of the item shows a message for each of these
-# results.
+# The possible results of saving an item. After an item was saved, the page of the item shows a
+# message for the result.
 _EDIT_RESULTS: Final = ("updated", "superseded", "unchanged", "saved")
 
 
@@ -509,10 +509,10 @@ _MAX_PATHS: Final = 100
 
 @dataclass(slots=True)
 class WordBudget:
-    """The number of words that may still be compared for a page.
+    """Limits the number of words that the diffs of texts on a page may compare.
 
-    Comparing two versions of a text uses up their words. When `remaining_words` is 0, further
-    changed texts are not compared, and are shown as a whole.
+    Each diff of two texts subtracts the words of the two texts from `remaining_words`. When
+    `remaining_words` is used up, further changed texts are shown as a whole, without a diff.
     """
 
     remaining_words: int = _MAX_PAGE_WORDS

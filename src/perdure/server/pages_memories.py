@@ -55,8 +55,8 @@ CONFIRMATION_PHRASE: Final = "forget everything"
 # Maximum number of users in the list from which an admin chooses a user. If there are more users,
 # the admin types the name of the user.
 _MAX_USERS: Final = 500
-# The data of a user that is not a memory is stored in namespaces that begin with one of these
-# labels.
+# The labels in `_USER_DATA_LABELS` are the first labels of namespaces. Namespaces that begin with
+# one of the labels contain a user's data, except memories.
 _USER_DATA_LABELS: Final = ("profiles", "instructions", "examples")
 
 

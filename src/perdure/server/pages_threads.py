@@ -460,13 +460,13 @@ def _group_steps_by_turn(
     """
     turn_by_position = {item.position: index for index, turn in enumerate(turns) for item in turn}
     turn_steps: list[list[Step]] = [[] for _ in turns]
-    # The turn of the current checkpoint in the loop. The turn is unknown (None) at the beginning if
-    # the thread has turns before `turns`, because the first checkpoints in `steps` may belong to
-    # one of these earlier turns.
+    # The turn of the current checkpoint in the loop. At the beginning, the turn is unknown (None)
+    # if the thread has turns before `turns`, because the first checkpoints in `steps` may belong to
+    # a turn before `turns`.
     current_turn = None if has_earlier else 0
     # Checkpoints whose turn is not known yet. A checkpoint that stores an input belongs to the turn
-    # of the next message. It stays in `unassigned` until the loop reaches a checkpoint that has
-    # added a message.
+    # of the next message. The checkpoint with the input stays in `unassigned` until the loop
+    # reaches a checkpoint that has added a message.
     unassigned: list[Step] = []
     for step in steps:
         unassigned.append(step)

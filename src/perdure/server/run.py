@@ -352,7 +352,7 @@ class Run:
     def retain_output_during_block(self) -> Iterator[None]:
         """Keep the run's output in memory until the `with` block ends.
 
-        Without this method, the output is freed when the run has ended.
+        If no request keeps the output of the run in memory, the output is freed when the run ends.
         """
         self._output_requests += 1
         try:

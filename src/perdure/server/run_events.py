@@ -87,8 +87,8 @@ class StoredEvents:
     async def _store_waiting_events(self) -> bool:
         """Store events of the recorded runs that are not stored yet, in one transaction.
 
-        Return True if the size limit of the transaction was reached. In this case, there may be
-        more events that are not stored yet.
+        Return True if the size limit of the transaction was reached. If the size limit was reached,
+        there may be more events that are not stored yet.
         """
         batches, remaining_bytes = dict[Run, EventBatch](), BATCH_BYTES
         for run in self._recorded:

@@ -427,8 +427,8 @@ class RunExecution:
         """Publish the end of the run to readers, and start the next run of the thread.
 
         The next run may be a run that another process has stored and this process has not loaded.
-        In this case, the rows of all runs are read from the database immediately, and not after the
-        usual interval.
+        If the next run is not loaded, the rows of all runs are read from the database immediately,
+        and not after the usual interval.
         """
         run, live, runs_by_id = self._run, self._live, self._runs.runs_by_id
         if run.rolled_back:

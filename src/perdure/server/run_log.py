@@ -330,8 +330,8 @@ class EventLog:
         oldest = self._entries[0].number
         if self.is_recorded and oldest > self.last_stored:
             # The events of this log are stored in the database, but the oldest event in memory is
-            # not stored yet. If this event were dropped now, readers that start later could not
-            # receive it.
+            # not stored yet. If the oldest event were dropped now, readers that start later could
+            # not receive the event.
             return 0
         if oldest <= self._find_last_received_number():
             return 2
@@ -374,7 +374,7 @@ class EventLog:
     def clear_until(self, number: int) -> None:
         """Drop all events from memory.
 
-        After this call, readers get the events up to `number` from the database.
+        After the events are dropped, readers get the events up to `number` from the database.
         """
         lost = self.last_lost
         self._remove_oldest(len(self._entries))
@@ -403,8 +403,8 @@ class EventLog:
     def events_after(self, number: int, limit: int | None = None) -> list[LoggedEvent]:
         """Return retained events whose number is higher than `number`.
 
-        The oldest of these events are returned first. The list ends with the event with which the
-        total size reaches `limit` bytes. The list is empty only if there is no event after
+        The oldest event after `number` is returned first. The list ends with the event with which
+        the total size reaches `limit` bytes. The list is empty only if there is no event after
         `number`.
         """
         if number >= self.last:

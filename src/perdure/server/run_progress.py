@@ -69,10 +69,10 @@ async def store_counts_and_writes_before_run(
 ) -> None:
     """Store the data that are needed to find the progress of a run and to roll it back.
 
-    The stored data describe the checkpoint from which the run starts. They consist of a copy of its
-    pending writes, the number of answers among its pending writes, and the number of updates among
-    its pending writes. If the run has an input, this function stores nothing, because a run with an
-    input first stores a checkpoint of its own.
+    The data that are stored describe the checkpoint from which the run starts. The stored data
+    consist of three parts: a copy of the checkpoint's pending writes, the number of answers among
+    the pending writes, and the number of updates among the pending writes. If the run has an input,
+    this function stores nothing, because a run with an input first stores a checkpoint of its own.
     """
     if run.request.command is None and run.request.input is not None:
         return

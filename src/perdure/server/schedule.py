@@ -155,8 +155,8 @@ class Schedule:
         yields. If a cron has no due time, its due time is recomputed as well. The clock that was
         ahead may have been later than the cron's end time, and a cron has no due time after its end
         time. The clocks of two servers may differ by up to `CLOCK_SKEW_S` seconds without any
-        effect on due times. Without this tolerance, a run could be started twice: early by a server
-        whose clock is fast, and again by a server whose clock is correct.
+        effect on due times. Without the tolerance of `CLOCK_SKEW_S` seconds, a run could be started
+        twice: early by a server whose clock is fast, and again by a server whose clock is correct.
         """
         for cron in await table.list_not_due_before(time.time() + CLOCK_SKEW_S):
             try:

@@ -445,8 +445,9 @@ class DatabaseOwner:
     def setup(self) -> LazyAwaitable[None]:
         """Open the database before its first use. The returned object may be awaited.
 
-        If an event loop is running, `setup` does not open the database, because opening blocks. In
-        this case, the database is opened when the returned object is awaited.
+        If an event loop is running, `setup` does not open the database, because opening blocks. If
+        `setup` has not opened the database, the database is opened when the returned object is
+        awaited.
         """
         if not is_in_event_loop():
             self.database.connect()

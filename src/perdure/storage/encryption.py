@@ -229,9 +229,9 @@ def _build_key_check_data(tenant: str | None) -> bytes:
 class LangGraphSeal(Seal):
     """Encrypts stored bytes with the cipher of an `EncryptedSerializer` that the user passed.
 
-    A cipher of langgraph takes no associated data, which could bind a ciphertext to its row. For
-    this reason, a `LangGraphSeal` does not detect that the ciphertext of a row was moved to another
-    row. An `AESGCMSeal` detects moved ciphertexts.
+    A cipher of langgraph takes no associated data, which could bind a ciphertext to its row. A
+    `LangGraphSeal` does not detect that the ciphertext of a row was moved to another row, because
+    the ciphertext is not bound to its row. An `AESGCMSeal` detects moved ciphertexts.
 
     Args:
         cipher: The cipher.

@@ -131,8 +131,8 @@ if hasattr(os, "register_at_fork"):
 def compute_lock_byte_offset(lock_name: str) -> int:
     """Return the offset of the byte in the lock file that is locked for a name.
 
-    The function may return the same offset for two names. In this case, two processes cannot hold
-    the locks on the two names at the same time.
+    The function may return the same offset for two names. Two processes cannot hold the locks on
+    two names with the same offset at the same time.
     """
     digest = hashlib.blake2b(lock_name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") % _OFFSET_COUNT
