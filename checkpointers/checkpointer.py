@@ -580,10 +580,10 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[ThreadInfo]:
         """Delete threads whose conversation has not continued since the time `before`.
 
-        A thread is deleted if the time in `ts` of the thread's head, its newest checkpoint, is
-        earlier than `before`. An import does not change the `ts` of checkpoints, so an imported
-        thread can be deleted although it was imported after `before`. Each thread is checked again
-        in the transaction that deletes it.
+        A thread is deleted if the head of the thread has a time in `ts` that is earlier than
+        `before`. An import does not change the `ts` of checkpoints, so an imported thread can be
+        deleted although it was imported after `before`. Each thread is checked again in the
+        transaction that deletes it.
 
         Args:
             before: Threads whose head is older than this time are deleted.

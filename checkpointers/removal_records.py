@@ -71,7 +71,7 @@ class RemovalRecord(NamedTuple):
 
 _ROLLED_BACK: Final = (
     # Kind of the hashed checkpoint ids in a removal record. When a run is rolled back, a removal
-    # record stores the hashed ids of the run's checkpoints under this kind.
+    # record stores the hashed ids of the run's checkpoints under the kind `_ROLLED_BACK`.
     "rolled back"
 )
 

@@ -250,7 +250,7 @@ def _find_added_positions(
                 )
             )
         # Do not count the items that a checkpoint with the source `input` contains and its parent
-        # lacks. An earlier run has added these items, because langgraph stores a checkpoint with
+        # lacks. The items were added by an earlier run, because langgraph stores a checkpoint with
         # the source `input` before the input is added to the state.
         if reader.decode_metadata(checkpoint).get("source") != "input":
             added |= remaining - in_parent

@@ -204,8 +204,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """Read a checkpoint.
 
         If the config names the id of a checkpoint that is not a head, remember the checkpoint's
-        address. If a run later stores a child of this remembered checkpoint, the run has returned
-        to an earlier checkpoint on purpose (`CheckpointPut.is_deliberate`).
+        address. If a run later stores a child of a checkpoint with a remembered address, the run
+        has returned to an earlier checkpoint on purpose (`CheckpointPut.is_deliberate`).
         """
         checkpoint = yield from self._reader.read_tuple(address)
         if checkpoint is None and not address.checkpoint_ns and self._removals.key is not None:

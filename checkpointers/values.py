@@ -303,7 +303,7 @@ class Converter:
         if (registered := self._types.by_class.get(cls)) is not None:
             return self._encode_registered(value, registered)
         if self.replacing and isinstance(value, BaseMessage):
-            # `packb` raises an error if the id contains a lone surrogate..
+            # `packb` raises an error if the id contains a lone surrogate.
             ormsgpack.packb(value.id)
         if name in KNOWN:
             return self._encode_known_class(value, name)

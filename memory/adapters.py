@@ -301,7 +301,7 @@ class MessageWindowChatMemory(WindowChatMemory):
         check_whole_number("max_messages", self.max_messages, 1)
 
     def fits(self, messages: list[BaseMessage]) -> bool:
-        """Return whether the messages fit into the memory's window, which has a limited size."""
+        """Return whether there are at most `max_messages` messages."""
         return len(messages) <= self.max_messages
 
 
@@ -323,7 +323,7 @@ class TokenWindowChatMemory(WindowChatMemory):
         self.token_counter = token_counter(self.token_counter)
 
     def fits(self, messages: list[BaseMessage]) -> bool:
-        """Return whether the messages fit into the window."""
+        """Return whether the messages have at most `max_tokens` tokens."""
         return count_tokens(messages, self.token_counter) <= self.max_tokens
 
 
