@@ -59,8 +59,8 @@ def group_ranges_between_longest(ranges: Ranges) -> list[Ranges]:
     group that has only one range. The number of ranges that count as longest is a quarter of the
     result of `compute_max_range_count`. All shorter ranges between two of the longest ranges form
     one group. Because the longest ranges are never replaced, few items are repeated by aliases.
-    Log-structured merge trees also avoid rewriting their longest runs, to limit the amount of data
-    that is written again (O'Neil et al., 1996).
+    Log-structured merge trees also rewrite their largest components rarely, to limit the amount of
+    data that is written again (O'Neil et al., 1996).
 
     >>> group_ranges_between_longest([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
     [[(0, 3)], [(4, 5)], [(6, 7), (12, 13)], [(8, 11)]]
