@@ -1,4 +1,4 @@
-"""Search by words and vectors: what is found, what no longer, and why."""
+"""Search by words and vectors: which items are found, in which order, and why."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ CHINESE = "我们需要一个能够记住用户偏好的聊天机器人"
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_search_finds_what_was_just_put(mode: Any, store: SQLiteStore) -> None:
-    """When put returns, search finds it; when delete or another put returns, no longer."""
+def test_search_finds_item_as_soon_as_put_returns(mode: Any, store: SQLiteStore) -> None:
+    """After a delete or another put has returned, search no longer finds the old version."""
     write(store, A, other="nothing of interest")
     for n in range(40):
         store.put(A, "k", {"text": f"word{n} and more"})
-        best = store.search(A, query=f"word{n}", mode=mode, limit=1)
-        assert [("k", f"word{n} and more")] == [(i.key, i.value["text"]) for i in best]
+        results = store.search(A, query=f"word{n}", mode=mode, limit=1)
+        assert [("k", f"word{n} and more")] == [(i.key, i.value["text"]) for i in results]
     store.delete(A, "k")
 
     assert "k" not in keys(store.search(A, query="word39", mode=mode))
 
 
-def test_text_finds_words_and_nothing_else(store: SQLiteStore) -> None:
-    """A text search gives the items that have a word of the query: stems, no case, no accents."""
+def test_text_search_finds_only_items_with_a_word_of_the_query(store: SQLiteStore) -> None:
+    """Words match by stem, regardless of case and accents."""
     write(
         store,
         A,
@@ -42,23 +42,23 @@ def test_text_finds_words_and_nothing_else(store: SQLiteStore) -> None:
         no="Something else",
     )
 
-    def found(query: str) -> list[str]:
+    def search_keys(query: str) -> list[str]:
         return keys(store.search(A, query=query, mode="text"))
 
-    assert found("runs") == ["run"]
-    assert found("CAFE") == ["run"]
-    assert found("What did she do with the milk?") == ["tea"]
-    assert found("聊天") == ["zh"]
-    assert found("偏好") == ["zh"]
-    assert found("天机") == ["zh"]
-    assert found("偏机") == []
-    assert found("unheard") == []
-    assert found("") == ["run", "tea", "zh", "no"]  # as no query
+    assert search_keys("runs") == ["run"]
+    assert search_keys("CAFE") == ["run"]
+    assert search_keys("What did she do with the milk?") == ["tea"]
+    assert search_keys("聊天") == ["zh"]
+    assert search_keys("偏好") == ["zh"]
+    assert search_keys("天机") == ["zh"]
+    assert search_keys("偏机") == []
+    assert search_keys("unheard") == []
+    assert search_keys("") == ["run", "tea", "zh", "no"]  # a blank query lists all items
 
 
 @pytest.mark.parametrize("query", ["Wie heißt mein Hund?", "東京オリンピック", "Где мой ключ?"])
-def test_the_english_vectors_find_nothing_for_other_languages(query: str) -> None:
-    """A query in another language finds by its words only; the offline embedder knows English."""
+def test_offline_embedder_finds_nothing_for_query_in_other_language(query: str) -> None:
+    """The offline embedder knows English only, so the words of the query decide."""
     with SQLiteStore.open(":memory:") as store:
         write(store, A, bread="Sourdough needs a starter", hello="Привет мир", dog="犬が好き")
 
@@ -68,22 +68,22 @@ def test_the_english_vectors_find_nothing_for_other_languages(query: str) -> Non
 
 
 @pytest.mark.parametrize("backend", ["memory", "file", "sealed"])
-def test_a_slip_is_forgiven(backend: str, tmp_path: Path) -> None:
-    """A word that nothing has is taken for one that differs by a slip; a known one never."""
+def test_text_search_corrects_misspelt_word(backend: str, tmp_path: Path) -> None:
+    """A word that no item has is replaced by a similar one. A word that an item has never is."""
     with BACKENDS[backend](tmp_path) as store:
         write(store, A, a="we visited Barcelona", b="the receipt is here", c="the recipe is here")
 
-        def found(query: str) -> list[str]:
+        def search_keys(query: str) -> list[str]:
             return keys(store.search(A, query=query, mode="text"))
 
-        assert found("barcelna") == ["a"]
-        assert found("reciept") == ["b"]
-        assert found("recipe") == ["c"]
-        assert found("zzzzzz") == []
+        assert search_keys("barcelna") == ["a"]
+        assert search_keys("reciept") == ["b"]
+        assert search_keys("recipe") == ["c"]
+        assert search_keys("zzzzzz") == []
 
 
-def test_semantic_finds_what_shares_no_word(store: SQLiteStore) -> None:
-    """A vector search finds kindred words, and scores fall with distance."""
+def test_semantic_search_finds_item_without_common_word(store: SQLiteStore) -> None:
+    """Scores fall with the distance of the vectors."""
     write(store, A, car="my car is red", dog="the dog sleeps", both="the dog in the car")
     found = store.search(A, query="automobile", mode="semantic")
 
@@ -93,8 +93,8 @@ def test_semantic_finds_what_shares_no_word(store: SQLiteStore) -> None:
     assert found[1].score > found[2].score
 
 
-def test_hybrid_finds_both(store: SQLiteStore) -> None:
-    """Neither half gates the other: an item of words alone and one of vectors alone are found."""
+def test_hybrid_search_finds_matches_by_word_and_by_vector(store: SQLiteStore) -> None:
+    """An item may match by its words only or by its vector only."""
     write(store, A, vector="my car", neither="nothing at all here")
     store.put(A, "words", {"text": "automobiles are loud", "n": 1})
     found = keys(store.search(A, query="automobile", limit=2))
@@ -102,8 +102,8 @@ def test_hybrid_finds_both(store: SQLiteStore) -> None:
     assert {"vector", "words"} == set(found)
 
 
-def test_items_without_index(store: SQLiteStore) -> None:
-    """With index=False an item is got and filtered, never found by a query."""
+def test_item_put_with_index_false_is_not_found_by_query(store: SQLiteStore) -> None:
+    """Such an item is returned by get and found by a filter."""
     store.put(A, "shown", {"text": "tea"})
     store.put(A, "hidden", {"text": "tea"}, index=False)
     store.put(A, "none", {"text": "tea"}, index=[])
@@ -116,8 +116,8 @@ def test_items_without_index(store: SQLiteStore) -> None:
     assert store.get(A, "hidden") is not None
 
 
-def test_index_fields_of_a_put(store: SQLiteStore) -> None:
-    """The fields of a put are searched and nothing else: paths, arrays, elements, everything."""
+def test_search_covers_only_index_paths_of_the_put(store: SQLiteStore) -> None:
+    """A path may name a field, an array, its elements, or the whole value."""
     value = {
         "title": "alpha",
         "body": {"text": "beta"},
@@ -151,8 +151,8 @@ def test_index_fields_of_a_put(store: SQLiteStore) -> None:
             assert set(found) == hits, (field, mode)
 
 
-def test_index_fields_of_the_store(tmp_path: Path) -> None:
-    """The `fields` of the configuration hold for puts that name none, for words and vectors."""
+def test_fields_option_applies_to_puts_without_index_paths(tmp_path: Path) -> None:
+    """The option applies to words and to vectors."""
     options = of_words()
     options["index"]["fields"] = ["text", "tags[*]"]
     with SQLiteStore.open(tmp_path / "x.db", **options) as store:
@@ -162,16 +162,16 @@ def test_index_fields_of_the_store(tmp_path: Path) -> None:
             word: keys(store.search(A, query=word, mode="text"))
             for word in ("alpha", "beta", "gamma", "delta")
         }
-        given = options["index"]["embed"].calls
+        embedded_calls = options["index"]["embed"].calls
 
     assert found == {"alpha": ["k"], "beta": ["k"], "gamma": ["k"], "delta": ["own"]}
-    assert {"alpha", "beta", "gamma", "delta"} == {text for call in given for text in call[:3]} & {
-        *("alpha", "beta", "gamma", "delta", "alpha\nbeta\ngamma\ndelta")
-    }
+    assert {"alpha", "beta", "gamma", "delta"} == {
+        text for call in embedded_calls for text in call[:3]
+    } & {*("alpha", "beta", "gamma", "delta", "alpha\nbeta\ngamma\ndelta")}
 
 
-def test_a_filter_comes_first(store: SQLiteStore) -> None:
-    """The limit counts items that meet the filter, however far down the others stand."""
+def test_search_limit_counts_items_that_match_the_filter(store: SQLiteStore) -> None:
+    """A matching item is found, however low it ranks without the filter."""
     store.batch(
         [PutOp(A, f"k{n}", {"text": "tea " * (60 - n), "n": n, "odd": n % 2}) for n in range(60)]
     )
@@ -183,8 +183,8 @@ def test_a_filter_comes_first(store: SQLiteStore) -> None:
         store.search(A, query="tea", filter={"n": {"$near": 1}})
 
 
-def test_without_an_embedder(tmp_path: Path) -> None:
-    """With index=None search goes by words; a semantic search is refused with advice."""
+def test_search_without_embedder_uses_words_only(tmp_path: Path) -> None:
+    """A semantic search is refused with advice."""
     with SQLiteStore.open(tmp_path / "x.db", index=None) as store:
         write(store, A, a="tea", b="gravel")
 
@@ -196,8 +196,8 @@ def test_without_an_embedder(tmp_path: Path) -> None:
         assert store.pending_embeddings() == []
 
 
-def test_the_parts_of_a_score(store: SQLiteStore) -> None:
-    """With explain, each result's parts sum to its score; without, there are none."""
+def test_explained_score_is_the_sum_of_its_parts(store: SQLiteStore) -> None:
+    """Without `explain`, results have no parts."""
     write(store, A, a="tea with milk", b="tea", c="my car is red", d="Is it tea?")
     for mode in MODES:
         for item in store.search(A, query="tea and an automobile", mode=mode, explain=True):
@@ -208,8 +208,8 @@ def test_the_parts_of_a_score(store: SQLiteStore) -> None:
     assert all(item.score is None for item in store.search(A))
 
 
-def test_why_not(store: SQLiteStore) -> None:
-    """Where an item stands in the answers, or why it is not among them."""
+def test_why_not_returns_rank_or_reason(store: SQLiteStore) -> None:
+    """The rank is the item's place in the results; the reason says why the item is not found."""
     write(store, A, a="tea tea", b="tea and much more of other things", c="milk")
     store.put(A, "hidden", {"text": "tea"}, index=False)
     ranks = {key: store.why_not(A, key, query="tea", mode="text") for key in "abc"}
@@ -226,8 +226,8 @@ def test_why_not(store: SQLiteStore) -> None:
         store.why_not(A, "a", query="")
 
 
-def test_why_not_in_the_past(store: SQLiteStore, clock: Clock) -> None:
-    """An item stands where a search of that moment had it, by what it and the others were then."""
+def test_why_not_as_of_a_moment_uses_items_of_that_moment(store: SQLiteStore, clock: Clock) -> None:
+    """The rank is that of a search of the same moment."""
     ann, bo = Provenance(actor="Ann"), Provenance(actor="Bo")
     store.put(A, "a", {"text": "tea tea"}, provenance=ann)
     store.put(A, "b", {"text": "tea and much more of other things"}, provenance=ann)
@@ -237,20 +237,20 @@ def test_why_not_in_the_past(store: SQLiteStore, clock: Clock) -> None:
     store.put(A, "new", {"text": "tea tea tea"}, provenance=bo)
     store.delete(A, "b")
 
-    def then(key: str, **options: Any) -> Any:
+    def why_not_then(key: str, **options: Any) -> Any:
         return store.why_not(A, key, query="tea", mode="text", as_of=past, **options)
 
-    assert [then("a").rank, then("b").rank] == [1, 2]
-    assert then("b").reason == "1 of 2 items score higher"
-    assert then("new").reason == "no such item exists"
-    assert then("a", provenance={"actor": "Ann"}).rank == 1
-    assert "filter" in then("a", provenance={"actor": "Bo"}).reason
+    assert [why_not_then("a").rank, why_not_then("b").rank] == [1, 2]
+    assert why_not_then("b").reason == "1 of 2 items score higher"
+    assert why_not_then("new").reason == "no such item exists"
+    assert why_not_then("a", provenance={"actor": "Ann"}).rank == 1
+    assert "filter" in why_not_then("a", provenance={"actor": "Bo"}).reason
     assert store.why_not(A, "a", query="tea", mode="text").rank == 2
     assert store.why_not(A, "a", query="tea", provenance={"actor": "Ann"}).rank is None
 
 
-def test_equal_scores_come_in_one_order(store: SQLiteStore) -> None:
-    """Of items that answer equally well the newest comes first, on every page and every time."""
+def test_items_of_equal_score_are_ordered_newest_first(store: SQLiteStore) -> None:
+    """The order is the same on every page and in every search."""
     for n in range(30):
         store.put(A, f"k{n:02}", {"text": "tea"})
     expected = [f"k{n:02}" for n in reversed(range(30))]
@@ -265,8 +265,8 @@ def test_equal_scores_come_in_one_order(store: SQLiteStore) -> None:
         assert expected == paged
 
 
-def test_search_after_many_changes(store: SQLiteStore, clock: Clock) -> None:
-    """Puts, replacements and deletions between searches, in small and large portions: no ghosts."""
+def test_search_is_correct_after_many_changes(store: SQLiteStore, clock: Clock) -> None:
+    """The test mixes puts, replacements and deletions, in small and large batches."""
     living: dict[str, int] = {}
     for turn in range(30):
         ops = []
@@ -285,7 +285,7 @@ def test_search_after_many_changes(store: SQLiteStore, clock: Clock) -> None:
         assert here == set(keys(fresh))
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
+INVALID_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"limit": -1}, "limit"),
     ({"offset": -1}, "offset"),
     ({"limit": "10"}, "limit"),
@@ -299,27 +299,25 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @FEWER
-@pytest.mark.parametrize(("options", "named"), WRONG, ids=repr)
-def test_searches_that_make_no_sense(
-    options: dict[str, Any], named: str, store: SQLiteStore
+@pytest.mark.parametrize(("options", "expected_name"), INVALID_OPTIONS, ids=repr)
+def test_search_refuses_invalid_argument_by_name(
+    options: dict[str, Any], expected_name: str, store: SQLiteStore
 ) -> None:
-    """A wrong argument is refused with its name."""
-    with pytest.raises(ConfigurationError, match=named):
+    with pytest.raises(ConfigurationError, match=expected_name):
         store.search(A, **options)
 
 
 @FEWER
 @pytest.mark.parametrize("filter", [0, "", [], "x", 7, [{"a": 1}]], ids=repr)
-def test_filters_that_are_none(filter: Any, store: SQLiteStore) -> None:
-    """What is no mapping is refused, also when it is empty; None and {} ask for nothing."""
+def test_search_refuses_filter_that_is_not_a_mapping(filter: Any, store: SQLiteStore) -> None:
+    """Empty values of other types are refused as well; None and {} mean no filter."""
     for options in ({"filter": filter}, {"provenance": filter}):
         with pytest.raises(InvalidFilter):
             store.search(A, **options)
     assert store.search(A, filter=None) == store.search(A, filter={}) == []
 
 
-def test_a_reopened_store_searches_the_same(tmp_path: Path) -> None:
-    """A store opened anew answers as the one that wrote; in every backend with a file."""
+def test_reopened_store_returns_same_results_and_scores(tmp_path: Path) -> None:
     for backend in ("file", "sealed", "keyed"):
         with BACKENDS[backend](tmp_path) as store:
             write(store, A, a="tea with milk", b="my car is red", c="Was it a long trip?")
@@ -333,7 +331,7 @@ def test_a_reopened_store_searches_the_same(tmp_path: Path) -> None:
         ]
 
 
-def test_a_misspelt_word_is_corrected_among_the_rows_that_are_searched(
+def test_misspelt_word_is_corrected_among_filtered_items_only(
     file_store: SQLiteStore,
 ) -> None:
     for letter in "abcdefghij":
@@ -345,7 +343,7 @@ def test_a_misspelt_word_is_corrected_among_the_rows_that_are_searched(
     assert keys(found) == ["mine"]
 
 
-def test_nothing_is_embedded_where_nothing_is_searched(tmp_path: Path) -> None:
+def test_query_is_not_embedded_if_store_is_empty(tmp_path: Path) -> None:
     words = Words()
     words.in_process = False
     with BACKENDS["file"](tmp_path, index={"embed": words, "dims": DIMS}) as store:

@@ -1,4 +1,4 @@
-"""A search can be read: few calls lead from it to its SQL."""
+"""The code path of a search is short: few calls lead from it to its SQL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.search_path import traced
 
 
-def test_the_way_of_a_search_is_short(tmp_path: Path) -> None:
+def test_search_reaches_sql_in_few_calls_and_modules(tmp_path: Path) -> None:
     passed = list(traced(tmp_path).way)
 
     assert passed[0] == ("stores.store", "Store.asearch")

@@ -1,4 +1,4 @@
-"""How much vectors count follows from how well they separate the rows of a namespace."""
+"""The weight of vectors depends on how well they separate the rows of a namespace."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from tests.stores.test_ranking import make_arrangement, make_floats, make_term
 
 DIMS, TALKS, TURNS, LONG, SHORT = 48, 30, 8, 120, 12
 NAMESPACE = ("talks",)
-QUERY = "q3 w17 w18 w19"  # a topic, which is no word of a row, and words that are in other talks
+QUERY = "q3 w17 w18 w19"  # a topic that is no word of any row, and words of other talks
 Vector = NDArray[np.float64]
-EVERYWHERE = [
+ALL_BACKENDS = [
     "memory",
     "file",
     "sealed",
@@ -43,24 +43,24 @@ EVERYWHERE = [
 ]
 
 
-def of_nothing(text: str) -> Vector:
-    """A vector that says nothing about its text."""
+def random_vector(text: str) -> Vector:
+    """Return a vector that depends on the text but says nothing about it."""
     return np.random.default_rng(zlib.crc32(text.encode())).standard_normal(DIMS)
 
 
-def of_topic(text: str) -> Vector:
-    """A vector that says which talk a text is about: `k3` in a row, `q3` in a query."""
-    return 3 * of_nothing(text.split()[0][1:]) + of_nothing(text)
+def topic_vector(text: str) -> Vector:
+    """Return a vector that identifies the talk of a text, `k3` in a row or `q3` in a query."""
+    return 3 * random_vector(text.split()[0][1:]) + random_vector(text)
 
 
-def shifted(text: str) -> Vector:
-    """`of_topic` with a constant added, so that the cosines of all texts are near 1."""
-    vector = of_topic(text)
-    constant = of_nothing("constant")
+def shifted_topic_vector(text: str) -> Vector:
+    """Return `topic_vector` plus a constant, so that the cosines of all texts are near 1."""
+    vector = topic_vector(text)
+    constant = random_vector("constant")
     return vector / np.linalg.norm(vector) + 2 * constant / np.linalg.norm(constant)
 
 
-class Made:
+class FunctionEmbedder:
     """An embedder that computes its vectors by a function."""
 
     dims = DIMS
@@ -77,13 +77,13 @@ class Made:
         return self.embed(texts)
 
 
-def opened(backend: str, folder: Path, vector: Callable[[str], Vector]) -> Any:
+def open_store_with_vectors(backend: str, folder: Path, vector: Callable[[str], Vector]) -> Any:
     folder.mkdir(exist_ok=True)
-    return BACKENDS[backend](folder, index={"embed": Made(vector), "fields": ["text"]})
+    return BACKENDS[backend](folder, index={"embed": FunctionEmbedder(vector), "fields": ["text"]})
 
 
-def fill(store: Any, words: int = LONG, talks: int = TALKS) -> None:
-    """Put talks whose turns have the same topic and are otherwise made of random words."""
+def fill_store(store: Any, words: int = LONG, talks: int = TALKS) -> None:
+    """Put talks whose turns have the same topic and otherwise consist of random words."""
     draw = random.Random(3)
     for talk in range(talks):
         for place in range(TURNS):
@@ -93,102 +93,104 @@ def fill(store: Any, words: int = LONG, talks: int = TALKS) -> None:
             store.put(NAMESPACE, f"{talk}-{place}", value, provenance=source)
 
 
-def search(store: Any, query: str, **options: Any) -> list[tuple[str, float]]:
+def search_scores(store: Any, query: str, **options: Any) -> list[tuple[str, float]]:
     found = store.search(NAMESPACE, query=query, limit=20, **options)
     return [(item.key, item.score) for item in found]
 
 
-def thread_parts(store: Any) -> list[float]:
-    """What the rows of the talk that `q3` is about have for it, of a query without known words."""
+def read_thread_parts(store: Any) -> list[float]:
+    """Return the thread parts of the scores of talk 3 for the query `q3`."""
     found = store.search(NAMESPACE, query="q3", limit=TALKS * TURNS, explain=True)
     return [item.parts["thread"] for item in found if item.key.startswith("3-")]
 
 
-@pytest.mark.parametrize("backend", EVERYWHERE)
-def test_vectors_that_say_nothing_do_not_count(backend: str, tmp_path: Path) -> None:
-    """The rows and their scores are those of a search by words."""
-    with opened(backend, tmp_path, of_nothing) as store:
-        fill(store)
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_uninformative_vectors_do_not_change_word_search(backend: str, tmp_path: Path) -> None:
+    """Results and scores equal those of a search by words."""
+    with open_store_with_vectors(backend, tmp_path, random_vector) as store:
+        fill_store(store)
         for number in range(5):
             query = f"w{number} w{number + 50} w{number + 90}"
-            assert search(store, query) == search(store, query, mode="text")
+            assert search_scores(store, query) == search_scores(store, query, mode="text")
 
 
-@pytest.mark.parametrize("backend", EVERYWHERE)
-def test_vectors_that_separate_well_count_for_threads(backend: str, tmp_path: Path) -> None:
-    """All rows of a talk about the topic of the query gain, and most are before other rows."""
-    with opened(backend, tmp_path, of_topic) as store:
-        fill(store)
-        assert min(thread_parts(store)) > 0
-        assert sum(key.startswith("3-") for key, _ in search(store, QUERY)) >= TURNS - 2
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_well_separating_vectors_raise_scores_of_their_thread(backend: str, tmp_path: Path) -> None:
+    """All rows of the talk about the query's topic gain, and most come before other rows."""
+    with open_store_with_vectors(backend, tmp_path, topic_vector) as store:
+        fill_store(store)
+        assert min(read_thread_parts(store)) > 0
+        assert sum(key.startswith("3-") for key, _ in search_scores(store, QUERY)) >= TURNS - 2
 
 
-def test_vectors_of_short_turns_do_not_count_for_threads(tmp_path: Path) -> None:
-    """They say little about what the turn answers, however well they separate."""
-    with opened("memory", tmp_path, of_topic) as store:
-        fill(store, SHORT)
-        assert max(thread_parts(store)) == 0
+def test_vectors_of_short_rows_do_not_raise_scores_of_their_thread(tmp_path: Path) -> None:
+    """This holds however well the vectors separate, because short turns say little."""
+    with open_store_with_vectors("memory", tmp_path, topic_vector) as store:
+        fill_store(store, SHORT)
+        assert max(read_thread_parts(store)) == 0
 
 
-@pytest.mark.parametrize("backend", ["memory", EVERYWHERE[-1]])
-def test_a_constant_in_all_vectors_changes_little(backend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["memory", ALL_BACKENDS[-1]])
+def test_constant_added_to_all_vectors_hardly_changes_scores(backend: str, tmp_path: Path) -> None:
     """Most of the same rows have nearly the same scores."""
-    told = []
-    for vector in (of_topic, shifted):
-        with opened(backend, tmp_path / vector.__name__, vector) as store:
-            fill(store)
-            told.append(dict(search(store, QUERY)))
-    both = told[0].keys() & told[1].keys()
+    scores = []
+    for vector in (topic_vector, shifted_topic_vector):
+        with open_store_with_vectors(backend, tmp_path / vector.__name__, vector) as store:
+            fill_store(store)
+            scores.append(dict(search_scores(store, QUERY)))
+    both = scores[0].keys() & scores[1].keys()
     assert len(both) >= 15
     for key in both:
-        assert told[0][key] == pytest.approx(told[1][key], abs=0.05)
+        assert scores[0][key] == pytest.approx(scores[1][key], abs=0.05)
 
 
-def test_few_rows_are_not_measured(tmp_path: Path) -> None:
-    """Vectors then have their usual weight, whatever they say."""
-    with opened("memory", tmp_path, of_nothing) as store:
-        fill(store, talks=1)
+def test_vectors_of_few_rows_have_default_weight(tmp_path: Path) -> None:
+    """Separation is not measured for a few rows."""
+    with open_store_with_vectors("memory", tmp_path, random_vector) as store:
+        fill_store(store, talks=1)
         found = store.search(NAMESPACE, query="w17", explain=True)
         assert max(item.parts["vector"] for item in found) > 0
 
 
-@pytest.mark.parametrize("vector", [of_nothing, of_topic, shifted])
-def test_scores_outlast_a_restart(vector: Callable[[str], Vector], tmp_path: Path) -> None:
-    """A store that is opened later scores as the one that was filled, and so do both databases."""
-    with opened("file", tmp_path, vector) as store:
-        fill(store)
-        first = [search(store, QUERY), search(store, "w5 w6")]
-    with opened("file", tmp_path, vector) as store:
-        assert [search(store, QUERY), search(store, "w5 w6")] == first
+@pytest.mark.parametrize("vector", [random_vector, topic_vector, shifted_topic_vector])
+def test_scores_are_the_same_after_reopening(
+    vector: Callable[[str], Vector], tmp_path: Path
+) -> None:
+    with open_store_with_vectors("file", tmp_path, vector) as store:
+        fill_store(store)
+        first = [search_scores(store, QUERY), search_scores(store, "w5 w6")]
+    with open_store_with_vectors("file", tmp_path, vector) as store:
+        assert [search_scores(store, QUERY), search_scores(store, "w5 w6")] == first
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("vector", [of_nothing, of_topic, shifted])
-def test_both_databases_measure_alike(vector: Callable[[str], Vector], tmp_path: Path) -> None:
-    told = []
+@pytest.mark.parametrize("vector", [random_vector, topic_vector, shifted_topic_vector])
+def test_sqlite_and_postgres_compute_same_scores(
+    vector: Callable[[str], Vector], tmp_path: Path
+) -> None:
+    scores = []
     for backend in ("file", "postgres"):
-        with opened(backend, tmp_path / backend, vector) as store:
-            fill(store)
-            told.append([search(store, QUERY), search(store, "w5 w6")])
-    assert told[0] == told[1]
+        with open_store_with_vectors(backend, tmp_path / backend, vector) as store:
+            fill_store(store)
+            scores.append([search_scores(store, QUERY), search_scores(store, "w5 w6")])
+    assert scores[0] == scores[1]
 
 
-def test_namespaces_are_measured_by_themselves(tmp_path: Path) -> None:
-    """What another namespace holds changes no score."""
-    with opened("memory", tmp_path, of_topic) as store:
-        fill(store)
-        before = search(store, QUERY)
+def test_items_of_other_namespace_do_not_change_scores(tmp_path: Path) -> None:
+    with open_store_with_vectors("memory", tmp_path, topic_vector) as store:
+        fill_store(store)
+        before = search_scores(store, QUERY)
         for number in range(100):
             store.put(("other",), str(number), {"text": f"x{number} other words"})
-        assert search(store, QUERY) == before
+        assert search_scores(store, QUERY) == before
 
 
-@pytest.mark.parametrize("backend", ["file", EVERYWHERE[-1]])
-def test_earlier_searches_of_the_past_change_nothing(backend: str, tmp_path: Path) -> None:
-    """The closed versions that an earlier search has loaded are not measured."""
+@pytest.mark.parametrize("backend", ["file", ALL_BACKENDS[-1]])
+def test_past_search_does_not_change_scores_of_later_search(backend: str, tmp_path: Path) -> None:
+    """Closed versions that a past search has loaded do not count as present rows."""
     moments = []
-    with opened(backend, tmp_path, of_topic) as store:
-        fill(store)
+    with open_store_with_vectors(backend, tmp_path, topic_vector) as store:
+        fill_store(store)
         moments.append(datetime.now(UTC))
         for talk in range(TALKS):
             for place in range(0, TURNS, 2):
@@ -198,38 +200,40 @@ def test_earlier_searches_of_the_past_change_nothing(backend: str, tmp_path: Pat
         moments.append(datetime.now(UTC))
         for number in range(100):
             store.delete(NAMESPACE, str(number))
-        first = search(store, QUERY, as_of=moments[0])
-        search(store, QUERY, as_of=moments[1])
-        assert search(store, QUERY, as_of=moments[0]) == first
+        first = search_scores(store, QUERY, as_of=moments[0])
+        search_scores(store, QUERY, as_of=moments[1])
+        assert search_scores(store, QUERY, as_of=moments[0]) == first
 
 
-def test_a_store_that_stays_open_scores_like_one_that_is_opened_later(tmp_path: Path) -> None:
-    """Also after a few of the measured items were replaced."""
+def test_open_store_has_same_scores_as_reopened_one_after_changes(tmp_path: Path) -> None:
+    """A few of the measured items are replaced in between."""
 
-    def weak(text: str) -> Vector:
-        return 0.2 * of_nothing(text.split()[0][1:]) + of_nothing(text)
+    def weak_topic_vector(text: str) -> Vector:
+        return 0.2 * random_vector(text.split()[0][1:]) + random_vector(text)
 
-    with opened("file", tmp_path, weak) as store:
-        fill(store, SHORT, talks=8)
-        search(store, QUERY)
+    with open_store_with_vectors("file", tmp_path, weak_topic_vector) as store:
+        fill_store(store, SHORT, talks=8)
+        search_scores(store, QUERY)
         for talk in range(7):
             source = Provenance(thread_id=f"talk-{talk}", position=3)
             value = {"text": f"k{talk} w17 changed"}
             store.put(NAMESPACE, f"{talk}-3", value, provenance=source)
-        scores = search(store, QUERY)
-    with opened("file", tmp_path, weak) as store:
-        assert search(store, QUERY) == scores
+        scores = search_scores(store, QUERY)
+    with open_store_with_vectors("file", tmp_path, weak_topic_vector) as store:
+        assert search_scores(store, QUERY) == scores
 
 
-@pytest.mark.parametrize("backend", EVERYWHERE)
-def test_without_a_known_word_items_are_ranked_by_their_vectors(
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_query_without_known_words_ranks_items_by_untrusted_vectors(
     backend: str, tmp_path: Path
 ) -> None:
-    """There is nothing else to rank them by, so vectors that are not trusted are better."""
-    with opened(backend, tmp_path, lambda text: of_nothing(text.replace("zebra", "milk"))) as store:
+    """There is nothing else to rank the items by."""
+    with open_store_with_vectors(
+        backend, tmp_path, lambda text: random_vector(text.replace("zebra", "milk"))
+    ) as store:
         store.put(NAMESPACE, "same", {"text": "milk"})
-        fill(store)
-        [first, *others] = search(store, "zebra")
+        fill_store(store)
+        [first, *others] = search_scores(store, "zebra")
         assert first[0] == "same"
         assert first[1] < MIN_SCORE
         assert others
@@ -238,7 +242,9 @@ def test_without_a_known_word_items_are_ranked_by_their_vectors(
 # -- the samples
 
 
-def entries(first: int, count: int, vector: Callable[[str], Vector]) -> list[IndexedItem]:
+def make_indexed_items(
+    first: int, count: int, vector: Callable[[str], Vector]
+) -> list[IndexedItem]:
     out = []
     for number in range(first, first + count):
         text = f"k{number // TURNS} row{number}"
@@ -252,13 +258,13 @@ def entries(first: int, count: int, vector: Callable[[str], Vector]) -> list[Ind
 MODEL = Model("made", DIMS, "int8", 1)
 
 
-def test_an_index_measures_its_first_rows() -> None:
+def test_separation_follows_added_and_removed_rows() -> None:
     index = NamespaceIndex(MODEL, 1 << 30)
     assert index.get_view(0).separation.calibration == VectorCalibration()
-    index.add_items(entries(1, 64, of_topic))
+    index.add_items(make_indexed_items(1, 64, topic_vector))
     strong = index.get_view(0).separation
     assert strong._compute_distance_from_random_pairs(strong.neighbours) > 2
-    index.add_items(entries(65, 192, of_nothing))
+    index.add_items(make_indexed_items(65, 192, random_vector))
     mixed = index.get_view(0).separation
     assert mixed._compute_distance_from_random_pairs(
         mixed.neighbours
@@ -268,22 +274,22 @@ def test_an_index_measures_its_first_rows() -> None:
     assert weak.calibration.trust == 0
 
 
-def test_a_loaded_index_measures_the_same() -> None:
-    """Whether rows came at once or one by one, and whether they were compacted."""
+def test_separation_does_not_depend_on_batches_or_compaction() -> None:
+    """Rows are added at once or one by one, with and without compaction."""
     whole, slow = NamespaceIndex(MODEL, 1 << 30), NamespaceIndex(MODEL, 1 << 30)
-    whole.add_items(entries(1, 100, of_topic))
-    for entry in entries(1, 100, of_topic):
+    whole.add_items(make_indexed_items(1, 100, topic_vector))
+    for entry in make_indexed_items(1, 100, topic_vector):
         slow.add_items([entry])
         slow.get_view(0)
     slow.compact()
     assert whole.get_view(0).separation == slow.get_view(0).separation
 
 
-def test_a_changed_index_measures_the_same_as_a_new_one() -> None:
-    """It depends on the present rows alone, whatever was measured before and whatever is gone."""
+def test_separation_of_changed_index_equals_that_of_new_index() -> None:
+    """The separation depends on the present rows only, not on earlier ones."""
     changed, new = NamespaceIndex(MODEL, 1 << 30), NamespaceIndex(MODEL, 1 << 30)
-    rows = entries(1, 64, of_topic)
-    late = [row._replace(thread="talk-0") for row in entries(65, 2, of_topic)]
+    rows = make_indexed_items(1, 64, topic_vector)
+    late = [row._replace(thread="talk-0") for row in make_indexed_items(65, 2, topic_vector)]
     changed.add_items(rows)
     before = changed.get_view(0).separation
     changed.remove_items(np.arange(1, 8))  # all of the first thread
@@ -292,7 +298,7 @@ def test_a_changed_index_measures_the_same_as_a_new_one() -> None:
     assert changed.get_view(0).separation == new.get_view(0).separation != before
 
 
-def test_sample_sizes_grow_in_steps() -> None:
+def test_sample_size_grows_in_steps_up_to_a_maximum() -> None:
     sizes = [compute_sample_size(rows) for rows in range(3 * MAX_ROWS)]
     assert sizes[:16] == [0] * 16
     assert sizes == sorted(sizes)
@@ -301,7 +307,7 @@ def test_sample_sizes_grow_in_steps() -> None:
     assert len(set(sizes)) < 25
 
 
-def test_moments_of_parts_are_those_of_all() -> None:
+def test_merged_moments_equal_moments_of_all_values() -> None:
     values = np.random.default_rng(1).standard_normal(50)
     joined = SampleMoments.from_values(values[:20]).merge(SampleMoments.from_values(values[20:]))
     assert joined.size == 50
@@ -311,8 +317,8 @@ def test_moments_of_parts_are_those_of_all() -> None:
     assert VectorSeparation().merge(VectorSeparation()) == VectorSeparation()
 
 
-def test_pairs_share_a_word_that_is_rare() -> None:
-    """Here the word 1 is in two rows and the word 2 in all; one row has the word 3."""
+def test_pairs_of_rows_share_a_rare_word() -> None:
+    """Word 1 is in two rows, word 2 in all rows, and word 3 in one row."""
     words = np.array([1, 1, *[2] * 32, 3])
     rows = np.array([4, 9, *range(32), 7])
     assert find_pairs_sharing_words(words, rows, 32).tolist() == [[4, 9]]
@@ -320,8 +326,8 @@ def test_pairs_share_a_word_that_is_rare() -> None:
     assert find_pairs_sharing_words(none, none, 32).shape == (0, 2)
 
 
-def test_rows_without_threads_are_measured_by_their_words() -> None:
-    """Rows that share a rare word are alike if vectors are useful."""
+def test_separation_without_threads_uses_rows_with_common_words() -> None:
+    """Vectors are useful if rows that share a rare word are similar."""
     draw = np.random.default_rng(5)
     none, n = np.full(400, -1), 400
     pairs = np.column_stack([np.arange(0, n, 2), np.arange(1, n, 2)])
@@ -335,8 +341,8 @@ def test_rows_without_threads_are_measured_by_their_words() -> None:
         assert found.calibration.trust == trust
 
 
-def test_the_numbers_of_threads_change_nothing() -> None:
-    """Each process numbers threads by itself, and the last bit of a sum depends on its order."""
+def test_separation_does_not_depend_on_numbering_of_threads() -> None:
+    """Processes number threads differently, and the last bit of a sum depends on its order."""
     threads, rows = np.arange(500) % 20, np.arange(500, dtype=np.float64)
     none = partial(np.copy, np.empty((0, 2), np.int64))
     for seed in range(20):
@@ -349,8 +355,8 @@ def test_the_numbers_of_threads_change_nothing() -> None:
         assert one == other
 
 
-def test_equal_rows_are_not_compared() -> None:
-    """A reply that is given again and again does not hide that the other vectors are useful."""
+def test_separation_ignores_pairs_of_equal_rows() -> None:
+    """A reply that occurs many times does not hide that the other vectors are useful."""
     draw = np.random.default_rng(5)
     n = 256
     vectors = normalize_rows(draw.standard_normal((n, DIMS)))
@@ -371,8 +377,8 @@ def test_equal_rows_are_not_compared() -> None:
 # -- the ranking
 
 
-def test_a_calibration_changes_the_weight_of_the_vector() -> None:
-    """Without trust only words count; with the whole gain 0.56 of a score are of the vector."""
+def test_calibration_changes_weight_of_vector_score() -> None:
+    """Without trust only words count; with full gain the vector has 0.56 of the score."""
     weights, cosines = Weights(), make_floats(0.9, 0.1, 0.2)
     args: dict[str, Any] = {"terms": [make_term([1])], "cosines": cosines}
     for calibration, share in (
@@ -385,8 +391,8 @@ def test_a_calibration_changes_the_weight_of_the_vector() -> None:
         assert found.scores.tolist() == pytest.approx([share, 1 - share, 0], abs=1e-6)
 
 
-def test_the_three_nearest_rows_count_for_their_thread() -> None:
-    """The threads are 0 to 3 and 4 to 5; the mean of the cosines is 0.35."""
+def test_three_nearest_rows_determine_thread_score() -> None:
+    """Rows 0 to 3 and rows 4 to 5 are the threads; the mean of the cosines is 0.35."""
     cosines = make_floats(0.75, 0.75, 0.75, 0.75, -0.9, 0)
     made = make_arrangement(np.array([0, 0, 0, 0, 1, 1]), np.ones(6))
     found = rank_rows(
@@ -400,8 +406,8 @@ def test_the_three_nearest_rows_count_for_their_thread() -> None:
     assert found.parts["thread"].tolist() == pytest.approx([0.21] * 4 + [0, 0])
 
 
-def test_similarity_is_compared_with_that_of_random_rows() -> None:
-    """Two of few rows with cosines around 0.8 are not near if random rows have as much."""
+def test_cosine_evidence_is_relative_to_cosine_of_random_rows() -> None:
+    """Rows with cosines around 0.8 are not similar if random rows have the same cosine."""
     args: dict[str, Any] = {"terms": [make_term([])], "cosines": make_floats(0.8, 0.82, 0.81)}
     near = rank_rows(np.ones(3), **args).evidence
     far = rank_rows(np.ones(3), calibration=VectorCalibration(origin=0.8), **args).evidence

@@ -1,4 +1,4 @@
-"""A store beside other things: a checkpointer in the same file, graphs, indexes on paths."""
+"""A store used together with a checkpointer, in graphs, and with indexes on paths."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class State(TypedDict, total=False):
     known: str
 
 
-def remember(state: State, runtime: Runtime[None]) -> State:
+def search_and_put_in_node(state: State, runtime: Runtime[None]) -> State:
     store = runtime.store
     assert store is not None
     found = store.search(A, query=state["said"], limit=1)
@@ -34,7 +34,7 @@ def remember(state: State, runtime: Runtime[None]) -> State:
     return {"known": found[0].value["text"] if found else ""}
 
 
-async def aremember(state: State, runtime: Runtime[None]) -> State:
+async def asearch_and_put_in_node(state: State, runtime: Runtime[None]) -> State:
     store = runtime.store
     assert store is not None
     found = await store.asearch(A, query=state["said"], limit=1)
@@ -43,8 +43,10 @@ async def aremember(state: State, runtime: Runtime[None]) -> State:
 
 
 @pytest.mark.parametrize("key", [None, KEY])
-def test_a_file_shared_with_a_checkpointer(key: bytes | None, tmp_path: Path) -> None:
-    """Both live in one file with one writer; a graph uses them together."""
+def test_store_and_checkpointer_share_one_file_and_writer(
+    key: bytes | None, tmp_path: Path
+) -> None:
+    """A graph uses both together."""
     path = tmp_path / "x.db"
     config: Any = {"configurable": {"thread_id": "t"}}
     before = {*threading.enumerate()}
@@ -52,7 +54,11 @@ def test_a_file_shared_with_a_checkpointer(key: bytes | None, tmp_path: Path) ->
         SQLiteCheckpointer.open(path, key=key) as saver,
         SQLiteStore.open(path, key=key, **of_words(synchronous="full")) as store,
     ):
-        graph = StateGraph(State).add_node("remember", remember).add_edge(START, "remember")
+        graph = (
+            StateGraph(State)
+            .add_node("remember", search_and_put_in_node)
+            .add_edge(START, "remember")
+        )
         compiled = graph.compile(checkpointer=saver, store=store)
         first = compiled.invoke({"said": "my car"}, config)
         second = compiled.invoke({"said": "automobile"}, config)
@@ -64,11 +70,13 @@ def test_a_file_shared_with_a_checkpointer(key: bytes | None, tmp_path: Path) ->
     assert threads == ["t"]
 
 
-def test_a_graph_of_coroutines() -> None:
-    """`graph.compile(store=...)` hands the store to nodes; coroutines await it."""
-
+def test_async_node_uses_store_of_compiled_graph() -> None:
     async def run(store: SQLiteStore) -> Any:
-        graph = StateGraph(State).add_node("remember", aremember).add_edge(START, "remember")
+        graph = (
+            StateGraph(State)
+            .add_node("remember", asearch_and_put_in_node)
+            .add_edge(START, "remember")
+        )
         compiled = graph.compile(store=store)
         await compiled.ainvoke({"said": "my car"})
         return await compiled.ainvoke({"said": "automobile"})
@@ -77,7 +85,7 @@ def test_a_graph_of_coroutines() -> None:
         assert asyncio.run(run(store))["known"] == "my car"
 
 
-def filled(store: SQLiteStore) -> None:
+def fill_store(store: SQLiteStore) -> None:
     store.batch(
         [
             PutOp((f"n{n % 3}",), f"k{n}", {"n": n, "a": {"b": n % 50}, "kind": f"kind {n % 7}"})
@@ -96,10 +104,12 @@ FILTERS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "filter"), FILTERS, ids=str)
-def test_an_index_on_a_path(path: str, filter: dict[str, Any], tmp_path: Path) -> None:
-    """It is used where it serves, told by explain_query, and changes no answer."""
+def test_path_index_is_used_and_does_not_change_results(
+    path: str, filter: dict[str, Any], tmp_path: Path
+) -> None:
+    """`explain_query` names the index for filters that it serves."""
     with SQLiteStore.open(tmp_path / "x.db", index=None) as store:
-        filled(store)
+        fill_store(store)
         before = [store.search(prefix, filter=filter, limit=99) for prefix in ((), ("n1",))]
         unused = store.explain_query((), filter=filter)
         store.create_index(path)
@@ -118,10 +128,10 @@ def test_an_index_on_a_path(path: str, filter: dict[str, Any], tmp_path: Path) -
     assert ("new" in again) == (filter != FILTERS[1][1])
 
 
-def test_no_index_on_encrypted_values(tmp_path: Path) -> None:
-    """With a key values cannot be indexed by path, and the error says so; filters still work."""
+def test_create_index_is_refused_for_encrypted_values(tmp_path: Path) -> None:
+    """Filters still work on encrypted values."""
     with SQLiteStore.open(tmp_path / "x.db", index=None, key=KEY) as store:
-        filled(store)
+        fill_store(store)
         with pytest.raises(ConfigurationError, match="encrypted"):
             store.create_index("n")
 
@@ -130,8 +140,8 @@ def test_no_index_on_encrypted_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text_index", ["sealed", "keyed"])
-def test_an_encrypted_file_holds_nothing_in_clear(text_index: Any, tmp_path: Path) -> None:
-    """Values, words and provenance are not to be read from the bytes of the file or its log."""
+def test_encrypted_file_contains_no_clear_text(text_index: Any, tmp_path: Path) -> None:
+    """Neither the file nor its WAL contains readable values or words."""
     options = of_words(key=KEY, text_index=text_index)
     with SQLiteStore.open(tmp_path / "x.db", **options) as store:
         for n in range(50):
@@ -143,8 +153,8 @@ def test_an_encrypted_file_holds_nothing_in_clear(text_index: Any, tmp_path: Pat
     assert not any(word in body for body in files for word in (b"quokka", b"leaves", b"leav"))
 
 
-def test_from_conn_string(tmp_path: Path) -> None:
-    """The name langgraph's stores open by; `setup` does nothing and is there."""
+def test_from_conn_string_opens_store_and_setup_does_nothing(tmp_path: Path) -> None:
+    """langgraph's stores are opened with these two methods."""
     with SQLiteStore.from_conn_string(str(tmp_path / "x.db"), index=None) as store:
         store.setup()
         store.put(A, "k", {"n": 1})

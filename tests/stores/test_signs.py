@@ -1,4 +1,4 @@
-"""Emoji, currency signs and the signs of names are words, in searches and in recalls."""
+"""Emoji, currency symbols and symbols in names are words in searches and recalls."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ QUERIES = [
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_the_item_with_the_sign_is_first(sealed: bool) -> None:
-    """Without a vector, so that words alone decide."""
+def test_item_with_symbol_of_query_ranks_first(sealed: bool) -> None:
+    """The store has no embedder, so that words alone decide."""
     options: Any = {"key": KEY, "text_index": "keyed"} if sealed else {}
     with SQLiteStore.open(":memory:", index=None, **options) as store:
         for key, text in TEXTS.items():
@@ -60,8 +60,8 @@ def test_the_item_with_the_sign_is_first(sealed: bool) -> None:
             assert found[:1] == [expected], query
 
 
-def test_a_memory_is_recalled_by_its_emoji() -> None:
-    """The sign alone is evidence enough, and a sign that no memory has finds nothing."""
+def test_recall_finds_memory_by_its_emoji() -> None:
+    """The symbol alone is enough evidence, and a symbol that no memory has finds nothing."""
     with SQLiteStore.open(":memory:") as store:
         options: Any = {"store": store, "config": {"configurable": {"user_id": "ann"}}}
         for text in [*TEXTS.values(), *FILLERS]:

@@ -1,4 +1,4 @@
-"""Any course of puts, deletes, reads, sweeps and steps of the clock, against a plain dictionary."""
+"""Random puts, deletes, reads, sweeps and clock changes, compared with a plain dictionary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.store_backends import Clock, keys, open_store
 from tests.stores.model import TICK, Key, Version
 
 DAY = 86_400.0
-WORDS = ["zorbax", "quimbo", "vexnor", "hadlup"]  # that no other is kin to
+WORDS = ["zorbax", "quimbo", "vexnor", "hadlup"]  # words without synonyms
 
 spaces = st.sampled_from([("a",), ("a", "b"), ("ab",), ("a", "b", "c"), ("b", "a")])
 prefixes = st.sampled_from([(), ("a",), ("a", "b"), ("ab",), ("b",), ("c",)])
@@ -29,18 +29,18 @@ words = st.sampled_from(WORDS)
 Place = tuple[tuple[str, ...], str]
 
 
-def micros(moment: datetime) -> int:
+def to_microseconds(moment: datetime) -> int:
     return round(moment.timestamp() * TICK)
 
 
-def shape(item: StoredItem | Any) -> Any:
+def describe_item(item: StoredItem | Any) -> Any:
     actor = item.provenance.actor if item.provenance else None
-    times = micros(item.created_at), micros(item.valid_from)
+    times = to_microseconds(item.created_at), to_microseconds(item.valid_from)
     return item.version, item.value, *times, actor
 
 
-class Memories(RuleBasedStateMachine):
-    """The rules; `key` is what the file is encrypted with."""
+class StoreRules(RuleBasedStateMachine):
+    """The rules of the state machine. `key` is the encryption key of the file."""
 
     key: ClassVar[bytes | None] = None
 
@@ -58,7 +58,7 @@ class Memories(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            self.histories()
+            self.compare_histories()
         finally:
             self.store.close()
             self.folder.cleanup()
@@ -67,19 +67,19 @@ class Memories(RuleBasedStateMachine):
     def now(self) -> int:
         return int(self.clock.now * TICK)
 
-    def at(self, space: Any, name: str) -> Key:
+    def key_model(self, space: Any, name: str) -> Key:
         return self.keys.setdefault((space, name), Key())
 
-    def alive(self, prefix: Any = ()) -> dict[Place, Version]:
-        """What is present under a prefix."""
+    def present_versions(self, prefix: Any = ()) -> dict[Place, Version]:
+        """Return the present versions under a prefix."""
         return {
             place: key.present
             for place, key in self.keys.items()
             if place[0][: len(prefix)] == prefix and key.present and key.present.alive(self.now)
         }
 
-    def past(self, when: int, prefix: Any = ()) -> dict[Place, Version]:
-        """What was to be seen under a prefix at a moment."""
+    def versions_at(self, when: int, prefix: Any = ()) -> dict[Place, Version]:
+        """Return the versions that were valid under a prefix at a moment."""
         return {
             place: version
             for place, key in self.keys.items()
@@ -92,19 +92,19 @@ class Memories(RuleBasedStateMachine):
 
     @rule(space=spaces, name=names, word=words, n=st.integers(0, 3), ttl=lives, index=st.booleans())
     def put(self, space: Any, name: str, word: str, n: int, ttl: float | None, index: bool) -> None:
-        """A put, searched or not, mortal or not."""
+        """Put an item, searchable or not, with a TTL or without."""
         value, actor = {"text": f"the {word}", "n": n}, f"actor {n}" if n else None
         provenance = Provenance(actor=actor) if actor else None
         self.store.put(space, name, value, None if index else False, ttl=ttl, provenance=provenance)
         life = None if ttl is None else int(ttl * 60 * TICK)
-        self.at(space, name).put(
+        self.key_model(space, name).put(
             Version(0, value, 0, 0, ttl=life, actor=actor, index=index), self.now
         )
 
     @rule(space=spaces, name=names, version=st.integers(0, 4), gone=st.booleans())
     def swap(self, space: Any, name: str, version: int, gone: bool) -> None:
-        """Compare and swap: done at that version, refused at any other."""
-        key = self.at(space, name)
+        """Put or delete with if_version, which must succeed at that version only."""
+        key = self.key_model(space, name)
         present = key.present if key.present and key.present.alive(self.now) else None
         value = {"text": "swapped", "n": version}
         try:
@@ -120,13 +120,13 @@ class Memories(RuleBasedStateMachine):
 
     @rule(space=spaces, name=names)
     def delete(self, space: Any, name: str) -> None:
-        """A delete, of what is there or not."""
+        """Delete an item that may not exist."""
         self.store.delete(space, name)
-        self.at(space, name).put(None, self.now)
+        self.key_model(space, name).put(None, self.now)
 
     @rule()
     def sweep(self) -> None:
-        """What has expired is closed at the time it expired."""
+        """Sweep expired items, which closes each at the time it expired."""
         due = [
             key.present
             for key in self.keys.values()
@@ -139,7 +139,7 @@ class Memories(RuleBasedStateMachine):
 
     @rule(last=st.none() | st.integers(0, 2), days=st.none() | st.sampled_from([0.0, 0.5, 3.0]))
     def retain(self, last: int | None, days: float | None) -> None:
-        """Old versions go; the past they were is no longer asked about."""
+        """Drop old versions; the model forgets them as well."""
         if last is None and days is None:
             return
         since = self.now - int((days or 0) * DAY * TICK)
@@ -158,7 +158,7 @@ class Memories(RuleBasedStateMachine):
 
     @rule(prefix=prefixes, word=st.none() | words, n=st.none() | st.integers(0, 3))
     def forget(self, prefix: Any, word: str | None, n: int | None) -> None:
-        """A key goes with all its versions, if one of them is meant; the past it was goes too."""
+        """Erase keys with all their versions, if one version matches."""
         gone = {
             place: key
             for place, key in self.keys.items()
@@ -187,13 +187,13 @@ class Memories(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1.0, 59.0, 60.0, 1800.0, DAY, -1.0, -3600.0, 0.000001]))
     def step_clock(self, seconds: float) -> None:
-        """Time goes on, or back."""
+        """Move the clock forwards or backwards."""
         self.moments = [*self.moments, self.now][-6:]
         self.clock.now = round(self.clock.now + seconds, 6)
 
     @rule()
     def reopen(self) -> None:
-        """The file is opened by who remembers nothing."""
+        """Close the store and open it again."""
         self.store.close()
         self.store = self.open()
 
@@ -201,50 +201,50 @@ class Memories(RuleBasedStateMachine):
 
     @rule(space=spaces, name=names, refresh=st.booleans())
     def get(self, space: Any, name: str, refresh: bool) -> None:
-        """The present version, its time begun anew if wanted."""
-        version = self.alive(space).get((space, name))
+        """Read the present version, with or without refreshing its TTL."""
+        version = self.present_versions(space).get((space, name))
         item = self.store.get(space, name, refresh_ttl=refresh)
-        assert (version.shape() if version else None) == (shape(item) if item else None)
+        assert (version.shape() if version else None) == (describe_item(item) if item else None)
         if version and version.ttl is not None and refresh:
             version.expires = self.now + version.ttl
 
     @rule(prefix=prefixes, n=st.none() | st.integers(0, 3))
     def search(self, prefix: Any, n: int | None) -> None:
-        """All that is present under a prefix, or what of it meets a filter."""
+        """Search all items under a prefix, with or without a filter."""
         found = self.store.search(
             prefix, filter=None if n is None else {"n": n}, limit=100, refresh_ttl=False
         )
         wanted = {
             place: version.shape()
-            for place, version in self.alive(prefix).items()
+            for place, version in self.present_versions(prefix).items()
             if n is None or version.value["n"] == n
         }
-        assert wanted == {(item.namespace, item.key): shape(item) for item in found}
+        assert wanted == {(item.namespace, item.key): describe_item(item) for item in found}
         assert [item.namespace for item in found] == sorted(item.namespace for item in found)
 
     @rule(prefix=prefixes, word=words)
     def query(self, prefix: Any, word: str) -> None:
-        """The items that have a word, and are to be searched."""
+        """Search for a word, which finds searchable items with that word."""
         found = self.store.search(prefix, query=word, limit=100, refresh_ttl=False)
         wanted = [
             place
-            for place, version in self.alive(prefix).items()
+            for place, version in self.present_versions(prefix).items()
             if version.index and word in version.value["text"]
         ]
         assert sorted(wanted) == sorted((item.namespace, item.key) for item in found)
 
     @rule(prefix=prefixes, ago=st.integers(0, 5), word=words)
     def look_back(self, prefix: Any, ago: int, word: str) -> None:
-        """A moment of the past, as it was."""
+        """Compare reads, searches and listings of a past moment with the model."""
         if ago >= len(self.moments):
             return
         when = self.moments[ago]
         moment = Clock(when / TICK).at()
-        then = self.past(when, prefix)
+        then = self.versions_at(when, prefix)
         found = self.store.search(prefix, as_of=moment, limit=100)
         asked = self.store.search(prefix, query=word, as_of=moment, limit=100)
         assert {place: version.shape() for place, version in then.items()} == {
-            (item.namespace, item.key): shape(item) for item in found
+            (item.namespace, item.key): describe_item(item) for item in found
         }
         assert sorted(k for (_, k), v in then.items() if v.index and word in v.value["text"]) == (
             sorted(keys(asked))
@@ -254,13 +254,15 @@ class Memories(RuleBasedStateMachine):
         )
         for space, name in self.keys:
             item = self.store.get(space, name, as_of=moment)
-            version = self.past(when).get((space, name))
-            assert (version.shape() if version else None) == (shape(item) if item else None)
+            version = self.versions_at(when).get((space, name))
+            assert (version.shape() if version else None) == (describe_item(item) if item else None)
 
     @invariant()
-    def namespaces_and_counts(self) -> None:
-        """The cheap looks, after every step."""
-        assert sorted({space for space, _ in self.alive()}) == self.store.list_namespaces()
+    def compare_namespaces_and_counts(self) -> None:
+        """Compare namespaces and counts with the model after every step."""
+        assert (
+            sorted({space for space, _ in self.present_versions()}) == self.store.list_namespaces()
+        )
         present = [key.present for key in self.keys.values() if key.present]
         stats = self.store.stats()
         assert (len(present), sum(len(key.versions) for key in self.keys.values())) == (
@@ -268,19 +270,21 @@ class Memories(RuleBasedStateMachine):
             stats.items + stats.versions,
         )
 
-    def histories(self) -> None:
+    def compare_histories(self) -> None:
         for (space, name), key in self.keys.items():
             history = self.store.history(space, name)
-            assert [version.shape() for version in key.versions] == list(map(shape, history))
+            assert [version.shape() for version in key.versions] == list(
+                map(describe_item, history)
+            )
 
 
-class SealedMemories(Memories):
-    """The same in an encrypted file."""
+class SealedStoreRules(StoreRules):
+    """The same rules in an encrypted file."""
 
     key = KEY
 
 
-TestMemories = Memories.TestCase
+TestMemories = StoreRules.TestCase
 TestMemories.settings = settings(max_examples=rounds(30), stateful_step_count=30)
-TestSealedMemories = SealedMemories.TestCase
+TestSealedMemories = SealedStoreRules.TestCase
 TestSealedMemories.settings = settings(max_examples=rounds(10), stateful_step_count=30)

@@ -1,4 +1,4 @@
-"""The analyzer, and the words near in spelling and in meaning."""
+"""The text analyzer, and words that are near in spelling and in meaning."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ from perdure.stores.text import (
         ("!? — …", []),
     ],
 )
-def test_tokens_fold_case_accents_and_endings(text: str, expected: list[str]) -> None:
-    """A document's words come folded, stemmed, in order and with repetitions."""
+def test_tokenize_folds_case_accents_and_endings(text: str, expected: list[str]) -> None:
+    """The tokens of a document are in order and repeated."""
     assert expected == tokenize(text)
 
 
@@ -72,8 +72,8 @@ def test_tokens_fold_case_accents_and_endings(text: str, expected: list[str]) ->
         ("Don\u2019t", ["do"]),
     ],
 )
-def test_query_drops_stop_words_and_repetitions(text: str, expected: list[str]) -> None:
-    """A query keeps each telling word once, or all words if none tells."""
+def test_tokenize_query_drops_stop_words_and_repetitions(text: str, expected: list[str]) -> None:
+    """A query of stop words only keeps them all."""
     assert expected == tokenize_query(text)
 
 
@@ -97,8 +97,8 @@ def test_query_drops_stop_words_and_repetitions(text: str, expected: list[str]) 
         ("und dann war die", {"und": "und", "dann": "dann", "war": "war", "die": "die"}),
     ],
 )
-def test_the_words_that_rank(text: str, expected: dict[str, str]) -> None:
-    """Stop words of the query's language go, of others they stay; each word has its stem there."""
+def test_query_words_drop_stop_words_of_their_language(text: str, expected: dict[str, str]) -> None:
+    """Stop words of other languages stay. Each word has its stem in the query's language."""
     assert expected == extract_query_words_with_stems(text)
 
 
@@ -110,8 +110,8 @@ FOREIGN = st.lists(st.sampled_from(PIECES.split())).map(" ".join)
 
 
 @given(st.text() | FOREIGN)
-def test_a_text_is_found_by_its_own_words(text: str) -> None:
-    """Of each word of a query, whatever its language, a document of the same text has a token."""
+def test_every_query_word_has_a_token_in_the_same_text(text: str) -> None:
+    """This holds in every language."""
     found = set(tokenize(text))
 
     assert [
@@ -120,8 +120,8 @@ def test_a_text_is_found_by_its_own_words(text: str) -> None:
 
 
 @given(FOREIGN, FOREIGN)
-def test_no_word_is_lost_by_the_language_of_the_text(one: str, other: str) -> None:
-    """A text keeps the tokens that each part of it has as English: words of any query meet them."""
+def test_text_of_two_languages_keeps_tokens_of_both_parts(one: str, other: str) -> None:
+    """Words of a query in either language are among the tokens."""
     together = set(tokenize(f"{one} {other}"))
 
     assert set() == set(tokenize_query(one)) - together
@@ -131,8 +131,8 @@ def test_no_word_is_lost_by_the_language_of_the_text(one: str, other: str) -> No
 
 
 @given(st.text())
-def test_tokens_can_be_joined_by_spaces(text: str) -> None:
-    """No token is empty or holds a space or a control character."""
+def test_no_token_is_empty_or_contains_a_space(text: str) -> None:
+    """No token contains a control character either."""
     found = tokenize(text)
 
     assert found == " ".join(found).split()
@@ -140,26 +140,24 @@ def test_tokens_can_be_joined_by_spaces(text: str) -> None:
 
 
 @given(st.text())
-def test_a_text_holds_what_it_is_searched_by(text: str) -> None:
-    """A document is found by its own text: the query's tokens are among the document's."""
+def test_tokens_of_query_are_among_tokens_of_same_text(text: str) -> None:
+    """A document is found by its own text."""
     assert set() == set(tokenize_query(text)) - set(tokenize(text))
 
 
 @given(st.text(alphabet="aAéÉ 猫犬'x1,0", max_size=30))
-def test_composed_and_decomposed_are_one(text: str) -> None:
-    """However a letter is encoded, and in either case, the tokens are the same."""
+def test_tokens_do_not_depend_on_unicode_form_or_case(text: str) -> None:
     assert tokenize(text) == tokenize(unicodedata.normalize("NFD", text))
     assert tokenize(text) == tokenize(text.upper())
 
 
 @given(st.text(alphabet="abc' ,019", max_size=30))
-def test_ascii_takes_the_same_way(text: str) -> None:
-    """The short way for ASCII gives what the long way gives."""
+def test_ascii_fast_path_returns_same_tokens(text: str) -> None:
     assert tokenize(text) == tokenize(text + " 猫")[:-1]
 
 
-def test_part_of_a_chinese_word_is_found() -> None:
-    """Two characters, or one, of a longer run are among the run's tokens."""
+def test_tokens_of_chinese_text_contain_its_characters_and_pairs() -> None:
+    """A query of one or two adjacent characters finds the text."""
     document = set(tokenize("聊天记忆\uff1a管理对话中的消息"))
 
     assert set(tokenize_query("记忆")) <= document
@@ -168,8 +166,7 @@ def test_part_of_a_chinese_word_is_found() -> None:
     assert not set(tokenize_query("记话")) <= document
 
 
-def test_stemming_is_safe_in_threads() -> None:
-    """Threads that stem new words at once do not disturb each other."""
+def test_concurrent_stemming_gives_correct_stems() -> None:
     words = [f"{a}{b}{c}ings" for a in "bcdfgh" for b in "aiou" for c in ("rn", "mp", "nk", "lt")]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(tokenize, words))
@@ -177,8 +174,8 @@ def test_stemming_is_safe_in_threads() -> None:
     assert [[word.removesuffix("ings")] for word in words] == found
 
 
-def test_stop_words_are_lower_case_words() -> None:
-    """Each stop word is what the analyzer makes of a word before it stems it."""
+def test_english_stop_words_are_lower_case_ascii() -> None:
+    """The analyzer compares them with words that are folded and not yet stemmed."""
     assert [word for word in STOP_WORDS if not (word.isascii() and word.islower())] == []
 
 
@@ -203,13 +200,13 @@ def test_stop_words_are_lower_case_words() -> None:
         ("", "english"),
     ],
 )
-def test_language(text: str, expected: str) -> None:
-    """A text is in the language of its stop words; what English texts have too tells nothing."""
+def test_language_is_detected_from_stop_words(text: str, expected: str) -> None:
+    """Words that also occur in English texts do not count."""
     assert expected == detect_language(text)
 
 
-def test_stop_words_are_folded() -> None:
-    """All languages' stop words are as words of texts are folded, or pairs of characters."""
+def test_stop_words_of_all_languages_are_folded() -> None:
+    """Stop words have the form in which the analyzer splits and folds texts."""
     names = ["german", "french", "spanish", "finnish", "other"]
     words = [word for name in names for word in stop_words(name)]
 
@@ -227,14 +224,14 @@ def test_stop_words_are_folded() -> None:
         ("other", "ден", "виолончел"),
     ],
 )
-def test_a_word_is_common_in_its_language(language: str, common: str, rare: str) -> None:
-    """Of ordinary messages some have a common word, hardly any a rare one."""
+def test_message_frequency_is_high_for_common_words(language: str, common: str, rare: str) -> None:
+    """The frequency is the share of ordinary messages with the word."""
     assert message_frequency(common, language) > 10 * message_frequency(rare, language)
     assert message_frequency("qqq", language) == 0.0
 
 
-def test_a_long_word_is_not_compared_in_full() -> None:
-    """A table of as many characters for each of its words would be 340 MB."""
+def test_message_frequency_of_long_word_needs_little_memory() -> None:
+    """A comparison with full rows of as many characters would need 340 MB."""
     message_frequency("word")
     tracemalloc.start()
     assert message_frequency("y" * 20_000) == 0.0
@@ -252,13 +249,13 @@ def test_a_long_word_is_not_compared_in_full() -> None:
         ("", False),
     ],
 )
-def test_asks(text: str, expected: bool) -> None:
-    """A text asks if it ends with a question mark of any script."""
+def test_text_that_ends_with_question_mark_is_a_question(text: str, expected: bool) -> None:
+    """Question marks of all scripts count."""
     assert expected == ends_with_question(text)
 
 
-def test_nearest_forgives_slips() -> None:
-    """Swapped, dropped and changed letters lead to the word that was meant."""
+def test_nearest_words_include_word_of_a_misspelling() -> None:
+    """Swapped, missing and changed letters are recognised."""
     words = ["carolin", "receiv", "counsel", "mountain", "hike", "bike"]
 
     assert find_nearest_words("caroiln", words) == ["carolin"]
@@ -270,8 +267,8 @@ def test_nearest_forgives_slips() -> None:
     assert find_nearest_words("zebra", []) == []
 
 
-def test_nearest_orders_and_limits() -> None:
-    """The nearest come first, ties by the alphabet, never the word itself, at most `limit`."""
+def test_nearest_words_are_ordered_by_distance_and_limited() -> None:
+    """Ties are ordered alphabetically, and the word itself is left out."""
     words = ["paints", "painty", "paint", "pant"]
 
     assert find_nearest_words("paints", words, limit=2) == ["paint", "painty"]
@@ -279,16 +276,14 @@ def test_nearest_orders_and_limits() -> None:
 
 
 @given(st.text("abc", max_size=7), st.lists(st.text("abc", max_size=7), max_size=4))
-def test_slips_is_a_symmetric_distance(one: str, others: list[str]) -> None:
-    """Slips are counted alike from both sides, and none means equality."""
+def test_edit_distance_is_symmetric_and_zero_for_equal_words(one: str, others: list[str]) -> None:
     found = compute_edit_distances(one, others).tolist()
 
     assert found == [int(compute_edit_distances(other, [one])[0]) for other in others]
     assert [one == other for other in others] == [count == 0 for count in found]
 
 
-def test_misspellable() -> None:
-    """Numbers, short words and pairs of characters are taken as they are."""
+def test_numbers_short_words_and_character_pairs_are_not_misspellable() -> None:
     assert [is_misspellable(token) for token in ("paint", "2023", "cat", "记忆")] == [
         True,
         False,
@@ -297,26 +292,26 @@ def test_misspellable() -> None:
     ]
 
 
-def test_kin_are_near_in_meaning() -> None:
-    """Kin come nearest first, without the word itself, all in one form with the analyzer's."""
-    kin = find_synonyms("buy")
+def test_synonyms_are_ordered_by_similarity_without_the_word_itself() -> None:
+    """Synonyms have the analyzer's form."""
+    synonyms = find_synonyms("buy")
 
-    assert {"purchas", "bought", "sell"} <= {stem for stem, _ in kin}
-    assert "buy" not in dict(kin)
-    assert sorted((near for _, near in kin), reverse=True) == [near for _, near in kin]
-    assert all(0.5 < near <= 1 for _, near in kin)
+    assert {"purchas", "bought", "sell"} <= {stem for stem, _ in synonyms}
+    assert "buy" not in dict(synonyms)
+    assert sorted((near for _, near in synonyms), reverse=True) == [near for _, near in synonyms]
+    assert all(0.5 < near <= 1 for _, near in synonyms)
     assert find_synonyms("qwertyish") == []
 
 
-def calls(function: Callable[[str], object], text: str) -> int:
-    """How many calls a function makes, those of generators and of built-in functions included."""
+def count_calls(function: Callable[[str], object], text: str) -> int:
+    """Return how many Python and built-in functions and generators a function calls."""
     count = 0
 
-    def seen(frame: object, event: str, arg: object) -> None:
+    def count_event(frame: object, event: str, arg: object) -> None:
         nonlocal count
         count += event in ("call", "c_call")
 
-    sys.setprofile(seen)
+    sys.setprofile(count_event)
     try:
         function(text)
     finally:
@@ -339,8 +334,10 @@ def calls(function: Callable[[str], object], text: str) -> int:
         "\u306e\u304b",
     ],
 )
-def test_what_a_text_costs_is_linear(function: Callable[[str], object], unit: str) -> None:
-    """Eight times the text makes at most eight times the calls, and a few."""
-    few, many = (calls(function, unit * (size // len(unit))) for size in (2_500, 20_000))
+def test_cost_of_text_analysis_is_linear_in_length(
+    function: Callable[[str], object], unit: str
+) -> None:
+    """Eight times the text needs at most eight times the calls, plus a constant."""
+    few, many = (count_calls(function, unit * (size // len(unit))) for size in (2_500, 20_000))
 
     assert many <= 8 * few + 50

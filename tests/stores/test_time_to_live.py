@@ -1,4 +1,4 @@
-"""Items that expire: never returned afterwards, swept, and kept alive by reading if wanted."""
+"""Items with a time to live: never returned after expiry, swept, and refreshed by reads."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ A = ("a",)
 MINUTE = 60.0
 
 
-def everywhere(store: SQLiteStore, clock: Clock, key: str) -> set[str]:
-    """The ways in which an item is still seen."""
-    ways: dict[str, Any] = {
+def list_successful_reads(store: SQLiteStore, clock: Clock, key: str) -> set[str]:
+    """Return the names of the read methods that still return an item."""
+    results: dict[str, Any] = {
         "get": store.get(A, key, refresh_ttl=False),
         "as_of": store.get(A, key, as_of=clock.at()),
         "search": store.search(A, refresh_ttl=False),
@@ -35,31 +35,33 @@ def everywhere(store: SQLiteStore, clock: Clock, key: str) -> set[str]:
         "batch": [found for found in store.batch([GetOp(A, key, False)]) if found],
         "batch search": store.batch([SearchOp(A, refresh_ttl=False)])[0],
     }
-    return {way for way, found in ways.items() if found}
+    return {name for name, found in results.items() if found}
 
 
-def test_an_expired_item_is_never_seen(store: SQLiteStore, clock: Clock) -> None:
-    """Alive it is seen in every way; from its last moment on in none, swept or not."""
+def test_expired_item_is_not_returned_by_any_read(store: SQLiteStore, clock: Clock) -> None:
+    """Every read returns the item before it expires; none does afterwards, swept or not."""
     store.put(A, "k", {"text": "tea"}, ttl=1)
     clock.forward(MINUTE - 0.001)
-    before = everywhere(store, clock, "k")
+    before = list_successful_reads(store, clock, "k")
     clock.forward(0.001)
-    after = everywhere(store, clock, "k")
+    after = list_successful_reads(store, clock, "k")
     swept = store.sweep_ttl()
 
     assert len(before) == 12
     assert after == set()
     assert swept == 1
-    assert everywhere(store, clock, "k") == set()
+    assert list_successful_reads(store, clock, "k") == set()
     assert store.sweep_ttl() == 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("ttl", [None, {}, {"default_ttl": 1}, {"refresh_on_read": True}], ids=str)
-def test_reading_keeps_alive(backend: str, ttl: Any, tmp_path: Path, clock: Clock) -> None:
-    """By default getting and finding let the time run anew, as in langgraph's stores.
+def test_get_and_search_refresh_ttl_by_default(
+    backend: str, ttl: Any, tmp_path: Path, clock: Clock
+) -> None:
+    """langgraph's stores have the same default.
 
-    A read that says `refresh_ttl=False` does not.
+    A read with `refresh_ttl=False` does not refresh.
     """
     with BACKENDS[backend](tmp_path, clock=clock, ttl=ttl) as store:
         for key in ("got", "told", "found", "asked", "batched", "left", "last"):
@@ -83,26 +85,30 @@ def test_reading_keeps_alive(backend: str, ttl: Any, tmp_path: Path, clock: Cloc
     assert later == []
 
 
-def test_a_store_without_refresh_keeps_nothing_alive(store: SQLiteStore, clock: Clock) -> None:
-    """It is the same store, whose reads refresh only if they say so."""
+def test_without_refresh_returns_store_whose_reads_do_not_refresh(
+    store: SQLiteStore, clock: Clock
+) -> None:
+    """It is a view of the same store. A read with `refresh_ttl=True` still refreshes."""
     store.put(A, "k", {"text": "tea"}, ttl=1)
     store.put(A, "told", {"text": "milk"}, ttl=1)
     clock.forward(MINUTE / 2)
-    quiet = store.without_refresh()
-    quiet.get(A, "k")
-    quiet.search(A, query="tea")
-    quiet.batch([GetOp(A, "k"), SearchOp(A)])
-    quiet.scoped(A).search(())
-    quiet.get(A, "told", refresh_ttl=True)
+    unrefreshing = store.without_refresh()
+    unrefreshing.get(A, "k")
+    unrefreshing.search(A, query="tea")
+    unrefreshing.batch([GetOp(A, "k"), SearchOp(A)])
+    unrefreshing.scoped(A).search(())
+    unrefreshing.get(A, "told", refresh_ttl=True)
     clock.forward(MINUTE / 2)
 
     assert keys(store.search(A)) == ["told"]
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_every_read_keeps_alive_if_configured(door: str, tmp_path: Path, clock: Clock) -> None:
-    """With `refresh_on_read` each read lets the time run anew, but one that says it does not."""
-    ways: dict[str, Any] = {
+def test_refresh_on_read_refreshes_ttl_in_every_read(
+    door: str, tmp_path: Path, clock: Clock
+) -> None:
+    """A read with `refresh_ttl=False` is the exception."""
+    reads: dict[str, Any] = {
         "get": lambda store: store.get(A, "get"),
         "search": lambda store: store.search(A, filter={"text": "search"}),
         "query": lambda store: store.search(A, query="query", mode="text"),
@@ -112,9 +118,9 @@ def test_every_read_keeps_alive_if_configured(door: str, tmp_path: Path, clock: 
     }
     with BACKENDS["file"](tmp_path, clock=clock, ttl={"refresh_on_read": True}) as opened:
         store = through(door, opened)
-        store.batch([PutOp(A, key, {"text": key}, ttl=1) for key in ways])
+        store.batch([PutOp(A, key, {"text": key}, ttl=1) for key in reads])
         clock.forward(MINUTE / 2)
-        for read in ways.values():
+        for read in reads.values():
             read(store)
         clock.forward(MINUTE / 2)
 
@@ -123,8 +129,7 @@ def test_every_read_keeps_alive_if_configured(door: str, tmp_path: Path, clock: 
             store.end()
 
 
-def test_reading_the_past_keeps_nothing_alive(store: SQLiteStore, clock: Clock) -> None:
-    """A look at the past is no reading."""
+def test_read_of_the_past_does_not_refresh_ttl(store: SQLiteStore, clock: Clock) -> None:
     store.put(A, "k", {"text": "tea"}, ttl=1)
     clock.forward(MINUTE / 2)
     store.get(A, "k", as_of=clock.at(), refresh_ttl=True)
@@ -134,8 +139,10 @@ def test_reading_the_past_keeps_nothing_alive(store: SQLiteStore, clock: Clock) 
     assert store.get(A, "k") is None
 
 
-def test_a_look_at_the_future_hides_nothing(store: SQLiteStore, clock: Clock) -> None:
-    """What a search of the future saw expire is found when a read has prolonged it since."""
+def test_search_of_the_future_does_not_hide_refreshed_item(
+    store: SQLiteStore, clock: Clock
+) -> None:
+    """An item that had expired at the future moment is found after a read has refreshed it."""
     store.put(A, "k", {"text": "tea"}, ttl=1)
     future = store.search(A, query="tea", as_of=clock.at(-2 * MINUTE))
     clock.forward(MINUTE / 2)
@@ -149,8 +156,10 @@ def test_a_look_at_the_future_hides_nothing(store: SQLiteStore, clock: Clock) ->
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_configuration_of_langgraph(backend: str, tmp_path: Path, clock: Clock) -> None:
-    """`default_ttl` holds for puts that say nothing, `refresh_on_read` for reads."""
+def test_ttl_configuration_sets_default_ttl_and_refresh(
+    backend: str, tmp_path: Path, clock: Clock
+) -> None:
+    """`default_ttl` applies to puts without a ttl, and `refresh_on_read` to reads."""
     ttl: Any = {"default_ttl": 1, "refresh_on_read": False}
     with BACKENDS[backend](tmp_path, clock=clock, ttl=ttl) as store:
         store.put(A, "default", {})
@@ -172,8 +181,8 @@ def test_the_configuration_of_langgraph(backend: str, tmp_path: Path, clock: Clo
     assert third == {"none"}
 
 
-def test_another_put_decides_anew(store: SQLiteStore, clock: Clock) -> None:
-    """A put without time to live makes an item stay; one with gives it that."""
+def test_new_put_replaces_ttl_of_item(store: SQLiteStore, clock: Clock) -> None:
+    """A put without a TTL removes it, and a put with a TTL sets it."""
     store.put(A, "stays", {}, ttl=1)
     store.put(A, "stays", {})
     store.put(A, "goes", {})
@@ -184,8 +193,8 @@ def test_another_put_decides_anew(store: SQLiteStore, clock: Clock) -> None:
     assert keys(store.search(A)) == ["stays"]
 
 
-def test_a_put_after_expiry_begins_anew(store: SQLiteStore, clock: Clock) -> None:
-    """What had expired is not there: compare-and-swap wants 0, and created_at is new."""
+def test_put_after_expiry_creates_item_anew(store: SQLiteStore, clock: Clock) -> None:
+    """An expired item does not exist: if_version must be 0, and created_at is new."""
     store.put(A, "k", {"n": 1}, ttl=1)
     clock.forward(2 * MINUTE)
     store.put(A, "k", {"n": 2}, if_version=0)
@@ -199,8 +208,10 @@ def test_a_put_after_expiry_begins_anew(store: SQLiteStore, clock: Clock) -> Non
 
 
 @pytest.mark.parametrize("sweep", [True, False])
-def test_the_past_of_what_expired(sweep: bool, store: SQLiteStore, clock: Clock) -> None:
-    """It is seen at the moments when it was alive; its history says when it ended."""
+def test_expired_item_is_returned_for_moments_before_expiry(
+    sweep: bool, store: SQLiteStore, clock: Clock
+) -> None:
+    """Its history says when it expired."""
     store.put(A, "k", {"text": "tea"}, ttl=1)
     during = clock.forward(MINUTE / 2)
     clock.forward(MINUTE)
@@ -216,8 +227,7 @@ def test_the_past_of_what_expired(sweep: bool, store: SQLiteStore, clock: Clock)
     assert store.get(A, "k", as_of=ended) is None
 
 
-def test_a_sweep_of_many(store: SQLiteStore, clock: Clock) -> None:
-    """A sweep takes all that is due and nothing else, however many there are."""
+def test_sweep_closes_all_expired_items_and_no_others(store: SQLiteStore, clock: Clock) -> None:
     store.batch([PutOp(A, f"k{n}", {"n": n}, ttl=1 + n % 2) for n in range(1200)])
     clock.forward(MINUTE)
     swept, again = store.sweep_ttl(), store.sweep_ttl()
@@ -227,8 +237,8 @@ def test_a_sweep_of_many(store: SQLiteStore, clock: Clock) -> None:
     assert store.stats().items == 600
 
 
-def test_the_sweeper_sweeps(file_store: SQLiteStore, clock: Clock) -> None:
-    """Started, it sweeps by itself until it is stopped; starting it twice starts one."""
+def test_ttl_sweeper_sweeps_until_stopped(file_store: SQLiteStore, clock: Clock) -> None:
+    """Starting the sweeper twice starts one thread."""
     file_store.put(A, "k", {}, ttl=1)
     clock.forward(MINUTE)
     thread = file_store.start_ttl_sweeper(0.0005)
@@ -237,16 +247,16 @@ def test_the_sweeper_sweeps(file_store: SQLiteStore, clock: Clock) -> None:
         if file_store.stats().items == 0:
             break
         time.sleep(0.01)
-    left, stopped = file_store.stats().items, file_store.stop_ttl_sweeper(10)
+    remaining, stopped = file_store.stats().items, file_store.stop_ttl_sweeper(10)
 
-    assert left == 0
+    assert remaining == 0
     assert thread is again
     assert stopped
     assert not thread.is_alive()
 
 
-def test_sweeping_may_be_awaited(tmp_path: Path, clock: Clock) -> None:
-    """On an event loop, sweeping and the end of the sweeper have forms that are awaited."""
+def test_async_sweep_and_async_stop_of_sweeper(tmp_path: Path, clock: Clock) -> None:
+    """Both can be awaited, and closing the store stops the sweeper."""
 
     async def course() -> tuple[Any, ...]:
         async with BACKENDS["file"](tmp_path, clock=clock) as store:
@@ -265,8 +275,8 @@ def test_sweeping_may_be_awaited(tmp_path: Path, clock: Clock) -> None:
     assert asyncio.run(course()) == (1, False, True, False)
 
 
-def test_a_sweeper_that_was_stopped_is_replaced(file_store: SQLiteStore) -> None:
-    """Also while its thread has not ended yet."""
+def test_start_after_stop_starts_another_sweeper(file_store: SQLiteStore) -> None:
+    """This holds even while the thread of the first sweeper still runs."""
     first = file_store.start_ttl_sweeper(60)
     file_store.stop_ttl_sweeper(0)
     second = file_store.start_ttl_sweeper(60)
@@ -275,10 +285,10 @@ def test_a_sweeper_that_was_stopped_is_replaced(file_store: SQLiteStore) -> None
     assert second.is_alive()
 
 
-def test_a_sweeper_that_died_is_replaced(
+def test_start_replaces_sweeper_that_died(
     file_store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An unexpected error, or a fork, ends the thread; the next start begins another."""
+    """An unexpected error or a fork ends the thread; the next start starts another one."""
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     monkeypatch.setattr(file_store, "sweep_ttl", lambda: 1 / 0)
     first = file_store.start_ttl_sweeper(0.0001)
@@ -289,8 +299,7 @@ def test_a_sweeper_that_died_is_replaced(
     assert second.is_alive()
 
 
-def test_closing_stops_the_sweeper(tmp_path: Path) -> None:
-    """A store that is closed leaves no thread behind."""
+def test_close_stops_the_sweeper_thread(tmp_path: Path) -> None:
     with BACKENDS["file"](tmp_path) as store:
         thread = store.start_ttl_sweeper(60)
 
@@ -299,8 +308,8 @@ def test_closing_stops_the_sweeper(tmp_path: Path) -> None:
 
 @FEWER
 @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf"), "1", True, [1]], ids=repr)
-def test_times_to_live_that_make_no_sense(ttl: Any, store: SQLiteStore) -> None:
-    """A time to live that is no positive number is refused, and nothing is written."""
+def test_put_refuses_invalid_ttl(ttl: Any, store: SQLiteStore) -> None:
+    """A TTL that is not a positive number is refused, and nothing is written."""
     with pytest.raises(ConfigurationError, match="ttl"):
         store.put(A, "k", {}, ttl=ttl)
 
@@ -308,8 +317,10 @@ def test_times_to_live_that_make_no_sense(ttl: Any, store: SQLiteStore) -> None:
 
 
 @pytest.mark.parametrize("ttl", [1e-12, 1e9, 1e300])
-def test_extreme_times_to_live(ttl: float, store: SQLiteStore, clock: Clock) -> None:
-    """However short or long, the item can be read and expires as a date."""
+def test_very_short_and_very_long_ttl_are_accepted(
+    ttl: float, store: SQLiteStore, clock: Clock
+) -> None:
+    """The item can be read, and its expires_at is a date."""
     store.put(A, "k", {}, ttl=ttl)
     item = store.get(A, "k", refresh_ttl=False)
 
@@ -319,7 +330,7 @@ def test_extreme_times_to_live(ttl: float, store: SQLiteStore, clock: Clock) -> 
 
 
 @pytest.mark.parametrize("minutes", [-1, "1", True])
-def test_sweep_intervals_that_make_no_sense(minutes: Any, file_store: SQLiteStore) -> None:
-    """An interval that is no positive number of minutes is refused; no thread is started."""
+def test_start_ttl_sweeper_refuses_invalid_interval(minutes: Any, file_store: SQLiteStore) -> None:
+    """The interval must be a positive number of minutes."""
     with pytest.raises(ConfigurationError, match="interval"):
         file_store.start_ttl_sweeper(minutes)

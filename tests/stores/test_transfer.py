@@ -1,4 +1,4 @@
-"""Export and import: any history goes through JSON Lines and comes out the same."""
+"""Export and import: any history can be exported to JSON Lines and imported again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ provenances = st.none() | st.builds(
     at=st.none() | st.datetimes(timezones=st.just(UTC)),
 )
 labels = st.sampled_from(["a", "b", "*", ".", "ü", "a.b"])
-courses = st.lists(
+operation_lists = st.lists(
     st.one_of(
         st.tuples(
             st.just("put"),
@@ -71,14 +71,14 @@ courses = st.lists(
 
 
 @contextmanager
-def memory(clock: Clock, **options: Any) -> Iterator[SQLiteStore]:
+def open_memory_store(clock: Clock, **options: Any) -> Iterator[SQLiteStore]:
     with open_store(":memory:", clock=clock, **of_words(index=None, **options)) as store:
         yield store
 
 
-def follow(store: SQLiteStore, clock: Clock, course: list[Any]) -> None:
-    """Live a history."""
-    for kind, *args in course:
+def apply_operations(store: SQLiteStore, clock: Clock, operations: list[Any]) -> None:
+    """Apply a list of operations to a store and its clock."""
+    for kind, *args in operations:
         if kind == "put":
             space, key, value, index, ttl, provenance = args
             store.put(space, key, value, index, ttl=ttl, provenance=provenance)
@@ -92,24 +92,24 @@ def follow(store: SQLiteStore, clock: Clock, course: list[Any]) -> None:
             store.retain(VersionRetention(last=args[0]))
 
 
-def told(store: SQLiteStore) -> list[str]:
-    """The lines of a store."""
+def export_lines(store: SQLiteStore) -> list[str]:
+    """Return the exported lines of a store."""
     return [json.dumps(line, ensure_ascii=False) for line in store.export()]
 
 
 @settings(max_examples=rounds(60), deadline=None)
-@given(courses, st.sampled_from([None, KEY]))
-def test_any_history_survives(course: list[Any], key: bytes | None) -> None:
-    """The lines of what was imported are those of what was exported; again, nothing is added."""
+@given(operation_lists, st.sampled_from([None, KEY]))
+def test_import_restores_any_exported_history(course: list[Any], key: bytes | None) -> None:
+    """A second import of the same lines adds nothing."""
     clock = Clock(NOW)
-    with memory(clock) as source, memory(clock, key=key) as target:
-        follow(source, clock, course)
-        lines = told(source)
+    with open_memory_store(clock) as source, open_memory_store(clock, key=key) as target:
+        apply_operations(source, clock, course)
+        lines = export_lines(source)
         report = target.import_lines(lines)
         counts = source.stats(), target.stats()
         again = target.import_lines(lines)
 
-        assert lines == told(target)
+        assert lines == export_lines(target)
         assert len(lines) == report.items + report.versions
         assert TransferReport(skipped=len(lines)) == again
         places = {(tuple(line["namespace"]), line["key"]) for line in map(json.loads, lines)}
@@ -124,52 +124,54 @@ def test_any_history_survives(course: list[Any], key: bytes | None) -> None:
 
 
 @settings(max_examples=rounds(25), deadline=None)
-@given(courses, courses)
-def test_a_history_goes_on(course: list[Any], later: list[Any]) -> None:
-    """A second export, when more has happened, brings the versions that are new."""
+@given(operation_lists, operation_lists)
+def test_import_of_second_export_adds_new_versions(course: list[Any], later: list[Any]) -> None:
     clock = Clock(NOW)
     later = [step for step in later if step[0] in ("put", "forward")]
-    with memory(clock) as source, memory(clock) as target:
-        follow(source, clock, course)
-        target.import_lines(told(source))
+    with open_memory_store(clock) as source, open_memory_store(clock) as target:
+        apply_operations(source, clock, course)
+        target.import_lines(export_lines(source))
         clock.forward(5)
-        follow(source, clock, later)
-        target.import_lines(told(source))
+        apply_operations(source, clock, later)
+        target.import_lines(export_lines(source))
 
-        assert present(source) == present(target)
+        assert read_present_items(source) == read_present_items(target)
 
 
-def present(store: SQLiteStore) -> dict[Any, Any]:
-    """What is there of each key, with its version."""
+def read_present_items(store: SQLiteStore) -> dict[Any, Any]:
+    """Return the version and the value of each present item."""
     return {(i.namespace, i.key): (i.version, i.value) for i in store.search((), limit=999)}
 
 
-def test_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many pages out and many batches in are as one; progress tells of each batch."""
-    clock, told_of = Clock(NOW), list[tuple[int, int | None]]()
-    with memory(clock) as source, memory(clock) as target:
+def test_export_and_import_in_small_pages_equal_those_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The progress callback is called for each batch."""
+    clock, progress_calls = Clock(NOW), list[tuple[int, int | None]]()
+    with open_memory_store(clock) as source, open_memory_store(clock) as target:
         for n in range(7):
             for turn in range(3):
                 source.put(("s", str(n % 2)), f"k{n}", {"n": n, "turn": turn})
             clock.forward()
         source.delete(("s", "0"), "k4")
         source.put(("sx",), "outside", {})
-        whole = told(source)
+        whole = export_lines(source)
         monkeypatch.setattr(transfer, "PAGE", 2)
-        pages = told(source)
-        report = target.import_lines(pages, progress=lambda done, of: told_of.append((done, of)))
+        pages = export_lines(source)
+        report = target.import_lines(
+            pages, progress=lambda done, of: progress_calls.append((done, of))
+        )
         part = [line["key"] for line in source.export(("s", "1"), versions=False)]
         no_versions = [line["key"] for line in source.export(("s",), versions=False)]
 
-        assert whole == pages == told(target)
+        assert whole == pages == export_lines(target)
         assert TransferReport(items=7, versions=15) == report
-        assert [(done, None) for done in range(2, 23, 2)] == told_of
+        assert [(done, None) for done in range(2, 23, 2)] == progress_calls
         assert part == ["k1", "k3", "k5"]
         assert ["k0", "k2", "k6", *part] == no_versions
 
 
-def test_out_and_in_on_a_loop(tmp_path: Path) -> None:
-    """The awaited forms do the same."""
+def test_async_export_and_import_equal_blocking_ones(tmp_path: Path) -> None:
     clock = Clock(NOW)
 
     async def run(source: SQLiteStore, target: SQLiteStore) -> tuple[list[str], Any, Any, Any]:
@@ -179,7 +181,7 @@ def test_out_and_in_on_a_loop(tmp_path: Path) -> None:
         own = await target.aimport_lines(['{"text": "mine"}'], namespace=("own",))
         return lines, some, report, own
 
-    with memory(clock) as source, memory(clock) as target:
+    with open_memory_store(clock) as source, open_memory_store(clock) as target:
         for n in range(3):
             source.put(A, "k", {"n": n})
             source.put(("b",), f"k{n}", {"n": n})
@@ -190,8 +192,8 @@ def test_out_and_in_on_a_loop(tmp_path: Path) -> None:
         assert lines == [json.dumps(line) for line in target.export() if "own" not in str(line)]
 
 
-def test_what_is_imported_is_found(tmp_path: Path) -> None:
-    """It gets words and vectors; if the embedder fails, it is found by words and waits."""
+def test_imported_items_are_found_by_words_and_vectors(tmp_path: Path) -> None:
+    """If the embedder fails, an imported item is found by its words and is pending."""
     options = of_words()
     lines = [
         json.dumps({"namespace": ["a"], "key": f"k{n}", "value": {"text": t}})
@@ -209,8 +211,11 @@ def test_what_is_imported_is_found(tmp_path: Path) -> None:
     assert (found, waiting, sorted(by_text)) == (["k0"], ["new"], ["k1", "new"])
 
 
-def test_values_of_ones_own(file_store: SQLiteStore) -> None:
-    """A line without namespace and value is a value; its key is its own, or of its content."""
+def test_import_of_bare_values_uses_namespace_and_content_key(file_store: SQLiteStore) -> None:
+    """A line without namespace and value is a value.
+
+    Its key is its field `key`, or a hash of the content.
+    """
     lines = ['{"text": "tea"}', "", '{"key": "named", "text": "milk"}', '{"key": null}', "  \n"]
     addressed = '{"namespace": ["b"], "key": "k", "value": {"text": "elsewhere"}}'
     report = file_store.import_lines([*lines, addressed, '{"value": {"n": 1}}'], namespace=A)
@@ -233,8 +238,8 @@ def test_values_of_ones_own(file_store: SQLiteStore) -> None:
         file_store.import_lines(['{"key": 7}'], namespace=A)
 
 
-def test_what_contradicts(file_store: SQLiteStore) -> None:
-    """A version of a number that is here and holds something else stops the import."""
+def test_import_of_contradicting_version_is_refused(file_store: SQLiteStore) -> None:
+    """A version number that exists with another value or provenance stops the import."""
     file_store.put(A, "k", {"n": 1})
     file_store.put(A, "k", {"n": 2})
     line = {"namespace": ["a"], "key": "k", "version": 2}
@@ -249,8 +254,8 @@ def test_what_contradicts(file_store: SQLiteStore) -> None:
     assert [item.version for item in file_store.history(A, "k")] == [2, 7]
 
 
-def test_times_are_kept(file_store: SQLiteStore, clock: Clock) -> None:
-    """When it was made, put, closed and will expire come from the line, to the microsecond."""
+def test_import_keeps_times_of_versions(file_store: SQLiteStore, clock: Clock) -> None:
+    """Creation, start, end and expiry are taken from the line, to the microsecond."""
     at = [f"2020-01-0{day}T00:00:00.000001+00:00" for day in range(1, 5)]
     line = {"namespace": ["a"], "key": "k", "value": {}, "created_at": at[0]}
     until = "2099-01-01T02:00:00+02:00"

@@ -1,4 +1,4 @@
-"""Each `a…` method of a store has a blocking twin that takes the same, and the reverse."""
+"""Each async method of a store has a blocking twin with the same signature, and vice versa."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from perdure.stores import ScopedStore, SQLiteStore
 
-# what needs no twin: opening, naming a part, threads of its own
+# methods without a twin: those that open a store, select a part of it, or start a thread
 ALONE = {
     *("bind", "from_conn_string", "model", "open", "scoped", "setup", "start_ttl_sweeper"),
     "without_refresh",
@@ -16,29 +16,29 @@ ALONE = {
 }
 
 
-def methods(store: type) -> list[str]:
+def list_paired_methods(store: type) -> list[str]:
     found = [name for name, _ in inspect.getmembers(store, callable) if not name.startswith("_")]
     return [name for name in found if name not in ALONE]
 
 
 @pytest.mark.parametrize("store", [SQLiteStore, ScopedStore])
-def test_every_method_is_there_in_both_colours(store: type) -> None:
-    """Without its `a`, the name of an async method is that of a blocking one."""
-    names = set(methods(store))
-    waiting = {
+def test_every_method_exists_in_blocking_and_async_form(store: type) -> None:
+    """The name of the async method has the prefix `a`."""
+    names = set(list_paired_methods(store))
+    async_names = {
         name
         for name in names
         if inspect.iscoroutinefunction(getattr(store, name))
         or inspect.isasyncgenfunction(getattr(store, name))
     }
 
-    assert {f"a{name}" for name in names - waiting} == waiting
+    assert {f"a{name}" for name in names - async_names} == async_names
 
 
 @pytest.mark.parametrize("store", [SQLiteStore, ScopedStore])
-def test_twins_take_the_same(store: type) -> None:
-    """Names, order and defaults of the parameters are the same."""
-    for name in methods(store):
+def test_blocking_and_async_twin_have_same_parameters(store: type) -> None:
+    """Names, order, kinds and defaults of the parameters are equal."""
+    for name in list_paired_methods(store):
         twin = getattr(store, f"a{name}", None)
         if twin is not None:
             one, other = inspect.signature(getattr(store, name)), inspect.signature(twin)
@@ -48,9 +48,9 @@ def test_twins_take_the_same(store: type) -> None:
 
 
 @pytest.mark.parametrize("store", [SQLiteStore, ScopedStore])
-def test_a_signature_says_what_the_caller_gets(store: type) -> None:
-    """No internal type, and the same for both twins."""
-    for name in methods(store):
+def test_blocking_and_async_twin_have_same_public_return_type(store: type) -> None:
+    """No signature contains an internal type."""
+    for name in list_paired_methods(store):
         returned = str(inspect.signature(getattr(store, name)).return_annotation)
         assert "Effects" not in returned, name
         twin = getattr(store, f"a{name}", None)

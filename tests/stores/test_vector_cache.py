@@ -1,4 +1,4 @@
-"""Each text is embedded once: batches, doubles, and the vectors that are kept."""
+"""The cache of vectors: each text is embedded once, and the cache is bounded."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from perdure.errors import EmbeddingFailed
 from perdure.stores.embedders import embedder_from
 
 
-class Counting:
-    """A model of three dimensions that notes the batches it is given."""
+class RecordingModel:
+    """A model of three dimensions that records its batches."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
@@ -26,9 +26,9 @@ class Counting:
         return [[float(len(text)), 1.0, 0.0] for text in texts]
 
 
-def test_each_text_is_embedded_once() -> None:
-    """Doubles within a call and texts of calls before do not reach the model; order is kept."""
-    model = Counting()
+def test_repeated_texts_are_embedded_once() -> None:
+    """Neither duplicates within a call nor texts of earlier calls reach the model again."""
+    model = RecordingModel()
     embedder = embedder_from(model)
     first = embedder.embed(["a", "bb", "a", "a", "ccc"])
     second = asyncio.run(embedder.aembed(["ccc", "d", "bb"]))
@@ -38,9 +38,9 @@ def test_each_text_is_embedded_once() -> None:
     assert (first[0] == first[2]).all()
 
 
-def test_texts_go_in_batches_and_what_was_embedded_is_kept() -> None:
-    """After a failure in the third batch only that and what follows is asked for again."""
-    model = Counting()
+def test_finished_batches_are_not_embedded_again_after_failure() -> None:
+    """After a failure in the third batch, only that batch and the following ones are embedded."""
+    model = RecordingModel()
     failing = [True]
 
     def fails_once(texts: list[str]) -> Any:
@@ -59,9 +59,9 @@ def test_texts_go_in_batches_and_what_was_embedded_is_kept() -> None:
     assert vectors.shape == (7, 3)
 
 
-def test_queries_are_kept_apart_and_all_is_dropped_when_told() -> None:
-    """A query is embedded once; `clear_cache` forgets queries and documents."""
-    model = Counting()
+def test_clear_cache_forgets_queries_and_documents() -> None:
+    """Until then, a query is embedded once, separately from documents."""
+    model = RecordingModel()
     embedder = embedder_from(model)
     for _ in range(2):
         embedder.embed_query("query")
@@ -73,28 +73,27 @@ def test_queries_are_kept_apart_and_all_is_dropped_when_told() -> None:
     assert model.batches == [["query"], ["text"], ["query"], ["text"]]
 
 
-def test_no_texts_no_call() -> None:
-    """Nothing to embed is not an error, and not a call."""
-    model = Counting()
+def test_embed_of_no_texts_does_not_call_the_model() -> None:
+    model = RecordingModel()
 
     assert embedder_from(model, dims=3).embed([]).shape == (0, 3)
     assert model.batches == []
 
 
 @given(st.lists(st.lists(st.integers(0, 12), max_size=8), max_size=20), st.integers(0, 6))
-def test_the_vectors_used_last_are_kept(calls: list[list[int]], most: int) -> None:
-    """As many as fit; whatever is dropped, each text gets its own vector."""
-    model, used = Counting(), list[str]()
+def test_cache_keeps_most_recently_used_vectors(calls: list[list[int]], cache_size: int) -> None:
+    """Each text gets its own vector, whatever is evicted."""
+    model, used = RecordingModel(), list[str]()
     embedder = embedder_from(model, dims=3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("perdure.stores.embedders.CACHE_SIZE", most)
+        patch.setattr("perdure.stores.embedders.CACHE_SIZE", cache_size)
         for numbers in calls:
             texts = ["x" * number for number in numbers]
-            kept, model.batches = used[-most:] if most else [], []
+            cached, model.batches = used[-cache_size:] if cache_size else [], []
             vectors = embedder.embed(texts)
-            new = [text for text in dict.fromkeys(texts) if text not in kept]
-            again = [text for text in dict.fromkeys(texts) if text in kept]
-            used = [text for text in kept if text not in texts] + again + new
+            new = [text for text in dict.fromkeys(texts) if text not in cached]
+            again = [text for text in dict.fromkeys(texts) if text in cached]
+            used = [text for text in cached if text not in texts] + again + new
 
             assert [text for batch in model.batches for text in batch] == new
             for text, vector in zip(texts, vectors, strict=True):
@@ -103,9 +102,8 @@ def test_the_vectors_used_last_are_kept(calls: list[list[int]], most: int) -> No
                 )
 
 
-def test_rows_that_are_kept_are_copies() -> None:
-    """What a caller does to its vectors changes no later answer."""
-    embedder = embedder_from(Counting())
+def test_changing_returned_vectors_does_not_change_the_cache() -> None:
+    embedder = embedder_from(RecordingModel())
     first = embedder.embed(["a", "bb"])
     expected = first.copy()
     first[:] = 0.0
@@ -113,18 +111,18 @@ def test_rows_that_are_kept_are_copies() -> None:
     assert (expected == embedder.embed(["a", "bb"])).all()
 
 
-def test_many_threads_share_an_embedder() -> None:
-    """The first answers of many threads agree on the dimensions, and all get their own vectors."""
-    embedder = embedder_from(Counting())
+def test_concurrent_embed_calls_return_correct_vectors() -> None:
+    """The first calls of many threads agree on the dimensions."""
+    embedder = embedder_from(RecordingModel())
     outcomes: list[bool] = []
 
-    def work(number: int) -> None:
+    def embed_texts(number: int) -> None:
         texts = ["x" * (i % 50) for i in range(number, number + 40)]
         vectors = embedder.embed(texts)
         expected = [[len(t), 1.0, 0.0] / np.hypot(len(t), 1.0) for t in texts]
         outcomes.append(bool(np.allclose(vectors, expected)))
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
+    threads = [threading.Thread(target=embed_texts, args=(i,)) for i in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:

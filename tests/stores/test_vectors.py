@@ -1,4 +1,4 @@
-"""Vectors against numpy: the same nearest in the same order, whatever the file went through."""
+"""Vector search compared with numpy: the same items in the same order after any changes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ DIMS = 48
 Floats = NDArray[np.float64]
 
 
-class Given:
-    """An embedder that gives texts the vectors it was told."""
+class FixedEmbedder:
+    """An embedder that returns the vectors that were assigned to texts."""
 
     name = "given"
     dims = DIMS
@@ -33,70 +33,77 @@ class Given:
 
     def __init__(self, seed: int = 0) -> None:
         self.random = np.random.default_rng(seed)
-        self.of: dict[str, Floats] = {}
+        self.vectors: dict[str, Floats] = {}
 
-    def new(self, text: str, centre: Floats | None = None) -> str:
-        """Give a text a random vector, near a centre if one is given."""
+    def assign_vector(self, text: str, centre: Floats | None = None) -> str:
+        """Assign a random vector to a text, near `centre` or anywhere, and return the text."""
         vector = self.random.standard_normal(DIMS)
-        self.of[text] = vector if centre is None else centre + 0.35 * vector
+        self.vectors[text] = vector if centre is None else centre + 0.35 * vector
         return text
 
     def embed(self, texts: Any) -> Any:
-        return np.array([self.of[text] for text in texts])
+        return np.array([self.vectors[text] for text in texts])
 
     async def aembed(self, texts: Any) -> Any:
         return self.embed(texts)
 
 
-def opened(path: Any, given: Given, **options: Any) -> SQLiteStore:
-    index = {"embed": given, "dims": DIMS, "fields": ["texts[*]"]}
+def open_store_with_vectors(path: Any, embedder: FixedEmbedder, **options: Any) -> SQLiteStore:
+    index = {"embed": embedder, "dims": DIMS, "fields": ["texts[*]"]}
     return SQLiteStore.open(path, index=index, synchronous="normal", **options)
 
 
-def nearest(given: Given, query: str, living: dict[str, list[str]], count: int) -> list[str]:
-    """The keys whose best text is nearest, by numpy in float64."""
+def find_nearest_keys(
+    embedder: FixedEmbedder, query: str, living: dict[str, list[str]], count: int
+) -> list[str]:
+    """Return the keys whose nearest text is nearest to the query, by numpy in float64."""
     if not living:
         return []
-    rows = given.embed([text for texts in living.values() for text in texts])
-    cosines = rows @ given.of[query] / np.linalg.norm(rows, axis=1)
+    rows = embedder.embed([text for texts in living.values() for text in texts])
+    cosines = rows @ embedder.vectors[query] / np.linalg.norm(rows, axis=1)
     first = np.cumsum([0, *map(len, living.values())])[:-1]
     order = np.argsort(-np.maximum.reduceat(cosines, first))
     every = list(living)
     return [every[place] for place in order[:count].tolist()]
 
 
-class Course:
-    """A store, and beside it what it holds: key to texts."""
+class ComparedStore:
+    """A store, and a dictionary of the keys and texts that it should contain."""
 
-    def __init__(self, store: SQLiteStore, given: Given) -> None:
-        self.store, self.given = store, given
+    def __init__(self, store: SQLiteStore, embedder: FixedEmbedder) -> None:
+        self.store, self.embedder = store, embedder
         self.living: dict[str, list[str]] = {}
         self.count = 0
 
-    def texts(self) -> list[str]:
+    def make_texts(self) -> list[str]:
         self.count += 1
-        how_many = 1 + int(self.given.random.integers(0, 3))
-        return [self.given.new(f"text {self.count} {part}") for part in range(how_many)]
+        how_many = 1 + int(self.embedder.random.integers(0, 3))
+        return [
+            self.embedder.assign_vector(f"text {self.count} {part}") for part in range(how_many)
+        ]
 
-    def change(self, size: int) -> None:
-        """Put, replace and delete some."""
+    def change_items(self, size: int) -> None:
+        """Put, replace and delete some items."""
         ops: list[Any] = []
-        for number in self.given.random.integers(0, 400, size).tolist():
+        for number in self.embedder.random.integers(0, 400, size).tolist():
             key = f"k{number}"
             if number % 5 == 0 and key in self.living:
                 ops.append(PutOp(A, key, None))
                 del self.living[key]
             else:
-                self.living[key] = self.texts()
+                self.living[key] = self.make_texts()
                 ops.append(PutOp(A, key, {"texts": self.living[key], "odd": number % 2}))
         self.store.batch(ops)
 
-    def check(self) -> None:
-        """The order is numpy's down to the mean; what is below it scores nothing."""
-        query = self.given.new(f"query {self.count}")
+    def compare_with_numpy(self) -> None:
+        """Compare the order of results above the mean with numpy's.
+
+        Items below the mean score zero.
+        """
+        query = self.embedder.assign_vector(f"query {self.count}")
         odd = {key: texts for key, texts in self.living.items() if int(key[1:]) % 2}
         for living, filter in ((self.living, None), (odd, {"odd": 1})):
-            wanted = nearest(self.given, query, living, len(living))
+            wanted = find_nearest_keys(self.embedder, query, living, len(living))
             for count in (1, 10, 1000):
                 found = self.store.search(
                     A, query=query, mode="semantic", limit=count, filter=filter
@@ -108,48 +115,52 @@ class Course:
 
 
 @pytest.mark.parametrize("key", [None, KEY])
-def test_the_nearest_are_numpys(key: bytes | None, tmp_path: Path) -> None:
-    """Through puts, updates, deletes, merges of segments and a reopening: recall is 1.0."""
-    given = Given()
-    with opened(tmp_path / "x.db", given, key=key, vectors="float32") as store:
-        course = Course(store, given)
+def test_semantic_search_returns_same_order_as_numpy(key: bytes | None, tmp_path: Path) -> None:
+    """The test covers puts, updates, deletes, compaction and reopening."""
+    embedder = FixedEmbedder()
+    with open_store_with_vectors(tmp_path / "x.db", embedder, key=key, vectors="float32") as store:
+        compared = ComparedStore(store, embedder)
         for size in (1, 1, 3, 40, 1, 100, 2, 2, 2, 300, 1, 1, 70, 5):
-            course.change(size)
-            course.check()
+            compared.change_items(size)
+            compared.compare_with_numpy()
         for _ in range(90):
-            course.change(1)
-            store.search(A, query=given.new(f"small {course.count}"), mode="semantic")
-        course.check()
-    with opened(tmp_path / "x.db", given, key=key) as store:
-        course.store = store
-        course.check()
-        course.change(20)
-        course.check()
+            compared.change_items(1)
+            store.search(
+                A, query=embedder.assign_vector(f"small {compared.count}"), mode="semantic"
+            )
+        compared.compare_with_numpy()
+    with open_store_with_vectors(tmp_path / "x.db", embedder, key=key) as store:
+        compared.store = store
+        compared.compare_with_numpy()
+        compared.change_items(20)
+        compared.compare_with_numpy()
 
 
 @pytest.mark.parametrize("kind", ["float16", "int8"])
-def test_smaller_kinds_are_close(kind: Any, tmp_path: Path) -> None:
-    """Vectors kept in fewer bytes find nearly the same; of ten nearest at least nine on average."""
-    given = Given(1)
-    with opened(tmp_path / "x.db", given, vectors=kind) as store:
-        texts = {f"k{n}": [given.new(f"text {n}")] for n in range(800)}
+def test_search_with_smaller_vector_encoding_finds_nearly_the_same(
+    kind: Any, tmp_path: Path
+) -> None:
+    """At least nine of the ten nearest items are found on average."""
+    embedder = FixedEmbedder(1)
+    with open_store_with_vectors(tmp_path / "x.db", embedder, vectors=kind) as store:
+        texts = {f"k{n}": [embedder.assign_vector(f"text {n}")] for n in range(800)}
         store.batch([PutOp(A, key, {"texts": of}) for key, of in texts.items()])
         right = 0
         for n in range(20):
-            query = given.new(f"query {n}")
+            query = embedder.assign_vector(f"query {n}")
             found = keys(store.search(A, query=query, mode="semantic", limit=10))
-            right += len(set(found) & set(nearest(given, query, texts, 10)))
+            right += len(set(found) & set(find_nearest_keys(embedder, query, texts, 10)))
 
     assert right >= 180
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "int8"])
-def test_scores_lie_between_0_and_1(kind: Any, tmp_path: Path) -> None:
-    """Of the very vector and of one that points away, in every mode, best first."""
-    given = Given(3)
-    texts = [given.new(f"text {n}") for n in range(60)]
-    given.of["away"] = -given.of["text 0"]
-    with opened(tmp_path / "x.db", given, vectors=kind) as store:
+def test_scores_lie_between_0_and_1_and_fall_in_order(kind: Any, tmp_path: Path) -> None:
+    """This holds in every mode, for an identical vector and for an opposite one."""
+    embedder = FixedEmbedder(3)
+    texts = [embedder.assign_vector(f"text {n}") for n in range(60)]
+    embedder.vectors["away"] = -embedder.vectors["text 0"]
+    with open_store_with_vectors(tmp_path / "x.db", embedder, vectors=kind) as store:
         for text in [*texts, "away"]:
             store.put(A, text, {"texts": [text]})
         for text in texts:
@@ -163,29 +174,33 @@ def test_scores_lie_between_0_and_1(kind: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16"])
-def test_the_approximate_index_of_a_store(kind: Any, tmp_path: Path) -> None:
-    """Above `approximate_above` under a prefix sketches are used; the nearest are found."""
-    given = Given(2)
-    centres = given.random.standard_normal((60, DIMS))
-    with opened(tmp_path / "x.db", given, vectors=kind, approximate_above=1000) as store:
-        texts = {f"k{n}": [given.new(f"text {n}", centres[n % 60])] for n in range(5000)}
+def test_approximate_search_finds_nearest_items(kind: Any, tmp_path: Path) -> None:
+    """Sketches are used for prefixes with more than `approximate_above` items."""
+    embedder = FixedEmbedder(2)
+    centres = embedder.random.standard_normal((60, DIMS))
+    with open_store_with_vectors(
+        tmp_path / "x.db", embedder, vectors=kind, approximate_above=1000
+    ) as store:
+        texts = {
+            f"k{n}": [embedder.assign_vector(f"text {n}", centres[n % 60])] for n in range(5000)
+        }
         few = {key: texts[key] for key in list(texts)[:50]}
         for namespace, part in ((A, texts), (("few",), few)):
             store.batch([PutOp(namespace, key, {"texts": of}) for key, of in part.items()])
         right = 0
         for n in range(20):
-            query = given.new(f"query {n}", centres[n * 3])
+            query = embedder.assign_vector(f"query {n}", centres[n * 3])
             found = keys(store.search(A, query=query, mode="semantic", limit=10))
-            right += len(set(found) & set(nearest(given, query, texts, 10)))
+            right += len(set(found) & set(find_nearest_keys(embedder, query, texts, 10)))
         in_few = keys(store.search(("few",), query=query, mode="semantic", limit=5))
 
     assert right >= 190
-    assert len(set(in_few) & set(nearest(given, query, few, 5))) >= 4
+    assert len(set(in_few) & set(find_nearest_keys(embedder, query, few, 5))) >= 4
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "int8"])
-def test_sketches_find_the_nearest(kind: Any) -> None:
-    """On 60,000 clustered vectors, of which 4,000 are looked at twice, recall at 10 is 0.95."""
+def test_sketches_find_nearest_of_many_clustered_vectors(kind: Any) -> None:
+    """Of 60,000 vectors 4,000 are scored exactly, and the recall at 10 is 0.95."""
     random = np.random.default_rng(4)
     centres = random.standard_normal((600, 128)).astype(np.float32)
     rows = centres[random.integers(0, 600, 60_000)]
@@ -203,8 +218,8 @@ def test_sketches_find_the_nearest(kind: Any) -> None:
     assert right >= 190
 
 
-def test_what_a_filter_leaves_is_compared_exactly() -> None:
-    """Of 20,000 rows, most of them estimated, a filter leaves 60: the nearest are right."""
+def test_rows_selected_by_filter_are_scored_exactly() -> None:
+    """Of 20,000 rows, most of which are estimated, the filter selects 60."""
     random = np.random.default_rng(5)
     rows = random.standard_normal((20_000, DIMS)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
@@ -226,8 +241,8 @@ def test_what_a_filter_leaves_is_compared_exactly() -> None:
 
 
 @pytest.mark.parametrize(("kind", "error"), [("float32", 1e-6), ("float16", 2e-3), ("int8", 2e-2)])
-def test_scores_of_a_matrix(kind: Any, error: float) -> None:
-    """Cosines of stored vectors are float64's but for rounding, in any run of rows."""
+def test_vector_matrix_scores_equal_exact_cosines_within_rounding(kind: Any, error: float) -> None:
+    """This holds for any range of rows."""
     random = np.random.default_rng(3)
     rows = random.standard_normal((5000, 37))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
@@ -241,13 +256,12 @@ def test_scores_of_a_matrix(kind: Any, error: float) -> None:
     assert np.allclose(exact[[3, 3, 4999]], taken.score_rows(query, 0, 3), atol=error)
 
 
-def test_a_zero_vector_is_no_answer(tmp_path: Path) -> None:
-    """A text whose vector is zero is stored, and stands behind all that is near."""
-    given = Given()
-    given.of["zero"] = np.zeros(DIMS)
-    with opened(tmp_path / "x.db", given) as store:
+def test_item_with_zero_vector_ranks_last(tmp_path: Path) -> None:
+    embedder = FixedEmbedder()
+    embedder.vectors["zero"] = np.zeros(DIMS)
+    with open_store_with_vectors(tmp_path / "x.db", embedder) as store:
         store.put(A, "zero", {"texts": ["zero"]})
-        store.put(A, "near", {"texts": [given.new("query")]})
+        store.put(A, "near", {"texts": [embedder.assign_vector("query")]})
         found = keys(store.search(A, query="query", mode="semantic"))
 
     assert found == ["near", "zero"]

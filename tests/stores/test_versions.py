@@ -1,4 +1,4 @@
-"""Versions: each put keeps the former one, `as_of` looks back, compare-and-swap, retention."""
+"""Versions of items: history, reads of the past, compare-and-set, and retention."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ A = ("a",)
 DAY = 86_400.0
 
 
-def versions(store: SQLiteStore, key: str = "k") -> list[tuple[int, Any]]:
+def list_versions(store: SQLiteStore, key: str = "k") -> list[tuple[int, Any]]:
     return [(item.version, item.value.get("n")) for item in store.history(A, key)]
 
 
-def test_every_version_is_kept(store: SQLiteStore, clock: Clock) -> None:
-    """History has each version with the time it was valid; created_at survives updates."""
+def test_history_contains_every_version_with_its_times(store: SQLiteStore, clock: Clock) -> None:
+    """`created_at` is the same in all versions of an item."""
     times = [clock.at()]
     for n in range(1, 4):
         store.put(A, "k", {"n": n})
@@ -36,8 +36,8 @@ def test_every_version_is_kept(store: SQLiteStore, clock: Clock) -> None:
     assert (times[0], times[2], 3) == (item.created_at, item.updated_at, item.version)
 
 
-def test_a_look_at_the_past(store: SQLiteStore, clock: Clock) -> None:
-    """Get, search, query and list show any moment as it was, deleted items included."""
+def test_reads_as_of_a_moment_show_state_of_that_moment(store: SQLiteStore, clock: Clock) -> None:
+    """This holds for get, search, queries and listings, and for items deleted since."""
     before = clock.at(1)
     store.put(A, "k", {"n": 1, "text": "green tea"})
     first = clock.at()
@@ -49,7 +49,7 @@ def test_a_look_at_the_past(store: SQLiteStore, clock: Clock) -> None:
     store.delete(A, "k")
     third = clock.at()
 
-    def seen(when: Any) -> Any:
+    def read_state(when: Any) -> Any:
         item = store.get(A, "k", as_of=when)
         return (
             item.value["n"] if item else None,
@@ -59,15 +59,16 @@ def test_a_look_at_the_past(store: SQLiteStore, clock: Clock) -> None:
             store.list_namespaces(as_of=when),
         )
 
-    assert seen(before) == (None, [], [], [], [])
-    assert seen(first) == (1, [("k", 1)], ["k"], [1], [A])
-    assert seen(second) == (2, [("k", 2), ("other", 9)], ["other"], [2], [A, ("b",)])
-    assert seen(third) == (None, [("other", 9)], ["other"], [], [("b",)])
-    assert seen(second) == (2, [("k", 2), ("other", 9)], ["other"], [2], [A, ("b",)])
+    assert read_state(before) == (None, [], [], [], [])
+    assert read_state(first) == (1, [("k", 1)], ["k"], [1], [A])
+    assert read_state(second) == (2, [("k", 2), ("other", 9)], ["other"], [2], [A, ("b",)])
+    assert read_state(third) == (None, [("other", 9)], ["other"], [], [("b",)])
+    assert read_state(second) == (2, [("k", 2), ("other", 9)], ["other"], [2], [A, ("b",)])
 
 
-def test_a_semantic_look_at_the_past(store: SQLiteStore, clock: Clock) -> None:
-    """Vectors of closed versions are searched as of their time."""
+def test_semantic_search_of_the_past_uses_vectors_of_closed_versions(
+    store: SQLiteStore, clock: Clock
+) -> None:
     store.put(A, "k", {"text": "my car"})
     store.put(A, "z", {"text": "some rain"})
     past = clock.at()
@@ -83,8 +84,8 @@ def test_a_semantic_look_at_the_past(store: SQLiteStore, clock: Clock) -> None:
     assert not any(item.score for item in now)
 
 
-def test_delete_and_put_again(store: SQLiteStore, clock: Clock) -> None:
-    """Versions count on over a deletion, with a gap in time; created_at is that of the new life."""
+def test_version_numbers_continue_after_delete(store: SQLiteStore, clock: Clock) -> None:
+    """`created_at` is that of the new item, and reads between delete and put return None."""
     store.put(A, "k", {"n": 1})
     clock.forward()
     store.delete(A, "k")
@@ -93,14 +94,13 @@ def test_delete_and_put_again(store: SQLiteStore, clock: Clock) -> None:
     store.put(A, "k", {"n": 2})
     item = store.get(A, "k")
 
-    assert versions(store) == [(1, 1), (2, 2)]
+    assert list_versions(store) == [(1, 1), (2, 2)]
     assert item is not None
     assert clock.at() == item.created_at
     assert store.get(A, "k", as_of=gone) is None
 
 
-def test_a_clock_that_steps_back(store: SQLiteStore, clock: Clock) -> None:
-    """Versions keep the order in which they were put; the present one is the last put."""
+def test_versions_keep_put_order_when_clock_steps_back(store: SQLiteStore, clock: Clock) -> None:
     store.put(A, "k", {"n": 1})
     clock.forward(-3600)
     store.put(A, "k", {"n": 2})
@@ -116,11 +116,10 @@ def test_a_clock_that_steps_back(store: SQLiteStore, clock: Clock) -> None:
     store.delete(A, "k")
     assert store.get(A, "k") is None
     store.put(A, "k", {"n": 4})
-    assert versions(store) == [(1, 1), (2, 2), (3, 3), (4, 4)]
+    assert list_versions(store) == [(1, 1), (2, 2), (3, 3), (4, 4)]
 
 
-def test_times_within_one_tick(store: SQLiteStore) -> None:
-    """Puts at the very same moment are versions with distinct times."""
+def test_versions_put_at_same_moment_have_distinct_times(store: SQLiteStore) -> None:
     for n in range(5):
         store.put(A, "k", {"n": n})
     times = [each.valid_from for each in store.history(A, "k")]
@@ -129,11 +128,11 @@ def test_times_within_one_tick(store: SQLiteStore) -> None:
     assert len(times) == 5
 
 
-# -- compare and swap
+# -- compare-and-set
 
 
-def test_compare_and_swap(store: SQLiteStore) -> None:
-    """A put or delete with if_version is done at that version only; 0 means: not there."""
+def test_if_version_allows_put_and_delete_only_at_that_version(store: SQLiteStore) -> None:
+    """The version 0 means that the item must not exist."""
     store.put(A, "k", {"n": 1}, if_version=0)
     store.put(A, "k", {"n": 2}, if_version=1)
     with pytest.raises(VersionConflict, match=r"'k' in \('a',\) is at version 2, not at 1"):
@@ -147,18 +146,18 @@ def test_compare_and_swap(store: SQLiteStore) -> None:
     with pytest.raises(VersionConflict, match="not there"):
         store.put(("new",), "k", {}, if_version=5)
 
-    assert versions(store) == [(1, 1), (2, 2)]
+    assert list_versions(store) == [(1, 1), (2, 2)]
     assert store.list_namespaces() == [A]
     store.delete(A, "k", if_version=2)
     store.delete(A, "k", if_version=0)
     store.put(A, "k", {"n": 3}, if_version=0)
-    assert versions(store) == [(1, 1), (2, 2), (3, 3)]
+    assert list_versions(store) == [(1, 1), (2, 2), (3, 3)]
 
 
 @FEWER
 @pytest.mark.parametrize("version", [-1, "1", 1.0, True, [1]], ids=repr)
-def test_versions_that_make_no_sense(version: Any, store: SQLiteStore) -> None:
-    """An if_version that is no whole number is refused, and nothing is written."""
+def test_put_and_delete_refuse_invalid_if_version(version: Any, store: SQLiteStore) -> None:
+    """An if_version that is not an integer from 0 is refused, and nothing is written."""
     with pytest.raises(ConfigurationError, match="if_version"):
         store.put(A, "k", {}, if_version=version)
     with pytest.raises(ConfigurationError, match="if_version"):
@@ -170,8 +169,8 @@ def test_versions_that_make_no_sense(version: Any, store: SQLiteStore) -> None:
 # -- retention
 
 
-def filled(store: SQLiteStore, clock: Clock) -> None:
-    """Keys with five versions, a day each, one of them deleted at the end."""
+def fill_store(store: SQLiteStore, clock: Clock) -> None:
+    """Put five daily versions of two keys, and delete one of the keys at the end."""
     for n in range(5):
         store.batch([PutOp(A, key, {"n": n, "text": f"tea {n}"}) for key in ("k", "gone")])
         clock.forward(DAY)
@@ -179,7 +178,7 @@ def filled(store: SQLiteStore, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "kept", "kept_of_gone"),
+    ("rule", "expected", "expected_of_deleted_key"),
     [
         (VersionRetention(last=0), [4], []),
         (VersionRetention(last=2), [2, 3, 4], [3, 4]),
@@ -190,27 +189,26 @@ def filled(store: SQLiteStore, clock: Clock) -> None:
     ],
     ids=str,
 )
-def test_retention(
+def test_retain_drops_closed_versions_that_no_rule_keeps(
     rule: VersionRetention,
-    kept: list[int],
-    kept_of_gone: list[int],
+    expected: list[int],
+    expected_of_deleted_key: list[int],
     store: SQLiteStore,
     clock: Clock,
 ) -> None:
-    """Closed versions that no rule keeps are dropped; the present one always stays."""
-    filled(store, clock)
+    """The present version always stays."""
+    fill_store(store, clock)
     dropped = store.retain(rule)
     found = keys(store.search(A, query="tea"))
 
-    assert kept == [n for _, n in versions(store)]
-    assert kept_of_gone == [n for _, n in versions(store, "gone")]
-    assert 10 - len(kept) - len(kept_of_gone) == dropped
+    assert expected == [n for _, n in list_versions(store)]
+    assert expected_of_deleted_key == [n for _, n in list_versions(store, "gone")]
+    assert 10 - len(expected) - len(expected_of_deleted_key) == dropped
     assert found == ["k"]
     assert store.retain(rule) == 0
 
 
-def test_retention_under_a_prefix(store: SQLiteStore) -> None:
-    """Only what is under the prefix is touched."""
+def test_retain_with_prefix_affects_only_that_prefix(store: SQLiteStore) -> None:
     for namespace in (("a",), ("ab",), ("a", "b")):
         store.put(namespace, "k", {"n": 1})
         store.put(namespace, "k", {"n": 2})
@@ -220,8 +218,8 @@ def test_retention_under_a_prefix(store: SQLiteStore) -> None:
     assert len(store.history(("ab",), "k")) == 2
 
 
-def test_retention_forgets_what_search_remembered(store: SQLiteStore) -> None:
-    """A version that was closed and dropped between two searches scores nothing, nor counts."""
+def test_search_ignores_version_dropped_by_retain_since_last_search(store: SQLiteStore) -> None:
+    """A version that was closed and dropped between two searches neither scores nor counts."""
     store.put(A, "k", {"text": "tea"})
     store.put(A, "z", {"text": "milk"})
     assert len(store.search(A, query="tea", mode="semantic")) == 2
@@ -245,8 +243,8 @@ def test_retention_forgets_what_search_remembered(store: SQLiteStore) -> None:
     ],
     ids=str,
 )
-def test_retention_that_makes_no_sense(rule: VersionRetention, store: SQLiteStore) -> None:
-    """A rule that keeps nothing in particular, or has a wrong number, is refused."""
+def test_retain_refuses_invalid_rule(rule: VersionRetention, store: SQLiteStore) -> None:
+    """A rule without a criterion, or with an invalid number, is refused."""
     store.put(A, "k", {"n": 1})
     store.put(A, "k", {"n": 2})
     with pytest.raises(ConfigurationError, match="retention"):
@@ -257,8 +255,9 @@ def test_retention_that_makes_no_sense(rule: VersionRetention, store: SQLiteStor
 
 @FEWER
 @pytest.mark.parametrize("when", ["2026-01-01", 0, 1.5, True], ids=repr)
-def test_moments_that_make_no_sense(when: Any, store: SQLiteStore, clock: Clock) -> None:
-    """A moment that is no datetime, or has no time zone, is refused."""
+def test_reads_refuse_as_of_that_is_not_an_aware_datetime(
+    when: Any, store: SQLiteStore, clock: Clock
+) -> None:
     for moment in (when, clock.at().replace(tzinfo=None)):
         for call in (
             lambda moment=moment: store.get(A, "k", as_of=moment),
