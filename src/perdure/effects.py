@@ -39,8 +39,8 @@ class Effect(Generic[T]):
         self.blocking, self.awaiting = blocking, awaiting
 
     def __await__(self) -> Generator[Effect[T], Any, T]:
-        # The effect is yielded to `run` or `arun`. The caller performs the effect, and sends its
-        # result into this generator.
+        # The effect is yielded to `run` or `arun`. `run` or `arun` performs the effect, and sends
+        # its result into this generator.
         answer: T = yield self
         return answer
 

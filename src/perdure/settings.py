@@ -1,8 +1,8 @@
 """Load the settings from `perdure.toml`, the environment and arguments.
 
-Variables `PERDURE_*` override the file `perdure.toml`. Arguments override both the variables
-`PERDURE_*` and the file. The settings are the same for the library, the command line, the worker
-and the graphs of `langgraph.json`.
+Environment variables `PERDURE_*` override the file `perdure.toml`. Arguments override both the
+variables `PERDURE_*` and the file. The settings are the same for the library, the command line, the
+worker and the graphs of `langgraph.json`.
 """
 
 from __future__ import annotations

@@ -75,9 +75,9 @@ def history(
     """Show all messages of a thread.
 
     The model sees the messages marked ●. Messages marked ○ were removed from the state, but are
-    still in the history. Messages marked ◌ are only on a branch that does not lead to the head.
-    Items marked ? are items of which it is unknown whether the model sees them. All items of a
-    `DeltaChannel` are marked ?, because the graph defines the reducer of the channel.
+    still in the history. Messages marked ◌ are only on a branch that does not lead to the head. An
+    item is marked ? if it is in a `DeltaChannel` whose reducer the graph defines. For an item
+    marked ?, it is unknown whether the model sees the item.
     """
     from perdure.checkpointers.labels import describe_actions_of_other_users
     from perdure.checkpointers.titles import read_import_metadata

@@ -141,8 +141,8 @@ class SessionsReader:
         session = self._codex = self._codex or self._get_or_create_session(None)
         if kind == "turn_context":
             session.model = get_by_path(payload, str, "model") or session.model
-        # Only lines of the type `response_item` are imported. Lines of other types repeat content
-        # that lines of this type contain, too.
+        # Only lines of the type `response_item` are imported, because lines of other types repeat
+        # the content of `response_item` lines.
         if kind != "response_item":
             return
         session.source_count += 1

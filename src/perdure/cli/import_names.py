@@ -28,8 +28,8 @@ NODE: Final = "imported"
 # Maximum number of consecutive candidate ids that are tried although no thread has them. After more
 # candidate ids without a thread, the search for the thread of a conversation ends.
 _MAX_ID_GAP: Final = 16
-# An earlier version of perdure built thread ids from a file name and a suffix that consists of
-# numbers, such as "-3" or "-3.1".
+# An earlier version of perdure built thread ids from a file name and a suffix with numbers, such as
+# "-3" or "-3.1". The suffix may be empty.
 _FORMER_ID_SUFFIX: Final = re.compile(r"(-\d+(\.\d+)*)?")
 
 

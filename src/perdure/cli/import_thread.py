@@ -249,11 +249,9 @@ class ImportWriter:
                     self._report.count_threads(
                         self._file.saver.import_from(source.saver, names=names)
                     )
-                except (
-                    ImportFailed
+                except ImportFailed as exc:
                     # The import refused some threads. The error is raised after the store items are
                     # imported.
-                ) as exc:
                     refusal = exc
             if source.store is not None:
                 items = self._file.store.import_from(source.store, on_unsuitable="skip")

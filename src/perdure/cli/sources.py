@@ -44,7 +44,7 @@ class Source:
 
     @property
     def is_perdure_database(self) -> bool:
-        """Whether perdure wrote the database, and not langgraph."""
+        """Whether the database was written by perdure, instead of by langgraph."""
         return self.saver is not None or self.store is not None
 
 

@@ -2,9 +2,9 @@
 
 A caller names the person in the header `X-Perdure-User`, which every request may have. A caller who
 starts a run may instead name the person as the `user_id` in the `context` of the run. A request
-that is sent on behalf of a person reads and writes data of that person, and not data of the caller.
-The server still applies the rate limits of the caller, passes the caller's user object to graphs,
-and checks the caller's permissions.
+that is sent on behalf of a person reads and writes data of that person. The server still applies
+the rate limits of the caller, passes the caller's user object to graphs, and checks the caller's
+permissions.
 """
 
 from __future__ import annotations

@@ -294,7 +294,7 @@ async def cancel_run(
     """Cancel a run.
 
     With the action `interrupt`, the stored checkpoints of the run are kept. With the action
-    `rollback`, the stored checkpoints are not kept.
+    `rollback`, the stored checkpoints of the run are not kept.
     """
     run = await get_permitted_run(call, runs, thread_id, run_id, action=action)
     if run.status not in LIVE_STATES:
@@ -469,8 +469,9 @@ async def _find_thread_of_person(call: Call, arguments: dict[str, Any]) -> Liste
 
     A thread to which the person has access is returned. A thread to which only the caller has
     access is returned if the caller owns the thread, or the thread has no owner, and if the thread
-    has no checkpoint yet. The new run assigns a thread without a checkpoint to the person. In all
-    other cases, None is returned, also if the thread does not exist.
+    has no checkpoint yet. The new run assigns a thread without a checkpoint to the person. None is
+    returned if the thread does not exist, or if the person has no access to the thread and the
+    thread cannot be assigned to the person.
 
     Raises:
         Forbidden: The thread belongs to another person.

@@ -63,7 +63,7 @@ class HandlerUser(dict[str, Any]):
 class _ActingUser:
     """Wraps the user object of an Auth file, and adds the attribute `acting_for`.
 
-    The class is used for user objects that are not dicts.
+    The class `_ActingUser` is used for user objects that are not dicts.
 
     The attribute `acting_for` is the person for whom the user sends the request.
     """
@@ -248,7 +248,7 @@ def _find_authentication_and_authorization_handlers(
 
     An `Auth` has no public method that returns its handlers, so private attributes are read.
 
-    Source: langgraph_sdk/auth/__init__.py. A comment in this module says that servers read the
+    Source: langgraph_sdk/auth/__init__.py. The text in this module says that servers read the
     private attributes.
 
     Args:

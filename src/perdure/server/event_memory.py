@@ -4,11 +4,11 @@ An `EventHolder` is an object that keeps events in memory. There are three kinds
 An event log keeps the events of a run or thread for current and future readers. A batch contains
 events that a reader has read from the database. A websocket sender keeps the message that is being
 sent to a websocket. If an event holder needs more memory than is left, the event holders first drop
-events that all readers have received or that are stored in the database. If more memory is needed
-when all such events are dropped, events that a reader still needs are dropped. The event holder
-that drops first is the one with the greatest product of the size and the age of its events. A
-reader that needs a dropped event receives the error `StreamLost`, unless the event is stored in the
-database.
+events that all readers have received or that are stored in the database. If no events that all
+readers have received or that are stored are left, and more memory is needed, events that a reader
+still needs are dropped. The event holder that drops first is the one with the greatest product of
+the size and the age of its events. A reader that needs a dropped event receives the error
+`StreamLost`, unless the event is stored in the database.
 
 All methods in this module must be called in one event loop, except
 `EventAccount.subtract_garbage_collected_bytes_later`, which any thread may call.

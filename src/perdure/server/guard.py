@@ -300,8 +300,8 @@ def _wrap_receive_with_identification_and_timeout(
 async def _store_identity_in_scope(scope: Scope) -> None:
     """Identify the user before the request body is read into memory.
 
-    The order prevents clients without valid credentials from using up the memory of the process
-    with large request bodies.
+    Identifying the user first prevents clients without valid credentials from using up the memory
+    of the process with large request bodies.
     """
     access = scope["app"].state.access
     action = getattr(getattr(scope.get("route"), "endpoint", None), "action", None)

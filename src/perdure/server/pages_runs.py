@@ -380,7 +380,10 @@ async def show_runs(
 
 
 async def _load_permitted_thread(call: Call, thread_id: str) -> tuple[Call, Thread]:
-    """Check that the caller may read a thread. Return the call for reading, and the thread."""
+    """Check that the caller may read a thread, and return a permitted call and the thread.
+
+    The returned call has the action `threads:read`.
+    """
     read_call = call.with_action("threads:read")
     return read_call, await read_call.permit_thread(thread_id)
 

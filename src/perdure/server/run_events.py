@@ -260,8 +260,8 @@ class StoredEvents:
     ) -> AsyncIterator[tuple[int, list[LoggedEvent]]]:
         """Yield the stored events that a log lacks, as pairs of a number and a list.
 
-        The number in a pair is the number of the last event that a reader of all lists up to this
-        list has received.
+        The number in each pair is the number of an event. A reader that has received the list in
+        the pair has received all events up to that event.
         """
         while position < log.last_dropped:
             batches = StoredBatches(
@@ -307,8 +307,8 @@ class StoredBatches:
 
         The events are yielded as pairs of a number and a list of events.
 
-        The number in a pair is the number of the last event that a reader of all lists up to this
-        list has received.
+        The number in each pair is the number of an event. A reader that has received the list in
+        the pair has received all events up to that event.
 
         Raises:
             EventDropped: Events are missing between the reader's last event and the first event
