@@ -173,7 +173,7 @@ class _EmbedFunction(NamedTuple):
     takes_one_text: bool = False
 
 
-def _find_embed_functions(model: Any) -> tuple[_EmbedFunction, _EmbedFunction]:
+def _find_document_and_query_embed_functions(model: Any) -> tuple[_EmbedFunction, _EmbedFunction]:
     """Return the function by which a model embeds documents, and the function for queries."""
     if isinstance(model, Embeddings):
         # The async methods that a class inherits from `Embeddings` run in the thread pool of the
@@ -226,7 +226,7 @@ class CheckedEmbedder:
     ) -> None:
         self.name = name
         self._dims = dims
-        self._documents, self._queries = _find_embed_functions(model)
+        self._documents, self._queries = _find_document_and_query_embed_functions(model)
         self._batch_size = batch_size
         self._in_process = getattr(model, "in_process", False) is True
         self._timeout_s = None if self._in_process else timeout_s

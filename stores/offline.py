@@ -260,11 +260,13 @@ def _load_table_tokenizer_and_foreign_ids() -> tuple[
     global _cached_weights
     with _weights_lock:
         if _cached_weights is None:
-            _cached_weights = _read_weights()
+            _cached_weights = _read_table_tokenizer_and_foreign_ids()
         return _cached_weights
 
 
-def _read_weights() -> tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int]]:
+def _read_table_tokenizer_and_foreign_ids() -> tuple[
+    NDArray[np.int8], WordPieceTokenizer, frozenset[int]
+]:
     """Read and check the table of vectors and the list of its tokens."""
     folder = files("perdure.stores") / "weights"
     try:

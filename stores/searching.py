@@ -109,7 +109,7 @@ def build_query(
     """
     if mode not in MODES:
         raise ConfigurationError(f"mode is {mode!r}; expected one of {MODES}")
-    span = None if during is None else _check_period(during)
+    span = None if during is None else _check_period_and_convert_to_seconds(during)
     if min_score is not None:
         check_number(
             "min_score",
@@ -128,7 +128,7 @@ def build_query(
     return SearchQuery(words, mode, context, explain, weights or Weights(), span, min_score)
 
 
-def _check_period(during: Any) -> tuple[float, float]:
+def _check_period_and_convert_to_seconds(during: Any) -> tuple[float, float]:
     """Check a period, and return its start and end in seconds since 1970."""
     if not isinstance(during, tuple | list) or len(during) != 2:
         raise ConfigurationError(
@@ -143,7 +143,7 @@ def _check_period(during: Any) -> tuple[float, float]:
     return start / 1e6, end / 1e6
 
 
-def check_page(limit: Any, offset: Any) -> tuple[int, int]:
+def check_limit_and_offset(limit: Any, offset: Any) -> tuple[int, int]:
     """Check the limit and the offset of a search, and return them."""
     for name, number in (("limit", limit), ("offset", offset)):
         check_number(name, number, "a whole number, zero or more", integer=True)
@@ -180,7 +180,7 @@ class Searcher:
             offset: The number of items to skip.
             refresh_ttl: Whether to restart the time to live of the items; None means the default.
         """
-        parts, page = self._parts, check_page(limit, offset)
+        parts, page = self._parts, check_limit_and_offset(limit, offset)
         # A page is read by one statement. If an index may be used, a second statement decides which
         # index.
         if query is None:
@@ -191,7 +191,7 @@ class Searcher:
             items = [FoundItem(item) for _, item in pairs]
         else:
             query = self._add_vector_blocking(query, selection)
-            words, terms = self._build_query_terms(query)
+            words, terms = self._build_query_words_and_terms(query)
             while True:
                 with suppress(SnapshotOutdated):
                     items = parts.database.read(
@@ -219,7 +219,7 @@ class Searcher:
         if reader.decode_if_matching(row, selection) is None:
             return RankExplanation("the filter excludes the item")
         query = self._add_vector_blocking(query, selection)
-        words, terms = self._build_query_terms(query)
+        words, terms = self._build_query_words_and_terms(query)
         while True:
             with suppress(SnapshotOutdated):
                 pool = read(lambda: self._indexes.load_pool(selection, terms))
@@ -281,7 +281,7 @@ class Searcher:
 
     # -- words and scores
 
-    def _build_query_terms(self, query: SearchQuery) -> tuple[_QueryWords, QueryTerms]:
+    def _build_query_words_and_terms(self, query: SearchQuery) -> tuple[_QueryWords, QueryTerms]:
         """Return the words of a query with their synonyms, and the terms to look up in the indexes.
 
         Each word of the query is returned with its stem as well.

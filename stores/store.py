@@ -58,7 +58,7 @@ from perdure.stores.parts import StoreParts
 from perdure.stores.puts import IndexOption, Put, are_small_enough_to_check_in_event_loop
 from perdure.stores.ranking import Weights
 from perdure.stores.reading import to_microseconds
-from perdure.stores.searching import Searcher, SearchQuery, build_query, check_page
+from perdure.stores.searching import Searcher, SearchQuery, build_query, check_limit_and_offset
 from perdure.stores.values import check_number
 
 
@@ -453,7 +453,7 @@ class Store(BaseStore):
             check_match_condition(condition)
         if depth is not None:
             check_number("max_depth", depth, "1 or more, or None", minimum=1, integer=True)
-        page = check_page(op.limit, op.offset)
+        page = check_limit_and_offset(op.limit, op.offset)
         moment = None if as_of is None else to_microseconds(as_of)
         hides_notes = not any(
             match.match_type == "prefix" and match.path[:1] not in ((), ("*",))

@@ -433,7 +433,7 @@ def find_synonyms(token: str) -> list[tuple[str, float]]:
     >>> find_synonyms("聊天")
     []
     """
-    stems, numbers, starts, related, similarity = _load_synonyms()
+    stems, numbers, starts, related, similarity = _load_synonym_arrays()
     number = numbers.get(token)
     if number is None:
         return []
@@ -443,7 +443,7 @@ def find_synonyms(token: str) -> list[tuple[str, float]]:
 
 
 @cache
-def _load_synonyms() -> tuple[
+def _load_synonym_arrays() -> tuple[
     list[str], dict[str, int], NDArray[np.uint32], NDArray[np.uint16], NDArray[np.uint8]
 ]:
     """Load the table of synonyms. Takes 10 ms.
@@ -481,7 +481,7 @@ def message_frequency(token: str, language: str = ENGLISH) -> float:
     >>> round(message_frequency("thank"), 3), message_frequency("xyzzy")
     (0.009, 0.0)
     """
-    words, rarity = _load_frequencies(language)
+    words, rarity = _load_word_frequencies(language)
     word = ("0" * len(token) if token.isdigit() and len(token) > 1 else token).encode()
     # A token that is longer than every token in the frequency list is not looked up, because numpy
     # would copy the whole list as wider strings for the comparison.
@@ -494,7 +494,7 @@ def message_frequency(token: str, language: str = ENGLISH) -> float:
 
 
 @cache
-def _load_frequencies(language: str) -> tuple[NDArray[np.bytes_], NDArray[np.uint8]]:
+def _load_word_frequencies(language: str) -> tuple[NDArray[np.bytes_], NDArray[np.uint8]]:
     """Load the sorted tokens of a language and their frequencies.
 
     A frequency is stored as -16 times the natural logarithm of the token's share of all words.

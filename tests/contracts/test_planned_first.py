@@ -255,7 +255,7 @@ def test_writes_are_acknowledged_if_epoch_requests_are_withdrawn(
     saver, _ = savers
     put(saver, {"n": 1}, uid="a")
     writer = saver.database._connect_once().writer  # type: ignore[attr-defined]
-    read_data_version = writer._read_data_version
+    read_data_version = writer._count_foreign_change_if_any
 
     def withdraw_and_read() -> None:
         if not writer._conn.in_transaction:
@@ -270,7 +270,7 @@ def test_writes_are_acknowledged_if_epoch_requests_are_withdrawn(
                 )
                 await put_async(saver, uid, {"n": uid}, parent_id)
 
-    monkeypatch.setattr(writer, "_read_data_version", withdraw_and_read)
+    monkeypatch.setattr(writer, "_count_foreign_change_if_any", withdraw_and_read)
     asyncio.run(run_puts())
     assert list_checkpoint_ids(saver, config_at()) == ["c", "b", "a"]
 

@@ -294,7 +294,7 @@ def test_a_rollback_that_comes_between_the_last_step_and_the_end_is_done(
             asked.append(run.run_id)
             await self._runs.table.cancel_runs("t", run.run_id, "rollback")
             if asked_of == "its server":
-                await self._runs.refresh_run(run)
+                await self._runs.update_run_from_row(run)
 
     monkeypatch.setattr(RunExecution, "_carry_out_cancellation_and_clean_up_thread", cancel_first)
     with served(db, gate) as client:

@@ -268,7 +268,7 @@ def require_confirmation(question: str, is_confirmed: bool) -> None:
             raise exc.__context__ or exc from None
 
 
-def erase_items(
+def confirm_and_erase_items(
     forget: Callable[..., Receipt],
     describe: Callable[[Receipt], str],
     preview: Callable[[Receipt], None] = lambda receipt: None,

@@ -177,7 +177,7 @@ class Conversation:
             self.add_problem("has the id of another message", key)
         return key
 
-    def add_tree(
+    def add_message_tree(
         self,
         parents: dict[str, str | None],
         messages: Mapping[str, list[BaseMessage]],

@@ -273,13 +273,13 @@ def _open_seekable(path: Path, copied: Path) -> Iterator[IO[bytes] | None]:
                 yield file
         else:
             with copied.open("w+b") as file:
-                _read_pipe(path, file)
+                _copy_pipe_to_file(path, file)
                 yield file
     except OSError as exc:
         raise ImportFailed(f"{str(path)!r} cannot be read: {exc.strerror}") from exc
 
 
-def _read_pipe(path: Path, into: IO[bytes]) -> None:
+def _copy_pipe_to_file(path: Path, into: IO[bytes]) -> None:
     """Copy stdin or a pipe to a file.
 
     Raises:

@@ -183,7 +183,7 @@ class _Session:
             conversation.add_problem(reason, key)
         parents = {key: above if above in self.parents else None
                    for key, above in self.parents.items()}  # fmt: skip
-        conversation.add_tree(parents, self.messages, self.last or "")
+        conversation.add_message_tree(parents, self.messages, self.last or "")
         return conversation
 
 

@@ -87,8 +87,10 @@ def build_chatgpt_conversation(conversation: Mapping[str, Any]) -> Conversation:
         except MalformedPart as exc:
             thread.add_problem(str(exc), key)
     parents = {key: parent for key, (parent, _) in tree.items()}
-    thread.add_tree(
-        parents, _convert_parts(parents, parts), get_by_path(conversation, str, "current_node")
+    thread.add_message_tree(
+        parents,
+        _convert_message_parts(parents, parts),
+        get_by_path(conversation, str, "current_node"),
     )
     thread.former_texts = {
         key: part.former_text
@@ -124,7 +126,7 @@ def _read_parents_and_messages_by_id(
     return tree
 
 
-def _convert_parts(
+def _convert_message_parts(
     parents: Mapping[str, str | None], parts: Mapping[str, _MessagePart]
 ) -> dict[str, list[BaseMessage]]:
     """Convert the parts of a conversation to messages, and return a dict from part id to messages.

@@ -77,7 +77,7 @@ def build_claude_conversation(conversation: Mapping[str, Any]) -> Conversation:
         except MalformedPart as exc:
             thread.add_problem(str(exc), key)
         last = key
-    thread.add_tree(
+    thread.add_message_tree(
         parents, messages_by_id, get_by_path(conversation, str, "current_leaf_message_uuid")
     )
     return thread

@@ -75,18 +75,22 @@ class OpenAIBatches:
         self._answers: list[tuple[str, Mapping[str, Any]]] = []
 
     def add_line(
-        self, file: str, number: str, line: Mapping[str, Any], add: _AddConversation
+        self,
+        file: str,
+        line_number: str,
+        line: Mapping[str, Any],
+        add_conversation: _AddConversation,
     ) -> None:
         """Add a request or an answer of a batch.
 
         If the line is a request, the request is combined with its answer later, and the function
-        `add` is called with the resulting conversation.
+        `add_conversation` is called with the resulting conversation.
 
         Raises:
             MalformedPart: The line is a request whose answer is not a message.
         """
         if "response" in line:
-            self._answers.append((f"{file}, {number}", line))
+            self._answers.append((f"{file}, {line_number}", line))
             return
         body = get_by_path(line, dict, "body")
         if not any(name in body for name in _CONVERSATION_FIELDS):
@@ -102,7 +106,7 @@ class OpenAIBatches:
             "branches": [],
         }
         request |= {name: body[name] for name in ("model", "tools", "functions") if name in body}
-        self._requests[str(line["custom_id"])].append((add, number, request))
+        self._requests[str(line["custom_id"])].append((add_conversation, line_number, request))
 
     def import_requests_with_answers(self) -> list[Problem]:
         """Match all answers with requests, and add the resulting conversations to the import.

@@ -86,11 +86,11 @@ class ConversationsReport:
         """Whether the import found nothing: no conversation, no store item and no new memory."""
         return not (self.conversations or self.items or self.known_items or self.memories)
 
-    def count_threads(self, threads: ImportReport) -> None:
+    def add_thread_counts(self, report: ImportReport) -> None:
         """Add the counts of threads that were imported from a database."""
-        self.conversations += threads.threads
-        self.checkpoints += threads.checkpoints
-        self.unchanged += threads.unchanged
+        self.conversations += report.threads
+        self.checkpoints += report.checkpoints
+        self.unchanged += report.unchanged
 
     def add_store_item_counts(self, report: TransferReport) -> None:
         """Add the counts of items that were imported from a store, and list the refused items."""

@@ -235,19 +235,19 @@ class ImportWriter:
                     missing_tables.append(exc)
                 if len(missing_tables) == 2:
                     raise NotADatabase("; ".join(map(str, missing_tables)))
-        self._report.count_threads(thread_report)
+        self._report.add_thread_counts(thread_report)
         with progress_bar("making memories", "thread") as update_bar:
             for number, thread_id in enumerate(threads, 1):
                 self._remember_thread(thread_id)
                 update_bar(number / thread_report.threads, number)
 
-    def _merge_database(self, source: Source, names: dict[str, str]) -> None:
+    def _merge_database(self, source: Source, new_thread_ids_by_old: dict[str, str]) -> None:
         refusal = None
         with show_status(f"importing {source.path}"):
             if source.saver is not None:
                 try:
-                    self._report.count_threads(
-                        self._file.saver.import_from(source.saver, names=names)
+                    self._report.add_thread_counts(
+                        self._file.saver.import_from(source.saver, names=new_thread_ids_by_old)
                     )
                 except ImportFailed as exc:
                     # The import refused some threads. The error is raised after the store items are
@@ -382,7 +382,7 @@ class ThreadImport:
             key: text
             for key, text in self._conversation.former_texts.items()
             if key in self._checkpoint_of_message
-            and _get_contents(self._conversation.nodes[key].message)
+            and _get_text_and_searched_flag(self._conversation.nodes[key].message)
             not in self._load_stored_texts_with_searched_flags(key)
         }
         head = self._saver.get_tuple({"configurable": self._thread}) if incomplete_texts else None
@@ -429,10 +429,10 @@ class ThreadImport:
         """Return all texts that a message had in the thread before this import.
 
         The returned set contains pairs: a text, and a flag that says whether the message is a
-        document; see `_get_contents`. The returned set is empty if the thread did not contain the
-        message. The texts of the message are read from the history of the thread and not from
-        checkpoints. A checkpoint may be missing, because an earlier export may have ended at a
-        message after which no checkpoint was stored.
+        document; see `_get_text_and_searched_flag`. The returned set is empty if the thread did not
+        contain the message. The texts of the message are read from the history of the thread and
+        not from checkpoints. A checkpoint may be missing, because an earlier export may have ended
+        at a message after which no checkpoint was stored.
         """
         if self._stored_contents is None:
             self._stored_contents = defaultdict(set)
@@ -441,7 +441,9 @@ class ThreadImport:
                 self._saver.history(thread_id, missing_ok=True) if self._checkpoints else ()
             ):
                 if isinstance(item.value, BaseMessage):
-                    self._stored_contents[str(item.value.id)].add(_get_contents(item.value))
+                    self._stored_contents[str(item.value.id)].add(
+                        _get_text_and_searched_flag(item.value)
+                    )
         return self._stored_contents.get(message_id, set())
 
     def _find_unstored_message_ids_and_parent_id(
@@ -604,7 +606,7 @@ class ThreadImport:
             self._saver.rewind(self._thread["thread_id"], target_id)
 
 
-def _get_contents(message: BaseMessage) -> tuple[str, bool]:
+def _get_text_and_searched_flag(message: BaseMessage) -> tuple[str, bool]:
     """Return the text of a message, and whether the message is a document.
 
     A document message is found by searches, but no memories are made from a document message.

@@ -68,7 +68,7 @@ def build_open_webui_conversation(export: Mapping[str, Any]) -> Conversation:
             messages[key] = _convert_open_webui_message(key, message, conversation)
         except MalformedPart as exc:
             conversation.add_problem(str(exc), key)
-    conversation.add_tree(parents, messages, get_by_path(history, str, "currentId"))
+    conversation.add_message_tree(parents, messages, get_by_path(history, str, "currentId"))
     return conversation
 
 
@@ -133,7 +133,7 @@ def build_librechat_conversation(export: Mapping[str, Any]) -> Conversation:
     times = {key: parse_timestamp(get_by_path(message, dict).get("createdAt")) or 0.0
              for key, (message, _) in zip(parents, flat, strict=False)}  # fmt: skip
     newest = max(times, key=lambda key: times[key], default="") if any(times.values()) else ""
-    conversation.add_tree(parents, messages, newest)
+    conversation.add_message_tree(parents, messages, newest)
     return conversation
 
 

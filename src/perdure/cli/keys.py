@@ -44,7 +44,7 @@ def list_(
 
     if user is not None:
         check_user("--user", user, "remove --user to list the keys of all users")
-    matches = [key for key in read_keys(file) if _belongs_to(key, user, tenant)]
+    matches = [key for key in read_keys(file) if _is_key_of_user_and_tenant(key, user, tenant)]
     rows = [_build_key_cells(key) for key in matches]
     columns = ("user", "tenant", "permissions", "hash")
     values, nothing = [key.model_dump() for key in matches], "no API key matches"
@@ -84,7 +84,8 @@ def revoke(
     chosen = [
         key
         for key in read_keys(file)
-        if _belongs_to(key, user, tenant) and key.sha256.startswith((hash or "").lower())
+        if _is_key_of_user_and_tenant(key, user, tenant)
+        and key.sha256.startswith((hash or "").lower())
     ]
     if hash is not None and len({key.sha256 for key in chosen}) > 1:
         listed_keys = ", ".join(" ".join(filter(None, _build_key_cells(key))) for key in chosen)
@@ -117,7 +118,7 @@ def _check_server_is_installed() -> None:
         ) from exc
 
 
-def _belongs_to(key: Key, user: str | None, tenant: str | None) -> bool:
+def _is_key_of_user_and_tenant(key: Key, user: str | None, tenant: str | None) -> bool:
     """Return whether an API key belongs to a user and to a tenant.
 
     If `user` is None, keys of all users match. If `tenant` is None, keys of all tenants match.

@@ -25,7 +25,7 @@ from perdure.cli.app import (
     YesOption,
     add_command_group,
     check_query_option_not_blank,
-    erase_items,
+    confirm_and_erase_items,
     open_database,
     require_confirmation,
     resolve_id_prefix,
@@ -254,7 +254,7 @@ def forget(
             # Store tombstones, because a later extraction would store the erased memories again.
             with show_status("extracting unread messages …"):
                 extract_due_threads(database)
-        receipt = erase_items(
+        receipt = confirm_and_erase_items(
             erase, _describe_memories, partial(_print_preview, database), yes=yes, json=json
         )
     if not receipt.keys:

@@ -97,7 +97,7 @@ def forget(
         Part(
             "audit records",
             (),
-            sum(user in _record_users(record) for record in _read_audit(audit)),
+            sum(user in _get_sender_and_acting_for(record) for record in _read_audit(audit)),
         ),
     ]
     with open_database(db) as database:
@@ -192,7 +192,7 @@ def _read_api_key_entries(keys_file: Path | None) -> list[dict[str, Any]]:
     return [key for key in keys if isinstance(key, dict)]
 
 
-def _record_users(record: dict[str, Any]) -> tuple[Any, Any]:
+def _get_sender_and_acting_for(record: dict[str, Any]) -> tuple[Any, Any]:
     """Return the two users that an audit record names.
 
     The first returned user sent the request. The second returned user is the user on whose behalf

@@ -69,7 +69,7 @@ def open_database_to_import(path: str, max_value_bytes: int) -> Iterator[Source]
             check.connect()
         yield Source(path, max_value_bytes)
         return
-    with _open_file(path, load(db=path).key, max_value_bytes) as source:
+    with _open_sqlite_source(path, load(db=path).key, max_value_bytes) as source:
         yield source
 
 
@@ -87,7 +87,7 @@ def open_database_to_copy(db: str, key: str | None) -> Iterator[Source]:
         return
     settings = load(db=db, key=key)
     check_database_exists(settings.db)
-    with _open_file(settings.db, settings.key, _MAX_SQLITE_VALUE_BYTES) as source:
+    with _open_sqlite_source(settings.db, settings.key, _MAX_SQLITE_VALUE_BYTES) as source:
         yield source
 
 
@@ -102,7 +102,7 @@ def _read_table_names(path: str) -> set[str]:
 
 
 @contextmanager
-def _open_file(path: str, key: str | None, max_value_bytes: int) -> Iterator[Source]:
+def _open_sqlite_source(path: str, key: str | None, max_value_bytes: int) -> Iterator[Source]:
     """Open the threads and the store items in a SQLite file that perdure wrote."""
     names = _read_table_names(path)
     saver: SQLiteCheckpointer | None = None

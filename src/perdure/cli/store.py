@@ -22,7 +22,7 @@ from perdure.cli.app import (
     YesOption,
     add_command_group,
     check_query_option_not_blank,
-    erase_items,
+    confirm_and_erase_items,
     open_database,
     resolve_item_key,
 )
@@ -337,7 +337,7 @@ def forget(
             query=query,
             checkpointer=database.saver,
         )
-        erase_items(erase, _describe_receipt, dry_run=dry_run, yes=yes, json=json)
+        confirm_and_erase_items(erase, _describe_receipt, dry_run=dry_run, yes=yes, json=json)
 
 
 def _describe_receipt(receipt: Receipt) -> str:

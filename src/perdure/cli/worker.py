@@ -94,7 +94,9 @@ def worker(
         if cron is not None:
             background.every(None if cron == _OFF else cron, defaults.timezone)
         if not once:
-            with _run_hourly(lambda: _apply_retention(opened_database, background, json=json)):
+            with _run_hourly_during_block(
+                lambda: _apply_retention(opened_database, background, json=json)
+            ):
                 run_worker(background)
             return
         with background:
@@ -128,7 +130,7 @@ def _apply_retention(database: CommandDatabase, background: Background, *, json:
 
 
 @contextmanager
-def _run_hourly(work: Callable[[], None]) -> Iterator[None]:
+def _run_hourly_during_block(work: Callable[[], None]) -> Iterator[None]:
     """Call a function at once and then every hour, in a thread, while the context is open."""
     stopped = threading.Event()
 

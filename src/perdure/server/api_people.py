@@ -133,7 +133,7 @@ async def erase_person(call: Call, runs: Runs, person: PermittedPerson) -> peopl
         person: The person.
     """
     for thread_id in person.threads:
-        await runs.stop_thread(call.identity.tenant, thread_id)
+        await runs.stop_runs_of_thread(call.identity.tenant, thread_id)
     report = await people.aforget(person.user, call.saver, call.store, **person.options)
     for thread_id in person.threads:
         runs.drop_runs_and_events_of_thread(call.identity.tenant, thread_id)

@@ -250,7 +250,7 @@ async def update_thread_state(
                 f"{thread.metadata.get('graph_id')!r}, which is not served, so its state cannot "
                 "be updated; set graph_id in its metadata to a graph that is served"
             )
-        sender, person = _choose_person(runs, call, thread)
+        sender, person = _choose_sender_and_person(runs, call, thread)
         person_metadata = person.build_metadata(sender)
         steps = [
             [
@@ -295,7 +295,9 @@ async def _open_graph(runs: Runs, call: Call, thread: ListedThread) -> AsyncIter
         yield graph
 
 
-def _choose_person(runs: Runs, call: Call, thread: ListedThread) -> tuple[Sender, Person]:
+def _choose_sender_and_person(
+    runs: Runs, call: Call, thread: ListedThread
+) -> tuple[Sender, Person]:
     """Return the sender of an update, and the person of the thread.
 
     The person is the user whose memories the runs of the thread use. A sender who is neither the

@@ -245,7 +245,7 @@ async def delete_thread(
     """
     await call.permit_thread(thread_id)
     places = await find_memory_places(call) if memories == "erase" else []
-    await runs.stop_thread(call.identity.tenant, thread_id)
+    await runs.stop_runs_of_thread(call.identity.tenant, thread_id)
     if places:
         # Erase the memories before the thread is deleted. If the server crashed after deleting the
         # thread, the memories of the thread could not be found any more.

@@ -141,13 +141,15 @@ class EventMemory:
             owner.size -= collected
             self.size -= collected
         if account.size + size > self._user_bytes:
-            self._drop_until_within(
+            self._drop_events_until_within_limit(
                 lambda: account if account.size else None, account, self._user_bytes, size
             )
         if self.size + size > self._all_bytes:
-            self._drop_until_within(self._find_largest_account, self, self._all_bytes, size)
+            self._drop_events_until_within_limit(
+                self._find_largest_account, self, self._all_bytes, size
+            )
 
-    def _drop_until_within(
+    def _drop_events_until_within_limit(
         self,
         choose: Callable[[], EventAccount | None],
         counted: EventAccount | EventMemory,

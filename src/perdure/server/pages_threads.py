@@ -398,7 +398,7 @@ async def load_page_of_turns(
         (step_list[0][0].order for step_list in turn_steps if step_list), before_checkpoint_order
     )
     views = (
-        await _load_view_rows(saver, thread_id, ns, before_checkpoint_order, first_order)
+        await _load_model_view_rows(saver, thread_id, ns, before_checkpoint_order, first_order)
         if steps
         else {}
     )
@@ -492,8 +492,8 @@ def _added_message_positions(step: Step) -> list[int]:
     return [*messages.added] if messages and not messages.whole else []
 
 
-async def _load_view_rows(
-    saver: Checkpointer, thread_id: str, ns: str, order: int | None, after_order: int | None
+async def _load_model_view_rows(
+    saver: Checkpointer, thread_id: str, ns: str, before_order: int | None, after_order: int | None
 ) -> dict[str, list[dict[str, Any]]]:
     """Load the model views that were recorded between two checkpoints.
 
@@ -504,7 +504,7 @@ async def _load_view_rows(
         saver: The checkpointer of the thread.
         thread_id: The thread.
         ns: The checkpoint namespace of the calls.
-        order: Load views before this order number; None loads the newest.
+        before_order: Load views before this order number; None loads the newest.
         after_order: Load views after this order number; None loads from the first.
 
     Returns:
@@ -512,15 +512,15 @@ async def _load_view_rows(
             was called.
     """
     infos: list[CheckpointInfo] = []
-    while order is None or after_order is None or order > after_order:
+    while before_order is None or after_order is None or before_order > after_order:
         batch = await saver.acheckpoints(
-            thread_id, checkpoint_ns=VIEWS_NAMESPACE, limit=_VIEW_BATCH, before=order
+            thread_id, checkpoint_ns=VIEWS_NAMESPACE, limit=_VIEW_BATCH, before=before_order
         )
         newer_infos = [info for info in batch if after_order is None or info.order > after_order]
         infos += [info for info in newer_infos if ns in info.metadata["parents"]]
         if len(batch) < _VIEW_BATCH:
             break
-        order = batch[-1].order
+        before_order = batch[-1].order
     if not infos:
         return {}
     message_counts = {info.checkpoint_id: sum(info.counts.values()) for info in infos}

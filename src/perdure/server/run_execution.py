@@ -124,7 +124,7 @@ class ServedDatabase(Protocol):
     def wake(self) -> None:
         """Read the rows of runs now instead of after the regular interval."""
 
-    async def refresh_run(self, run: Run) -> None:
+    async def update_run_from_row(self, run: Run) -> None:
         """Update a run from its row in the database."""
 
     async def read_output(self, run: Run) -> Any:
@@ -222,7 +222,7 @@ class RunExecution:
         if progress == "overtaken":
             run.end_because_thread_was_changed()
             return
-        sender, person = await self._choose_person(thread)
+        sender, person = await self._choose_sender_and_person(thread)
         server_values = {
             "thread_id": run.thread_id,
             "run_id": run.run_id,
@@ -266,7 +266,7 @@ class RunExecution:
         run.former_status = thread.last_run_status
         await threads.set_run_status(run.thread_id, cast(RunStatus, thread_status), thread)
 
-    async def _choose_person(self, thread: ListedThread) -> tuple[Sender, Person]:
+    async def _choose_sender_and_person(self, thread: ListedThread) -> tuple[Sender, Person]:
         """Return the sender of the run and the person whose memories the run uses.
 
         The row of the run keeps the person. The caller holds the lock of the thread, so the
@@ -418,7 +418,7 @@ class RunExecution:
         if claimed is not None and last_batch is not None:
             run.record_stored_batch(last_batch)
         if claimed is None and not run.temporary:
-            await runs.refresh_run(run)
+            await runs.update_run_from_row(run)
             if run.status in LIVE_STATES and run.cancelled != run.carried_out:
                 return None
         return _StoredEnd(claimed, closing, error)

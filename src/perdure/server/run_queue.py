@@ -184,7 +184,7 @@ class DatabaseRuns:
 
     async def _read_run_rows_and_advance_runs(self) -> None:
         """Read the rows of runs, and then start, take over, cancel and finish runs."""
-        self._start_due_work()
+        self._start_due_crons_and_webhooks()
         read_at = time.monotonic()
         live_runs, served = await self.table.list_live_runs(), {*self.server.graphs}
         delayed = [run for run in live_runs if run.status == "delayed" and run.graph in served]
@@ -208,7 +208,7 @@ class DatabaseRuns:
         live_by_id = {live_run.run_id: live_run for live_run in live_runs}
         for run in [*self.runs_by_id.values()]:
             if not run.has_ended:
-                await self.refresh_run(run, live_by_id.get(run.run_id), read_at)
+                await self.update_run_from_row(run, live_by_id.get(run.run_id), read_at)
         feeds = self.server.feeds_with_readers(self.tenant)
         executing_here = {run.thread_id for run in self.runs_by_id.values() if run.is_executing}
         for thread_id in feeds.keys() - executing_here:
@@ -231,7 +231,7 @@ class DatabaseRuns:
                 await self.table.delete_old_events()
             self._cleaned_up_at = self._cleaned_up_at if has_more else time.monotonic()
 
-    def _start_due_work(self) -> None:
+    def _start_due_crons_and_webhooks(self) -> None:
         """Start crons and webhooks in a task, because the handlers of an Auth file may be slow."""
         if self.due_work.done():
             if exc := self.due_work.exception():
@@ -288,7 +288,7 @@ class DatabaseRuns:
 
     # -- single runs
 
-    async def refresh_run(
+    async def update_run_from_row(
         self, run: Run, stored: LiveRun | None = None, read_at: float | None = None
     ) -> None:
         """Update a run from its row.
@@ -315,7 +315,7 @@ class DatabaseRuns:
         if run.row.live.status not in LIVE_STATES:
             return
         if run.row_read_at >= read_at:  # The stored row may be newer than the row that was read.
-            await self.refresh_run(run)
+            await self.update_run_from_row(run)
         else:
             run.update_row(row)
 
@@ -323,7 +323,7 @@ class DatabaseRuns:
         """Return a run of a thread, or None if the thread has no run with this id."""
         run = self.runs_by_id.get(run_id)
         if run is not None and run.thread_id == thread_id:
-            await self.refresh_run(run)
+            await self.update_run_from_row(run)
             return self.runs_by_id.get(run_id)
         rows = await self.table.list_runs(thread_id, run_id)
         if not rows:
@@ -343,20 +343,20 @@ class DatabaseRuns:
             **options,
         )
         if row.live.status in LIVE_STATES:
-            return self.runs_by_id.get(run_id) or self.follow_run(run, Context())
+            return self.runs_by_id.get(run_id) or self.start_run_task(run, Context())
         run.drop_events()
         return run
 
-    def follow_run(self, run: Run, context: Context | None = None) -> Run:
+    def start_run_task(self, run: Run, context: Context | None = None) -> Run:
         """Start a task that executes a run, or waits while another process executes the run."""
         self.runs_by_id[run.run_id] = run
-        run.task = asyncio.create_task(self._follow_to_end(run), context=context)
+        run.task = asyncio.create_task(self._execute_or_wait_until_run_ends(run), context=context)
         self.server.register_run(run)
         if (run.row.live.status, run.row.live.owner) != ("running", self.owner):
             self.wake()
         return run
 
-    async def _follow_to_end(self, run: Run) -> None:
+    async def _execute_or_wait_until_run_ends(self, run: Run) -> None:
         """Execute the run while this process owns the run. Wait while another process owns it."""
         ended_here = False
         with self.server.keep_database_open(self.tenant):
@@ -369,7 +369,7 @@ class DatabaseRuns:
                         # The process that owns the run reads the cancellation from the row of the
                         # run.
                         await self.table.cancel_runs(run.thread_id, run.run_id, run.cancelled)
-                        await self.refresh_run(run)
+                        await self.update_run_from_row(run)
                     else:
                         run.changed.clear()
                         await run.changed.wait()

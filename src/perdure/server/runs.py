@@ -490,10 +490,10 @@ class Runs:
             return run
         # Use an empty context for a cron, because the run must not inherit the locks that the
         # schedule holds in its context.
-        runs.follow_run(run, Context() if due else None)
+        runs.start_run_task(run, Context() if due else None)
         for other in [*runs.runs_by_id.values()] if cancel_action else ():
             if other.thread_id == thread_id and other is not run and not other.has_ended:
-                await runs.refresh_run(other)
+                await runs.update_run_from_row(other)
         return run
 
     async def _raise_if_run_was_not_stored(
@@ -531,10 +531,10 @@ class Runs:
         runs = await self.get_database_runs(tenant)
         stopped = await runs.table.cancel_runs(live.thread_id, live.run_id, action)
         if run := runs.runs_by_id.get(live.run_id):
-            await runs.refresh_run(run)
+            await runs.update_run_from_row(run)
         return bool(stopped)
 
-    async def stop_thread(self, tenant: str | None, thread_id: str) -> None:
+    async def stop_runs_of_thread(self, tenant: str | None, thread_id: str) -> None:
         """Cancel the runs of a thread, and wait until they have ended.
 
         Raises:
@@ -543,7 +543,7 @@ class Runs:
         runs, deadline = await self.get_database_runs(tenant), time.monotonic() + END_TIMEOUT_S
         await runs.table.cancel_runs(thread_id, "", "interrupt")
         for run in [run for run in runs.runs_by_id.values() if run.thread_id == thread_id]:
-            await runs.refresh_run(run)
+            await runs.update_run_from_row(run)
         while ids := await runs.table.list_live_run_ids(thread_id):
             if time.monotonic() > deadline:
                 raise Refused(

@@ -73,7 +73,11 @@ try:
         build_pool_dsn_source,
         format_uri,
     )
-    from perdure.storage.postgres_errors import convert_psycopg_errors, is_lost, translate_error
+    from perdure.storage.postgres_errors import (
+        convert_psycopg_errors,
+        is_connection_lost,
+        translate_error,
+    )
     from perdure.storage.postgres_requests import Requests
     from perdure.storage.postgres_schema import check_tenant_name, create_tables, list_table_names
     from perdure.storage.postgres_transaction import BEGIN, Transaction
@@ -305,7 +309,7 @@ class PostgresDatabase(LazyDatabase[Server]):
             Job(make_flow, on_commit, on_rollback, is_async=False),
         )
         with self._submit_lock:
-            group = self._add_group(job, exclusive_names)
+            group = self._add_write_group_for_job(job, exclusive_names)
         self._commit_write_group(server, group, exclusive_names)
         return job.future.result()
 
@@ -343,7 +347,9 @@ class PostgresDatabase(LazyDatabase[Server]):
                 if not may_wait:
                     self._close_write_group(name)
                 return job.future  # type: ignore[return-value]
-            group = self._add_group(job, exclusive_names, may_wait=may_wait and bool(name))
+            group = self._add_write_group_for_job(
+                job, exclusive_names, may_wait=may_wait and bool(name)
+            )
             try:
                 server.threads.submit(
                     partial(self._commit_write_group, server, group, exclusive_names), is_async=None
@@ -354,7 +360,7 @@ class PostgresDatabase(LazyDatabase[Server]):
                 raise
         return job.future  # type: ignore[return-value]
 
-    def _add_group(
+    def _add_write_group_for_job(
         self, job: Job[Any], exclusive_names: Sequence[str] | None, *, may_wait: bool = False
     ) -> _WriteGroup:
         """Create a group for one job, and add the group to the queues of its exclusive names.
@@ -435,7 +441,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         """
         with suppress(StorageError):
             server = self._get_writable_server()
-            group = self._add_group(Job(make_flow, is_async=False), None)
+            group = self._add_write_group_for_job(Job(make_flow, is_async=False), None)
             server.threads.submit(
                 partial(self._commit_write_group, server, group, None), is_async=None
             )
@@ -479,7 +485,7 @@ class PostgresDatabase(LazyDatabase[Server]):
                 ):
                     return run_flow(make_flow(), transaction.execute)
             except psycopg.Error as exc:
-                if not (is_lost(exc) or isinstance(exc, _CONFLICT_ERRORS)):
+                if not (is_connection_lost(exc) or isinstance(exc, _CONFLICT_ERRORS)):
                     raise translate_error(exc, server.name) from exc
                 error = exc
             time.sleep(random.uniform(0, min(1.0, 0.01 * 2**attempt)))

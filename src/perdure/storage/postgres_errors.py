@@ -36,7 +36,7 @@ _ADVICE: Final[Sequence[tuple[type[psycopg.Error], type[StorageError], str]]] = 
 )
 
 
-def is_lost(exc: psycopg.Error) -> bool:
+def is_connection_lost(exc: psycopg.Error) -> bool:
     """Return whether the error means that the connection is gone.
 
     After the loss of a connection, it is unknown whether the server has executed the last
@@ -65,7 +65,7 @@ def translate_error(exc: psycopg.Error, name: str) -> StorageError:
         exc: The error of psycopg.
         name: The name of the database, for the message.
     """
-    if is_lost(exc):
+    if is_connection_lost(exc):
         reason = " ".join(str(exc).split())  # A message of libpq may have several lines.
         return StorageUnavailable(
             f"{name}: {reason}; check that the server runs and can be reached"

@@ -21,7 +21,7 @@ from perdure.storage.flow import (
     Statement,
 )
 from perdure.storage.postgres_connection import Server
-from perdure.storage.postgres_errors import is_lost
+from perdure.storage.postgres_errors import is_connection_lost
 from perdure.storage.postgres_requests import Requests
 
 BEGIN: Final = Statement("BEGIN ISOLATION LEVEL READ COMMITTED")
@@ -94,7 +94,7 @@ class Transaction:
             if (
                 self._transaction_number is None
                 or not is_last
-                or not is_lost(exc)
+                or not is_connection_lost(exc)
                 or not self._was_committed()
             ):
                 raise

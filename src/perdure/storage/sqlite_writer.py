@@ -220,7 +220,7 @@ class SQLiteWriter:
             if time.monotonic() - self._file_checked_at >= FILE_CHECK_INTERVAL_S:
                 self._check_file_was_not_replaced()
             conn.execute("BEGIN IMMEDIATE")
-            self._read_data_version()
+            self._count_foreign_change_if_any()
             run_request = partial(execute_flow_request, conn)
             for running in jobs:
                 running.result = run_flow(running.make_flow(), run_request)
@@ -274,7 +274,7 @@ class SQLiteWriter:
         # After an error, the remaining results stay None.
         with suppress(Exception):
             if requests:
-                self._read_data_version()
+                self._count_foreign_change_if_any()
             for request in requests:
                 request.result = self._build_epoch(request.component, request.watch)
         return requests
@@ -294,7 +294,7 @@ class SQLiteWriter:
         self._file_checked_at = time.monotonic()
         self._connector.reserve.create_or_remove_as_needed()
 
-    def _read_data_version(self) -> None:
+    def _count_foreign_change_if_any(self) -> None:
         """Increase `_foreign_changes` if another connection has committed since the last call.
 
         SQLite documents the pragma: https://www.sqlite.org/pragma.html#pragma_data_version
@@ -322,7 +322,7 @@ class SQLiteWriter:
         ):
             return None
         try:
-            self._read_data_version()
+            self._count_foreign_change_if_any()
             return self._build_epoch(component, watch)
         except Exception:  # The connection is broken, or a test tool forbids SQL in an event loop.
             return None

@@ -83,7 +83,7 @@ def split_tokens(sql: str) -> list[str]:
     return tokens
 
 
-def read_table_sql(tokens: list[str]) -> tuple[str, TableSQL] | None:
+def parse_create_table_tokens(tokens: list[str]) -> tuple[str, TableSQL] | None:
     """Return the name of a table and its SQL, or None if the tokens do not create a table."""
     if tokens[:2] != ["create", "table"]:
         return None
@@ -108,7 +108,7 @@ def read_table_sql(tokens: list[str]) -> tuple[str, TableSQL] | None:
 
 def read_tables(script: str) -> dict[str, TableSQL]:
     """Return the SQL of the tables that a script creates, by name."""
-    tables = (read_table_sql(split_tokens(sql)) for sql in script.split(";"))
+    tables = (parse_create_table_tokens(split_tokens(sql)) for sql in script.split(";"))
     return dict(table for table in tables if table is not None)
 
 
@@ -129,7 +129,9 @@ def find_impostors(conn: sqlite3.Connection, names: Iterable[str]) -> list[str]:
     return sorted({name for (name,) in conn.execute(sql)} & {*names})
 
 
-def _check_table(path: str, name: str, kind: str, sql: Any, expected: TableSQL | None) -> None:
+def _check_table_has_expected_sql(
+    path: str, name: str, kind: str, sql: Any, expected: TableSQL | None
+) -> None:
     """Check that a table or view in the file is the table that is expected under its name.
 
     Raises:
@@ -137,7 +139,7 @@ def _check_table(path: str, name: str, kind: str, sql: Any, expected: TableSQL |
         SchemaMismatch: The table `schemas` is from a build from before the first release.
     """
     tokens = split_tokens(sql) if isinstance(sql, str) else []
-    created = read_table_sql(tokens)
+    created = parse_create_table_tokens(tokens)
     if kind != "table" or created is None or created[0] != name:
         kind = "virtual table" if tokens[1:2] == ["virtual"] else kind
         raise NotADatabase(
@@ -319,7 +321,7 @@ class UntrustedFileGuard:
         For the first connection to the file, the pages of the tables are checked, too.
         """
         for name, kind, sql in tables:
-            _check_table(self._path, name, kind, sql, self._tables[name])
+            _check_table_has_expected_sql(self._path, name, kind, sql, self._tables[name])
             if not self._are_pages_checked:
                 self._check_pages_of_table_are_used_once(conn, name)
                 if name not in _INDEX_TABLES:
