@@ -273,8 +273,9 @@ class UseMemories(MessagesNode):
 
     The memories are in a section `<memories>`. In a view, place `use_memories` after
     `use_instructions`, which replaces the system message. Place `use_memories` before `trim`, so
-    that the token budget of `trim` includes the memories. For example, `view(use_memories(),
-    trim(max_tokens=4_000))` adds memories to a request and then trims the request.
+    that the token budget of `trim` includes the memories. For example,
+    `view(use_memories(), trim(max_tokens=4_000))` adds memories to a request and then trims the
+    request.
 
     The query is the newest human message. If the newest human message is as short as "and then?",
     the previous human message is added to the query. The final request is the request after all

@@ -47,7 +47,7 @@ _START: Final = "The character at which to begin; 0 is the beginning of the resu
 class _ReadTool(ToolOutputReader, StructuredTool):
     """The class of the tools that `read_tool_output` returns.
 
-    Other modules recognise such a tool with `isinstance`.
+    Other modules use `isinstance` to recognise a tool that `read_tool_output` returned.
     """
 
 
@@ -61,11 +61,12 @@ def read_tool_output(
 ) -> BaseTool:
     """Return a tool with which a model reads the result of an earlier tool call again.
 
-    The model passes the id of the earlier tool call to the tool. The tool looks for that call's
-    result in the state of the run, then in the history of the graph's namespace up to the run's
-    checkpoint, then in the histories of its parent graphs. If the original result is not found in
-    these places, but the state contains a shortened form of the result, the tool searches all other
-    namespaces of the thread for the original. The tool never reads other threads.
+    The model calls the tool with the id of an earlier tool call. The tool first looks for the
+    result of the earlier tool call in the state of the run. If the state does not contain the
+    complete result, the tool searches the history of the graph's checkpoint namespace up to the
+    run's checkpoint, and then the histories of the parent graphs. If the complete result is in none
+    of these histories, but the state contains a shortened form of the result, the tool searches all
+    other checkpoint namespaces of the thread. The tool never reads other threads.
 
     A result of at most `limit` characters is returned unchanged. A longer result is returned in
     pages. The model passes `start` to read the next page. If no result is found, because the id is
@@ -109,8 +110,8 @@ def read_tool_output(
 
 def _find_perdure_checkpointer(config: RunnableConfig) -> Any:
     """Return the perdure checkpointer of the graph that runs the tool, or None."""
-    # The import is local to save time at startup. A run with a perdure checkpointer has imported
-    # `perdure.checkpointers.checkpointer` already.
+    # The import is local to save time at startup. If the run has a perdure checkpointer, the module
+    # `perdure.checkpointers.checkpointer` is imported already, and the local import takes no time.
     from perdure.checkpointers.checkpointer import Checkpointer
 
     return next((v for v in config["configurable"].values() if isinstance(v, Checkpointer)), None)
@@ -145,9 +146,10 @@ async def _find_tool_result(
 ) -> ToolMessage | None:
     """Return the newest result of a tool call from the run's state or from the thread's history.
 
-    The thread's history is searched if the run's state does not contain the original result. A
-    result from the state whose middle was cut out is returned only if the history does not contain
-    the original result. The placeholder of a cleared result is never returned.
+    The thread's history is searched if the run's state does not contain the original result. The
+    run's state may contain a shortened form of the result, whose middle was cut out. The shortened
+    form is returned only if the history does not contain the original result. The placeholder of a
+    cleared result is never returned.
     """
     in_state = [m for m in reversed(state_messages) if _is_result(m, call_id)]
     original = next((m for m in in_state if SHORTENED not in m.additional_kwargs), None)
@@ -207,7 +209,9 @@ class _ThreadHistory:
     async def _find_tool_output_in_namespace(
         self, namespace: str, checkpoint_id: str | None, message_ids: Set[str | None] | None
     ) -> ToolMessage | None:
-        """Search one checkpoint namespace for the result, in the history up to a checkpoint.
+        """Return the tool call's result from one checkpoint namespace, or None if it is not found.
+
+        The history of the namespace is searched up to a checkpoint.
 
         If the checkpoint is not stored yet, the history up to the head is searched.
         """
@@ -224,10 +228,10 @@ class _ThreadHistory:
     async def _find_newest_unshortened_output(
         self, namespace: str, checkpoint_id: str | None, message_ids: Set[str | None] | None
     ) -> ToolMessage | None:
-        """Return the newest original of the tool result in the history up to a checkpoint.
+        """Return the newest unshortened result of the tool call in the history up to a checkpoint.
 
-        If the original is not in the checkpoint or its ancestors, the newest original on another
-        branch is returned.
+        If neither the checkpoint nor its ancestors contain an unshortened result of the tool call,
+        the newest unshortened result on another branch is returned.
         """
         on_branch: ToolMessage | None = None
         before: int | None = None

@@ -62,7 +62,8 @@ _FUSION_CONSTANT: Final = 60
 _MAX_EXPLAINED_CHARS: Final = 120
 # Minimum absolute value of a part of a score that an explanation shows.
 _MIN_EXPLAINED_PART: Final = 0.005
-# Memories without a date are sorted by this date, so that they come after all other memories.
+# The date by which memories without a date are sorted. Memories are sorted newest first, so
+# memories without a date come last.
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -170,7 +171,9 @@ def wrap_single_namespace_in_list(namespace_or_list: Labels) -> Sequence[Any]:
 
 
 class MemorySearch:
-    """A reusable search for memories. The options are set once and apply to each query.
+    """A reusable search for memories.
+
+    The options of the search are set once, and apply to every query.
 
     Args:
         namespace: See `recall`.
@@ -211,7 +214,10 @@ class MemorySearch:
         self._counter = token_counter(None)
 
     def fill_namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
-        """Return the namespaces that a run searches, without those inside another namespace.
+        """Return the namespaces that a run searches, without nested namespaces.
+
+        A nested namespace begins with all labels of another namespace in the list. The search of
+        the other namespace also finds the memories in the nested namespace.
 
         The namespaces of the user and the teams are left out if the run must not use memories.
         """
@@ -284,7 +290,9 @@ class MemorySearch:
         memories = merge_rankings_by_reciprocal_rank(
             [*rankings, _list_unranked_memories_with_ranks(all_memories, rankings)], limit
         )
-        # A question in one namespace must rank behind an answer in another namespace.
+        # The search of each namespace ranks turns that only repeat the query's question behind
+        # memories that answer the question. After results from several namespaces were merged, rank
+        # the merged list in this way again.
         if len(prefixes) > 1:
             ordered, _ = rank_answers_first_and_count_answers([*enumerate(memories, 1)], query)
             memories = [memory for _, memory in ordered]
@@ -340,9 +348,10 @@ class MemorySearch:
         max_results = limit + max(limit // 2, _MIN_SPARE)
         depth = max_results + min(expected_rejections, _MAX_REJECTED_FACTOR * max_results)
         query = options["query"]
-        # Half as many answers as `limit` are enough, because later results rarely answer the query.
-        # If the search is restricted to certain kinds of memories, these kinds may be rare, so the
-        # search goes on until it has found `limit` answers.
+        # The search goes on until it has found this number of memories that answer the query. Half
+        # of `limit` is enough, because later results rarely answer the query. If the search is
+        # restricted to certain kinds of memories, memories of these kinds may be rare, so `limit`
+        # answers are required.
         min_answers = limit if self._kinds is not None else limit // 2
         while True:
             memories = await adapter.search(prefix, limit=depth, **options)
@@ -371,9 +380,11 @@ class MemorySearch:
 def _list_unranked_memories_with_ranks(
     memories: Sequence[Memory], rankings: Sequence[Sequence[tuple[int, Memory]]]
 ) -> list[tuple[int, Memory]]:
-    """Return (rank, memory) for each memory that is in none of the rankings.
+    """Assign a rank to each memory that is in none of the rankings.
 
-    The first of these ranks follows the last rank of the rankings.
+    The function returns a pair of rank and memory for each memory.
+
+    The first assigned rank is one more than the highest rank in `rankings`.
     """
     ranked = {(m.namespace, m.key) for ranking in rankings for _, m in ranking}
     last_rank = max((rank for ranking in rankings for rank, _ in ranking), default=0)
@@ -398,14 +409,15 @@ async def _recall(
 ) -> RecallResult:
     """Return the memories that answer a query.
 
-    The node `use_memories` recalls memories in this way before a model is called.
+    The node `use_memories` searches for memories like `recall`, before a model is called.
 
-    Within one namespace, memories are ranked by the store's search. Memories that are not turns are
-    then moved up. The rank number of such a memory is halved, and the memory comes before the turns
-    from which it was made. Results from several namespaces are merged by rank. If several memories
-    state one fact, only the best of these memories is returned. A turn that only asks the same
-    question as the query ranks behind a statement that answers the question. A turn with exactly
-    the text of the query is not returned. A superseded memory is not returned if its successor is
+    Within one namespace, memories are ranked by the store's search. A turn is a message that was
+    stored as a memory. After the store's search, the rank number of each memory that is not a turn
+    is halved, so that extracted memories rank higher than turns. A memory that was extracted from a
+    turn comes before the turn. Results from several namespaces are merged by rank. If several
+    memories state one fact, only the best of these memories is returned. A turn that only asks the
+    same question as the query ranks behind a statement that answers the question. A turn is not
+    returned if its text equals the query. A superseded memory is not returned if its successor is
     recalled. If the successor is not recalled, the superseded memory is shown with the date until
     which it was true.
 
@@ -443,7 +455,8 @@ def merge_rankings_by_reciprocal_rank(
 ) -> list[Memory]:
     """Merge rankings into one list, best first, without repetitions. Ties are ordered newest first.
 
-    The method is reciprocal rank fusion, which does not depend on the meaning of a store's scores.
+    The rankings are merged by reciprocal rank fusion, which uses only the ranks of the memories and
+    ignores the scores of the store.
 
     Args:
         rankings: For each search, memories with their ranks.
@@ -451,8 +464,8 @@ def merge_rankings_by_reciprocal_rank(
 
     Source: Cormack, Clarke and Buettcher (SIGIR 2009).
     """
-    # Each entry is a distinct memory with its ranks. The key of a rank is the index of the ranking
-    # in `rankings`.
+    # Each entry is a pair of a memory and a dict with the ranks of that memory. The key in the dict
+    # is the index of a ranking in `rankings`.
     entries: list[tuple[Memory, dict[int, int]]] = []
     # Maps the normalized text of a memory to the memory's index in `entries`.
     numbers: dict[str, int] = {}
@@ -485,7 +498,7 @@ def merge_rankings_by_reciprocal_rank(
 def _rank_facts_first(memories: Sequence[Memory]) -> list[Memory]:
     """Move extracted memories up, so that each comes before the turns from which it was made.
 
-    The rank of each memory that is not a turn is halved.
+    The rank number of each memory that is not a turn is halved, so that the memory moves up.
     """
     turns = {
         message: rank
@@ -495,7 +508,7 @@ def _rank_facts_first(memories: Sequence[Memory]) -> list[Memory]:
     }
 
     def get_sort_key(rank: int, memory: Memory) -> tuple[float, bool]:
-        """Return the rank by which a memory is reordered, and whether the memory is a turn."""
+        """Return the sort key of a memory: its new rank, and whether the memory is a turn."""
         if memory.kind == TURN:
             return rank, True
         turn_ranks = [
@@ -514,10 +527,9 @@ def _list_source_messages(memory: Memory) -> list[tuple[str | None, str]]:
 
 
 def _remove_source_turns(memories: Sequence[Memory]) -> list[Memory]:
-    """Remove each turn that follows a memory with the same source.
+    """Remove each turn that comes after a memory with the same source messages.
 
-    The source of the memory is the same if the memory was extracted from exactly the turn's
-    messages.
+    A memory that was extracted only from the turn has the same source messages as the turn.
     """
     remaining: list[Memory] = []
     extracted: set[tuple[str | None, tuple[str, ...]] | None] = set()
@@ -534,7 +546,7 @@ def _remove_source_turns(memories: Sequence[Memory]) -> list[Memory]:
 
 
 def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
-    """Remove superseded memories whose successor is among the first `limit` memories."""
+    """Remove each memory that is superseded by one of the first `limit` memories."""
     superseded_ids = {
         message_id
         for memory in memories[:limit]
@@ -545,8 +557,9 @@ def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
     def is_replaced(memory: Memory) -> bool:
         """Return whether a memory is no longer true and its successor was recalled.
 
-        The successor was recalled if one or more recalled memories list, as previous texts, all the
-        messages from which the memory was made.
+        A recalled memory lists the source messages of its previous texts. The successor of a memory
+        was recalled if all source messages of the memory are in these lists of the recalled
+        memories.
         """
         ids = memory.provenance.message_ids if memory.provenance else ()
         return (
@@ -699,5 +712,5 @@ def _list_questions_with_expected_texts(questions: Any) -> list[tuple[str, Seque
 
 
 def _contains_text(memory: Memory, text: str) -> bool:
-    """Return whether a memory contains a text. Differences in case and spaces are ignored."""
+    """Return whether a memory contains a text, regardless of case and of repeated spaces."""
     return " ".join(text.casefold().split()) in " ".join(memory.text.casefold().split())

@@ -53,8 +53,8 @@ def is_template_found_only_by_record(template_labels: Sequence[str]) -> bool:
 async def record_templates(store: BaseStore, templates: Sequence[Template]) -> None:
     """Record templates in a store, unless the store has recorded them already.
 
-    An error that the store raises is ignored, for example because the store is read-only or its
-    disk is full.
+    If the store raises an error, for example because the store is read-only or the disk is full,
+    the error is ignored.
 
     Args:
         store: The store in which the templates are used.
@@ -71,7 +71,10 @@ async def record_templates(store: BaseStore, templates: Sequence[Template]) -> N
 
 
 async def _record_template_in_store(store: BaseStore, template_labels: Namespace) -> None:
-    """Write the record of a template, unless the store has the record. The record never expires."""
+    """Write the record of a template, unless the store already contains the record.
+
+    The record never expires.
+    """
     key = blake2b(json.dumps(template_labels).encode(), digest_size=16).hexdigest()
     value = {"labels": [*template_labels]}
     is_perdures = isinstance(store, Versioned)
@@ -86,8 +89,8 @@ async def _record_template_in_store(store: BaseStore, template_labels: Namespace
 async def read_recorded_namespace_templates(store: BaseStore) -> list[Namespace]:
     """Return the labels of the templates that are recorded in a store.
 
-    The returned list includes templates that this process tried to record but could not, because
-    the store raised an error.
+    The list also contains the templates that this process could not record because the store raised
+    an error.
     """
     options = {"refresh_ttl": False} if isinstance(store, Versioned) else {}
     items = await call_method(store, "search", _NAMESPACE, limit=_MAX_TEMPLATES, **options)
@@ -103,7 +106,11 @@ async def read_recorded_namespace_templates(store: BaseStore) -> list[Namespace]
 def _get_recorded_templates_and_scope_prefix(
     store: Any,
 ) -> tuple[set[tuple[bytes, Namespace]], bytes]:
-    """Return the cached records of a store's database, and the store's scope prefix or b""."""
+    """Return the cached records of a store's database, and the scope prefix of the store.
+
+    The scope prefix is the namespace prefix to which the store is limited. If the store is not
+    limited to a prefix, the scope prefix is b"".
+    """
     parts = getattr(store, "_parts", None)
     database = getattr(store, "database", None) or store
     return _RECORDED.setdefault(database, set()), getattr(parts, "root", b"")

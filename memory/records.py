@@ -2,8 +2,9 @@
 
 The adapter reads and writes memories in any langgraph store.
 
-A store other than perdure's keeps the provenance in a field of the value, keeps no past versions,
-and does not support conditional writes.
+A store of another library cannot store the provenance of an item, so the adapter adds the
+provenance to the item's value as a field. A store of another library keeps no past versions, and
+does not support conditional writes.
 """
 
 from __future__ import annotations
@@ -211,8 +212,8 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
     earlier_texts = [
         {"memory": previous.text, "until": _format_day(previous.until)}
         for previous in memory.previous[:1]
-        # A previous text whose change is "updated" was wrong or badly worded, so the line does not
-        # show that text.
+        # Show a previous text only if it was superseded. A previous text with the change "updated"
+        # was wrong or badly worded, so it is not shown.
         if previous.change == "superseded"
     ]
     source, until = memory.provenance, find_end_of_validity(memory)
@@ -224,10 +225,11 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
 
 
 def format_dates(memories: Sequence[Memory]) -> list[str | None]:
-    """Return a date for each memory. Memories with the same date get a time in UTC.
+    """Return a date for each memory, with a time if several memories have the same date.
 
-    The time contains seconds or milliseconds only if memories cannot be distinguished without them.
-    If the time of a memory is unknown, its date is None.
+    The added time is in UTC, and distinguishes memories with the same date. Seconds or milliseconds
+    are added to the time only if several memories have the same time without seconds or
+    milliseconds. If the time of a memory is unknown, its date is None.
     """
     moments = [
         (memory.provenance and memory.provenance.at) or memory.valid_from for memory in memories
@@ -319,12 +321,12 @@ _PREVIOUS_TEXTS_ADAPTER: Final = TypeAdapter(tuple[Previous, ...])
 class StoreAdapter:
     """Reads and writes memories in any langgraph store.
 
-    The async methods are effects, which blocking and async callers can run.
+    Both blocking callers and async callers can run the async methods; see `perdure.effects`.
 
-    When this adapter reads an item from a perdure store, the item's time to live is not restarted.
-    The reason is that many reads only compare memories, or find more memories than the model
-    receives. The method `refresh_time_to_live` restarts the time to live of the memories that the
-    model receives.
+    When a `StoreAdapter` reads an item from a perdure store, the item's time to live is not
+    restarted. The time to live is not restarted because many reads only compare memories, or find
+    more memories than the model receives. The method `refresh_time_to_live` restarts the time to
+    live of the memories that the model receives.
 
     Args:
         store: The store.
@@ -369,8 +371,8 @@ class StoreAdapter:
     def resolve_min_score(self, min_score: float | None) -> float:
         """Return `min_score`, or the default minimum score if `min_score` is None.
 
-        For a store of another library than perdure, the default is 0, which admits all results. The
-        scores of such a store are cosine similarities, or the store returns no scores.
+        The default minimum score for a store of another library is 0, which admits all results. A
+        store of another library returns cosine similarities as scores, or no scores.
         """
         default = MIN_SCORE if self.versioned else 0.0
         return default if min_score is None else min_score
@@ -385,7 +387,8 @@ class StoreAdapter:
     ) -> list[Memory]:
         """Return the memories under a prefix whose score is at least `min_score`.
 
-        Memories in namespaces below the prefix and memories without a score are included.
+        The returned list contains memories in nested namespaces under the prefix, and memories
+        without a score.
 
         Args:
             prefix: The prefix of the namespaces.
@@ -491,7 +494,7 @@ class StoreAdapter:
         return {"refresh_ttl": False} if self.versioned else {}
 
     def _remember_expiring_items(self, items: Iterable[Item]) -> None:
-        """Remember which of the items that were read have a time to live.
+        """Record which of the items in `items` have a time to live.
 
         The method `refresh_time_to_live` restarts the time to live of the remembered items only.
         """
@@ -571,8 +574,8 @@ class ItemHandle(NamedTuple):
             if_version: The expected version, 0 if the item must not exist, or None for any version.
         """
         version = if_version if self.adapter.versioned else None
-        # The item of the handle must not expire, so the store's default time to live must not apply
-        # to it.
+        # The item to which the handle refers, such as a profile, must never expire. If `ttl` is
+        # None, the store does not apply its default time to live to the item.
         options: Any = {"ttl": None, "if_version": version, "provenance": self.provenance}
         return PutItem(self.namespace, self.key, value, [searched_field], **options)
 
@@ -583,7 +586,10 @@ def get_adapter(store: BaseStore | None, *templates: Template) -> StoreAdapter:
 
 
 def fill_namespace(template: Template, config: RunnableConfig | None) -> Namespace:
-    """Fill a template for a run. `check_filled_namespace` checks the resulting namespace."""
+    """Fill in the placeholders of a namespace template for a run.
+
+    The filled namespace is checked by `check_filled_namespace` before it is returned.
+    """
     return check_filled_namespace(template, template.fill(config))
 
 
@@ -615,7 +621,9 @@ def check_filled_namespace(template: Template, namespace: Namespace) -> Namespac
 
 
 def build_notes_namespace(kind: str, namespace: Namespace) -> Namespace:
-    """Return the namespace in which perdure stores one kind of note about a namespace's memories.
+    """Return the namespace of one kind of perdure's notes about the memories in `namespace`.
+
+    Notes are, for example, tombstones and quarantine entries.
 
     Args:
         kind: The kind, one of `NOTE_KINDS`.
@@ -706,8 +714,8 @@ def build_previous_text_filter(text: str) -> dict[str, Any]:
 
     Two texts are equal if they have the same normal form.
     """
-    # The condition `$exists` makes a search with this filter ten times faster, so the filter begins
-    # with it.
+    # The filter begins with the condition `$exists`, which makes a search with the filter ten times
+    # faster.
     return {PREVIOUS: {"$exists": True}, f"{PREVIOUS}[*].digest": hash_normal_form(text)}
 
 

@@ -1,6 +1,7 @@
 """Reducers of list channels.
 
-These reducers accept ordinary updates and the update `Keep`, which keeps a slice of the list.
+The reducers in this module accept ordinary updates and the update `Keep`, which keeps a slice of
+the list.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Keep(dict[str, Any]):
     """An update that keeps the slice `start:end` of a list and removes all other elements.
 
     A `Keep` is a dict with the JSON form `{"type": "keep", "from": -5, "to": null}`. The reducers
-    of this module also accept a plain dict in this form.
+    of `perdure.memory` also accept a plain dict with the JSON form of a `Keep`.
 
     >>> Keep(start=-5)
     Keep(start=-5, end=None)
@@ -50,11 +51,11 @@ def messages(current_messages: Any, update: Any) -> Any:
     Use this reducer in a state's schema: `Annotated[list[AnyMessage], messages]`.
 
     The update may be everything that `add_messages` accepts, that is, messages in any form,
-    `RemoveMessage` and `REMOVE_ALL_MESSAGES`. The update may also be a `Keep(...)` or its JSON
-    form, or a list that contains them. The returned messages have unique ids, because a later
-    message replaces an earlier message with the same id. The ids are unique even if the update
-    contains `REMOVE_ALL_MESSAGES`, and even if the current list `current_messages` contains
-    duplicates.
+    `RemoveMessage` and `REMOVE_ALL_MESSAGES`. A `Keep(...)` or the JSON form of a `Keep` is
+    accepted as an update, and as an element of an update that is a list. The returned messages have
+    unique ids, because a later message replaces an earlier message with the same id. The ids are
+    unique even if the update contains `REMOVE_ALL_MESSAGES`, and even if the current list
+    `current_messages` contains duplicates.
 
     Raises:
         InvalidUpdate: A `Keep` would separate a tool call from its result.
@@ -74,9 +75,11 @@ def messages(current_messages: Any, update: Any) -> Any:
 def _merge_messages(current_messages: Any, update: Any) -> Any:
     """Return the result of `add_messages`, with unique ids.
 
-    langgraph's `add_messages` returns the messages that follow `REMOVE_ALL_MESSAGES` unchanged.
-    `add_messages` neither merges those messages nor applies removals among them, so this function
-    merges the result again if it contains duplicate ids.
+    If an update contains `REMOVE_ALL_MESSAGES`, langgraph's `add_messages` returns the messages
+    that follow `REMOVE_ALL_MESSAGES` without any change. Among the messages that follow
+    `REMOVE_ALL_MESSAGES`, `add_messages` neither merges messages with the same id nor applies
+    removals. `_merge_messages` therefore merges the result of `add_messages` again if the result
+    contains duplicate ids.
     """
     merged: Any = add_messages(current_messages, update)
     if merge_duplicate_messages(merged) is merged:
@@ -150,8 +153,8 @@ def _has_keep(update: Any) -> bool:
 def _split_update_at_keeps(update: Any) -> list[Any]:
     """Split an update into parts: lists of ordinary elements, and single `Keep` updates.
 
-    The parts are returned in the order in which they occur in the update. All `Keep` updates are
-    validated here, before the reducer applies any part.
+    The parts of the update are returned in their original order. All `Keep` updates are validated
+    while the update is split, before the reducer applies the first part.
     """
     parts: list[Any] = []
     for element in update if isinstance(update, list) else [update]:

@@ -3,8 +3,8 @@
 A stored question shares all its words with a query that asks the same question, so a search ranks
 the stored question above the statement that answers it. This module classifies each turn by two
 groups of words: the words that the turn shares with the query, and the turn's other words. A word
-of the second group is informative if it is a name, a number, or a rare word. Each turn gets one of
-four roles:
+of the turn that is not in the query is informative if it is a name, a number, or a rare word. Each
+turn gets one of four roles:
 
     ANSWERS   an informative word remains, or it shares too few words with the query to repeat it
     SAYS      only ordinary words remain, in a statement such as "My father built it"
@@ -12,14 +12,15 @@ four roles:
     ASKS      it is a question without information, such as "Do you remember who built it?"
 
 `rank_answers_first_and_count_answers` moves turns with the role ASKS to the end of the ranking. A
-turn with the role REPEATS is moved behind the last turn with a better role. A turn with the role
-SAYS is moved behind the first turn with the role ANSWERS. A turn is moved only behind better turns
-that share enough words with the query.
+turn with the role REPEATS is moved to the position after the last turn with the role ANSWERS or
+SAYS. A turn with the role SAYS is moved behind the first turn with the role ANSWERS. A turn is
+moved only behind better turns that share enough words with the query.
 
-The ranking is not changed if no turn with the role ANSWERS or SAYS shares enough words with the
-query. The answer to the query may be a reply that shares no words with it, and an unchanged ranking
-leaves such a reply after its question. The ranking is also left unchanged if neither the query nor
-a turn is a question, as in a search by keywords.
+If no turn with the role ANSWERS or SAYS shares enough words with the query, the ranking of the
+turns is not changed. In this case, the answer to the query may be a reply that shares no words with
+the query. In the unchanged ranking, a reply remains after the question to which it replies. If
+neither the query nor a turn is a question, as in a search by keywords, the ranking of the turns is
+not changed.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from perdure.stores.text import (
 )
 
 ANSWERS, SAYS, REPEATS, ASKS = range(4)
-# Maximum length of a turn, in characters, up to which its words are examined. A longer turn gets
-# the role ANSWERS.
+# Maximum length of a turn that is classified by its words, in characters. A longer turn is not
+# classified and counts as an answer, which is the role ANSWERS.
 _MAX_CHARS: Final = 400
 # A word counts as rare if its information, in nats, is at least this value.
 _MIN_RARE_NATS: Final = 9.0
@@ -59,16 +60,17 @@ _MIN_WORD_NATS: Final = 5.3
 _MIN_INFORMATIVE_NATS: Final = 15.0
 # The information, in nats, that is assumed for a word without a known frequency.
 _UNLISTED_NATS: Final = 13.0
-# The information, in nats, that is assumed for a word without a known frequency if the query is in
-# another language than English. The value is lower than for English, because the frequency lists of
-# other languages lack many word forms.
+# The information, in nats, that is assumed for a word without a known frequency in a query that is
+# not in English. The value is lower than `_UNLISTED_NATS`, because the frequency lists of languages
+# other than English lack many word forms.
 _UNLISTED_FOREIGN_NATS: Final = 7.0
-# A turn repeats the query if the words that they share have at least this share of the information
-# of all words of the query.
+# Minimum ratio of information from which a turn repeats the query. The ratio divides the
+# information of the query's words that occur in the turn by the information of all words of the
+# query.
 _MIN_QUERY_SHARE: Final = 0.25
-# For each role, the minimum ratio of information that is needed to move a turn with that role
-# behind a better turn. The ratio divides the information that the better turn shares with the query
-# by the information that the moved turn shares with the query.
+# Minimum ratios of information, by role. A turn A with the role SAYS or REPEATS is moved behind a
+# turn B only if turn B shares enough information with the query. The ratio divides the information
+# that turn B shares with the query by the information that turn A shares with the query.
 _MIN_SHARED_RATIO: Final = {SAYS: 0.4, REPEATS: 0.25}
 _SENTENCES: Final = re.compile(r"(?<=[.!?;:\u2026\u061f])\s+|(?<=[\u3002\uff01\uff1f])|\n+")
 _CLAUSES: Final = re.compile(r"[,\uff0c\u3001\u060c]\s*|\s[\u2013\u2014-]\s")
@@ -138,9 +140,10 @@ class _SortKey(NamedTuple):
 
 
 def _build_sort_key(position: int, roles: Sequence[_TurnRole], finder: _RoleFinder) -> _SortKey:
-    """Return the key by which the memory at a position of the ranking is sorted.
+    """Return the sort key of the memory at the index `position` of the ranking.
 
-    The sort leaves the memory at its position, or moves the memory behind a better memory.
+    The sort key leaves the memory at its position in the ranking, moves the memory behind a memory
+    with a better role, or moves the memory to the end of the ranking.
     """
     role, shared = roles[position]
     if role == ASKS:
@@ -164,8 +167,9 @@ def _follows_unanswered_message(
 ) -> bool:
     """Return whether a memory was made from a message that directly follows an unanswered message.
 
-    An unanswered message is a message whose turn does not answer the query. `unanswered_positions`
-    contains the tuple (thread id, position in the thread) of each unanswered message.
+    A message is unanswered if it was stored as a turn, and the turn does not answer the query.
+    `unanswered_positions` contains the tuple (thread id, position in the thread) of each unanswered
+    message.
     """
     source = memory.provenance
     if source is None or source.position is None:
@@ -190,7 +194,8 @@ class _RoleFinder:
         """Return the role of a memory.
 
         `is_reply` says whether the memory's message comes directly after a message that repeats the
-        query or asks the same question, so that the memory may be its answer.
+        query or asks the question of the query. If `is_reply` is True, the memory may be the answer
+        to that question.
         """
         text = _remove_speaker(memory)
         if memory.kind != TURN or not self._words or len(text) > _MAX_CHARS:
@@ -204,9 +209,9 @@ class _RoleFinder:
         if repeats and any(
             map(self._adds_informative_word, _list_statements_without_questions(sentences))
         ):
-            # The turn is a question with an informative clause, which makes it an answer, or a
-            # statement in ordinary words. A statement that contains all words of the query only
-            # repeats the query.
+            # If the turn contains a question, one of its clauses gives information, so the turn
+            # counts as an answer. If the turn contains no question, it is a statement in ordinary
+            # words. A statement that contains all words of the query only repeats the query.
             if is_question:
                 return _TurnRole(ANSWERS, shared)
             is_copy = len(self._every) > 1 and self._every <= set(split_words(text))
@@ -234,13 +239,14 @@ class _RoleFinder:
     def _measure_word(self, word: str) -> float:
         """Return the information of a word, in nats.
 
-        The information is `-ln(p)`, where p is the share of messages that contain the word.
+        The information of a word is `-ln(p)`, where p is the fraction of messages that contain the
+        word.
         """
         common = max(message_frequency(word, name) for name in self._languages)
         return -math.log(common) if common else self._unlisted
 
     def _has_informative_words_beyond_query(self, text: str) -> bool:
-        """Return whether the words of a text that the query does not contain are informative."""
+        """Return whether the words that are in a text, but not in the query, are informative."""
         rest = self._list_words_not_in_query(text)
         if sum(map(self._measure_word, rest)) >= _MIN_INFORMATIVE_NATS:
             return True
@@ -254,7 +260,11 @@ class _RoleFinder:
         )
 
     def _adds_informative_word(self, clause: str) -> bool:
-        """Return whether a clause contains a word of the query, and another, informative word."""
+        """Return whether a clause about the query contains an informative word.
+
+        A clause is about the query if it contains a word of the query. The informative word must
+        not be a word of the query.
+        """
         if not self._measure_words_shared_with_query(clause):
             return False
         return any(
@@ -268,7 +278,7 @@ def _tokenize_name(word: str) -> list[str]:
 
 
 def _list_statements_without_questions(sentences: Sequence[str]) -> list[str]:
-    """Return the sentences that are statements, and the statements in questions.
+    """Return all sentences that are statements, and all clauses of questions that are statements.
 
     If a question has several clauses, all clauses before the last one count as statements.
     """

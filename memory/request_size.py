@@ -1,4 +1,7 @@
-"""Measure the size of the next request, which decides when a conversation is summarised."""
+"""Measure the size of the next request.
+
+A conversation is summarised when the size of the next request reaches a trigger.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from perdure.memory.summary_state import Summary
 from perdure.memory.tokens import TokenCounter
 from perdure.memory.usage import is_same_model, read_model_name, read_request_tokens
 
-# If `RequestParts.agent` has this value, the token usage in the answers of every agent is used.
+# The value of `RequestParts.agent` if the token usage in the answers of every agent is used.
 _ANY_AGENT: Final = object()
 # At least this share of a trigger in tokens is available for messages, however many tokens the
 # tools and the system prompt have.
@@ -24,7 +27,9 @@ _MIN_SHARE: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class RequestParts:
-    """The sizes of the request's parts outside the state, and the source of reported token usage.
+    """The sizes of the request's parts that are not in the state, and a filter for token usage.
+
+    The attributes `model` and `agent` restrict from which answers reported token usage is read.
 
     Attributes:
         tools: The number of tokens of the schemas of the tools.
@@ -43,11 +48,11 @@ class RequestParts:
     agent: Any = _ANY_AGENT
 
     def count_tokens(self, system_message_tokens: int, fixed_tokens: float) -> int:
-        """Return the number of tokens of the request without messages other than system messages.
+        """Return the number of tokens of the request's tools, system prompt and system messages.
 
-        `fixed_tokens` is the number of tokens that a counting function adds to each request. The
-        fixed tokens are assumed to include the tools, so either `fixed_tokens` or `self.tools` is
-        used, whichever is larger.
+        `fixed_tokens` is the number of tokens that a counting function adds to each request. A
+        counting function that adds a fixed number of tokens is assumed to count the tools as part
+        of this number. The larger one of `fixed_tokens` and `self.tools` is therefore used.
         """
         tools = max(self.tools, ceil(fixed_tokens))
         return max(tools + self.system + system_message_tokens, self.other)
@@ -84,23 +89,25 @@ class RequestSize:
     scale: float = 1.0
 
     def reaches_trigger(self, trigger_tokens: float) -> bool:
-        """Return whether the request has reached a trigger, and a summary would make it smaller.
+        """Return whether a request reaches a trigger, and a summary would make the request smaller.
 
-        If the request has a summary already, the messages must have grown by a quarter of the
-        trigger since that summary. If growth were not required, each call would write a new summary
-        as soon as the tools and the system prompt alone were as large as the trigger.
+        If the request already contains a summary, the messages after that summary must have at
+        least a quarter as many tokens as the trigger. If these new messages were not required, each
+        call would write a new summary as soon as the tools and the system prompt alone were as
+        large as the trigger.
         """
         grown = not self.has_summary or self.recent >= _MIN_SHARE * trigger_tokens
         return self.total >= trigger_tokens and grown
 
     def max_message_tokens_below_trigger(self, trigger_tokens: float) -> float:
-        """Return the maximum number of message tokens with which the request stays below a trigger.
+        """Return how many tokens the messages may have so that the request stays below a trigger.
 
-        The returned maximum is a number of estimated tokens. The model may have reported more
-        tokens than were estimated. The additional tokens may belong to the messages or to the rest
-        of the request. The maximum number of message tokens is computed for each of the two cases,
-        and the smaller number is returned. The tokens of the present summary are not counted as
-        part of the request, because the next summary will have another length.
+        The returned number is a number of estimated tokens. The model may have reported more tokens
+        for the last request than were estimated. The tokens that were reported but not estimated
+        may belong to the messages or to the other parts of the request. The maximum number of
+        message tokens is computed under both assumptions, and the smaller maximum is returned. The
+        tokens of the present summary are not counted as part of the request, because the next
+        summary will have another length.
         """
         messages, other = self.scale * self.messages, self.scale * (self.other - self.summary)
         unexplained = max(0.0, self.total - self.scale * (self.messages + self.other))
@@ -112,7 +119,7 @@ class RequestSize:
         return (min(in_messages, in_rest) if unexplained else in_rest) / self.scale
 
     def with_message_tokens(self, message_tokens: int) -> RequestSize:
-        """Return the size that the request would have with only `message_tokens` message tokens."""
+        """Return the size of the request if its messages had `message_tokens` tokens."""
         share = message_tokens / self.messages if self.messages else 0.0
         total = self.other + ceil(share * (self.total - self.other))
         return replace(self, total=total, messages=message_tokens, recent=ceil(share * self.recent))
@@ -158,7 +165,7 @@ def measure_request(
 def _find_position_of_answer_with_usage(
     messages: Messages, positions: Iterable[int], parts: RequestParts
 ) -> int | None:
-    """Return the first position whose message is an answer that reports token usage, or None."""
+    """Return the first of `positions` at which an answer reports token usage, or None."""
     for position in positions:
         message = messages[position]
         if parts.is_answer_of_agent(message) and read_request_tokens(message):
@@ -167,9 +174,10 @@ def _find_position_of_answer_with_usage(
 
 
 def _find_first_after_summary(messages: Messages, summary: Summary | None) -> int:
-    """Return the position that follows the newest answer to a request without the summary.
+    """Return the position after the newest answer whose request did not contain the summary.
 
-    The token usage that earlier answers report includes the messages that the summary has replaced.
+    An answer to a request without the summary reports a token usage that includes the summarised
+    messages.
     """
     answered = summary.get("answered") if summary else None
     if answered is None:

@@ -26,7 +26,7 @@ CHOSEN_TEAM: Final = "__perdure_team"
 
 @runtime_checkable
 class Versioned(Protocol):
-    """The protocol of a store or checkpointer that keeps earlier versions, as perdure's do."""
+    """The protocol of stores and checkpointers that keep earlier versions, such as perdure's."""
 
     history: Callable[..., Any]
     ahistory: Callable[..., Any]
@@ -61,8 +61,8 @@ def read_values_of_run_context_or_config(
 ) -> dict[str, Any]:
     """Read values by name from a run's context, or from its `configurable` as a fallback.
 
-    langgraph does not store the context of a run. Values from the context are therefore passed to
-    the run's checkpointer, which stores the values with the thread.
+    langgraph does not store the context of a run. If the run has a perdure checkpointer, the values
+    from the context are passed to the checkpointer, which stores the values with the thread.
     """
     config = ensure_config(config)
     configurable, values = config["configurable"], find_run_context_values(config, names)
@@ -151,8 +151,9 @@ def read_thread_and_checkpoint_id_of_run(
 ) -> tuple[str | None, str | None]:
     """Return the thread id of a run, and the id of the checkpoint from which the run continues.
 
-    The thread id and the checkpoint id are None if the run has no thread. Within a node, the
-    checkpoint belongs to the graph or subgraph that contains the node.
+    The thread id and the checkpoint id are None if the run has no thread. If the function is called
+    within a node, the returned checkpoint id is that of the graph or subgraph that contains the
+    node.
     """
     configurable = ensure_config(config)["configurable"]
     thread = configurable.get("thread_id")
@@ -208,8 +209,8 @@ class Template:
     `{user_id}` is replaced by `user_id` in the run's `context`, which may be a dict, a dataclass or
     a pydantic model. If the context has no `user_id`, `configurable["user_id"]` of the run's config
     is used. A label has at most one placeholder, because labels with two placeholders would be
-    ambiguous. For example, the label `"{x}-{y}"` would be the same for the values `"a-b"` and `"c"`
-    as for the values `"a"` and `"b-c"`.
+    ambiguous. For example, the template label `"{x}-{y}"` would become `"a-b-c"` both for the
+    values `"a-b"` and `"c"` and for the values `"a"` and `"b-c"`.
 
     In `("teams", "{team}")`, `{team}` is replaced by each team of the run, see `read_run_teams`.
 
@@ -229,7 +230,10 @@ class Template:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the placeholders. The run's context or config provides the values."""
+        """The names of the placeholders in the template.
+
+        The values of the placeholders come from the run's context or config.
+        """
         return tuple(dict.fromkeys(name for _, name, _ in self._parsed if name))
 
     def fill(self, config: RunnableConfig | None = None) -> tuple[str, ...]:
@@ -254,7 +258,8 @@ class Template:
     def fill_for_teams(self, config: RunnableConfig | None = None) -> list[tuple[str, ...]]:
         """Return the labels for each team of a run, or an empty list if the run has no team.
 
-        If the first label of the template is not `"teams"`, the returned list has one element.
+        If the first label of the template is not `"teams"`, the returned list contains a single
+        tuple with the filled labels.
         """
         if not self.is_team:
             return [self._fill_labels(config)]
@@ -287,7 +292,10 @@ class Template:
         )
 
     def is_memory_disabled_for_run(self, config: RunnableConfig | None = None) -> bool:
-        """Return whether this is a user's or team's template in a run that must not use memories.
+        """Return whether the memories under the template must not be used in a run.
+
+        The result is True if the template belongs to a user or a team, and the run must not use
+        memories.
 
         In a run that must not use memories, nodes recall and remember nothing. See
         `WITHOUT_MEMORY_KEY`.
@@ -336,7 +344,8 @@ class Template:
 def _split_label_at_placeholder(label: Any) -> tuple[str, str, str]:
     """Split a label into (text before the placeholder, the placeholder's name, text after it).
 
-    If the label contains no placeholder, the last two elements of the tuple are "".
+    If the label contains no placeholder, the placeholder's name and the text after the placeholder
+    are "" in the returned tuple.
     """
     match = _LABEL.fullmatch(label) if isinstance(label, str) and label else None
     if match is None:

@@ -1,10 +1,10 @@
 """Decide whether two texts state the same fact.
 
-Two texts state the same fact in one of three cases. In the first case, the normal forms of the two
-texts are equal. In the second case, the two texts have the same words in the same order, except for
-pairs of words with similar vectors. In the third case, one text is a rotation of the other text,
-which means that words were moved from the start of the text to its end. The vectors of opposites,
-such as "hot" and "cold", are similar as well, so the threshold for similar vectors is high. The
+Two texts state the same fact if their normal forms are equal. Two texts also state the same fact if
+they have the same words in the same order, except for pairs of words with similar vectors. Finally,
+two texts state the same fact if one text is a rotation of the other text, which means that words
+were moved from the start of the text to its end. Opposites such as "hot" and "cold" have similar
+vectors, although they are different facts, so the threshold for similar vectors is high. The
 threshold was measured by `benchmarks/paraphrases.py`, see docs/decisions/0017-what-is-the-same.md.
 """
 
@@ -53,14 +53,14 @@ def _differ_by_similar_words(left_words: tuple[str, ...], right_words: tuple[str
     """Return whether two lists of words differ only in words with similar vectors.
 
     If a differing word contains a capital or a digit, the result is False, because different names
-    and numbers are different facts. Two differing words with the same stem also make the result
-    False.
+    and numbers are different facts. If two differing words have the same stem, the result is False,
+    because the words may differ in tense or number.
     """
     differ = [pair for pair in zip(left_words, right_words, strict=True) if pair[0] != pair[1]]
     if not all(word.isalpha() and word.islower() for pair in differ for word in pair):
         return False
-    # Two words with the same stem may differ in tense or number, so the two texts may state
-    # different facts.
+    # Two words with the same stem may differ in tense or number, so texts that differ in these
+    # words may state different facts.
     return bool(differ) and all(
         tokenize(x) != tokenize(y) and _compute_word_similarity(x, y) >= _MIN_COSINE
         for x, y in differ

@@ -93,22 +93,23 @@ _UNFINISHED: Final = (
     "The assistant is still at work on the last request of the user, and will see the newest steps "
     "again. Say what it has done for this request and found so far, and what it has not done yet."
 )
-# A summary is written in the background when the conversation has reached this share of the
-# trigger.
+# Fraction of the trigger at which a summary is written in the background. The trigger is the size
+# of a conversation at which a summary is written.
 _BACKGROUND_SHARE: Final = 0.75
 # If only a part of a turn is summarised, the question of the turn is sent to the model together
-# with that part. A longer question is cut to this number of characters.
+# with that part. If the question has more than `_MAX_QUESTION_CHARS` characters, the middle of the
+# question is cut out.
 _MAX_QUESTION_CHARS: Final = 2_000
 
 
 def _find_smallest_message_and_token_limits(
     option_name: str, sizes: Sequence[Any], model: Any
 ) -> tuple[float, float]:
-    """Return the lowest number of messages and the lowest number of tokens in `sizes`.
+    """Return the smallest limit in messages and the smallest limit in tokens from `sizes`.
 
-    The number of messages is infinite if `sizes` contains no number of messages. The number of
-    tokens is infinite if `sizes` contains neither a number of tokens nor a fraction of the context
-    window. Error messages contain `option_name`.
+    If no element of `sizes` is a number of messages, the limit in messages is infinite. If no
+    element of `sizes` is a number of tokens or a fraction of the context window, the limit in
+    tokens is infinite. Error messages contain `option_name`.
     """
     messages = tokens = inf
     for size in sizes:
@@ -155,10 +156,11 @@ class Summarize(MessagesNode):
     """A node that keeps a running summary: `summarize("openai:gpt-5-mini")`.
 
     In a graph, the node writes the summary to the state and removes the summarised messages from
-    the state, which needs the channels of `SummaryState`. As a part of a `view`, the node calls no
-    model, and returns the stored summary and the messages that are not summarised. A direct call
-    with a list of messages writes a summary if one is due, and returns the summary and the messages
-    that are not summarised.
+    the state. The state of the graph must have the channels of `SummaryState`. As a part of a
+    `view`, the node calls no model, and returns the stored summary and the messages that are not
+    summarised. If the node is called with a list of messages, as in `node(messages)`, the node
+    writes a summary if a summary is due, and returns the summary and the messages that are not
+    summarised.
 
     Args:
         model: The model that writes the summaries, as a chat model, the name of one, or
@@ -215,9 +217,9 @@ class Summarize(MessagesNode):
         self.on_failure = check_choice("on_failure", on_failure, ON_FAILURE)
         self._keeps_half = keep is None
         self._failed, self._warned = FailedTurns(), Event()
-        # If no counter was given, `counter` was made for the model that writes the summaries. The
-        # sizes of the agent's requests must be counted for the agent's model, which is not known
-        # yet.
+        # If no token counter was given, `counter` was created for the model that writes the
+        # summaries. The agent's requests are sent to the model of the agent, which is not known
+        # yet. In this case, use a copy of `counter` that belongs to no model.
         is_given = token_counter is not None
         self.counter = counter if is_given else counter.for_model(None)
         tools = counter.bound_tool_tokens if is_given else 0
@@ -237,8 +239,9 @@ class Summarize(MessagesNode):
     def for_agent(self, agent: str | None, system: BaseMessage | None = None) -> Self:
         """Return a copy of the node for the agent whose name is `agent`.
 
-        The copy uses only the token usage that is reported in the answers of this agent. `system`
-        is the complete system message of the agent's last request, if the agent has sent one.
+        The copy of the node uses only the token usage that is reported in the answers of the agent
+        `agent`. `system` is the complete system message of the agent's last request, if the agent
+        has sent one.
         """
         other = 0
         if system is not None:
@@ -318,13 +321,13 @@ class Summarize(MessagesNode):
     flush, aflush = blocking(_wait_for_background), awaiting(_wait_for_background)
 
     async def _summarize_thread(self, saver: BaseCheckpointSaver[Any], thread_id: str) -> bool:
-        """Write the summary of an idle thread whose size has reached three quarters of the trigger.
+        """Write the summary of an idle thread whose size is at least three quarters of `trigger`.
 
-        Call this method from a job queue or a timer of your own. A node with `background=True`
-        needs no such call, because the node writes the summary after the turn in which the thread
-        has reached this size. The summary is stored while the thread is locked, and the next run
-        applies the summary. The summary is discarded if new checkpoints are stored in the thread
-        while the model writes.
+        Call `summarize_thread` from a job queue or a timer of your own. A node with
+        `background=True` writes the summary by itself, after the turn in which the thread has
+        reached three quarters of `trigger`. The summary is stored while the thread is locked, and
+        the next run applies the summary. The summary is discarded if new checkpoints are stored in
+        the thread while the model writes.
 
         Returns:
             Whether a summary was stored.
@@ -347,7 +350,7 @@ class Summarize(MessagesNode):
         run(self._write_summary(thread))
 
     async def _write_summary(self, thread: SavedThread) -> bool:
-        """Write the summary of an idle thread if the thread has reached the lowered trigger.
+        """Write the summary of an idle thread that has reached three quarters of the trigger.
 
         Return whether a summary was stored.
         """
@@ -371,7 +374,7 @@ class Summarize(MessagesNode):
         return await store_summary(thread, head, self.messages_key, writes)
 
     def _copy_with_lower_trigger(self) -> Self:
-        """Return a copy of the node with a trigger that is lowered to three quarters."""
+        """Return a copy of the node whose trigger is three quarters of the node's trigger."""
         early = copy(self)
         early.trigger = self.trigger[0] * _BACKGROUND_SHARE, self.trigger[1] * _BACKGROUND_SHARE
         return early
@@ -403,8 +406,9 @@ class Summarize(MessagesNode):
     def stop_summarizing_in_current_turn(self, state: Any) -> None:
         """Prevent the node from summarising messages in the current turn.
 
-        A caller uses this method if a learner or a model has failed during the turn, so that no
-        message is removed before the learner has read it.
+        `stop_summarizing_in_current_turn` is called if a model, or a node that learns from
+        messages, has failed during the turn. The messages then remain in the state, so that the
+        node can read the messages later.
         """
         self._failed.record_failure(read_messages(state, self.messages_key))
 
@@ -458,7 +462,8 @@ class Summarize(MessagesNode):
     def _select_answers(self, messages: Messages) -> Messages:
         """Return `messages` if the reported token usage of its answers is needed, else ().
 
-        The token usage is needed if a trigger is in tokens and no user function counts messages.
+        The reported token usage is needed if the node has a trigger in tokens, and messages are not
+        counted by a counting function of the user.
         """
         return () if self.trigger[1] == inf or self.counter.counts_messages else messages
 
@@ -513,7 +518,8 @@ class Summarize(MessagesNode):
         loaded = find_run_thread(config)
         text = await request.write_summary(previous["text"] if previous else "", units)
         if await has_erased_message(loaded, selection.messages):
-            # The summary contains an erased message, so it is discarded. The next turn summarises
+            # A message was erased while the model wrote the summary. Discard the summary, because
+            # the summary may repeat the erased message. In the next turn, the node can summarise
             # the remaining messages.
             self._failed.record_failure(messages)
             return None
@@ -553,14 +559,14 @@ class Summarize(MessagesNode):
         summary: Summary | None,
         summarized_messages: Container[BaseMessage] = (),
     ) -> Selection:
-        """Select the messages to summarise if a trigger is reached, else no messages.
+        """Select the messages to summarise, or no messages if no trigger is reached.
 
-        Whole turns are selected. If the newest turn by itself reaches the trigger, older exchanges
-        of the newest turn are selected in addition to all earlier turns.
+        Whole turns are selected. If the newest turn alone is as large as the trigger, all earlier
+        turns and the older exchanges of the newest turn are selected.
         """
         if self.trigger[1] == inf and len(messages) < self.trigger[0]:
-            # Most calls return at this line, because the trigger is a number of messages that is
-            # not reached. The messages need not be examined.
+            # In most calls, the trigger is a number of messages, and the conversation has fewer
+            # messages. In this case, return before the messages are examined.
             return _NOTHING
         messages = merge_duplicate_messages(messages)
         messages = [m for m in messages if REQUEST_ONLY not in m.additional_kwargs]
@@ -586,15 +592,15 @@ class Summarize(MessagesNode):
 
         Return the messages of the selected exchanges, and the turn's question. If no exchange is
         selected, return ([], None). The question itself is not summarised. The newest exchange is
-        not selected. Exchanges before the newest exchange are not selected if they fit in `keep`
-        and in `max_kept_tokens`. An exchange is not selected if the result of one of its tool calls
-        is missing.
+        not selected. The exchanges before the newest exchange are kept, newest first, as long as
+        all kept exchanges together fit in `keep` and in `max_kept_tokens`. Only older exchanges are
+        selected. An exchange is not selected if the result of one of its tool calls is missing.
         """
         stored = next(iter_turns(turn, purpose="state"), None)
         units = [] if stored is None else stored.units
         if units and not has_results_of_all_tool_calls(units[-1]):
-            # The result of a tool call in the last exchange is still missing, so this exchange is
-            # not summarised.
+            # If the result of a tool call in the last exchange is missing, do not summarise the
+            # last exchange.
             units = units[:-1]
         begin = 1 if units and role(units[0][0]) == "human" else 0
         cost = self._count_messages_and_tokens((unit[0] for unit in units[:begin]), max_kept_tokens)
@@ -613,7 +619,7 @@ class Summarize(MessagesNode):
         return steps, units[0][0] if steps and begin else None
 
     def _measure_request(self, messages: Messages, summary: Summary | None) -> RequestSize | None:
-        """Return the size of the next request, or None if there is no trigger in tokens."""
+        """Return the size of the next request, or None if no trigger is a number of tokens."""
         if self.trigger[1] == inf:
             return None
         section = render_section(summary) if summary and summary["text"] else ""
@@ -645,7 +651,7 @@ class Summarize(MessagesNode):
         return (room + 1) / 2 if self._keeps_half else min(self.keep[1], room)
 
     def _find_first_kept_position(self, messages: Messages, max_kept_tokens: float) -> int:
-        """Return the position of the first message that is not summarised, or 0 to keep all."""
+        """Return the position of the first message to keep, or 0 if no message is summarised."""
         count = tokens = first_kept = 0
         for turn in iter_turn_ranges(messages):
             turn_messages = _exclude_system_messages(messages[turn.start : turn.stop])
@@ -673,7 +679,11 @@ class Summarize(MessagesNode):
         ) if token_limit < inf else 0
 
     def _exceeds_keep(self, message_count: int, token_count: int, max_kept_tokens: float) -> bool:
-        """Return whether messages exceed the limit `keep` in messages or the limit in tokens."""
+        """Return whether a number of messages or a number of tokens exceeds its limit.
+
+        The limit for the number of messages is `self.keep[0]`, and the limit for the number of
+        tokens is `max_kept_tokens`.
+        """
         return message_count > self.keep[0] or token_count > max_kept_tokens
 
 

@@ -38,7 +38,8 @@ WORDS: Final = 400
 
 # Minimum number of tokens in a request that must remain for the conversation after the prompt.
 _MIN_ROOM: Final = 100
-# Number of tokens reserved for the delimiters and the closing line of a request.
+# Number of tokens in a request that are reserved for delimiters and for the last line, which asks
+# the model to write the summary.
 _FRAME: Final = 60
 # Estimated maximum number of tokens of one word.
 _TOKENS_PER_WORD: Final = 2
@@ -76,9 +77,9 @@ class SummaryRequest:
 
     @property
     def _tokens_for_conversation(self) -> int:
-        """The number of tokens that a request has left for the messages and the previous summary.
+        """The number of tokens in a request that the messages and the previous summary may have.
 
-        The prompt, the note and the delimiters take the other tokens of the request.
+        The rest of the request's tokens is needed for the prompt, the note and the delimiters.
         """
         return (
             self.max_input
@@ -128,8 +129,9 @@ class SummaryRequest:
         """Send one request to the model, and return the summary.
 
         `next_request_tokens` is the number of tokens that are available in the next request, which
-        contains the returned summary and further messages. The returned summary may take half of
-        these tokens. `next_request_tokens` is None if no further request follows.
+        contains the returned summary and further messages. The returned summary may have at most
+        half as many tokens as `next_request_tokens`. If this request is the last request for the
+        summary, `next_request_tokens` is None.
         """
         words = (
             WORDS
@@ -157,7 +159,8 @@ class SummaryRequest:
         def check_answer(answer: Any) -> str:
             """Return the summary in an answer.
 
-            Raise InvalidPatch if the answer has no text or is too long.
+            InvalidPatch is raised if the model's answer has no text or more than `max_tokens`
+            tokens.
             """
             fault = find_reason_for_unusable_answer(answer)
             length = 0 if fault else self.count_tokens(read_answer_text(answer))
@@ -170,7 +173,10 @@ class SummaryRequest:
         return await self.call.request_usable_answer(build_request, check_answer)
 
     def _count_tokens_with_line_break(self, text: str) -> int:
-        """Count the tokens of a text and a line break. Return 0 for an empty text."""
+        """Return the number of tokens of a text that is followed by a line break.
+
+        For an empty text, 0 is returned.
+        """
         return self.count_tokens(text) + 1 if text else 0
 
     def _split_fitting_and_remaining_texts(

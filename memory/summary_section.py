@@ -36,8 +36,8 @@ def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:
     content: Any = without_summary[0].content if without_summary else None
     system = [*without_summary, SystemMessage("")][0]
     mark: dict[str, Any] = {**summary, INSTRUCTIONS: content}
-    # The summary's digests of messages are needed only in a graph's state, where they help to
-    # recognise summarised messages.
+    # In a graph's state, the digests in a summary help to recognise summarised messages. The
+    # digests are not needed in a request, so remove the digests from the mark.
     mark.pop("digests", None)
     return replace(
         model_input,
@@ -48,7 +48,8 @@ def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:
 def remove_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage]]:
     """Remove the summary that `add_summary` added to messages.
 
-    Return the summary, or None if there is none, and the remaining messages.
+    Return a pair of the summary and the remaining messages. If no message contains a summary, the
+    first element of the pair is None.
     """
     summary, rest = None, []
     for message in messages:
@@ -69,7 +70,8 @@ def remove_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage
 def _replace_system_content(system: BaseMessage, content: Any, summary_mark: Any) -> BaseMessage:
     """Return a copy of a system message with new content and a new summary mark.
 
-    If `summary_mark` is None, the copy has no summary mark.
+    A summary mark is an entry in the message's additional_kwargs that describes the summary in the
+    message. If `summary_mark` is None, the returned message has no summary mark.
     """
     kwargs = {
         name: value for name, value in system.additional_kwargs.items() if name != SUMMARY_MARK

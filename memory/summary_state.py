@@ -23,8 +23,8 @@ from perdure.memory.usage import read_request_tokens
 SUMMARY: Final = "summary"
 SUMMARIZED: Final = "summarized"
 """The names of two channels of the state: the summary, and the ids of the summarised messages."""
-# A summary stores content hashes only of the newest messages that it covers, and of at most this
-# many messages.
+# Maximum number of messages for which a summary stores content hashes. The content hashes are
+# stored for the newest messages that the summary covers.
 _MAX_DIGESTS: Final = 256
 # Length of the hash of a message id, and of the hash of a message's content, in bytes.
 _DIGEST_BYTES: Final = 4
@@ -50,9 +50,11 @@ class Summary(TypedDict):
 
 
 def merge_summaries(current_summary: Any, new_summary: Any) -> Any:
-    """Merge two values of the channel `summary`. `merge_summaries` is the reducer of this channel.
+    """Merge two values of the channel `summary`.
 
-    The result is usually the new summary `new_summary`.
+    `merge_summaries` is the reducer of the channel `summary`.
+
+    In most cases, `new_summary` replaces `current_summary`.
 
     Subgraphs that run in parallel and share the channel `summary` return two summaries in the same
     superstep. If one of the two summaries extends the other, the longer summary is returned. If the
@@ -86,7 +88,8 @@ class SummaryState(ChatState, total=False):
 def read_summary(value: Any) -> Summary | None:
     """Convert the value of the channel `summary` to a summary, or to None if the value is empty.
 
-    If the value is a plain text, the result is a summary with this text that covers no messages.
+    If the value is a plain text, the text is converted to a summary. The summary of a plain text
+    covers no messages.
     """
     if not value:
         return None
@@ -111,7 +114,8 @@ def extend_summary(
 ) -> Summary:
     """Build a summary with a new text that covers `messages` and all previously covered messages.
 
-    A message that is summarised again, because its content has changed, is counted once.
+    If a message is summarised again because its content has changed, the field `count` of the
+    summary counts the message only once.
 
     Args:
         previous: The previous summary, or None.
@@ -142,9 +146,9 @@ class SummarizedMessages:
     The set supports membership tests such as `message in summarized`.
 
     A graph removes summarised messages from its own state, but the state of its parent graph, or of
-    a subgraph, may still contain these messages. In addition, a client that sends the whole
-    conversation with each turn adds the summarised messages to the state again. A message whose
-    content has changed since it was summarised is not included.
+    a subgraph, may still contain these messages. A client that sends the whole conversation with
+    each turn adds messages that are already summarised to the state again. A message whose content
+    has changed since it was summarised is not in the set of summarised messages.
     """
 
     def __init__(self, summary: Summary | None, ids: Iterable[str] | None) -> None:
@@ -170,8 +174,8 @@ class SummarizedMessages:
     def remove_from(self, model_input: ModelInput) -> ModelInput:
         """Return `model_input` without the summarised messages.
 
-        The question of a turn is not removed if any other message of the turn is not summarised. A
-        tool call and its result either both remain or are both removed.
+        The question of a turn is removed only if all messages of the turn are summarised. A tool
+        call and its result either both remain or are both removed.
         """
         return (
             replace(model_input, turns=self._iter_remaining_turns(model_input.turns))
@@ -180,11 +184,13 @@ class SummarizedMessages:
         )
 
     def _iter_remaining_turns(self, turns: Iterator[Turn]) -> Iterator[Turn]:
-        """Yield the turns without their summarised units.
+        """Yield the turns without the messages that are already summarised.
 
-        A unit is left out if all of its messages are summarised.
+        A unit consists of messages of a turn that must be kept or removed together. A unit is
+        removed from its turn if all messages of the unit are summarised.
 
-        The first unit of a turn is kept if any other unit of the turn is kept.
+        The first unit of a turn, which contains the question, is kept if any other unit of the turn
+        is kept.
         """
         for turn in turns:
             question, *rest = turn.units

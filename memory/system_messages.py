@@ -41,11 +41,12 @@ def find_system_messages(messages: Messages) -> list[BaseMessage]:
 
 
 def join_system_messages(messages: Messages) -> BaseMessage | None:
-    """Return one message with the content of all `messages`.
+    """Join system messages into one message that has the contents of all `messages`.
 
-    The result is a copy of the first message that contains the content of all messages. A single
-    message is returned unchanged. None is returned if `messages` is empty. The content blocks
-    themselves are not changed, so that the provider's cache marks in these blocks remain valid.
+    The returned message is a copy of the first message. The content of the copy is the joined
+    content of all messages. A single message is returned unchanged. None is returned if `messages`
+    is empty. The content blocks themselves are not changed, so that the provider's cache marks in
+    these blocks remain valid.
     """
     if len(messages) < 2:
         return messages[0] if messages else None
@@ -63,8 +64,9 @@ def join_system_messages(messages: Messages) -> BaseMessage | None:
 def join_message_contents(contents: list[Any]) -> Any:
     """Return the contents of several messages as the content of one message.
 
-    If all contents are text, they are joined with blank lines. If some contents are lists of
-    blocks, the result is a list of content blocks. If `contents` is empty, the result is None.
+    If every element of `contents` is a text, the texts are joined with blank lines. If some
+    contents are lists of blocks, the result is a list of content blocks. If `contents` is empty,
+    the result is None.
     """
     if not contents:
         return None
@@ -83,7 +85,7 @@ def read_system_text(message: BaseMessage) -> str:
 def _get_content_without_summary(message: BaseMessage) -> Any:
     """Return the content of a system message without the summary that `add_summary` added.
 
-    The result is None if the message contains only the summary.
+    If the system message contains only the summary, None is returned.
     """
     mark = message.additional_kwargs.get(SUMMARY_MARK)
     return message.content if mark is None else mark[INSTRUCTIONS]

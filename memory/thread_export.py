@@ -28,7 +28,7 @@ from perdure.memory.message_forms import (
 def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
     """Build the JSON object that exports a thread.
 
-    The object contains the messages up to the thread's head, and the messages on branches.
+    The JSON object contains the messages up to the thread's head, and the messages on branches.
 
     Args:
         saver: The checkpointer that stores the thread.
@@ -65,7 +65,10 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
 
 
 def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
-    """Yield, for each branch, its own messages and the number of exported messages before them.
+    """Yield, for each branch, its own messages and the number of the message before them.
+
+    Exported messages are numbered from 1, in the order in which they are exported. If no message
+    comes before the branch, the number is 0.
 
     The main branch is yielded first. A branch that is the beginning of a longer branch yields no
     messages, because the longer branch contains them.
@@ -76,9 +79,10 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
         if (message := _convert_to_message(value))
     }
     lineages = [_find_last_versions(lineage, messages) for lineage in transcript.lineages]
-    # The lineages, which are the sequences of message positions on the branches, form a tree. The
-    # dict `nodes` numbers the nodes of the tree. The key of a node is the number of its parent node
-    # and the position of its message. The root of the tree is node 0.
+    # A lineage is the sequence of the message positions on one branch. All lineages together form a
+    # tree, whose root has the number 0. The dict `nodes` contains the numbers of the other nodes.
+    # The key of a node is a pair of the parent node's number and the position of the node's
+    # message.
     nodes: dict[tuple[int, int], int] = {}
     inner_nodes, last_nodes = set[int](), list[int]()
     for lineage in lineages:
@@ -87,8 +91,8 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
             inner_nodes.add(node)
             node = nodes.setdefault((node, position), len(nodes) + 1)
         last_nodes.append(node)
-    # The nodes are renumbered in the order in which their messages are exported, because `after` is
-    # the number of exported messages before a branch.
+    # Number the nodes again, in the order in which their messages are exported. The number of a
+    # node is then the number of its exported message, which the exported field `after` contains.
     nodes.clear()
     for lineage, last_node in zip(lineages, last_nodes, strict=True):
         node, after, added = 0, 0, list[dict[str, Any]]()
@@ -103,9 +107,9 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
 
 
 def _find_last_versions(lineage: Sequence[int], messages: Mapping[int, BaseMessage]) -> list[int]:
-    """Return positions in the log: for each message, that of the last unshortened version.
+    """Return the position in the log of the last unshortened version of each message.
 
-    The messages are in the order of their first occurrence in the lineage.
+    The positions are in the order in which the messages first occur in the lineage.
     """
     last_positions: dict[object, int] = {}
     for position in lineage:
@@ -129,8 +133,8 @@ def _build_message_export(message: BaseMessage, time: Any) -> dict[str, Any]:
     """Convert a message to OpenAI's JSON form.
 
     Fields of the message that an import could not restore from OpenAI's JSON form are added under
-    the key `EXACT`. `time` is the time at which the message was stored. If the message itself has
-    no creation time, `time` is exported.
+    the key `EXACT`. `time` is the time at which the checkpointer stored the message. If the message
+    has no creation time of its own, `time` is exported as the field `at`.
     """
     try:
         form = convert_to_openai_messages([message])[0]

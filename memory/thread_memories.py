@@ -28,8 +28,8 @@ async def _forget_thread_memories(
     """Erase the memories and examples that come from threads, including quarantined candidates.
 
     The watermarks of the threads, which store how far memories were extracted, are erased as well.
-    If a thread with one of the ids is imported again, memories are extracted from all of its
-    messages.
+    If a thread from `thread_ids` is imported again, memories are extracted from all messages of the
+    thread.
 
     Args:
         store: A perdure store.

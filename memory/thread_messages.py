@@ -96,7 +96,10 @@ class ThreadMessage:
 
     @property
     def text(self) -> str:
-        """The text of the message and its attachments, or "" if it must not be remembered."""
+        """The text of the message and its attachments.
+
+        The text is "" if no memory may be made of the message.
+        """
         off_record = self.message.response_metadata.get(REMEMBER) is False
         is_remembered = self.turn_is_remembered and not off_record
         return make_storable(read_message_text(self.message)) if is_remembered else ""
@@ -134,8 +137,8 @@ class ThreadMessage:
 class ThreadHistory:
     """The messages of a thread up to a checkpoint.
 
-    The messages are in the order of first occurrence. Each message occurs once, in its last
-    version.
+    The messages are in the order in which they first occur in the thread. Each message occurs once,
+    in its last version.
     """
 
     thread_id: str
@@ -157,7 +160,9 @@ class ThreadHistory:
 def build_history_from_state(
     thread_id: str, checkpoint_id: str | None, messages: Sequence[BaseMessage]
 ) -> ThreadHistory:
-    """Build the history of a thread from its state, without messages that were removed from it.
+    """Build the history of a thread from the messages in the thread's state.
+
+    The history does not contain messages that were removed from the state.
 
     Args:
         thread_id: The thread.
@@ -225,7 +230,7 @@ async def is_read_in_full(
 
     With a perdure checkpointer, it is usually sufficient to read the newest messages of the thread.
     If the newest messages are not sufficient, all messages are read. If the thread cannot be read,
-    False is returned.
+    the watermark is assumed not to cover all messages, and False is returned.
 
     Args:
         saver: The checkpointer.
@@ -305,12 +310,12 @@ async def _list_checkpoints(saver: Any, thread_id: str, limit: int | None) -> li
 def _select_latest_versions(
     versions_with_is_in_state: Iterable[tuple[ThreadMessage, bool]],
 ) -> list[ThreadMessage]:
-    """Select one version of each message. Return the versions in the order of first occurrence.
+    """Select one version of each message, in the order in which the messages first occur.
 
     `versions_with_is_in_state` contains pairs of a message version and a flag, which says whether
-    the current state may contain that version. The last unshortened version in the state is
-    selected. If the state contains only shortened versions of a message, the last unshortened
-    version outside the state is selected.
+    the current state may contain that version. If the state contains unshortened versions of a
+    message, the last of these versions is selected. If the state contains only shortened versions
+    of a message, the last unshortened version that is not in the state is selected.
     """
     latest: dict[str, ThreadMessage] = {}
     settled_ids: set[str] = set()
@@ -411,16 +416,20 @@ class Watermark:
 
     @property
     def ids(self) -> frozenset[str]:
-        """The ids that the watermark lists, which belong to the newest messages that were read."""
+        """The message ids that the watermark contains.
+
+        A watermark contains the ids of only the newest messages that were read.
+        """
         return frozenset(message.id for message in self.known)
 
     def find_unread(self, history: ThreadHistory) -> list[ThreadMessage]:
         """Return the messages that were never read, or were edited after they were read.
 
-        The returned messages have positions. The watermark lists only the newest messages that were
-        read. If the extractor has read more messages than the watermark lists, all messages before
-        the oldest listed message count as read. If the thread contains none of the listed messages,
-        for example after a fork from an old checkpoint, all messages count as unread.
+        The returned messages have positions. The list `known` of a watermark contains only the
+        newest messages that were read. If the extractor has read more messages than the list
+        `known` contains, all messages before the first message of `known` count as read. If the
+        thread contains no message of the list `known`, for example after a fork from an old
+        checkpoint, all messages of the thread count as unread.
         """
         read_messages = {message.id: message for message in self.known}
         messages = self.assign_thread_positions(history.messages)
@@ -436,10 +445,11 @@ class Watermark:
     def assign_thread_positions(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
         """Return the messages with their positions in the thread.
 
-        Messages that the watermark lists keep the listed positions. Messages after the last listed
-        message get higher positions, and messages before the first listed message get lower
-        positions. A message between two listed messages gets the position of the listed message
-        before it. The store orders items with the same position by their age.
+        A message in the watermark's list `known` keeps the position that the list contains.
+        Messages after the last message of `known` get higher positions than that message, and
+        messages before the first message of `known` get lower positions than that message. A
+        message between two messages of `known` gets the position of the earlier one of the two
+        messages. The store orders items with the same position by their age.
         """
         positions = {message.id: message.position for message in self.known}
         read_indices = [i for i, message in enumerate(messages) if message.id in positions]
@@ -508,8 +518,9 @@ class Watermark:
         return (self.count, self.known) == (other.count, other.known)
 
     def build_put(self, namespace: Namespace, thread_id: str) -> PutItem:
-        """Build the put that stores the watermark as a note.
+        """Build the `PutItem` that writes the watermark to the store.
 
+        The watermark is stored as a note, which is an item in a namespace that perdure reserves.
         The store refuses the put if the stored note has changed since the watermark was read.
         """
         value: dict[str, Any] = {"extractor": self.extractor, "thread_id": thread_id, "known": []}
@@ -525,7 +536,7 @@ class Watermark:
         )
 
 
-# Converts the values of notes to watermarks and back.
+# Converts a watermark to the value of the store item that contains the watermark, and back.
 _NOTE_ADAPTER: Final = TypeAdapter(Watermark)
 
 
@@ -570,10 +581,10 @@ async def read_watermarks(
 
 
 def build_put_clearing_watermark_failure(watermark_note: Item) -> PutItem:
-    """Build the put that stores a watermark again without the failure that it records.
+    """Build the put that removes a recorded extraction failure from a stored watermark.
 
-    The thread does not become due before it has a new head. When the thread is due again, the
-    extraction also reads the messages that the failed extraction could not read.
+    The thread does not become due before it has a new head. When the thread is due again, the next
+    extraction reads the new messages and the messages that the failed extraction could not read.
     """
     watermark, (_, _, *namespace) = _decode_watermark(watermark_note), watermark_note.namespace
     reset_mark = watermark.advance((), watermark.failed_head)

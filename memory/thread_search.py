@@ -1,9 +1,11 @@
-"""Search threads by the words of their messages. Found messages are never added to a prompt.
+"""Search threads by the words of their messages.
 
-The transcript index consists of items in separate tables in the same database as the threads. Each
-owner of threads has a namespace in these tables. A search first indexes the threads that the caller
-may see and that have changed since they were last indexed. If messages are removed from a thread,
-the same transaction removes them from the index.
+The messages that a search finds are never added to a prompt.
+
+The transcript index consists of items in separate tables in the same database as the threads. The
+index has a separate namespace for each owner of threads. A search first indexes the threads that
+the caller may see and that have changed since they were last indexed. If messages are removed from
+a thread, the same transaction removes them from the index.
 """
 
 from __future__ import annotations
@@ -63,8 +65,8 @@ from perdure.stores.text import (
 _LOG = logging.getLogger("perdure")
 # Number of messages after which a transaction is committed.
 _MESSAGES_PER_TRANSACTION: Final = 400
-# Number of indexing steps after which a transaction is committed. A thread with few messages is
-# indexed in one step.
+# Maximum number of indexing steps that are written in one transaction. A thread with few messages
+# is indexed in one step.
 _THREADS_PER_TRANSACTION: Final = 60
 # Maximum number of characters of a message that are indexed. The characters after the maximum are
 # ignored.
@@ -226,8 +228,8 @@ class TranscriptSearch:
 
         The first call for a checkpointer creates the transcript search.
 
-        The transcript search is kept as long as the checkpointer exists, because the search has an
-        index in memory.
+        The `TranscriptSearch` object exists as long as the checkpointer, because the object holds
+        an index in memory.
 
         Raises:
             ConfigurationError: The checkpointer or the store is not perdure's, or they are not in
@@ -271,7 +273,7 @@ class TranscriptSearch:
     def _find_hits(self, text: str, visible: VisibleThreads, limit: int) -> list[ThreadHit]:
         """Find the visible threads whose messages match the text best.
 
-        The transcript index is not updated before the search.
+        `_find_hits` searches the transcript index as it is, and does not update the index first.
         """
         prefix = () if visible.owner is None else (self._hash_owner(visible.owner),)
         hits, seen_threads, start, size = list[ThreadHit](), set[str](), 0, _PAGE_SIZE
@@ -303,7 +305,8 @@ class TranscriptSearch:
     def _hash_owner(self, owner: object) -> str:
         """Return the label of an owner's namespace.
 
-        The label is a hash, so that the label does not reveal the owner's name.
+        The label of the namespace is a hash of the owner, so that the label does not reveal the
+        owner's name.
         """
         data = repr(owner).encode(errors="surrogatepass")
         return blake2b(data, digest_size=16, key=self._saver._seal.hash_key).hexdigest()
@@ -315,7 +318,8 @@ class TranscriptSearch:
     ) -> int:
         """Index the visible threads that have changed, and return how many are not indexed yet.
 
-        The method returns after `wait_s` seconds, even if threads remain to be indexed.
+        `_index_changed_threads` returns after at most `wait_s` seconds, even if some threads are
+        not indexed yet.
         """
         end = math.inf if wait_s is None else time.monotonic() + wait_s
         # The loop runs a second time, because an indexing job that was already running may not
@@ -361,7 +365,11 @@ class TranscriptSearch:
             return job
 
     def _index_threads(self, job: _IndexingJob, owners: Sequence[tuple[str, Any]]) -> None:
-        """Index threads in steps. Several steps are written in one transaction."""
+        """Index threads, and write the index entries in several transactions.
+
+        A thread is indexed in one or more steps. Each transaction writes the entries of several
+        steps.
+        """
         steps = list[_IndexStep]()
         for number, (thread_id, owner) in enumerate(owners, 1):
             for step in self._iter_index_steps(thread_id, owner):
@@ -403,7 +411,10 @@ class TranscriptSearch:
             before = after if items else None
 
     def _write_index_steps(self, steps: Sequence[_IndexStep]) -> None:
-        """Write index steps in one transaction: their messages, and the progress of the threads."""
+        """Write the index entries of several steps in one transaction.
+
+        The transaction also records the indexing progress of each thread.
+        """
         if not steps:
             return
         advances = [step[:3] for step in steps]
@@ -420,7 +431,7 @@ class TranscriptSearch:
         self._database.write(flow, exclusive_names=[*names], watch=self._saver._watch)
 
     def _iter_index_puts(self, step: _IndexStep) -> Iterator[PutItem]:
-        """Yield a put for each message of a step that is added to the index.
+        """Yield the puts that add the messages of an indexing step to the index.
 
         Messages of tools and of the system are skipped, as are messages with `{"remember": False}`
         in their `response_metadata`.
@@ -468,8 +479,8 @@ def _build_hit(query: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
 def find_query_word_spans(text: str, query: str) -> tuple[tuple[int, int], ...]:
     """Find the positions of a query's words in a text.
 
-    The positions of inflected forms of the words are included. If the query contains a misspelt
-    word, similar words in the text are found.
+    The positions of inflected forms of the query's words are found, too. If the query contains a
+    misspelt word, similar words in the text are found.
 
     >>> find_query_word_spans("She runs; he ran to the shop.", "running shops")
     ((4, 8), (24, 28))
@@ -520,13 +531,14 @@ def search_threads(
 ) -> ThreadHits:
     """Find threads by the words of their messages.
 
-    The search finds inflected forms, and words with spelling mistakes. The first search indexes all
-    threads that the user may see, the latest first. Each search after the first one indexes the
-    threads that have changed since they were last indexed. The index is stored in separate tables
-    that only `search_threads` reads, so that the content of the index never gets into a prompt, a
-    recall or a search of the store. The index entries of a thread or a message are deleted together
-    with the thread or the message. The search ignores messages of tools and of the system, and
-    messages with `{"remember": False}` in their `response_metadata`.
+    The search also finds inflected forms of the words in `text`, and finds similar words if a word
+    in `text` is misspelt. The first search indexes all threads that the user may see, beginning
+    with the latest thread. Each search after the first one indexes the threads that have changed
+    since they were last indexed. The index is stored in separate tables that only `search_threads`
+    reads, so that the content of the index never gets into a prompt, a recall or a search of the
+    store. The index entries of a thread or a message are deleted together with the thread or the
+    message. The search ignores messages of tools and of the system, and messages whose
+    `response_metadata` contains `{"remember": False}`.
 
     Args:
         saver: One of perdure's checkpointers.

@@ -40,7 +40,8 @@ letters takes 2.35 additional tokens, and a punctuation mark takes 0.5 additiona
 _ASCII: Final = bytes(range(0x80))
 # First bytes of the UTF-8 form of emoji and rare characters, which take four bytes.
 _FOUR_BYTE_LEADS: Final = bytes(range(0xF0, 0xF5))
-# The constants below are estimated tokens for one character of each kind.
+# A constant whose name begins with `_TOKENS_PER_` is the estimated number of tokens for one
+# character of a certain kind.
 _TOKENS_PER_DIGIT: Final = 0.55
 _TOKENS_PER_PUNCTUATION: Final = 0.7
 # Estimated tokens for a letter next to digits, as in a UUID or a hash.
@@ -49,7 +50,8 @@ _TOKENS_PER_LETTER: Final = 0.15
 _TOKENS_PER_SPACE: Final = 0.2
 # Estimated tokens for a character that takes four bytes in UTF-8, such as an emoji.
 _TOKENS_PER_FOUR_BYTES: Final = 1.9
-# For each digit in a text, this number of the text's letters are assumed to stand next to digits.
+# Assumed number of letters next to digits, for each digit in a text. A letter next to digits takes
+# more tokens than another letter.
 _MIXED_LETTERS_PER_DIGIT: Final = 2
 
 IMAGE_TOKENS: Final = 765
@@ -133,8 +135,8 @@ def estimate_text_tokens(text: str, scale: float = 1.0) -> int:
     """Estimate the number of tokens of a text.
 
     Prose is estimated as one token for four bytes of UTF-8. Digits, punctuation, letters next to
-    digits, and emoji take more tokens per byte than prose. If a text contains many of these
-    characters, its tokens are estimated by counting the characters of each kind.
+    digits, and emoji take more tokens per byte than prose. If a text contains many digits,
+    punctuation marks or emoji, its tokens are estimated by counting the characters of each kind.
 
     Args:
         text: The text. A lone surrogate is treated as one character.
@@ -269,7 +271,7 @@ def _find_mime_type_and_media_data(
     """Return the MIME type and the data of the media in a block.
 
     If the block has no MIME type, a format such as `wav` or a file name is returned in place of the
-    MIME type. If the block contains only a URL or a file id, None is returned in place of the data.
+    MIME type. If the block contains only a URL or a file id, the returned data is None.
 
     Args:
         parts: The block and the nested dicts that may contain the data.
@@ -299,7 +301,8 @@ def _estimate_media_tokens(media_kind: str, mime_type: str, byte_count: int) -> 
 def _count_json_tokens(value: Any, count_text: CountText) -> int:
     """Return the number of tokens of a JSON value.
 
-    Base64 data within the JSON value is estimated like a file of the same size.
+    If the JSON value contains Base64 data, the tokens of the data are estimated as for a file of
+    the same size.
     """
     if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
         return sum(

@@ -31,8 +31,8 @@ from perdure.memory.token_estimates import (
 )
 from perdure.memory.usage import is_same_model, read_answer_tokens, read_model_name
 
-# At runtime, langchain's modules are not imported here, because the import takes a second, and
-# because the modules are not needed to estimate the tokens of a text.
+# Import langchain's modules only for type checking, because the import takes a second at runtime.
+# The modules are not needed to estimate the tokens of a text.
 if TYPE_CHECKING:
     from langchain_core.messages import MessageLikeRepresentation
     from langchain_core.runnables import Runnable
@@ -93,8 +93,8 @@ class TokenCounter:
         `tools` is the number of tokens of the tools in the request.
 
         A custom counting function may add a fixed number of tokens to every request. The fixed
-        number is assumed to include the tools, so either the fixed number or `tools` is returned,
-        whichever is larger.
+        number of a counting function is assumed to include the tokens of the tools. The larger one
+        of the fixed number and `tools` is therefore returned.
         """
         if self._function is not None:
             return max(self._function.fixed_tokens, tools)
@@ -107,7 +107,7 @@ class TokenCounter:
 
     @property
     def is_additive(self) -> bool:
-        """Whether the token count of a list of messages is the sum of its messages' counts."""
+        """True if the token count of several messages is the sum of the single messages' counts."""
         return self._function is None or self._function.is_additive
 
     @property
@@ -119,7 +119,11 @@ class TokenCounter:
         return self.count_message if self._function is None else self._function.count_message
 
     def for_model(self, model: str | None) -> TokenCounter:
-        """Return a copy of the counter for the model `model`, whose usage scales estimates."""
+        """Return a copy of the counter for the model `model`.
+
+        The token estimates of the copy are scaled only by the token usage that `model` has
+        reported.
+        """
         counter = copy(self)
         counter.model = model
         return counter
@@ -187,11 +191,11 @@ class TokenCounter:
     def scale_to_usage(self, messages: Sequence[BaseMessage]) -> TokenCounter:
         """Return a copy of the counter, scaled by the token usage reported in `messages`.
 
-        If the attribute `model` of the counter is set, only the token usage in answers of this
-        model is used. If `model` is None, only the token usage in answers of the model that gave
-        the newest answer is used. For each used answer, the ratio of reported tokens to estimated
-        tokens is computed. The scale is the largest ratio, so removing messages never increases the
-        scale.
+        The scale of the copy is computed from the answers of a single model. If the attribute
+        `model` of the counter is None, the answers of the model that gave the newest answer are
+        used, and otherwise the answers of the model `model`. For each answer of the model, the
+        ratio of reported tokens to estimated tokens is computed. The largest of these ratios is the
+        scale of the copy, so removing messages never increases the scale.
         """
         if self._count_encoded is not None or self._function is not None or self.counts_messages:
             return self
@@ -212,7 +216,7 @@ class TokenCounter:
     def _compute_reported_to_estimated_ratio(self, message: BaseMessage) -> float:
         """Return the ratio of an answer's reported tokens to its estimated tokens.
 
-        The ratio is 1 if fewer tokens were reported than estimated.
+        If fewer tokens were reported than estimated, the returned ratio is 1.
         """
         if has_block_of_type(message, REASONING_BLOCKS):
             return 1.0

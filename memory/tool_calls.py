@@ -155,8 +155,8 @@ def list_call_ids_of_results(message: BaseMessage) -> list[str]:
 def is_plain_text_result_rejected(message: BaseMessage) -> bool:
     """Return whether a message is a tool result for which OpenAI requires a certain content block.
 
-    OpenAI rejects plain text as the result of certain tools. For example, the result of a call of
-    the computer tool must be an image.
+    OpenAI rejects plain text as the result of certain tools. For example, OpenAI requires an image
+    as the result of a call of the computer tool.
     """
     if not isinstance(message, ToolMessage):
         return False
@@ -181,7 +181,7 @@ def iter_content_blocks(message: BaseMessage) -> Iterator[Mapping[str, Any]]:
 def unwrap_non_standard_block(block: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the provider's block from within a langchain block of type `non_standard`.
 
-    A block of any other type is returned unchanged.
+    A block whose type is not `non_standard` is returned unchanged.
     """
     value = block.get("value") if block.get("type") == "non_standard" else None
     return value if isinstance(value, dict) else block
@@ -253,10 +253,11 @@ def _build_block_removal_test(
     new_ids: Mapping[int, str],
     stray_ids: Collection[str],
 ) -> Callable[[Any], bool]:
-    """Build a predicate for content blocks: whether `rewrite_calls` removes the block."""
+    """Return a function that returns True for content blocks that `rewrite_calls` removes."""
     removed_blocks = {id(calls[n].block) for n in removed_positions if calls[n].block is not None}
-    # Calls that are removed or get a new id must have no block in the content. The clients of
-    # providers build the blocks of calls from `tool_calls`.
+    # If a call is removed or gets a new id, the block of the call must be removed from the content.
+    # The content needs no blocks of calls, because the clients of providers build these blocks from
+    # `tool_calls`.
     ids = {calls[n].id for n in (*removed_positions, *new_ids)}
 
     def is_removed(block: Any) -> bool:
@@ -278,7 +279,7 @@ def _build_block_removal_test(
 def build_missing_result_message(call: Call, call_id: str) -> BaseMessage:
     """Build a message that replaces a missing tool result and says that no result is stored.
 
-    The built message refers to the tool call by the id `call_id`.
+    The returned message contains `call_id` as the id of the tool call.
     """
     mark = {REQUEST_ONLY: True}
     if call.kind == "function":
@@ -316,8 +317,8 @@ def remove_result_blocks(message: BaseMessage, stray_ids: Collection[str]) -> Ba
 def _build_tool_call_entry(message: AIMessage, call: Call) -> Any:
     """Build the entry of a call in `tool_calls` or `invalid_tool_calls`.
 
-    Return None for a call that these lists cannot contain, such as a call that the provider
-    answers.
+    Return None for a call that neither `tool_calls` nor `invalid_tool_calls` can contain, such as a
+    call that the provider answers.
     """
     if call.block is None and call.place is not None:
         entries: Sequence[Any] = (

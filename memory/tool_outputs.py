@@ -47,9 +47,10 @@ class ToolOutputReader:
 class ClearToolOutputs(MessagesNode):
     """A node that replaces old, large tool results with a placeholder of one line.
 
-    In a graph, the node replaces results in the state, and the history keeps the originals. In a
-    `view`, only the request contains placeholders, and the state is not changed. A tool result is
-    replaced only after the model has given an answer that follows the result.
+    In a graph, the node replaces old tool results in the state with placeholders, and the thread's
+    history keeps the original results. In a `view`, the node replaces old tool results only in the
+    request to the model, and does not change the state. A tool result is replaced only if the model
+    has already read the result and has given an answer.
 
     Args:
         keep: The number of newest results that are not replaced, including unanswered results.
@@ -128,9 +129,10 @@ class ClearToolOutputs(MessagesNode):
         """Yield the turns, newest first, with placeholders in place of old, large tool results."""
         result_count = 0
         newest = list(islice(turns, 1))
-        # Tool results that the model has not seen yet are not replaced. These results are in the
-        # last exchange. If the last exchange has a call without a result, the exchange before the
-        # last one also has results that the model has not seen.
+        # Do not replace tool results that the model has not read yet. An exchange is a message of
+        # the model together with the results of its tool calls. The model has not read the results
+        # in the last exchange. If a result in the last exchange is missing, the model has not read
+        # the results in the exchange before the last one either.
         count = 2 if newest and _lacks_results_of_tool_calls(newest[0].units[-1]) else 1
         unread = {id(m) for turn in newest for unit in turn.units[-count:] for m in unit}
         for turn in chain(newest, turns):

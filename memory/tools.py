@@ -99,8 +99,7 @@ _TEAM_DESCRIPTION: Final = (
     "The name of the user's team whose shared memory this is about, as a search gave it. Leave it "
     "out for what concerns the user alone; all members read what is kept for their team."
 )
-# A memory tool receives this value as its parameter `runtime` if the tool is called outside of a
-# graph.
+# The value of a memory tool's parameter `runtime` if the tool is called outside of a graph.
 _NO_RUNTIME: Final[Any] = None
 # Matches the names of tools that providers accept.
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -155,9 +154,10 @@ def manage_memory(
     """Return a tool with which a model stores and changes memories.
 
     The provenance of a stored memory lists the ids of the messages from which the memory comes. The
-    trust class of the provenance is the role of the speaker who wrote these messages. The tool
-    returns an error to the model in three cases: the arguments are wrong, the gate refuses the
-    memory, or the memory repeats a message that was erased from the thread during the run.
+    provenance also contains a trust class, which is the role of the speaker who wrote the source
+    messages of the memory. The tool returns an error to the model in three cases: the arguments are
+    wrong, the gate refuses the memory, or the memory repeats a message that was erased from the
+    thread during the run.
 
     Args:
         namespace: See `Collection`.
@@ -215,8 +215,8 @@ def search_memory(
 
     The tool returns a quoted line for each memory, best first. The line contains the id, text,
     date, trust class and previous text of the memory. With the arguments `since` and `until`, the
-    model can state the period that its question is about. Memories from the stated period rank
-    higher.
+    model can state the period that its question is about. Memories from the period between `since`
+    and `until` rank higher than other memories.
 
     Args:
         namespace: See `recall`.
@@ -308,7 +308,8 @@ def _expand_team_collections(
 def quote_memories(memories: Sequence[Memory]) -> str:
     """Render memories as quoted data with ids, for a model that may change the memories.
 
-    Each line contains the date of its memory, or the time (UTC) if several memories have one date.
+    The line of a memory contains the memory's date, or the time in UTC if several memories have the
+    same date.
     """
     dates = format_dates(memories)
     lines = [
@@ -333,7 +334,9 @@ def build_tool(
     *,
     tool_class: type[StructuredTool] = _MemoryTool,
 ) -> BaseTool:
-    """Build a tool of the class `tool_class`. The model receives the result of `call`.
+    """Build a tool of the class `tool_class` that calls the function `call`.
+
+    The model receives the result of the function `call` as the result of the tool.
 
     The tool can be called synchronously and asynchronously. A `ToolException` or an argument
     validation error is reported to the model in a `ToolMessage`. Errors of other types are raised.
@@ -358,11 +361,12 @@ def build_tool(
     description = check_text("description", description, expected).strip()
 
     def build_attribution(runtime: Any, config: RunnableConfig) -> Attribution:
-        """Return the config and the messages of the run.
+        """Return the config and the messages of the run that calls the tool.
 
         The list of messages is empty if the tool is called outside of a graph.
         """
-        # The argument `runtime` is missing, or the model has invented a value for it.
+        # `runtime` is not a `ToolRuntime` if the tool is called outside of a graph, or if the model
+        # has invented a value for `runtime`. The messages of the run are then unknown.
         if not isinstance(runtime, ToolRuntime):
             return Attribution(config)
         messages = (
@@ -504,7 +508,7 @@ async def _write_memory_action(
 ) -> Outcome:
     """Create, replace or delete a memory as a model requested.
 
-    A new text is stored with the provenance that the messages of the run show.
+    A new text is stored with a provenance that is built from the messages of the run.
     """
     if action == "delete":
         return await writer.delete(key)
@@ -548,7 +552,7 @@ def _render_memory_with_id(memory: Memory, date: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The messages of a run, with which memories are compared to find the source of a memory.
+    """The messages of a run, in which the sources of new memories are looked up.
 
     Attributes:
         config: The config of the run.
@@ -565,11 +569,14 @@ class Attribution:
     ) -> Provenance:
         """Build the provenance of a memory by comparing its texts with the messages of the run.
 
-        The source is the user, a tool or the assistant. The source is the user if most of the
-        memory's words are in human messages or in `stated_before`. Words of the memory that are
-        only in tool messages are subtracted from the number of the user's words. If the source is
-        not the user, the source is a tool if most of the memory's words are in tool messages. If
-        most of the words are in neither kind of message, the source is the assistant.
+        The trust class of the provenance is `"user"`, `"tool"` or `"assistant"`. To choose the
+        trust class, the words of the memory are looked up in the messages. The user's words are the
+        words of the memory that occur in human messages or in `stated_before`. The number of words
+        that occur only in tool messages is subtracted from the number of the user's words. If the
+        difference is at least half of the number of all words, the trust class is `"user"`. A
+        memory that does not get the trust class `"user"` gets the trust class `"tool"` if at least
+        half of its words occur in tool messages. A memory that gets neither the trust class
+        `"user"` nor the trust class `"tool"` gets the trust class `"assistant"`.
 
         Args:
             texts: The texts of the memory.
@@ -625,9 +632,9 @@ class Attribution:
             raise ToolException(_ERASED_ANSWER)
 
     def _extract_stems_by_message(self, message_role: str) -> Words:
-        """Return the word stems of each message with this role, by message index.
+        """Return the word stems of each message with the role `message_role`, by message index.
 
-        Summaries that langchain wrote are left out.
+        Messages that contain a summary from langchain are skipped.
         """
         return {
             i: _extract_stems(message.text)
@@ -647,9 +654,9 @@ def _extract_stems(text: Any) -> set[str]:
 def _iter_indices_of_messages_covering_words(words: set[str], messages: Words) -> Iterator[int]:
     """Yield the indices of a small set of messages that together contain `words`.
 
-    The algorithm is a greedy set cover. The next message is the one with the largest number of
-    words that no earlier message contains. If several messages have an equally large number, the
-    newest of these messages is next.
+    The algorithm is a greedy set cover. In each step, the algorithm chooses the message with the
+    largest number of words that no chosen message contains. If several messages have an equally
+    large number of such words, the algorithm chooses the newest of these messages.
     """
     while messages:
         best = max(messages, key=lambda i: (len(words & messages[i]), i))

@@ -1,4 +1,7 @@
-"""Trim a conversation to a token budget. Providers accept the trimmed sequence of messages."""
+"""Trim a conversation to a token budget.
+
+A trimmed conversation is a sequence of messages that model providers accept.
+"""
 
 from __future__ import annotations
 
@@ -180,9 +183,10 @@ class Trim(MessagesNode):
         return fit(model_input)
 
     def _fit_with_scaled_estimates(self, model_input: ModelInput) -> ModelInput:
-        """Return the part of `model_input` that fits, with estimates scaled by token usage.
+        """Return the part of `model_input` that fits in the budget, by scaled token estimates.
 
-        The scale depends on the token usage that is reported in the answers of the returned part.
+        The token estimates are scaled by the token usage that the answers in the returned part of
+        the conversation report.
         """
         counter = self.counter
         fitting = self._trim_to_budget(model_input, counter)
@@ -192,16 +196,16 @@ class Trim(MessagesNode):
             scaled = self.counter.scale_to_usage(replace(fitting, turns=iter(turns)).to_messages())
             if scaled.scale <= counter.scale:
                 return fitting
-            # According to the token usage in the selected answers, estimates must be scaled by a
-            # larger factor, so the selected messages are trimmed again.
+            # The selected answers report a token usage that requires a larger scale of the
+            # estimates. Trim the selected messages again, with the larger scale.
             counter = scaled
             fitting = self._trim_to_budget(fitting, counter)
 
     def _fit_by_request_count(self, model_input: ModelInput) -> ModelInput:
-        """Return the part of `model_input` that fits, with tokens counted for whole requests.
+        """Return the part of `model_input` that fits in the budget, by counting whole requests.
 
-        A user's counting function needs whole requests if the count of a request is not the sum of
-        the counts of its messages.
+        Whole requests must be counted if the user's counting function returns a number for a
+        request that is not the sum of its numbers for the single messages.
         """
         turns = list(model_input.turns)
         messages_of_turns = (message for turn in turns for unit in turn.units for message in unit)
@@ -239,8 +243,8 @@ class Trim(MessagesNode):
     ) -> ModelInput:
         """Return the part of `model_input` that fits into the budget minus `reserved_tokens`.
 
-        `count_message_tokens` returns the number of tokens of a message. The default is
-        `counter.message_counter`.
+        `count_message_tokens` returns the number of tokens of a message. If `count_message_tokens`
+        is None, `counter.message_counter` is used.
         """
         count_message_tokens = count_message_tokens or counter.message_counter
         fixed = (
@@ -303,9 +307,9 @@ def build_budget_error(
 def _parse_message_types(option_name: str, value: Any, expected: str) -> frozenset[str]:
     """Parse the value of an option as a set of message types.
 
-    The value is the name of a type, a message class, or a list of them. `BaseMessage` stands for
-    all types. The class of a message chunk, such as `AIMessageChunk`, stands for the type of the
-    message.
+    The value of the option is the name of a message type, a message class, or a list of names and
+    classes. `BaseMessage` stands for all types. The class of a message chunk, such as
+    `AIMessageChunk`, stands for the type of the message.
     """
     is_several = isinstance(value, list | tuple | set | frozenset)
     types = [
@@ -363,7 +367,7 @@ def _sort_as_in_state(selected: list[BaseMessage], messages: Messages) -> list[B
 
 
 def _remove_after_end_type(turns: Iterator[Turn], end_types: frozenset[str]) -> Iterator[Turn]:
-    """Yield the turns, newest first, without messages after the last message of an end type.
+    """Yield the turns, newest first, up to the last message whose type is in `end_types`.
 
     If `end_types` is empty, all turns are yielded unchanged.
     """
@@ -409,7 +413,7 @@ def select_turns(
     With the strategy `"last"`, the newest turns are selected. With the strategy `"first"`, the
     oldest turns are selected in addition to the newest turn, which is always required. If the
     newest turn is too long, some of its steps are left out. With `adds_left_out_line=True`, a line
-    in the question of the newest turn then contains the number of left-out steps.
+    that states the number of left-out steps is added to the question of the newest turn.
     """
     remaining = max_tokens - (0 if model_input.system is None else measure(model_input.system))
     newest = next(model_input.turns, None)
@@ -417,7 +421,8 @@ def select_turns(
         return TurnSelection([], [], max(0, -remaining))
     opening, later_units = newest.units[:1], newest.units[1:]
     if later_units and len(opening[0]) > 1 and role(opening[0][0]) != "human":
-        # The newest turn has no question and begins with an exchange of tool calls and results.
+        # If the newest turn begins with a tool call and its results, the turn has no question. The
+        # first unit of the turn may then be left out like any other unit.
         opening, later_units = [], newest.units[:]
     required = [*opening, later_units.pop()] if later_units else opening
     remaining -= _count_unit_tokens(required, measure)
@@ -449,7 +454,10 @@ def select_turns(
 def _add_left_out_line_and_select_steps(
     opening: list[Unit], steps: list[Turn], step_count: int, max_tokens: float, measure: Measure
 ) -> tuple[list[Unit], list[Turn]]:
-    """Add a line about left-out steps to a turn. Return the turn's first units and kept steps.
+    """Add a line that states the number of left-out steps to the beginning of a turn.
+
+    The returned pair contains the units at the beginning of the turn, with the added line, and the
+    steps that are kept.
 
     Args:
         opening: The units at the beginning of the turn, with the question if there is one.
@@ -472,7 +480,7 @@ def _add_left_out_line_and_select_steps(
 
 
 def _has_question(units: list[Unit]) -> bool:
-    """Return whether the units of a turn begin with a human message."""
+    """Return whether the first unit of a turn begins with a human message."""
     return bool(units) and role(units[0][0]) == "human"
 
 
@@ -481,7 +489,8 @@ def _take_fitting_turns(
 ) -> tuple[list[Turn], float]:
     """Return the first turns that fit into `remaining` tokens, and the number of unused tokens.
 
-    The returned number of unused tokens is negative if a turn had more tokens than remained.
+    The returned number of unused tokens is negative if a turn does not fit into the remaining
+    tokens.
     """
     selected: list[Turn] = []
     for turn in turns if remaining >= 0 else ():
@@ -500,7 +509,10 @@ def _take_fitting_turns(
 
 
 def _count_unit_tokens(units: list[Unit], measure: Measure) -> float:
-    """Return the total number of tokens of the messages in several units."""
+    """Return the total number of tokens of all messages in a list of units.
+
+    A unit consists of messages that must be kept or removed together.
+    """
     return sum(measure(message) for unit in units for message in unit)
 
 
@@ -539,8 +551,8 @@ def _shorten_message(
 ) -> BaseMessage | None:
     """Shorten a message to `max_tokens` tokens by cutting the middle out of its longest text.
 
-    Return None if the message still has more than `max_tokens` tokens without its longest text, or
-    if the message must not be shortened.
+    Return None if the message must not be shortened, or if the message has more than `max_tokens`
+    tokens even after the longest text is removed.
     """
     if is_plain_text_result_rejected(message):
         return None

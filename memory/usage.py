@@ -32,7 +32,7 @@ def read_request_tokens(message: BaseMessage) -> int:
 
     Return 0 if the answer reports no token usage.
 
-    Tokens that the provider read from its cache are included.
+    The returned number includes the tokens that the provider read from its cache.
     """
     usage = _read_usage(message)
     if not usage:
@@ -67,7 +67,7 @@ def read_model_name(message: BaseMessage) -> str | None:
 def is_same_model(first: str | None, second: str | None) -> bool:
     """Return whether two model names may mean the same model.
 
-    The argument None stands for an unknown name, which matches every name. Prefixes for the
+    If one of the two names is None, the model is unknown, and the result is True. Prefixes for the
     provider and suffixes for the version are ignored.
 
     >>> is_same_model("openai:gpt-4o", "gpt-4o-2024-08-06"), is_same_model("gpt-4", "gpt-4o")

@@ -58,8 +58,8 @@ class RecordViews(BaseCallbackHandler):
     "callbacks": [record_views(saver)]})`. To record all runs, use
     `graph.with_config(callbacks=[record_views(saver)])`. Each recorded model call writes one
     additional checkpoint. The binary data of images and files is not recorded. If a view cannot be
-    stored, langchain logs the error, and the run continues. Nothing is recorded outside of a run
-    with a thread and a checkpointer.
+    stored, langchain logs the error, and the run continues. A model call is recorded only within a
+    run that has a thread and a checkpointer.
 
     Args:
         saver: The graph's checkpointer. A checkpointer of another library stores all messages again
@@ -182,10 +182,11 @@ class ModelView:
     def parts(self) -> dict[RequestPart, TokenCount]:
         """The number of tokens of each part of the request, except parts without tokens.
 
-        The parts of system messages are `"summary"`, `"memories"`, `"profile"`, `"examples"`, and
-        `"instructions"` for their remaining text. The parts of the request outside of system
-        messages are `"messages"`, `"tool results"` and `"tools"`. Each access to the property
-        `parts` counts the tokens again.
+        The text of the system messages is divided into the parts `"summary"`, `"memories"`,
+        `"profile"`, `"examples"` and `"instructions"`. The part `"instructions"` contains the text
+        that belongs to no other part. The rest of the request is divided into the parts
+        `"messages"`, `"tool results"` and `"tools"`. Each access to the property `parts` counts the
+        tokens again.
         """
         totals: dict[str, int] = {}
         counter = _create_counter(self.model).scale_to_usage(self.messages)
