@@ -69,8 +69,8 @@ _MAX_QUEUED_JOBS: Final = 100
 # minimum and maximum seconds between two searches for due threads
 _TICK_BOUNDS_S: Final = (0.05, 5.0)
 _CLEANUP_INTERVAL_S: Final = 3600.0  # interval in seconds at which old jobs are deleted
-# Number of seconds by which a job may exceed its time limit `Pace.limit_s`. After these seconds,
-# the job's worker counts as dead.
+# Number of seconds by which a job may exceed its time limit `Pace.limit_s`. The worker of a job
+# that exceeds its time limit by more seconds counts as dead.
 _LOST_AFTER_S: Final = 60.0
 _EXTRACT_WORKFLOW_NAME: Final = "perdure.extract"
 _EXTRACT_ALL_WORKFLOW_NAME: Final = "perdure.extract_all"
@@ -301,8 +301,8 @@ class Background:
                 if time.monotonic() - deleted_at > _CLEANUP_INTERVAL_S:
                     self._get_queue().delete_old_jobs()
                     deleted_at = time.monotonic()
-            # Only log the error. Threads that were not put on the queue remain due, so the next
-            # iteration puts these threads on the queue.
+            # Log the error, and continue with the next iteration of the loop. Threads that were not
+            # put on the queue remain due, so the next iteration puts these threads on the queue.
             except Exception as exc:
                 logger.error(
                     "background extraction failed and is tried again: %s: %s",
@@ -315,8 +315,8 @@ class Background:
         queue = self._get_queue()
         running_by_key = queue.read_unfinished_jobs()
         # First read the queue, and then list the due threads. If another worker extracts a thread
-        # between the two steps, the thread is no longer due. The thread is therefore not queued a
-        # second time.
+        # between the two steps, the thread is no longer due, and is not put on the queue a second
+        # time.
         due = [job for job in self._due.list_jobs(exclude_deleted=False) if job.state == "due"]
         if any(running_by_key.get(job.key) for job in due):
             for job in queue.cancel_lost_jobs(self.pace.limit_s + _LOST_AFTER_S):
@@ -405,8 +405,8 @@ class Background:
             head = heads[0].checkpoint_id if heads else None
             watermark = run(read_watermark(adapter, job.namespace, job.thread_id, name))
             # The watermark is the position up to which an extraction has read the thread. If the
-            # watermark has reached the thread's head, the lost worker stored its result before the
-            # worker died. In this case, the job has not failed.
+            # watermark has reached the thread's head, the job has not failed, because the lost
+            # worker stored its result before the worker died.
             if exc is None and watermark.checkpoint_id == head:
                 return
             watermark = watermark.with_failure(error, datetime.now(UTC), head, final=final)

@@ -125,7 +125,7 @@ def can_store_summary(head: CheckpointTuple) -> bool:
     writes = [TaskWrite(task, "", channel, value) for task, channel, value in pending]
     if any(write.task_id == _NULL_TASK for write in writes):
         # Writes from outside of the graph's nodes have the task id `_NULL_TASK`. A pending write
-        # with this task id is an earlier summary, or the answer to an interrupt.
+        # with the task id `_NULL_TASK` is an earlier summary, or the answer to an interrupt.
         return False
     versions, seen = head.checkpoint["channel_versions"], head.checkpoint["versions_seen"]
     values = head.checkpoint["channel_values"]

@@ -1,12 +1,12 @@
 """Plan changes of memories, let the gate judge the changes, and write them with optimistic locking.
 
-The plan of a change contains the store items that must be written. The plan depends on the memories
-that are already stored. In a store with versions, the plan is written by compare-and-set: each put
-names the version that was read, and each change also increments a counter of its namespace. If two
-processes change memories of one namespace at the same time, the second write fails, and the change
-of the second process is planned again from the new memories. `plan_proposal` plans the changes that
-an extractor proposes. `MemoryWriter` plans the changes that a person, a tool or an application
-requests.
+The plan of a change contains the store items that must be written. Which items a plan contains
+depends on the memories that are already stored. In a store with versions, the plan is written by
+compare-and-set: each put names the version that was read, and each change also increments a counter
+of its namespace. If two processes change memories of one namespace at the same time, the second
+write fails, and the change of the second process is planned again from the new memories.
+`plan_proposal` plans the changes that an extractor proposes. `MemoryWriter` plans the changes that
+a person, a tool or an application requests.
 """
 
 from __future__ import annotations

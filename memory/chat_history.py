@@ -100,7 +100,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
             versions = previous["channel_versions"]
             version = self.checkpointer.get_next_version(max(versions.values(), default=None), None)
             checkpoint: Checkpoint = {
-                # Keep the channels other than `messages`, and keep the values from which langgraph
+                # Keep all channels except `messages`. Keep `versions_seen`, from which langgraph
                 # determines the nodes that run next.
                 **previous,
                 "id": fresh["id"],
@@ -148,8 +148,8 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         """
         context = ExitStack()
         # The checkpointers of perdure have a method `lock`, which locks a thread. The checkpointers
-        # of langgraph have no such method. Their attribute `lock` is a lock object, which is not
-        # callable.
+        # of langgraph cannot lock a thread. The attribute `lock` of langgraph's checkpointers is a
+        # lock object, which is not callable.
         lock = getattr(self.checkpointer, "lock", None)
         if callable(lock):
             with suppress(AlreadyLocked):  # The current run holds the lock and may write.

@@ -82,9 +82,9 @@ class Collection:
     """The memories of one or several kinds in a namespace of a store.
 
     Methods that begin with `a` are async. The gate judges each memory before it is written, and the
-    `Outcome` reports the decision. Only the methods whose names begin with `forget` erase the texts
-    that a memory had before it was changed. Some arguments have the same meaning in all methods of
-    the class.
+    `Outcome` reports the decision. Only the methods whose names begin with `forget` erase the
+    earlier texts of a memory that was changed. Some arguments have the same meaning in all methods
+    of the class.
 
     - The argument `memory` is a text, a dict with `text` and other fields, or an instance of the
       schema.

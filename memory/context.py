@@ -104,7 +104,8 @@ class Assemble(MessagesNode):
     ) -> Self:
         """Return a copy of the node for requests with the tools `tools` and with `system_prompt`.
 
-        The copy includes the tokens of `tools` and of `system_prompt` in the size of a request.
+        The copy of the node includes the tokens of `tools` and of `system_prompt` in the size of a
+        request.
         """
         copied = copy(self)
         copied.tools, copied.system_prompt = tools, system_prompt
@@ -113,9 +114,9 @@ class Assemble(MessagesNode):
     def for_model(self, model: str | None) -> Self:
         """Return the node, or a copy of the node for requests to the model `model`.
 
-        The copy estimates the number of tokens in a request for the model `model`. If `model` is
-        None, or if the token counter of the node belongs to a model already, the node itself is
-        returned.
+        The copy of the node estimates the number of tokens in a request for the model `model`. If
+        `model` is None, or if the token counter of the node belongs to a model already, the node
+        itself is returned.
         """
         if self.counter.model is not None or model is None:
             return self
@@ -149,8 +150,8 @@ class Assemble(MessagesNode):
     ) -> ModelInput:
         """Return the largest context that fits in the token budget, by counting whole requests.
 
-        The token counter of the node can count whole requests, but not single messages. The largest
-        context is therefore found by binary search.
+        The token counter of the node can count whole requests, but not single messages, so the
+        largest context is found by binary search.
         """
         counter, all_turns = self.counter, list(model_input.turns)
         tools = counter.count_tools(self.tools)
@@ -331,7 +332,8 @@ class UseMemories(MessagesNode):
     def with_following_parts(self, parts: Sequence[MessagesNode]) -> Self:
         """Return a copy of the node for a view in which the nodes `parts` follow the node.
 
-        The copy applies the nodes `parts` to find out which messages remain in the request.
+        The copy of the node applies the nodes `parts` to find out which messages remain in the
+        request.
         """
         copied = copy(self)
         copied._following = [part for part in parts if not isinstance(part, UseMemories)]
@@ -366,7 +368,7 @@ class UseMemories(MessagesNode):
                 break
             # The memories do not fit in the token budget of a later part of the view, because the
             # part counts more tokens for the memories than were estimated. Leave out the last
-            # memory, and try again.
+            # memory, and try again with the remaining memories.
             except BudgetExceeded:
                 lines = lines[:-1]
         model_input = replace(model_input, turns=turns)

@@ -48,8 +48,8 @@ REASONING_BLOCKS: Final = frozenset(
 """Types of the content blocks with reasoning."""
 # types of content blocks that have no content for the user
 _SILENT_BLOCKS: Final = REASONING_BLOCKS | CALL_BLOCKS | {"function_call_signature"}
-# Keys of a content block that do not count as content. Streaming may leave behind a block that has
-# only these keys.
+# Keys that do not count as the content of a content block. Streaming may leave behind an empty
+# content block that has only the keys in `_SILENT_KEYS`.
 _SILENT_KEYS: Final = frozenset({"id", "index"})
 # keys of additional_kwargs under which OpenAI's answers may have content
 _ANSWER_KEYS: Final = ("audio", "refusal")

@@ -35,8 +35,8 @@ class CountingFunction:
     """A token counter of the application, which counts a request or a single message.
 
     A counting function may add a fixed number of tokens to every request, for example for the
-    schemas of tools. This fixed number of tokens is measured once, when the counting function is
-    used for the first time.
+    schemas of tools. The number of tokens that a counting function adds to every request is
+    measured once, when the counting function is used for the first time.
 
     Args:
         function: A function that counts the tokens of a list of messages. If its first parameter is
@@ -80,8 +80,8 @@ class CountingFunction:
 
         The number of added tokens is the result of the counting function for an empty list of
         messages. If the counting function raises an error for an empty list or returns 0, the
-        number of added tokens is computed from the counts of three requests. Two of the requests
-        contain one sample message, and the third request contains both sample messages.
+        number of added tokens is computed from the counts of three requests. Two of the three
+        requests contain one sample message, and the third request contains both sample messages.
         """
         empty = self._try_count_request([])
         if empty:

@@ -56,8 +56,8 @@ _KEY_PATTERNS: Final = tuple(
         r"(?i)\b(?:bearer|basic) {1,3}(?P<value>(?=[^\s\"']{0,60}\d)[\w+/=.~-]{12,4096}+)",
     )
 )
-# The whole pattern for labelled secrets is a lookahead, so that matches can overlap. The value
-# after one label can therefore also be the label of another value.
+# The whole pattern for labelled secrets is a lookahead, so that matches can overlap. Because
+# matches can overlap, the value after one label can also be the label of another value.
 _LABELLED_SECRET: Final = re.compile(
     r"(?=(?:(?P<password>(?:pass[ -]?(?:word(?:s(?= ))?|phrase|code)|passwort|passwd|pwd|kennwort"
     r"|wachtwoord|contrase(?:ñ|n\u0303?)a|mot de passe|senha|пароль|密码|密碼|パスワード"

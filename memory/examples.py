@@ -28,8 +28,8 @@ from perdure.memory.tokens import token_counter
 from perdure.settings import TOOL_LIMIT
 from perdure.stores.base import Provenance
 
-# Number of memories that are read for each example that is requested. More memories than requested
-# examples are read, because some of the memories may not be examples.
+# Number of memories to read for each example that is requested. Some of the memories that are read
+# may not be examples, so more memories are read than examples are requested.
 _READ_PER_EXAMPLE: Final = 2
 # the fields of an example, by their keys in langchain's prompt templates
 _FIELD_NAMES: Final = {"input": "input", "output": "outcome", "context": "context", "why": "why"}

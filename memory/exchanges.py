@@ -49,8 +49,8 @@ NO_USER_MESSAGE: Final = "[No message from the user precedes what follows.]"
 """The text of the human message that is added if a request would begin with another message."""
 # keys of additional_kwargs under which older langchain versions store tool calls and results
 _CALL_KEYS: Final = frozenset({"tool_outputs", "function_call"})
-# Maximum number of calls in the set of logged calls. When the set reaches the maximum, the set is
-# cleared.
+# Maximum number of calls in the set of logged calls. The set of logged calls is cleared when it
+# reaches the maximum.
 _MAX_LOGGED_CALLS: Final = 10_000
 _logged_calls: set[tuple[str | None, str]] = set()  # pairs of call id and tool name
 _LOG: Final = logging.getLogger("perdure")
@@ -110,9 +110,8 @@ def find_remaining_results_of_removed_calls(
     late: list[BaseMessage] = []
     for message in remaining if missing else ():
         if isinstance(message, AIMessage):
-            # The AI message may contain a call with the same id as a removed call. A result with
-            # that id after the AI message belongs to the call in the AI message, and not to the
-            # removed call.
+            # If the AI message contains a call with the same id as a removed call, a result with
+            # this id belongs to the call in the AI message, and not to the removed call.
             missing.difference_update(list_call_ids(message))
         elif isinstance(message, ToolMessage) and message.tool_call_id in missing:
             missing.discard(message.tool_call_id)
@@ -219,11 +218,11 @@ class _MessageWithResults:
         self.message, self.calls = message, calls
         # Ids of tool calls that are not in the turn, although this message contains their results.
         self.stray_ids = stray_ids
-        # A dict of the messages that contain the results of the tool calls. The key of an entry is
-        # the position of the tool call in `calls`.
+        # A dict of the messages that contain the results of the tool calls. The key of an entry in
+        # `results` is the position of the tool call in `calls`.
         self.results: dict[int, BaseMessage] = {}
-        # The messages in `results`, without duplicates and without AI messages. An AI message is
-        # left out because each AI message is a separate `_MessageWithResults`.
+        # The messages in `results`, without duplicates and without AI messages. AI messages are
+        # left out of the list, because each AI message has its own `_MessageWithResults`.
         self.result_messages: list[BaseMessage] = []
 
     def add_result(self, position: int, message: BaseMessage) -> None:
@@ -377,9 +376,9 @@ class _TurnReader:
     ) -> tuple[list[_MessageWithResults] | None, list[str]]:
         """Attach the tool results in a message to their calls.
 
-        Return a pair. The first element of the pair is the group that contains the tool calls to
-        which the results belong, or None if no call was found. The second element of the pair lists
-        the call ids of the results in content blocks for which no call was found.
+        Return a pair. The first element of the pair is the group of messages that contains the tool
+        calls of the results, or None if no tool call was found. The second element of the pair
+        lists the call ids of the results in content blocks for which no call was found.
         """
         group: list[_MessageWithResults] | None = None
         stray_ids: list[str] = []
@@ -397,9 +396,9 @@ class _TurnReader:
         """Attach late results to calls of the turn, and collect results for earlier turns.
 
         A late result is a tool result whose call is in an earlier turn. If `late_results` contains
-        the result of a call in this turn, and the call has no result yet, the result is attached to
-        the call. A tool result in this turn is added to `late_results` if its call is not in this
-        turn.
+        the result of a tool call in the turn, and the tool call has no result yet, the result is
+        attached to the tool call. If the turn contains a tool result without its tool call, the
+        tool result is added to `late_results`.
         """
         for call_id in self._pending.keys() & late_results.keys():
             result = late_results.pop(call_id)

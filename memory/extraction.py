@@ -370,8 +370,8 @@ class Pipeline:
         async def plan() -> ChangePlan:
             """Plan the proposed changes, and add a put that stores the new watermark."""
             # The function `plan` is called again if another change was written to the namespace
-            # before the plan. In a repeated call, return an empty plan if another extraction has
-            # changed the watermark.
+            # before the plan was written. If `plan` is called again, and another extraction has
+            # changed the watermark, return an empty plan.
             if next(tries):
                 current = await self._read_watermark(thread_id)
                 if current.version != watermark.version or not current.has_same_progress(watermark):
@@ -598,15 +598,15 @@ class DueThreads:
         )
         self._saver: Checkpointer = saver
         self._extraction, self._pace = extraction, pace
-        # The threads with unread messages, by thread id. The first two elements of a tuple are the
-        # thread's head and the time at which unread messages were first seen. The last two elements
-        # are the namespace of the memories and the values that fill in the namespace's template.
+        # The threads with unread messages, by thread id. A tuple contains the thread's head, the
+        # time at which unread messages were first seen, the namespace of the memories, and the
+        # values that fill in the namespace's template.
         self._unread: dict[str, tuple[ThreadHead, datetime, Namespace, dict[str, str]]] = {}
         # the time of the last write to each unassigned thread, by thread id
         self._unassigned: dict[str, datetime] = {}
-        # The cached results of `_is_fully_read`, by thread id. The first element of a pair
-        # identifies the head and the watermark for which the result was computed. The second
-        # element of a pair is the result.
+        # The cached results of `_is_fully_read`, by thread id. The key is a thread id. The first
+        # element of a pair identifies the thread's head and watermark for which `_is_fully_read`
+        # was called, and the second element is the result of `_is_fully_read`.
         self._read_states: dict[str, tuple[Any, bool]] = {}
         self._since: datetime | None = None
         # a worker and the application may call `list_jobs` at the same time

@@ -98,7 +98,7 @@ class Batch:
     def build_provenance(self, messages: Sequence[ThreadMessage]) -> Provenance:
         """Build the provenance of a memory that was extracted from `messages`.
 
-        `messages` are the source messages of the memory, and belong to the batch.
+        The list `messages` contains the source messages of the memory, which belong to the batch.
         """
         last = messages[-1]
         return Provenance(
@@ -275,8 +275,8 @@ async def build_superseded_turn_puts(
 ) -> list[PutItem]:
     """Build puts that add an end date to the turns from which a superseded memory came.
 
-    If the superseding memory was extracted from one of these turns as well, no end date is added to
-    that turn.
+    If the new memory, which supersedes the old memory, was also extracted from a turn, no end date
+    is added to that turn.
 
     Args:
         adapter: The store.
@@ -307,10 +307,10 @@ async def find_turn_end_dates(
 ) -> dict[str, str]:
     """Return the dates on which facts from messages of a thread were superseded.
 
-    The source message of a superseded fact may be stored as a turn later. In this case, the date on
-    which the fact was superseded is stored as the end date of the turn. A store without versions
-    does not record the thread from which a memory's previous text came. In a store without
-    versions, the thread of the memory's current text is therefore assumed.
+    The source message of a superseded fact may be stored as a turn later. The date on which the
+    fact was superseded is then stored as the end date of the turn. A store without versions does
+    not record the thread from which a memory's previous text came, so the thread of the memory's
+    current text is assumed.
 
     Args:
         scope: The namespace of the memories.

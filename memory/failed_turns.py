@@ -10,8 +10,8 @@ from perdure.memory.conversation import Messages, role
 # Maximum number of keys in a `FailedTurns`. A key stands for a run or for a question in a thread.
 # If there are more keys, the oldest keys are dropped.
 _MAX_FAILURES: Final = 2_048
-# Number of seconds for which an operation is not repeated after it has failed. After this time, a
-# run that resumes the turn tries the operation again.
+# Number of seconds after which an operation that failed in a turn is tried again. A run that
+# resumes the turn earlier does not try the operation.
 _RETRY_S: Final = 600.0
 
 
@@ -54,10 +54,10 @@ class FailedTurns:
 def _build_run_and_question_keys(messages: Messages) -> tuple[Any, ...]:
     """Return keys that identify the current turn.
 
-    The first key in the returned tuple is the run. The second key in the returned tuple is a pair
-    of the thread id and the id of the newest human message. If the thread id or the message id is
-    unknown, the returned tuple contains only the run. If no graph is running, the returned tuple is
-    empty.
+    The first key in the returned tuple identifies the run. The second key in the returned tuple is
+    a pair of the thread id and the id of the newest human message. If the thread id or the message
+    id is unknown, the returned tuple contains only the run. If no graph is running, the returned
+    tuple is empty.
     """
     from langgraph.runtime import get_runtime
 

@@ -49,8 +49,8 @@ If a namespace has more tombstones, only the tombstones with the requested keys 
 """
 TOMBSTONE_CHECK: Final = "tombstone"
 """The name of the check that refuses texts that were deleted or forgotten."""
-# Key of a tombstone's field that contains message ids. The ids are those of the messages from which
-# the removed memory was made.
+# Name of a field of a tombstone. The field contains the ids of the messages from which the removed
+# memory was made.
 _MESSAGE_IDS: Final = "message_ids"
 
 
@@ -274,7 +274,7 @@ class Gate:
 
 @dataclass(slots=True)
 class _Judgement:
-    """The candidates that a gate is judging, with the current verdict on each candidate.
+    """The candidate memories that a gate is judging, with the current verdict on each candidate.
 
     The list `keys` contains, for each candidate, the key under which the candidate would be stored.
     """
@@ -424,8 +424,8 @@ async def _is_added_after_deletions(
     """Return whether the source messages of a text were added after the text was deleted.
 
     Each deletion of the text is recorded as a tombstone. The result is True only if each source
-    message was added by a run that began after the last deletion. If the times of the source
-    messages or of the deletions are unknown, False is returned.
+    message was added by a run that began after the last deletion of the text. If the times of the
+    source messages or of the deletions are unknown, False is returned.
     """
     if thread is None or source is None or source.thread_id != thread.thread_id:
         return False
@@ -606,9 +606,9 @@ def _run_custom_check(
 ) -> Effect[list[Verdict | str | None]]:
     """Return an `Effect` that calls a check of the application for each candidate.
 
-    An effect is a step that blocking and async callers perform differently. The effect that is
-    returned here has a list as its result. For each candidate, the list contains the verdict of the
-    check, or None, or a text that describes the error that the check raised.
+    An effect is a step that blocking and async callers perform differently. The result of the
+    returned effect is a list. For each candidate, the list contains the verdict of the check, or
+    None, or a text that describes the error of the check.
     """
 
     def judge_candidate(candidate: Candidate) -> Verdict | str | None:

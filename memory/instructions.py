@@ -321,9 +321,9 @@ _REWRITE: Final = re.compile(f"{_BEGIN}((?:(?!</?instructions>).)*){_END}", re.D
 # Minimum ratio of the shorter length to the longer length, when the lengths of the previous and of
 # the new instructions are compared. New instructions with a smaller ratio are refused.
 _MIN_RATIO: Final = 0.4
-# Number of characters that the previous instructions are assumed to have if they are shorter. The
-# maximum length of the new instructions is computed from this assumed length. Short instructions
-# may therefore become more than 2.5 times as long.
+# Minimum number of characters that the previous instructions are assumed to have when the maximum
+# length of the new instructions is computed. Because of this minimum, short instructions may become
+# more than 2.5 times as long.
 _MIN_BASE_CHARS: Final = 1_000
 # maximum number of characters of the conversation in a request
 _MAX_TRANSCRIPT_CHARS: Final = 200_000
@@ -463,7 +463,8 @@ def _extract_new_instructions(previous_text: str, answer: Any) -> str:
     if not fault and (not candidates or text.count(_BEGIN) != text.count(_END)):
         fault = f"the answer {text!r:.80} has no text between {_BEGIN} and {_END}"
     # A model may mention the tags `<instructions>` and `</instructions>` before it encloses the new
-    # instructions in these tags. If several texts are enclosed in tags, use the longest text.
+    # instructions in these tags. If the answer of the model contains several texts between these
+    # tags, use the longest text.
     rewritten = max(candidates, key=len, default="").strip()
     if not fault and rewritten == previous_text.strip():
         return previous_text

@@ -8,8 +8,8 @@ from langchain_core.messages import BaseMessage, HumanMessage
 
 from perdure.memory.tool_calls import REQUEST_ONLY
 
-# Key in the additional_kwargs of a human message. The value is the number of left-out steps that
-# the last line of the message reports.
+# Key in the additional_kwargs of a human message. The value under the key is the number of left-out
+# steps that the last line of the human message reports.
 _COUNT: Final = "perdure_left_out"
 
 

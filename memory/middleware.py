@@ -82,9 +82,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         # A tuple of the tools of the last request, the model of the last request, and a copy of the
         # view that counts tokens for these tools and this model.
         self._cached: tuple[list[Any], str | None, View | None] = ([], None, self._view)
-        # The key is the agent's key from `_get_agent_key_and_name`. The value is a list of copies
-        # of the view's `Summarize` parts. The copies store the size of the tools and of the system
-        # prompt in the agent's last request.
+        # For each agent, a list of copies of the view's `Summarize` parts. The copies of the parts
+        # store the size of the tools and of the system prompt in the agent's last request. The key
+        # of the dict is the agent's key from `_get_agent_key_and_name`.
         self._agents: dict[Any, list[Summarize]] = {}
         # A dict from the model name in a request to the model name that the answer to the request
         # reported.
@@ -109,9 +109,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         A summary removes messages from the state, so learners, such as `remember_turns`, must read
         the messages before the summary is made. If the summary would remove a part of the current
         turn, all learners, which are nodes that learn from messages, run before the summary is
-        made. All learners ran at the end of each earlier turn, too. If the summary would remove
-        only whole earlier turns, only the learner `remember_turns` therefore runs before the
-        summary is made. If a learner fails, no summary is made.
+        made. If the summary would remove only whole earlier turns, only the learner
+        `remember_turns` runs before the summary is made, because all learners ran at the end of
+        each earlier turn. If a learner fails, no summary is made.
         """
         due = next((summary for summary in summaries if summary.is_due(state)), None)
         if due is None:
@@ -131,10 +131,10 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """Call the model with the messages that the view selects.
 
         Before the first request of an agent, the size of the agent's tools and system prompt is
-        unknown, so it is not known whether a summary is due. An agent's first request is therefore
-        built before `_summarize_if_due` checks whether a summary is due. If the agent's first
-        request is so large that a summary is due, the messages are summarised, and the request is
-        built again from the summary and the remaining messages.
+        unknown, so it is not known whether a summary is due. An agent's first request is built
+        before `_summarize_if_due` checks whether a summary is due, so that the size of the request
+        is known. If the agent's first request is so large that a summary is due, the messages are
+        summarised, and the request is built again from the summary and the remaining messages.
         """
         name = get_model_name(request.model)
         adjusted_view = self._get_view_for_tools_and_model(
@@ -244,7 +244,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 def _get_agent_key_and_name(config: RunnableConfig) -> tuple[Any, str | None]:
     """Return a key that identifies the running agent, and the name of the agent.
 
-    Several agents may share a middleware. The returned key distinguishes these agents from each
+    Several agents may share a middleware, so the returned key distinguishes the agents from each
     other.
     """
     metadata = config.get("metadata") or {}
@@ -257,8 +257,8 @@ def _get_agent_key_and_name(config: RunnableConfig) -> tuple[Any, str | None]:
 def _replaces_all_messages(update: dict[str, Any]) -> bool:
     """Return whether a state update removes all messages of the state.
 
-    A state update that removes all messages would also remove the model's answer, so it must not be
-    applied together with the answer.
+    A state update that removes all messages would also remove the model's answer, so the update
+    must not be applied together with the answer.
     """
     parts = (part for value in update.values() if isinstance(value, list) for part in value)
     return any(isinstance(part, RemoveMessage) and part.id == REMOVE_ALL_MESSAGES for part in parts)

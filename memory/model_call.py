@@ -29,7 +29,8 @@ T = TypeVar("T")
 RequestMessages = Sequence[BaseMessage]
 # maximum number of validation errors that the description of an invalid answer lists
 _MAX_FAULTS: Final = 5
-# Minimum number of characters that remain of a conversation if it is shortened to fit in a request.
+# Minimum number of characters that remain of a conversation after it was shortened to fit in a
+# request.
 _MIN_CONVERSATION_CHARS: Final = 1_000
 # maximum number of characters of a refused answer that are quoted in the next request
 _MAX_QUOTED_CHARS: Final = 4_000
@@ -362,8 +363,8 @@ def describe_failed_model(error: Exception) -> str:
         # Leave the password and the query of the URL out of the model's address, because the
         # password and the query may be secret.
         address = f"{url.scheme}://{url.netloc.decode()}{url.path}"
-    # The error contains no request of httpx, or the body of the request is not JSON, so the model
-    # is unknown.
+    # If the error contains no request of httpx, or if the body of the request is not JSON, the name
+    # of the model is unknown.
     except Exception:
         return "the model"
     return f"the model {name!r} at {address}" if name else f"the model at {address}"
@@ -473,8 +474,8 @@ def quote_refused_model_answer(answer: Any) -> str:
 def _describe_answer_fault_without_content(answer: Any, fault: InvalidPatch) -> str:
     """Describe why an answer cannot be used, without quoting the answer.
 
-    The returned description is logged. A model's answer may contain secrets, so the description
-    does not quote the answer.
+    The description of the fault is logged. A model's answer may contain secrets, so the logged
+    description does not quote the answer.
     """
     if not isinstance(answer, dict):
         return find_reason_for_unusable_answer(answer) or str(fault)

@@ -50,8 +50,8 @@ from perdure.memory.thread_messages import ThreadMessage, make_storable
 from perdure.stores.normal_form import normalize_text
 from perdure.stores.values import to_prompt_json
 
-# Name of the check in the outcome of a refused profile change. The outcome names this check if
-# another run has changed the same fields of the profile.
+# Name of the check in the outcome of a refused profile change. The check refuses a profile change
+# if another run has changed the same fields of the profile.
 CONFLICT_CHECK: Final = "changed"
 # maximum number of entries of a list in an answer; longer lists are refused, because they repeat
 # themselves
@@ -324,7 +324,7 @@ def build_profile_plan_function(
 ) -> PlanFunction:
     """Return a function that plans the puts which apply a patch to a profile.
 
-    If the patch is invalid, the function returns a plan without puts. The outcome in that plan
+    If the patch is invalid, the function returns a plan without puts, and the outcome in the plan
     reports that the patch was refused.
 
     Args:
@@ -384,8 +384,9 @@ def build_instructions_plan_function(
             line = verdict.text or wish.text
             if normalize_text(line) in normalize_text(text):
                 continue
-            # The gate refuses a rule if a stored memory already states the rule. In this case, add
-            # the rule anyway, because the instructions do not contain the rule yet.
+            # The gate refuses a rule if a stored memory already states the rule. Add the rule to
+            # the instructions even if the gate refuses it for this reason, because the instructions
+            # do not contain the rule yet.
             if verdict.action != "keep" and verdict.same_as is None:
                 outcomes.append(Outcome("refused", None, verdict.reason, verdict.check))
             elif len(text) + len(line) > MAX_LEARNED_CHARS:
@@ -444,8 +445,8 @@ _MARK_CHARS: Final = 80
 class _PromptContext(NamedTuple):
     """The stored memories, profiles and instructions that a prompt shows to the model.
 
-    A prompt contains the stored data and a batch of messages. The keys of `memories` are the short
-    names of the memories in the prompt.
+    A prompt contains stored memories, profiles and instructions, and a batch of messages. The keys
+    of `memories` are the short names of the memories in the prompt.
     """
 
     memories: Mapping[str, Memory]
@@ -607,7 +608,8 @@ class ModelExtractor:
                 # that plans the profile's patch later reports the conflict as an outcome.
                 pass
             # If no retries are left, use the model's answer although the answer contains an invalid
-            # patch of a profile. The invalid patch is refused later.
+            # patch of a profile. The invalid patch is refused later, when the profile's changes are
+            # planned.
             except InvalidPatch:
                 retries_left -= 1
                 if retries_left >= 0:
@@ -656,8 +658,8 @@ def _group_changes_by_profile(
 ) -> list[tuple[ProfileState[Any], Sequence[ProfileChange]]]:
     """Group the profile changes in an answer by profile.
 
-    A change with an unknown profile name is added to the patch of the first profile. Because of the
-    unknown name, the patch of the first profile is then refused.
+    A change with an unknown profile name is added to the patch of the first profile. The patch of
+    the first profile is then refused, because one of its changes names an unknown profile.
     """
     names = [state.name for state in states]
     by_name: dict[str, list[ProfileChange]] = {}

@@ -150,7 +150,7 @@ class MessagesNode(Node):
     def with_following_parts(self, parts: Sequence[MessagesNode]) -> Self:
         """Return the node, or a copy for a view in which the nodes `parts` follow the node.
 
-        A view applies the nodes `parts` after this node. A subclass overrides
+        In a view, the nodes `parts` are applied after the node itself. A subclass overrides
         `with_following_parts` if the result of its nodes depends on the messages that remain after
         `parts` are applied.
         """

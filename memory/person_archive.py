@@ -145,8 +145,8 @@ def _iter_thread_archive_lines(saver: Checkpointer, thread_id: str) -> Iterator[
 def _sort_note_namespaces_last(namespaces: Sequence[Namespace]) -> list[Namespace]:
     """Sort namespaces so that the namespaces of perdure's own notes come last.
 
-    Perdure's notes include tombstones of erased texts. An import refuses to store a text for which
-    it has read a tombstone. The items of the archive must therefore be imported before the
+    Perdure's notes include tombstones of erased texts. An import that has read the tombstone of a
+    text refuses to store the text, so the items of the archive must be imported before the
     tombstones.
     """
     return sorted(namespaces, key=lambda namespace: namespace[0] == RESERVED_LABEL)

@@ -478,8 +478,8 @@ class Profile(Generic[M]):
         """
         handle = self.get_handle(config)
         for version in await handle.list_versions():
-            # Check that the item is a profile. If the item is not a profile, `_copy_document`
-            # raises an error before anything is erased.
+            # Check that the stored item is a profile. If the item is not a profile,
+            # `_copy_document` raises an error before anything is erased.
             _copy_document(version)
         if handle.adapter.versioned:
             receipt: Receipt = await handle.adapter.call("forget", handle.namespace, key=handle.key)
@@ -648,8 +648,8 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
             return verdict.text.removeprefix(leaf.label_for_detectors)
     path = ""
     # If a detector raised an error while the gate checked the leaf's value, leave the path of the
-    # leaf out of the message. To redact the path, the detector would be called again and would
-    # raise the error again.
+    # leaf out of the message. The redaction of the path would call the detector again, and the
+    # detector would raise the error again.
     if verdict.check != "detectors":
         redacted = gate.sensitive.redact
         # A field name can be a secret by itself.

@@ -216,8 +216,8 @@ class MemorySearch:
     def fill_namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
         """Return the namespaces that a run searches, without nested namespaces.
 
-        A nested namespace begins with all labels of another namespace in the list. The search of
-        the other namespace also finds the memories in the nested namespace.
+        A nested namespace begins with all labels of another namespace in the list. A search of the
+        outer namespace also finds the memories in the nested namespace.
 
         The namespaces of the user and the teams are left out if the run must not use memories.
         """
@@ -290,9 +290,9 @@ class MemorySearch:
         memories = merge_rankings_by_reciprocal_rank(
             [*rankings, _list_unranked_memories_with_ranks(all_memories, rankings)], limit
         )
-        # The search of each namespace ranks turns that only repeat the query's question behind
-        # memories that answer the question. After results from several namespaces were merged, rank
-        # the merged list in this way again.
+        # The search of a single namespace ranks turns that only repeat the query's question behind
+        # memories that answer the question. After results from several namespaces were merged,
+        # turns that only repeat the question must be moved behind the answers again.
         if len(prefixes) > 1:
             ordered, _ = rank_answers_first_and_count_answers([*enumerate(memories, 1)], query)
             memories = [memory for _, memory in ordered]
@@ -348,10 +348,10 @@ class MemorySearch:
         max_results = limit + max(limit // 2, _MIN_SPARE)
         depth = max_results + min(expected_rejections, _MAX_REJECTED_FACTOR * max_results)
         query = options["query"]
-        # The search goes on until it has found this number of memories that answer the query. Half
-        # of `limit` is enough, because later results rarely answer the query. If the search is
-        # restricted to certain kinds of memories, memories of these kinds may be rare, so `limit`
-        # answers are required.
+        # The search goes on until it has found `min_answers` memories that answer the query. Half
+        # as many answers as `limit` are usually required, because later results rarely answer the
+        # query. If the search is restricted to certain kinds of memories, memories of these kinds
+        # may be rare, so `limit` answers are required.
         min_answers = limit if self._kinds is not None else limit // 2
         while True:
             memories = await adapter.search(prefix, limit=depth, **options)
@@ -382,7 +382,8 @@ def _list_unranked_memories_with_ranks(
 ) -> list[tuple[int, Memory]]:
     """Assign a rank to each memory that is in none of the rankings.
 
-    The function returns a pair of rank and memory for each memory.
+    For each memory that is in none of the rankings, the returned list contains a pair of the
+    assigned rank and the memory.
 
     The first assigned rank is one more than the highest rank in `rankings`.
     """
@@ -464,8 +465,8 @@ def merge_rankings_by_reciprocal_rank(
 
     Source: Cormack, Clarke and Buettcher (SIGIR 2009).
     """
-    # Each entry is a pair of a memory and a dict with the ranks of that memory. The key in the dict
-    # is the index of a ranking in `rankings`.
+    # Each entry is a pair of a memory and a dict with the ranks of that memory. A key in the dict
+    # of ranks is the index of a ranking in `rankings`.
     entries: list[tuple[Memory, dict[int, int]]] = []
     # Maps the normalized text of a memory to the memory's index in `entries`.
     numbers: dict[str, int] = {}
@@ -527,7 +528,7 @@ def _list_source_messages(memory: Memory) -> list[tuple[str | None, str]]:
 
 
 def _remove_source_turns(memories: Sequence[Memory]) -> list[Memory]:
-    """Remove each turn that comes after a memory with the same source messages.
+    """Remove each turn that comes after an extracted memory with the same source messages.
 
     A memory that was extracted only from the turn has the same source messages as the turn.
     """
@@ -558,8 +559,8 @@ def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
         """Return whether a memory is no longer true and its successor was recalled.
 
         A recalled memory lists the source messages of its previous texts. The successor of a memory
-        was recalled if all source messages of the memory are in these lists of the recalled
-        memories.
+        was recalled if recalled memories list all source messages of the memory as source messages
+        of previous texts.
         """
         ids = memory.provenance.message_ids if memory.provenance else ()
         return (

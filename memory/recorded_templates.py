@@ -89,8 +89,8 @@ async def _record_template_in_store(store: BaseStore, template_labels: Namespace
 async def read_recorded_namespace_templates(store: BaseStore) -> list[Namespace]:
     """Return the labels of the templates that are recorded in a store.
 
-    The list also contains the templates that this process could not record because the store raised
-    an error.
+    The returned list includes templates that this process failed to record in the store because the
+    store raised an error.
     """
     options = {"refresh_ttl": False} if isinstance(store, Versioned) else {}
     items = await call_method(store, "search", _NAMESPACE, limit=_MAX_TEMPLATES, **options)

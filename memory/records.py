@@ -213,7 +213,7 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
         {"memory": previous.text, "until": _format_day(previous.until)}
         for previous in memory.previous[:1]
         # Show a previous text only if it was superseded. A previous text with the change "updated"
-        # was wrong or badly worded, so it is not shown.
+        # is not shown, because the text was wrong or badly worded.
         if previous.change == "superseded"
     ]
     source, until = memory.provenance, find_end_of_validity(memory)
@@ -227,9 +227,9 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
 def format_dates(memories: Sequence[Memory]) -> list[str | None]:
     """Return a date for each memory, with a time if several memories have the same date.
 
-    The added time is in UTC, and distinguishes memories with the same date. Seconds or milliseconds
-    are added to the time only if several memories have the same time without seconds or
-    milliseconds. If the time of a memory is unknown, its date is None.
+    If several memories have the same date, a time in UTC is added to their dates. Seconds or
+    milliseconds are added to the time only if several memories have the same time without seconds
+    or milliseconds. If the time of a memory is unknown, its date is None.
     """
     moments = [
         (memory.provenance and memory.provenance.at) or memory.valid_from for memory in memories
@@ -588,7 +588,7 @@ def get_adapter(store: BaseStore | None, *templates: Template) -> StoreAdapter:
 def fill_namespace(template: Template, config: RunnableConfig | None) -> Namespace:
     """Fill in the placeholders of a namespace template for a run.
 
-    The filled namespace is checked by `check_filled_namespace` before it is returned.
+    Before the filled namespace is returned, `check_filled_namespace` checks the namespace.
     """
     return check_filled_namespace(template, template.fill(config))
 

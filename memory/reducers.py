@@ -78,8 +78,8 @@ def _merge_messages(current_messages: Any, update: Any) -> Any:
     If an update contains `REMOVE_ALL_MESSAGES`, langgraph's `add_messages` returns the messages
     that follow `REMOVE_ALL_MESSAGES` without any change. Among the messages that follow
     `REMOVE_ALL_MESSAGES`, `add_messages` neither merges messages with the same id nor applies
-    removals. `_merge_messages` therefore merges the result of `add_messages` again if the result
-    contains duplicate ids.
+    removals. If the result of `add_messages` contains duplicate ids, `_merge_messages` merges the
+    result again.
     """
     merged: Any = add_messages(current_messages, update)
     if merge_duplicate_messages(merged) is merged:

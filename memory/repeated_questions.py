@@ -17,10 +17,10 @@ SAYS. A turn with the role SAYS is moved behind the first turn with the role ANS
 moved only behind better turns that share enough words with the query.
 
 If no turn with the role ANSWERS or SAYS shares enough words with the query, the ranking of the
-turns is not changed. In this case, the answer to the query may be a reply that shares no words with
-the query. In the unchanged ranking, a reply remains after the question to which it replies. If
-neither the query nor a turn is a question, as in a search by keywords, the ranking of the turns is
-not changed.
+turns is not changed. If all turns that share words with the query only repeat the question, the
+answer may be a reply that shares no words with the query. In the unchanged ranking, a reply remains
+after the question to which it replies. If neither the query nor a turn is a question, as in a
+search by keywords, the ranking of the turns is not changed.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from perdure.stores.text import (
 )
 
 ANSWERS, SAYS, REPEATS, ASKS = range(4)
-# Maximum length of a turn that is classified by its words, in characters. A longer turn is not
-# classified and counts as an answer, which is the role ANSWERS.
+# Maximum length of a turn that is classified by its words, in characters. A turn with more
+# characters is not classified by its words, and gets the role ANSWERS.
 _MAX_CHARS: Final = 400
 # A word counts as rare if its information, in nats, is at least this value.
 _MIN_RARE_NATS: Final = 9.0
@@ -64,13 +64,12 @@ _UNLISTED_NATS: Final = 13.0
 # not in English. The value is lower than `_UNLISTED_NATS`, because the frequency lists of languages
 # other than English lack many word forms.
 _UNLISTED_FOREIGN_NATS: Final = 7.0
-# Minimum ratio of information from which a turn repeats the query. The ratio divides the
-# information of the query's words that occur in the turn by the information of all words of the
-# query.
+# Minimum ratio of information from which a turn repeats the query. The ratio is the information of
+# the query's words that occur in the turn, divided by the information of all words of the query.
 _MIN_QUERY_SHARE: Final = 0.25
 # Minimum ratios of information, by role. A turn A with the role SAYS or REPEATS is moved behind a
-# turn B only if turn B shares enough information with the query. The ratio divides the information
-# that turn B shares with the query by the information that turn A shares with the query.
+# turn B only if turn B shares enough information with the query. The ratio is the information that
+# turn B shares with the query, divided by the information that turn A shares with the query.
 _MIN_SHARED_RATIO: Final = {SAYS: 0.4, REPEATS: 0.25}
 _SENTENCES: Final = re.compile(r"(?<=[.!?;:\u2026\u061f])\s+|(?<=[\u3002\uff01\uff1f])|\n+")
 _CLAUSES: Final = re.compile(r"[,\uff0c\u3001\u060c]\s*|\s[\u2013\u2014-]\s")
@@ -195,7 +194,7 @@ class _RoleFinder:
 
         `is_reply` says whether the memory's message comes directly after a message that repeats the
         query or asks the question of the query. If `is_reply` is True, the memory may be the answer
-        to that question.
+        to the question of the query.
         """
         text = _remove_speaker(memory)
         if memory.kind != TURN or not self._words or len(text) > _MAX_CHARS:

@@ -29,7 +29,7 @@ _MIN_SHARE: Final = 0.25
 class RequestParts:
     """The sizes of the request's parts that are not in the state, and a filter for token usage.
 
-    The attributes `model` and `agent` restrict from which answers reported token usage is read.
+    Token usage is read only from the answers that match the attributes `model` and `agent`.
 
     Attributes:
         tools: The number of tokens of the schemas of the tools.
@@ -52,7 +52,7 @@ class RequestParts:
 
         `fixed_tokens` is the number of tokens that a counting function adds to each request. A
         counting function that adds a fixed number of tokens is assumed to count the tools as part
-        of this number. The larger one of `fixed_tokens` and `self.tools` is therefore used.
+        of the fixed number, so the larger one of `fixed_tokens` and `self.tools` is used.
         """
         tools = max(self.tools, ceil(fixed_tokens))
         return max(tools + self.system + system_message_tokens, self.other)
@@ -92,9 +92,9 @@ class RequestSize:
         """Return whether a request reaches a trigger, and a summary would make the request smaller.
 
         If the request already contains a summary, the messages after that summary must have at
-        least a quarter as many tokens as the trigger. If these new messages were not required, each
-        call would write a new summary as soon as the tools and the system prompt alone were as
-        large as the trigger.
+        least a quarter as many tokens as the trigger. If no new messages were required after a
+        summary, each call would write a new summary as soon as the tools and the system prompt
+        alone were as large as the trigger.
         """
         grown = not self.has_summary or self.recent >= _MIN_SHARE * trigger_tokens
         return self.total >= trigger_tokens and grown
@@ -104,8 +104,9 @@ class RequestSize:
 
         The returned number is a number of estimated tokens. The model may have reported more tokens
         for the last request than were estimated. The tokens that were reported but not estimated
-        may belong to the messages or to the other parts of the request. The maximum number of
-        message tokens is computed under both assumptions, and the smaller maximum is returned. The
+        may belong to the messages or to the other parts of the request. One maximum is computed as
+        if all unestimated tokens belonged to the messages, and another maximum as if all
+        unestimated tokens belonged to the rest of the request. The smaller maximum is returned. The
         tokens of the present summary are not counted as part of the request, because the next
         summary will have another length.
         """

@@ -151,9 +151,8 @@ def read_thread_and_checkpoint_id_of_run(
 ) -> tuple[str | None, str | None]:
     """Return the thread id of a run, and the id of the checkpoint from which the run continues.
 
-    The thread id and the checkpoint id are None if the run has no thread. If the function is called
-    within a node, the returned checkpoint id is that of the graph or subgraph that contains the
-    node.
+    The thread id and the checkpoint id are None if the run has no thread. Within a node, the
+    returned id is the id of a checkpoint of the graph or subgraph that contains the node.
     """
     configurable = ensure_config(config)["configurable"]
     thread = configurable.get("thread_id")

@@ -1,8 +1,8 @@
 """Decide whether two texts state the same fact.
 
 Two texts state the same fact if their normal forms are equal. Two texts also state the same fact if
-they have the same words in the same order, except for pairs of words with similar vectors. Finally,
-two texts state the same fact if one text is a rotation of the other text, which means that words
+they have the same words in the same order, except for pairs of words with similar vectors. Two
+texts also state the same fact if one text is a rotation of the other text, which means that words
 were moved from the start of the text to its end. Opposites such as "hot" and "cold" have similar
 vectors, although they are different facts, so the threshold for similar vectors is high. The
 threshold was measured by `benchmarks/paraphrases.py`, see docs/decisions/0017-what-is-the-same.md.
@@ -59,8 +59,8 @@ def _differ_by_similar_words(left_words: tuple[str, ...], right_words: tuple[str
     differ = [pair for pair in zip(left_words, right_words, strict=True) if pair[0] != pair[1]]
     if not all(word.isalpha() and word.islower() for pair in differ for word in pair):
         return False
-    # Two words with the same stem may differ in tense or number, so texts that differ in these
-    # words may state different facts.
+    # Two words with the same stem may differ in tense or number, so two texts that differ in such a
+    # pair of words may state different facts.
     return bool(differ) and all(
         tokenize(x) != tokenize(y) and _compute_word_similarity(x, y) >= _MIN_COSINE
         for x, y in differ

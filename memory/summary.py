@@ -93,8 +93,8 @@ _UNFINISHED: Final = (
     "The assistant is still at work on the last request of the user, and will see the newest steps "
     "again. Say what it has done for this request and found so far, and what it has not done yet."
 )
-# Fraction of the trigger at which a summary is written in the background. The trigger is the size
-# of a conversation at which a summary is written.
+# Fraction of the trigger at which a summary is written in the background. A turn that reaches the
+# full trigger waits until the summary is written.
 _BACKGROUND_SHARE: Final = 0.75
 # If only a part of a turn is summarised, the question of the turn is sent to the model together
 # with that part. If the question has more than `_MAX_QUESTION_CHARS` characters, the middle of the
@@ -218,8 +218,8 @@ class Summarize(MessagesNode):
         self._keeps_half = keep is None
         self._failed, self._warned = FailedTurns(), Event()
         # If no token counter was given, `counter` was created for the model that writes the
-        # summaries. The agent's requests are sent to the model of the agent, which is not known
-        # yet. In this case, use a copy of `counter` that belongs to no model.
+        # summaries. The model to which the agent's requests are sent is not known yet. If no token
+        # counter was given, use a copy of `counter` that belongs to no model.
         is_given = token_counter is not None
         self.counter = counter if is_given else counter.for_model(None)
         tools = counter.bound_tool_tokens if is_given else 0
@@ -407,8 +407,9 @@ class Summarize(MessagesNode):
         """Prevent the node from summarising messages in the current turn.
 
         `stop_summarizing_in_current_turn` is called if a model, or a node that learns from
-        messages, has failed during the turn. The messages then remain in the state, so that the
-        node can read the messages later.
+        messages, has failed during the turn. After `stop_summarizing_in_current_turn`, the messages
+        of the turn remain in the state, so that a node that learns from messages can read the
+        messages later.
         """
         self._failed.record_failure(read_messages(state, self.messages_key))
 
@@ -566,7 +567,7 @@ class Summarize(MessagesNode):
         """
         if self.trigger[1] == inf and len(messages) < self.trigger[0]:
             # In most calls, the trigger is a number of messages, and the conversation has fewer
-            # messages. In this case, return before the messages are examined.
+            # messages. Return early in such calls, because the messages need not be examined.
             return _NOTHING
         messages = merge_duplicate_messages(messages)
         messages = [m for m in messages if REQUEST_ONLY not in m.additional_kwargs]
@@ -593,8 +594,9 @@ class Summarize(MessagesNode):
         Return the messages of the selected exchanges, and the turn's question. If no exchange is
         selected, return ([], None). The question itself is not summarised. The newest exchange is
         not selected. The exchanges before the newest exchange are kept, newest first, as long as
-        all kept exchanges together fit in `keep` and in `max_kept_tokens`. Only older exchanges are
-        selected. An exchange is not selected if the result of one of its tool calls is missing.
+        all kept exchanges together fit in `keep` and in `max_kept_tokens`. Only exchanges that are
+        older than the kept exchanges are selected. An exchange is not selected if the result of one
+        of its tool calls is missing.
         """
         stored = next(iter_turns(turn, purpose="state"), None)
         units = [] if stored is None else stored.units
@@ -681,8 +683,8 @@ class Summarize(MessagesNode):
     def _exceeds_keep(self, message_count: int, token_count: int, max_kept_tokens: float) -> bool:
         """Return whether a number of messages or a number of tokens exceeds its limit.
 
-        The limit for the number of messages is `self.keep[0]`, and the limit for the number of
-        tokens is `max_kept_tokens`.
+        The maximum number of messages is `self.keep[0]`, and the maximum number of tokens is
+        `max_kept_tokens`.
         """
         return message_count > self.keep[0] or token_count > max_kept_tokens
 

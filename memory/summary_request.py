@@ -79,7 +79,8 @@ class SummaryRequest:
     def _tokens_for_conversation(self) -> int:
         """The number of tokens in a request that the messages and the previous summary may have.
 
-        The rest of the request's tokens is needed for the prompt, the note and the delimiters.
+        The other tokens of a request to the summarising model are needed for the prompt, the note
+        and the delimiters.
         """
         return (
             self.max_input
@@ -130,8 +131,8 @@ class SummaryRequest:
 
         `next_request_tokens` is the number of tokens that are available in the next request, which
         contains the returned summary and further messages. The returned summary may have at most
-        half as many tokens as `next_request_tokens`. If this request is the last request for the
-        summary, `next_request_tokens` is None.
+        half as many tokens as `next_request_tokens`. `next_request_tokens` is None for the last one
+        of the requests that build a summary.
         """
         words = (
             WORDS

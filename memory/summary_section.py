@@ -37,7 +37,7 @@ def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:
     system = [*without_summary, SystemMessage("")][0]
     mark: dict[str, Any] = {**summary, INSTRUCTIONS: content}
     # In a graph's state, the digests in a summary help to recognise summarised messages. The
-    # digests are not needed in a request, so remove the digests from the mark.
+    # summary mark in a request does not need the digests, so remove the digests from the mark.
     mark.pop("digests", None)
     return replace(
         model_input,

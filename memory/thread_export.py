@@ -65,7 +65,7 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
 
 
 def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
-    """Yield, for each branch, its own messages and the number of the message before them.
+    """Yield the messages of each branch, with the number of the message before the branch.
 
     Exported messages are numbered from 1, in the order in which they are exported. If no message
     comes before the branch, the number is 0.
@@ -80,9 +80,9 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
     }
     lineages = [_find_last_versions(lineage, messages) for lineage in transcript.lineages]
     # A lineage is the sequence of the message positions on one branch. All lineages together form a
-    # tree, whose root has the number 0. The dict `nodes` contains the numbers of the other nodes.
-    # The key of a node is a pair of the parent node's number and the position of the node's
-    # message.
+    # tree, whose root has the number 0. The dict `nodes` contains the numbers of all nodes except
+    # the root. The key of a node is a pair of the parent node's number and the position of the
+    # node's message.
     nodes: dict[tuple[int, int], int] = {}
     inner_nodes, last_nodes = set[int](), list[int]()
     for lineage in lineages:
@@ -91,8 +91,9 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
             inner_nodes.add(node)
             node = nodes.setdefault((node, position), len(nodes) + 1)
         last_nodes.append(node)
-    # Number the nodes again, in the order in which their messages are exported. The number of a
-    # node is then the number of its exported message, which the exported field `after` contains.
+    # Number the nodes again, in the order in which their messages are exported. After the second
+    # numbering, the number of a node is the number of its exported message. The exported field
+    # `after` contains such a number.
     nodes.clear()
     for lineage, last_node in zip(lineages, last_nodes, strict=True):
         node, after, added = 0, 0, list[dict[str, Any]]()

@@ -446,10 +446,10 @@ class Watermark:
         """Return the messages with their positions in the thread.
 
         A message in the watermark's list `known` keeps the position that the list contains.
-        Messages after the last message of `known` get higher positions than that message, and
-        messages before the first message of `known` get lower positions than that message. A
-        message between two messages of `known` gets the position of the earlier one of the two
-        messages. The store orders items with the same position by their age.
+        Messages after the last message of `known` get higher positions than the last message of
+        `known`. Messages before the first message of `known` get lower positions than the first
+        message of `known`. A message between two messages of `known` gets the position of the
+        earlier one of the two messages. The store orders items with the same position by their age.
         """
         positions = {message.id: message.position for message in self.known}
         read_indices = [i for i, message in enumerate(messages) if message.id in positions]

@@ -367,8 +367,8 @@ class TranscriptSearch:
     def _index_threads(self, job: _IndexingJob, owners: Sequence[tuple[str, Any]]) -> None:
         """Index threads, and write the index entries in several transactions.
 
-        A thread is indexed in one or more steps. Each transaction writes the entries of several
-        steps.
+        A thread is indexed in one or more steps. Each transaction writes the index entries of
+        several indexing steps.
         """
         steps = list[_IndexStep]()
         for number, (thread_id, owner) in enumerate(owners, 1):
@@ -413,7 +413,7 @@ class TranscriptSearch:
     def _write_index_steps(self, steps: Sequence[_IndexStep]) -> None:
         """Write the index entries of several steps in one transaction.
 
-        The transaction also records the indexing progress of each thread.
+        The transaction that writes index entries also records the indexing progress of each thread.
         """
         if not steps:
             return
@@ -479,7 +479,7 @@ def _build_hit(query: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
 def find_query_word_spans(text: str, query: str) -> tuple[tuple[int, int], ...]:
     """Find the positions of a query's words in a text.
 
-    The positions of inflected forms of the query's words are found, too. If the query contains a
+    Inflected forms of the query's words are also found in the text. If the query contains a
     misspelt word, similar words in the text are found.
 
     >>> find_query_word_spans("She runs; he ran to the shop.", "running shops")

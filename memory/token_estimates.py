@@ -51,7 +51,7 @@ _TOKENS_PER_SPACE: Final = 0.2
 # Estimated tokens for a character that takes four bytes in UTF-8, such as an emoji.
 _TOKENS_PER_FOUR_BYTES: Final = 1.9
 # Assumed number of letters next to digits, for each digit in a text. A letter next to digits takes
-# more tokens than another letter.
+# more tokens than a letter in a word.
 _MIXED_LETTERS_PER_DIGIT: Final = 2
 
 IMAGE_TOKENS: Final = 765

@@ -32,7 +32,7 @@ from perdure.memory.token_estimates import (
 from perdure.memory.usage import is_same_model, read_answer_tokens, read_model_name
 
 # Import langchain's modules only for type checking, because the import takes a second at runtime.
-# The modules are not needed to estimate the tokens of a text.
+# Langchain's modules are not needed to estimate the tokens of a text.
 if TYPE_CHECKING:
     from langchain_core.messages import MessageLikeRepresentation
     from langchain_core.runnables import Runnable
@@ -93,8 +93,8 @@ class TokenCounter:
         `tools` is the number of tokens of the tools in the request.
 
         A custom counting function may add a fixed number of tokens to every request. The fixed
-        number of a counting function is assumed to include the tokens of the tools. The larger one
-        of the fixed number and `tools` is therefore returned.
+        number of a counting function is assumed to include the tokens of the tools, so the larger
+        one of the fixed number and `tools` is returned.
         """
         if self._function is not None:
             return max(self._function.fixed_tokens, tools)
@@ -194,8 +194,9 @@ class TokenCounter:
         The scale of the copy is computed from the answers of a single model. If the attribute
         `model` of the counter is None, the answers of the model that gave the newest answer are
         used, and otherwise the answers of the model `model`. For each answer of the model, the
-        ratio of reported tokens to estimated tokens is computed. The largest of these ratios is the
-        scale of the copy, so removing messages never increases the scale.
+        ratio of reported tokens to estimated tokens is computed. The scale of the copy is the
+        largest ratio of reported tokens to estimated tokens, so removing messages never increases
+        the scale.
         """
         if self._count_encoded is not None or self._function is not None or self.counts_messages:
             return self

@@ -256,8 +256,8 @@ def _build_block_removal_test(
     """Return a function that returns True for content blocks that `rewrite_calls` removes."""
     removed_blocks = {id(calls[n].block) for n in removed_positions if calls[n].block is not None}
     # If a call is removed or gets a new id, the block of the call must be removed from the content.
-    # The content needs no blocks of calls, because the clients of providers build these blocks from
-    # `tool_calls`.
+    # The content of a message needs no blocks of tool calls, because the clients of providers build
+    # the blocks from `tool_calls`.
     ids = {calls[n].id for n in (*removed_positions, *new_ids)}
 
     def is_removed(block: Any) -> bool:

@@ -131,8 +131,8 @@ class ClearToolOutputs(MessagesNode):
         newest = list(islice(turns, 1))
         # Do not replace tool results that the model has not read yet. An exchange is a message of
         # the model together with the results of its tool calls. The model has not read the results
-        # in the last exchange. If a result in the last exchange is missing, the model has not read
-        # the results in the exchange before the last one either.
+        # in the last exchange. If a result in the last exchange is missing, the model has also not
+        # read the results in the last but one exchange.
         count = 2 if newest and _lacks_results_of_tool_calls(newest[0].units[-1]) else 1
         unread = {id(m) for turn in newest for unit in turn.units[-count:] for m in unit}
         for turn in chain(newest, turns):

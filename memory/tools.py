@@ -366,7 +366,8 @@ def build_tool(
         The list of messages is empty if the tool is called outside of a graph.
         """
         # `runtime` is not a `ToolRuntime` if the tool is called outside of a graph, or if the model
-        # has invented a value for `runtime`. The messages of the run are then unknown.
+        # has invented a value for `runtime`. Without a `ToolRuntime`, the messages of the run are
+        # unknown.
         if not isinstance(runtime, ToolRuntime):
             return Attribution(config)
         messages = (
@@ -571,12 +572,12 @@ class Attribution:
 
         The trust class of the provenance is `"user"`, `"tool"` or `"assistant"`. To choose the
         trust class, the words of the memory are looked up in the messages. The user's words are the
-        words of the memory that occur in human messages or in `stated_before`. The number of words
-        that occur only in tool messages is subtracted from the number of the user's words. If the
-        difference is at least half of the number of all words, the trust class is `"user"`. A
-        memory that does not get the trust class `"user"` gets the trust class `"tool"` if at least
-        half of its words occur in tool messages. A memory that gets neither the trust class
-        `"user"` nor the trust class `"tool"` gets the trust class `"assistant"`.
+        words of the memory that occur in human messages or in `stated_before`. The trust class is
+        `"user"` if the number of the user's words, minus the number of words that occur only in
+        tool messages, is at least half of the number of the memory's words. A memory that does not
+        get the trust class `"user"` gets the trust class `"tool"` if at least half of its words
+        occur in tool messages. A memory that gets neither the trust class `"user"` nor the trust
+        class `"tool"` gets the trust class `"assistant"`.
 
         Args:
             texts: The texts of the memory.

@@ -204,8 +204,8 @@ class Trim(MessagesNode):
     def _fit_by_request_count(self, model_input: ModelInput) -> ModelInput:
         """Return the part of `model_input` that fits in the budget, by counting whole requests.
 
-        Whole requests must be counted if the user's counting function returns a number for a
-        request that is not the sum of its numbers for the single messages.
+        Whole requests must be counted if the user's counting function does not return the sum of
+        the counts of the single messages for a request.
         """
         turns = list(model_input.turns)
         messages_of_turns = (message for turn in turns for unit in turn.units for message in unit)
@@ -422,7 +422,7 @@ def select_turns(
     opening, later_units = newest.units[:1], newest.units[1:]
     if later_units and len(opening[0]) > 1 and role(opening[0][0]) != "human":
         # If the newest turn begins with a tool call and its results, the turn has no question. The
-        # first unit of the turn may then be left out like any other unit.
+        # first unit of a turn without a question may be left out like any other unit.
         opening, later_units = [], newest.units[:]
     required = [*opening, later_units.pop()] if later_units else opening
     remaining -= _count_unit_tokens(required, measure)

@@ -67,8 +67,8 @@ def read_model_name(message: BaseMessage) -> str | None:
 def is_same_model(first: str | None, second: str | None) -> bool:
     """Return whether two model names may mean the same model.
 
-    If one of the two names is None, the model is unknown, and the result is True. Prefixes for the
-    provider and suffixes for the version are ignored.
+    If one of the two model names is None, that name is unknown, and the result is True. Prefixes
+    for the provider and suffixes for the version are ignored.
 
     >>> is_same_model("openai:gpt-4o", "gpt-4o-2024-08-06"), is_same_model("gpt-4", "gpt-4o")
     (True, False)
