@@ -310,9 +310,8 @@ class Pipeline:
                     await self.scope.adapter.write(
                         [self._build_watermark_put(watermark, thread_id)]
                     )
-                # A watermark now exists, so an erasure of the thread's messages stops the
-                # extraction by erasing the watermark. Read the thread again, because messages may
-                # have been erased before the watermark existed.
+                # Read the thread again, because the watermark of the thread has just been created.
+                # If the watermark is erased after the thread was read again, the extraction stops.
                 continue
             while unread:
                 size = max(1, self.extractor.count_batch_messages(unread[: self.batch]))
