@@ -73,7 +73,7 @@ from perdure.storage.encryption import (
     check_key_and_bind_seal,
 )
 from perdure.storage.flow import Flow, NamedSQL
-from perdure.storage.switching import short_switch_interval
+from perdure.storage.switching import use_short_switch_interval
 
 T = TypeVar("T")
 # Maximum number of items that are encoded in the event loop's thread. Larger states are encoded in
@@ -478,7 +478,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
                     make_flow=run_writes.refuse_when_closed(database_write.make_flow)
                 )
             if isinstance(put, TaskWrites) and put.task_id == NULL_TASK:
-                with short_switch_interval():
+                with use_short_switch_interval():
                     await self.database.awrite(*database_write)
             else:
                 await self.database.awrite(*database_write)

@@ -291,7 +291,7 @@ def rank_rows(
         parts["vector"] = own_scores * vector_share
         if row_contexts is not None:
             neighbour_scores += (
-                _lend_to_neighbours(own_scores, row_contexts, weights) - own_scores
+                _raise_scores_by_neighbours(own_scores, row_contexts, weights) - own_scores
             ) * vector_share
             if calibration.gain:
                 parts["thread"] += _score_threads_by_vectors(
@@ -320,7 +320,7 @@ def rank_rows(
         )
         evidence += _PERSON_NATS * is_personal
         if row_contexts is not None:
-            nearness = _lend_to_neighbours(nearness, row_contexts, weights)
+            nearness = _raise_scores_by_neighbours(nearness, row_contexts, weights)
         limits = evidence_of_rows * np.minimum(
             evidence_of_rows / np.float32(total), 1
         ) ** np.float32(_COVERAGE_POWER)
@@ -592,7 +592,7 @@ def _score_rows_by_words(
         saturated = counts / (counts + penalty)
         own_scores += weights_of_terms @ saturated
         if row_contexts is not None:
-            saturated = _lend_to_neighbours(saturated, row_contexts, weights)
+            saturated = _raise_scores_by_neighbours(saturated, row_contexts, weights)
             counts_in_threads = np.add.reduceat(counts, row_contexts.run_starts, axis=1)
             thread_scores += weights_of_terms @ (
                 counts_in_threads / (counts_in_threads + thread_penalty) * row_contexts.is_thread
@@ -689,7 +689,9 @@ def compute_row_contexts(
     )
 
 
-def _lend_to_neighbours(scores: Scores, row_contexts: RowContexts, weights: Weights) -> Scores:
+def _raise_scores_by_neighbours(
+    scores: Scores, row_contexts: RowContexts, weights: Weights
+) -> Scores:
     """Return for each row the maximum of its own score and the weighted scores of its neighbours.
 
     The result is float32[..., n].

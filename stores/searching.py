@@ -263,7 +263,8 @@ class Searcher:
             return bool(score >= min_score and (score > 0 or has_vector_scores))
 
         best = takewhile(
-            is_result, _iter_best_rows(ranked.values_to_rank_by, pool.ids, offset + limit)
+            is_result,
+            _iter_rows_by_score(ranked.values_to_rank_by, pool.ids, offset + limit),
         )
         row_indexes = islice(best, offset, offset + limit)
         results: list[FoundItem] = []
@@ -499,7 +500,7 @@ def _find_words_naming_common_subject(pool: CandidatePool) -> set[str]:
     return subjects
 
 
-def _iter_best_rows(scores: Floats, ids: Ints, count: int) -> Iterator[int]:
+def _iter_rows_by_score(scores: Floats, ids: Ints, count: int) -> Iterator[int]:
     """Yield all rows by score, highest first.
 
     At first, only the best `count` rows and the rows with the same score as the last of them are

@@ -662,10 +662,12 @@ def split_into_chunks(
     unit_spans = [match.span() for match in _UNIT.finditer(text)]
     if len(unit_spans) <= limit_words:
         return [text] if unit_spans else []
-    return _cut_at_units(text, unit_spans, limit_words, min(overlap_words, limit_words // 4))
+    return _cut_text_at_units(text, unit_spans, limit_words, min(overlap_words, limit_words // 4))
 
 
-def _cut_at_units(text: str, units: list[tuple[int, int]], limit: int, overlap: int) -> list[str]:
+def _cut_text_at_units(
+    text: str, units: list[tuple[int, int]], limit: int, overlap: int
+) -> list[str]:
     """Split a text with more units than the limit into chunks of about equal size.
 
     Args:

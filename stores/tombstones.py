@@ -94,10 +94,10 @@ def compute_matching_tombstone_keys(
 
 def is_note_path(path: bytes, kinds: Collection[str] = KINDS) -> bool:
     """Return whether the namespace with this path contains notes of one of these kinds."""
-    return _find_root_label(decode_path(path), kinds) is not None
+    return _find_index_of_root_label(decode_path(path), kinds) is not None
 
 
-def _find_root_label(names: Sequence[str], kinds: Collection[str]) -> int | None:
+def _find_index_of_root_label(names: Sequence[str], kinds: Collection[str]) -> int | None:
     """Return the index at which the label `ROOT` begins the labels of notes, or None without notes.
 
     In a namespace of a scope, the index is greater than 0, because the labels of the scope precede
@@ -116,7 +116,7 @@ def list_tombstone_paths(path: bytes) -> list[bytes]:
     the namespace for which the item is intended.
     """
     names = decode_path(path)
-    root_index = _find_root_label(names, KINDS)
+    root_index = _find_index_of_root_label(names, KINDS)
     if root_index is None:
         splits = [(names[:i], names[i:]) for i in range(len(names))]
     elif names[root_index + 1] == QUARANTINE:

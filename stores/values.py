@@ -112,7 +112,7 @@ def describe_part_that_is_not_json(value: Any, depth: int = 0, *, thorough: bool
         The description, or an empty string if the whole value is JSON.
     """
     if not isinstance(value, _CONTAINERS):
-        return _describe_invalid_leaf(value, thorough)
+        return _describe_non_json_leaf(value, thorough)
     if depth > MAX_DEPTH:
         return f" is nested deeper than {MAX_DEPTH} levels"
     is_mapping = isinstance(value, dict)
@@ -121,7 +121,7 @@ def describe_part_that_is_not_json(value: Any, depth: int = 0, *, thorough: bool
         if (
             is_mapping
             and (type(name) is not str or thorough)
-            and (problem := _describe_invalid_key(name))
+            and (problem := _describe_non_json_key(name))
         ):
             return problem
         kind = type(part)
@@ -132,7 +132,7 @@ def describe_part_that_is_not_json(value: Any, depth: int = 0, *, thorough: bool
     return ""
 
 
-def _describe_invalid_leaf(value: Any, thorough: bool) -> str:
+def _describe_non_json_leaf(value: Any, thorough: bool) -> str:
     """Describe why a value that is not a list or dict is not JSON. Empty if it is JSON."""
     if isinstance(value, str):
         return _describe_lone_surrogate(value) if thorough else ""
@@ -154,7 +154,7 @@ def _describe_invalid_leaf(value: Any, thorough: bool) -> str:
     )
 
 
-def _describe_invalid_key(key: Any) -> str:
+def _describe_non_json_key(key: Any) -> str:
     return (
         _describe_lone_surrogate(key)
         if isinstance(key, str)

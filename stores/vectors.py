@@ -120,30 +120,34 @@ def check_vectors(answer: Any, count: int, dims: int | None, model: str) -> Floa
     vector_lengths = [len(row) for row in items if isinstance(row, list | tuple | np.ndarray)]
     if len(vector_lengths) == count and len(set(vector_lengths)) > 1:
         problem = f"vectors of {min(vector_lengths)} to {max(vector_lengths)} dimensions"
-        raise _build_answer_error(model, problem, "all of the same number of dimensions")
+        raise _build_embedding_answer_error(model, problem, "all of the same number of dimensions")
     try:
         rows = np.asarray(answer)
     # The model may return an object whose conversion to an array raises any error.
     except Exception as exc:
-        raise _build_answer_error(model, f"{answer!r:.80} ({exc})", "a list of vectors") from exc
+        raise _build_embedding_answer_error(
+            model, f"{answer!r:.80} ({exc})", "a list of vectors"
+        ) from exc
     if rows.ndim and len(rows) != count:
-        raise _build_answer_error(
+        raise _build_embedding_answer_error(
             model, f"{len(rows)} vectors for {count} texts", "one a text, in order"
         )
     if rows.ndim != 2 or rows.dtype.kind not in "fiu" or rows.shape[1] == 0:
-        raise _build_answer_error(
+        raise _build_embedding_answer_error(
             model, f"{answer!r:.80}", "a list of vectors, each a list of numbers"
         )
     if dims is not None and rows.shape[1] != dims:
-        raise _build_answer_error(model, f"vectors of {rows.shape[1]} dimensions", f"{dims}")
+        raise _build_embedding_answer_error(
+            model, f"vectors of {rows.shape[1]} dimensions", f"{dims}"
+        )
     if not np.isfinite(rows).all():
         row, column = np.argwhere(~np.isfinite(rows))[0].tolist()
         problem = f"{rows[row, column]!s} at position {column} of vector {row}"
-        raise _build_answer_error(model, problem, "finite numbers")
+        raise _build_embedding_answer_error(model, problem, "finite numbers")
     return normalize_rows(rows.astype(np.float64))
 
 
-def _build_answer_error(model: str, problem: str, expected: str) -> EmbeddingFailed:
+def _build_embedding_answer_error(model: str, problem: str, expected: str) -> EmbeddingFailed:
     """Build the error for an unusable answer of an embedding model."""
     return EmbeddingFailed(
         f"the embedder {model!r} returned {problem}; expected {expected}. Correct the embedder, "

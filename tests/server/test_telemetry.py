@@ -100,7 +100,7 @@ def test_a_reply_does_not_wait_for_a_long_count(
 
     async def course() -> list[bytes]:
         databases, telemetry, held = Databases(settings), Telemetry(metrics=True), asyncio.Event()
-        parts = await databases.get_or_open(None)
+        parts = await databases.get_or_open_database(None)
         stats = parts.saver.astats
 
         async def slow() -> dict[str, Any]:
@@ -166,7 +166,7 @@ def test_spans_tell_what_is_done_without_content(
 def test_a_watched_part_is_what_it_was(settings: Settings, tmp_path: Path) -> None:
     async def course() -> None:
         databases = Databases(settings, Telemetry(metrics=True).build_measured_class)
-        saver, store = await databases.get_or_open(None)
+        saver, store = await databases.get_or_open_database(None)
         with open_checkpointer(str(tmp_path / "other.db")) as plain:
             assert isinstance(saver, type(plain))
         schema: Any = dict

@@ -141,9 +141,9 @@ def test_idle_tenants_are_closed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> N
         parts = {}
         with databases.keep_open("a"):
             for tenant in "abca":
-                parts[tenant] = await databases.get_or_open(tenant)
+                parts[tenant] = await databases.get_or_open_database(tenant)
             lives = [await is_open(parts[each].saver) for each in "abc"]
-        await databases.get_or_open("d")
+        await databases.get_or_open_database("d")
         later = [await is_open(parts[each].saver) for each in "ac"]
         await databases.aclose()
         return [lives, later, await is_open(parts["a"].saver)]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from perdure.storage.switching import short_switch_interval
+from perdure.storage.switching import use_short_switch_interval
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def restored() -> Iterator[None]:
 def test_the_former_interval_is_restored_after_the_last_block() -> None:
     """Blocks may overlap."""
     sys.setswitchinterval(0.02)
-    first, second = short_switch_interval(), short_switch_interval()
+    first, second = use_short_switch_interval(), use_short_switch_interval()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -32,7 +32,7 @@ def test_the_former_interval_is_restored_after_the_last_block() -> None:
 
 
 def test_an_interval_that_was_set_meanwhile_stays() -> None:
-    with short_switch_interval():
+    with use_short_switch_interval():
         sys.setswitchinterval(0.03)
 
     assert sys.getswitchinterval() == pytest.approx(0.03)
@@ -40,7 +40,7 @@ def test_an_interval_that_was_set_meanwhile_stays() -> None:
 
 def test_a_shorter_interval_stays() -> None:
     sys.setswitchinterval(0.00005)
-    with short_switch_interval():
+    with use_short_switch_interval():
         during = sys.getswitchinterval()
 
     assert during == sys.getswitchinterval() == pytest.approx(0.00005)

@@ -244,7 +244,7 @@ async def delete_thread(
     are erased.
     """
     await call.permit_thread(thread_id)
-    places = await find_memory_places(call) if memories == "erase" else []
+    places = await find_erasable_memory_namespaces(call) if memories == "erase" else []
     await runs.stop_runs_of_thread(call.identity.tenant, thread_id)
     if places:
         # Erase the memories before the thread is deleted. If the server crashed after deleting the
@@ -254,7 +254,7 @@ async def delete_thread(
     await call.threads.delete(thread_id)
 
 
-async def find_memory_places(call: Call) -> list[Namespace]:
+async def find_erasable_memory_namespaces(call: Call) -> list[Namespace]:
     """Return the namespaces in which the caller may erase the memories of a thread.
 
     Raises:

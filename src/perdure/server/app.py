@@ -113,7 +113,7 @@ async def export_metrics(call: CurrentCall, request: Request) -> Response:
     """Return the metrics in the text format of Prometheus."""
     await call.authorize_arguments()
     text = await request.app.state.telemetry.render_metrics(
-        await request.app.state.databases.get_or_open(None)
+        await request.app.state.databases.get_or_open_database(None)
     )
     return Response(text, media_type="text/plain; version=0.0.4")
 
@@ -257,7 +257,7 @@ def create_app(
     _require_action_of_each_endpoint(app)
     app.state.first_segments = None
     if custom is not None:
-        app.state.first_segments = _collect_first_segments(app)
+        app.state.first_segments = _collect_first_path_segments(app)
         app.router.default = custom
     app.add_middleware(Guard)  # Starlette calls the last added middleware first.
     if origins:
@@ -274,7 +274,7 @@ def create_app(
     return app
 
 
-def _collect_first_segments(app: FastAPI) -> frozenset[str]:
+def _collect_first_path_segments(app: FastAPI) -> frozenset[str]:
     """Return the first segment of the path of each route.
 
     For example, the first segment of `/threads/{thread_id}` is `threads`.

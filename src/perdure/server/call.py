@@ -141,7 +141,7 @@ class Call:
                 f"{arguments['namespace']!r} is a namespace for internal data of perdure; use "
                 "another namespace"
             )
-        self._database = await self._databases.get_or_open(self.identity.tenant)
+        self._database = await self._databases.get_or_open_database(self.identity.tenant)
         return arguments
 
     async def permit_thread(self, thread_id: str, **arguments: Any) -> Thread:

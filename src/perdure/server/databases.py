@@ -93,7 +93,7 @@ class Databases:
         """Return the time to live of new threads, or None."""
         return self._options.thread_ttl
 
-    async def get_or_open(self, tenant: str | None) -> OpenDatabase:
+    async def get_or_open_database(self, tenant: str | None) -> OpenDatabase:
         """Return the database of a tenant. Open the database if it is not open.
 
         Raises:

@@ -346,7 +346,7 @@ async def show_delete_form(request: Request, target: PermittedThread) -> Respons
     """Show the form that deletes a thread and asks what to do with the memories from the thread."""
     memories = None
     with suppress(Refused):  # Memories that the user may not erase are kept.
-        memory_places = await api_threads.find_memory_places(target.call)
+        memory_places = await api_threads.find_erasable_memory_namespaces(target.call)
         options: PageValues = {"places": memory_places, "dry_run": True}
         memories = await aforget_thread_memories(target.call.store, [target.id], **options)
     return render_page(request, "delete.html", thread=await target.load_row(), memories=memories)

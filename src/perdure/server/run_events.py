@@ -148,7 +148,7 @@ class StoredEvents:
         try:
             while batches := await self._read_batches(thread_key, seq_range, log.last):
                 for batch in batches:
-                    log.extend(_to_logged_events(batch, log.last))
+                    log.extend(_convert_batch_to_logged_events(batch, log.last))
                     log.skip_to(batch.last_number)
                     log.last_stored = max(log.last_stored, batch.last_number)
         except LookupError:
@@ -288,7 +288,11 @@ class StoredBatches:
 
     def __init__(self, batches: Sequence[EventBatch], number: int, account: EventAccount) -> None:
         self.read = [
-            (batch.previous_number, batch.last_number, _to_logged_events(batch, number))
+            (
+                batch.previous_number,
+                batch.last_number,
+                _convert_batch_to_logged_events(batch, number),
+            )
             for batch in batches
         ]
         self.size, self._account, self.are_dropped = 0, account, False
@@ -364,7 +368,7 @@ def _split_events_by_bytes(events: Sequence[LoggedEvent]) -> Iterator[list[Logge
         yield part
 
 
-def _to_logged_events(batch: EventBatch, number_before: int) -> list[LoggedEvent]:
+def _convert_batch_to_logged_events(batch: EventBatch, number_before: int) -> list[LoggedEvent]:
     """Return those events of a batch whose number is higher than `number_before`."""
     first = batch.last_number - len(batch.events) + 1
     events = (

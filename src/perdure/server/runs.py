@@ -113,7 +113,7 @@ class Runs:
         """
         for tenant in tenants:
             try:
-                await (await self._databases.get_or_open(tenant)).saver.setup()
+                await (await self._databases.get_or_open_database(tenant)).saver.setup()
             except ConfigurationError as exc:
                 # Log the error instead of raising it, because each later request for the tenant
                 # raises the same error.
@@ -134,7 +134,7 @@ class Runs:
 
         From this call on, this process takes over the tenant's runs from processes that have died.
         """
-        database = await self._databases.get_or_open(tenant)
+        database = await self._databases.get_or_open_database(tenant)
         runs = self._by_tenant.get(tenant)
         if runs is None or runs.database is not database or runs.task.done():
             runs = self._by_tenant[tenant] = DatabaseRuns(self, tenant, database)

@@ -86,9 +86,9 @@ class CronOptions(WithoutNulls):
             if len(fields) != 5 and schedule not in _SCHEDULE_NAMES:
                 raise ValueError(f"it has {len(fields)} fields")
             times = croniter(schedule, datetime.fromtimestamp(after, zone))
-            next_at = _next_in_zone(times, zone)
+            next_at = _find_next_time_in_zone(times, zone)
             while next_at.fold and fields[1:] and not fields[1].startswith("*"):
-                next_at = _next_in_zone(times, zone)
+                next_at = _find_next_time_in_zone(times, zone)
         except ValueError as exc:
             raise ConfigurationError(
                 f"schedule is {schedule!r:.80}: {exc}; expected five fields (minute, hour, day, "
@@ -104,7 +104,7 @@ class CronRequest(RunRequest, CronOptions):
     """The body of a request for a cron, which defines the run to start and its schedule."""
 
 
-def _next_in_zone(times: croniter, zone: ZoneInfo) -> datetime:
+def _find_next_time_in_zone(times: croniter, zone: ZoneInfo) -> datetime:
     """Return the next time of a schedule.
 
     `fold` is 1 if this is the second occurrence of a repeated time of day.

@@ -94,7 +94,9 @@ class ChecksumSeal(Seal):
     def unseal(self, data: bytes, associated_data: AssociatedData) -> bytes:
         """See `Seal.unseal`."""
         checksum = type(data) is bytes and _compute_checksum(
-            data[:-_CRC_BYTES], _checksum_associated_data(associated_data[:-1]), associated_data[-1]
+            data[:-_CRC_BYTES],
+            _compute_checksum_of_associated_data(associated_data[:-1]),
+            associated_data[-1],
         )
         if checksum and checksum == data[-_CRC_BYTES:]:
             return data[:-_CRC_BYTES]
@@ -104,7 +106,7 @@ class ChecksumSeal(Seal):
         self, bodies: Sequence[bytes], shared_data: AssociatedData, first_position: int
     ) -> list[bytes]:
         """See `Seal.unseal_rows`."""
-        prefix_checksum = _checksum_associated_data(shared_data)
+        prefix_checksum = _compute_checksum_of_associated_data(shared_data)
         unsealed_bodies = []
         for position, body in enumerate(bodies, first_position):
             if (
@@ -117,7 +119,7 @@ class ChecksumSeal(Seal):
         return unsealed_bodies
 
 
-def _checksum_associated_data(associated_data: AssociatedData) -> int:
+def _compute_checksum_of_associated_data(associated_data: AssociatedData) -> int:
     """Return the checksum of a row's associated data without the last part.
 
     The caller has removed the last part from `associated_data`.

@@ -247,7 +247,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         """See `LazyDatabase._open_file_or_server`."""
         # Databases with the same pool or with equal DSN functions share their connections.
         key = self._pool or self._source.key, self._schema, self._is_pooled
-        server = self._join_or_create(key, self._start_server)
+        server = self._share_or_create_resource(key, self._start_server)
         try:
             with convert_psycopg_errors(server.name), server.connection() as conn:
                 create_tables(

@@ -126,7 +126,7 @@ class LazyDatabase(ABC, Generic[S]):
     def _open_file_or_server(self) -> S:
         """Open a resource or share an open resource, and prepare the component's tables."""
 
-    def _join_or_create(self, key: Any, create: Callable[[], S]) -> S:
+    def _share_or_create_resource(self, key: Any, create: Callable[[], S]) -> S:
         """Return the open resource with a key, or create a resource.
 
         Args:

@@ -306,7 +306,9 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
             # Make the path absolute, because the working directory may change.
             self._connector = replace(self._connector, path=os.path.abspath(self.path))
             key = None if self.read_only else os.path.realpath(self.path)
-        file = self._join_or_create(key, lambda: SQLiteFile(self._connector, self._schema))
+        file = self._share_or_create_resource(
+            key, lambda: SQLiteFile(self._connector, self._schema)
+        )
         try:
             if file.user_count > 1:
                 self._create_tables_in_open_file(file)

@@ -12,20 +12,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-# Switch interval in seconds while a `with` block of `short_switch_interval` is running
+# Switch interval in seconds while a `with` block of `use_short_switch_interval` is running
 _SHORT_INTERVAL_S: Final = 0.0001
-# One object for each `with` block of `short_switch_interval` that is running in any thread
+# One object for each `with` block of `use_short_switch_interval` that is running in any thread
 _running_blocks = set[object]()
-# The switch interval in seconds that is restored when no `with` block of `short_switch_interval` is
-# running any more
+# The switch interval in seconds that is restored when no `with` block of
+# `use_short_switch_interval` is running any more
 _former_s: float | None = None
 
 
 @contextmanager
-def short_switch_interval() -> Iterator[None]:
+def use_short_switch_interval() -> Iterator[None]:
     """Shorten the interpreter's thread switch interval to 0.1 ms until the `with` block ends.
 
-    If several threads use `short_switch_interval` at the same time, the earlier interval is
+    If several threads use `use_short_switch_interval` at the same time, the earlier interval is
     restored when the last of their `with` blocks ends.
     """
     global _former_s
