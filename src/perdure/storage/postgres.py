@@ -5,7 +5,8 @@ request (https://www.postgresql.org/docs/current/libpq-pipeline-mode.html). Tran
 depend on session state, so a pooler may use another connection for each transaction.
 
 A transaction that writes takes advisory locks on the names that were passed to `Database.write`. If
-two transactions have a name in common, the second transaction waits for the first.
+two transactions lock the same name, the second transaction waits for the end of the first
+transaction.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ except ImportError as exc:
     ) from exc
 
 T = TypeVar("T")
-# SQL that calls a function of the server, and the parameter of this SQL
+# An SQL expression that calls a function of the Postgres server, such as `set_config`, and the
+# parameter of the expression
 _FunctionCall = tuple[str, Any]
 _log = logging.getLogger("perdure")
 # Maximum number of names that a transaction locks one by one. For more names, the transaction locks
@@ -102,8 +104,8 @@ _REQUEST_SCRUB_SQL: Final = (
     "ON CONFLICT ({}name) DO UPDATE SET value = excluded.value"
 )
 _BEGIN_SNAPSHOT: Final = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-# Minimum number of deleted rows in a table that `release_unused_disk_space` vacuums. The minimum
-# increases by the same number for each 50,000 live rows of the table (2 %).
+# Minimum number of deleted rows in a table that `release_unused_disk_space` vacuums. The minimum is
+# 1,000 rows plus about 2 % of the live rows of the table.
 _MIN_DEAD_ROWS: Final = 1_000
 _TABLES_TO_VACUUM_SQL: Final = """
 SELECT relname::text FROM pg_stat_user_tables WHERE schemaname = ?1 AND relname = ANY(?2)
@@ -117,7 +119,7 @@ WHERE n.nspname = ? AND c.relkind = 'r'
 
 
 class _WriteGroup(NamedTuple):
-    """Writes that have the same exclusive name and are committed in one transaction.
+    """A group of writes that lock the same name and are committed in one transaction.
 
     Attributes:
         jobs: The writes, in the order of their submission.
@@ -194,7 +196,8 @@ class PostgresDatabase(LazyDatabase[Server]):
         # Writes are made in the order of their submission, so that a cancelled run cannot write
         # after the run that follows it.
         self._queues, self._submit_lock = Queues(), Lock()
-        # For each exclusive name, the group of writes that further writes may still join
+        # The key is a name that writes lock exclusively. The value is the group of waiting writes
+        # to which a new write with this name can still be added.
         self._open_groups: dict[str, _WriteGroup] = {}
 
     def _build_advisory_locks(self, direct_dsn: object) -> AdvisoryLocks | None:
@@ -226,8 +229,8 @@ class PostgresDatabase(LazyDatabase[Server]):
             if self._tenant is not None
             else ""
         )
-        # Only a fixed DSN is passed on, because the password in the DSN of a DSN function may
-        # expire.
+        # The queue receives the DSN only if the DSN is fixed. If a function of the user returns the
+        # DSN, the password in the DSN may expire.
         url = format_uri(self._source.resolve_dsn(0)) if isinstance(self._source, FixedDsn) else ""
         return QueueLocation(url, f"{self._schema}_jobs{tenant_suffix}")
 
@@ -338,8 +341,8 @@ class PostgresDatabase(LazyDatabase[Server]):
         name = (
             exclusive_names[0] if exclusive_names is not None and len(exclusive_names) == 1 else ""
         )
-        # A write that joins an open group does not occupy another thread of the pool. Without
-        # groups, waiting writes could occupy all threads of the pool.
+        # A write that is added to an existing group of writes does not need a thread of its own.
+        # Without groups, waiting writes could occupy all threads of the thread pool.
         with self._submit_lock:
             group = self._open_groups.get(name)
             if group is not None:
@@ -363,10 +366,12 @@ class PostgresDatabase(LazyDatabase[Server]):
     def _add_write_group_for_job(
         self, job: Job[Any], exclusive_names: Sequence[str] | None, *, may_wait: bool = False
     ) -> _WriteGroup:
-        """Create a group for one job, and add the group to the queues of its exclusive names.
+        """Create a group of writes for one job.
 
-        Earlier groups with one of the exclusive names are closed. If a later write could join an
-        earlier group, the later write would be committed before this job.
+        The group is added to the queue of each exclusive name.
+
+        If an earlier group has one of `exclusive_names`, no more writes can be added to the earlier
+        group. Otherwise, a write that is submitted after `job` could be committed before `job`.
         """
         for name in exclusive_names or ():
             self._close_write_group(name)
@@ -378,7 +383,10 @@ class PostgresDatabase(LazyDatabase[Server]):
         return group
 
     def _close_write_group(self, exclusive_name: str) -> None:
-        """Close the open group of a name, if any, so that no more writes join the group."""
+        """Close the group of waiting writes that lock a name, if there is an open group.
+
+        No more writes are added to a closed group.
+        """
         group = self._open_groups.pop(exclusive_name, None)
         if group is not None and group.closed is not None:
             group.closed.set()
@@ -386,7 +394,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     def _commit_write_group(
         self, server: Server, group: _WriteGroup, exclusive_names: Sequence[str] | None
     ) -> None:
-        """Commit the jobs of a group after all groups that precede the group in its queues."""
+        """Wait until a group of writes is first in its queues, and commit the jobs of the group."""
         if group.closed is not None and not group.closed.wait(GROUP_WAIT_S) and exclusive_names:
             with self._submit_lock:
                 if self._open_groups.get(exclusive_names[0]) is group:
@@ -621,7 +629,10 @@ class PostgresOwner(DatabaseOwner):
 
 
 def _combine_flows(jobs: Sequence[Job[Any]]) -> Flow[list[Any]]:
-    """Combine the flows of jobs into one flow. Each job's flow has one guarded request.
+    """Combine the flows of several jobs into one flow.
+
+    A flow is a generator that yields SQL statements. The flow of each job must yield one
+    `GuardedRequest`.
 
     Returns:
         The results of the jobs, in their order.

@@ -137,7 +137,10 @@ def _check_server_version_and_encoding(pgconn: pq.abc.PGconn, name: str) -> None
 
 
 class Connections(Protocol):
-    """The source of the connections of a `Server`. All methods may be called from any thread."""
+    """The interface from which a `Server` gets its Postgres connections.
+
+    All methods may be called from any thread.
+    """
 
     @property
     def name(self) -> str:
@@ -226,8 +229,8 @@ class OwnPool(Connections):
             broken = conn.broken
             self._pool.putconn(conn)
             if broken:
-                # The idle connections of the pool were probably lost together with the broken
-                # connection.
+                # If one connection is broken, the idle connections of the pool are probably broken
+                # as well.
                 self._pool.drain()
 
     def _take_connection(self) -> Pipelined:
@@ -258,7 +261,10 @@ class OwnPool(Connections):
 
     @contextmanager
     def lend_replacement(self, lost: Requests, within_s: float) -> Iterator[Pipelined]:
-        """See `Connections.lend_replacement`. The replacement does not belong to the pool."""
+        """See `Connections.lend_replacement`.
+
+        The connection that replaces the lost connection does not belong to the pool.
+        """
         with self._open_connection(within_s) as conn:
             yield conn
 
@@ -269,7 +275,10 @@ class OwnPool(Connections):
         )
 
     def _try_connecting(self, within_s: float) -> None:
-        """Open a connection outside the pool, because the pool hides the error of an attempt."""
+        """Open a connection without the pool, and raise the error if that fails.
+
+        The pool does not report why it could not open a connection.
+        """
         with self._open_connection(within_s) as conn:
             _check_server_version_and_encoding(conn.pgconn, self.name)
 
@@ -280,7 +289,7 @@ class OwnPool(Connections):
 
 
 class _Session(NamedTuple):
-    """Data that perdure keeps about one connection of the user's pool.
+    """The values that perdure caches for one connection of the user's pool.
 
     Attributes:
         server_run: The result of the query `SERVER_RUN_SQL`, which reveals a crash of the server.
@@ -360,8 +369,9 @@ class UserPool(Connections):
     def _take_connection(self, within_s: float) -> psycopg.Connection[Any]:
         """Take a connection from the pool.
 
-        The pool calls functions of the user. The message about an error in one of these functions
-        names only the class of the error, because the text of the error may contain a password.
+        The pool calls functions of the user. If a function of the user raises an error, the message
+        of `StorageUnavailable` names only the class of this error, because the text of the error
+        may contain a password.
         """
         try:
             conn: psycopg.Connection[Any] = self._pool.getconn(within_s)
@@ -396,8 +406,8 @@ class UserPool(Connections):
             is_lost = lent.closed
             self._pool.putconn(conn)
             if is_lost and not self._pool.closed:
-                # The idle connections of the pool may be lost together with the returned
-                # connection.
+                # The returned connection is lost, so the idle connections of the pool may be lost
+                # as well.
                 with suppress(Exception):
                     self._pool.check()
 
@@ -425,7 +435,7 @@ class Server(SharedResource):
         self.lend_replacement = connections.lend_replacement
 
     def connection(self) -> AbstractContextManager[Requests]:
-        """Provide a connection as `Connections.connection` does."""
+        """Provide a connection until the `with` block ends; see `Connections.connection`."""
         self.check_usable()
         return self._connections.connection()
 
@@ -486,7 +496,7 @@ class AdvisoryLocks(ProcessLocks):
                 self._call_lock_function("pg_advisory_unlock", name)
 
     def _call_lock_function(self, function: str, name: str) -> bool:
-        """Call a lock function of the server for a name, and return the result of the function."""
+        """Call an advisory lock function with the key of a lock name, and return the result."""
         if self._conn is None:
             self._conn = open_connection(self._source, psycopg.Connection, within_s=self._timeout_s)
             self._conn.execute(_DISABLE_IDLE_TIMEOUT_SQL)

@@ -82,7 +82,7 @@ def normalize_dsn(dsn: object) -> str:
                 **_build_ascii_host_parameter(parts.get("host")),
             }
             return make_conninfo(dsn, **{**_DEFAULTS, **parts, **overrides})
-    # The message does not show the DSN, because the DSN may contain a password.
+    # The error message does not contain the DSN, because the DSN may contain a password.
     raise ConfigurationError(
         "the DSN is not a DSN of Postgres; expected postgresql://user:password@host/database. In a "
         "password write %40 for @, %2F for / and %25 for %"
@@ -92,10 +92,10 @@ def normalize_dsn(dsn: object) -> str:
 def _build_ascii_host_parameter(hosts: Any) -> dict[str, str]:
     """Return the parameter `host` of a DSN with all host names in ASCII.
 
-    If the host names of the DSN are in ASCII already, return an empty dict. psycopg encodes
-    non-ASCII names according to IDNA 2003, which may yield another domain. If the DSN has no
-    parameter `host`, psycopg uses the environment variable `PGHOST`. The host names are separated
-    by commas.
+    If all host names of the DSN are in ASCII already, return an empty dict, because the parameter
+    needs no change. perdure encodes non-ASCII host names itself, because psycopg encodes them
+    according to IDNA 2003, which may yield another domain. If the DSN has no parameter `host`,
+    psycopg uses the environment variable `PGHOST`. The host names are separated by commas.
     """
     hosts = str(hosts or os.environ.get("PGHOST", ""))
     if hosts.isascii():
@@ -189,14 +189,14 @@ class FixedDsn(DsnSource):
         return self._address
 
     def check_last_dsn_call(self, timeout_s: float) -> None:
-        """Do nothing, because getting a fixed DSN can neither fail nor hang."""
+        """Raise no error, because the DSN is a fixed string and no function is called to get it."""
 
     def close(self) -> None:
-        """Do nothing, because there are no unfinished attempts to get a fixed DSN."""
+        """Do nothing, because a fixed DSN has no running function calls that must be ended."""
 
 
 class DsnFunction(DsnSource):
-    """A function of the user that returns the DSN for a new connection.
+    """A function, supplied by the user, that returns the DSN for a new connection.
 
     The function is called in a separate thread, because it may hang.
 
@@ -225,7 +225,7 @@ class DsnFunction(DsnSource):
         self._pending: dict[object, float] = {}
         # Reason why the last call of the function failed, or an empty string after a success
         self._problem = ""
-        # Host, port and database of the DSN that the function returned last
+        # Host, port and database of the last DSN that the user's function returned
         self._address: DatabaseAddress | None = None
         self._closed = False
 
@@ -250,9 +250,10 @@ class DsnFunction(DsnSource):
         return self._address or parse_address(self.resolve_dsn(within_s))
 
     def _fetch_dsn_or_problem(self, deadline: float) -> tuple[str, str]:
-        """Call the function, and return the normalized DSN and an empty string.
+        """Call the user's function, and return the pair `(normalized DSN, "")`.
 
-        If there is no DSN, return an empty string and the reason.
+        If the function returns no valid DSN, return the pair `("", problem)`, in which `problem` is
+        a text for an error message.
         """
         future = self._threads.submit(self._call_and_describe_error, is_async=False)
         while True:
@@ -275,9 +276,9 @@ class DsnFunction(DsnSource):
             return "", f"returned {_describe_non_dsn_result(result)}"
 
     def _call_and_describe_error(self) -> tuple[object, str]:
-        """Call the function, and return its result and an empty string.
+        """Call the user's function, and return the pair `(result, "")`.
 
-        If the function raises an error, return None and a description of the error.
+        If the user's function raises an error, return the pair `(None, description of the error)`.
         """
         try:
             return self._function(), ""
@@ -323,7 +324,9 @@ def _check_callable(function: Callable[[], object], label: str) -> None:
 
 
 def _describe_non_dsn_result(result: object) -> str:
-    """Describe a result that is not a DSN, without showing the text of the result.
+    """Describe the value that a DSN function returned instead of a DSN.
+
+    The description does not contain the value, because the value may contain a password.
 
     A result that is a coroutine is closed.
     """

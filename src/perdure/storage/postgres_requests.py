@@ -1,9 +1,10 @@
 """Send statements to a Postgres server in libpq's pipeline mode, several in one request.
 
 A cursor of psycopg takes several times as long as the statement that it executes
-(docs/decisions/0018). Therefore perdure sends statements with libpq directly (`psycopg.pq`), and
-uses psycopg only to convert parameters and results. The PostgreSQL documentation describes the
-pipeline mode: https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
+(docs/decisions/0018). To save this time, perdure sends statements with libpq directly
+(`psycopg.pq`). perdure uses psycopg only to convert parameters and results. The PostgreSQL
+documentation describes the pipeline mode:
+https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class _AnyTextDumper(BytesBinaryDumper):
 
 
 def _add_perdure_adapters(adapters: AdaptersMap) -> AdaptersMap:
-    """Register the adapters that perdure's statements need, and return the map."""
+    """Register perdure's type adapters in psycopg's map of adapters, and return the map."""
     # All integers are sent with one Postgres type, so that a statement is prepared only once, and
     # not once for each integer width.
     adapters.register_dumper(int, Int8BinaryDumper)
@@ -100,7 +101,10 @@ class Requests(ABC):
     transformer: abc.Transformer
 
     def _set_transformer(self, transformer: abc.Transformer) -> None:
-        """Set the psycopg transformer, and forget the prepared statements of the connection."""
+        """Set the object that adapts values for this connection.
+
+        Clear the cached names of prepared statements.
+        """
         self.transformer = transformer
         self._names: dict[_StatementKey, bytes] = {}  # Names of the prepared statements
         self._numbers = count()
@@ -168,7 +172,7 @@ class Requests(ABC):
         return rows_by_statement
 
     def _bind_parameters(self, sql: bytes, row: Sequence[Any]) -> _BoundStatement:
-        """Adapt the parameters of one execution of a statement."""
+        """Convert the parameters of one execution of a statement to the form that libpq sends."""
         if not row:
             return (sql, ()), (), ()
         transformer = self.transformer
@@ -183,7 +187,9 @@ class Requests(ABC):
         params: Sequence[Any],
         formats: Sequence[pq.Format],
     ) -> Iterator[int | _StatementKey]:
-        """Send one statement, and prepare it first while the limit `max_prepared` is not reached.
+        """Send one statement.
+
+        If the connection has fewer than `max_prepared` prepared statements, prepare it first.
 
         Yields one element for each result that the server will return: the key of a statement that
         is prepared, then the number of the statement that is executed.

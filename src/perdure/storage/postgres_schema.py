@@ -2,8 +2,9 @@
 
 With tenants, each table has the column `tenant`, which is the first column of all keys and indexes.
 A row-level security policy allows a transaction to read and write only the rows of the tenant that
-the transaction has set. If a transaction has set no tenant, no row is visible. SQL statements for
-tables with tenants differ from other statements only if they name the columns of a key.
+the transaction has set. A transaction that has set no tenant sees no rows of these tables. The same
+SQL statements serve tables with and without the column `tenant`, except statements that name the
+columns of a key.
 
 The PostgreSQL documentation describes row-level security:
 https://www.postgresql.org/docs/current/ddl-rowsecurity.html
@@ -51,7 +52,8 @@ _SETTINGS_TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS settings ({tenant_column}name text, value bytea NOT NULL, "
     "PRIMARY KEY ({tenant}name));"
 )
-# After a transaction that has set the tenant, the setting in the session is an empty string.
+# After the end of a transaction that has set `perdure.tenant`, Postgres returns an empty string for
+# this setting in the same session.
 _CURRENT_TENANT: Final = "nullif(current_setting('perdure.tenant', true), '')"
 _TENANT_COLUMN: Final = f'tenant text COLLATE "C" NOT NULL DEFAULT {_CURRENT_TENANT}, '
 _POLICY: Final = f"""
@@ -192,7 +194,7 @@ def check_tenant_name(tenant: Any) -> str | None:
 def _check_schema_and_role_fit_tenant(conn: Requests, schema: str, tenant: str | None) -> None:
     """Check that the tables of a schema, and the current role, can be used with a tenant.
 
-    If the schema has no tables, nothing is checked.
+    If the schema does not contain the tables of perdure yet, the function returns without a check.
 
     Raises:
         ConfigurationError: The tables are for tenants and `tenant` is None, or the reverse, or the

@@ -58,7 +58,8 @@ class Transaction:
         self._function_calls = calls if begin else [*conn.settings, *calls]
         self._writes = BEGIN in begin
         self._is_open = False
-        # The number of the open transaction if it writes, or None
+        # The Postgres transaction id of the open transaction. None if no transaction is open, or if
+        # the open transaction only reads.
         self._transaction_number: str | None = None
 
     def execute(self, request: Request) -> Any:
@@ -82,7 +83,10 @@ class Transaction:
     def _send_statements(
         self, statements: Sequence[Statement], *, is_last: bool
     ) -> list[list[Row]]:
-        """Send statements, after BEGIN in the first request, before COMMIT in the last request."""
+        """Send one request of a transaction.
+
+        The first request begins with BEGIN, and the last ends with COMMIT.
+        """
         # Without BEGIN, the request is a transaction of its own.
         single = is_last and not self._conn.needs_transaction
         begin = () if single else self._begin
@@ -120,11 +124,11 @@ class Transaction:
             self._conn.send_request([_ROLLBACK])
 
     def _was_committed(self) -> bool:
-        """Return whether a transaction was committed whose connection was lost during the commit.
+        """Ask the server whether the transaction was committed, after the connection was lost.
 
-        After a crash of the server, or on a standby that took over, another transaction may have
-        the number of this transaction. After a crash or a takeover, only the status "not committed"
-        is reliable.
+        After a crash of the server, or after a failover to a standby, the server may give the id of
+        the lost transaction to another transaction. The status "committed" may then belong to the
+        other transaction, so only the status "not committed" is reliable.
 
         Raises:
             StorageUnavailable: It cannot be determined whether the transaction was committed.

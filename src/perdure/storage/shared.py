@@ -1,9 +1,9 @@
 """Files and server connections that all databases with one path in a process share.
 
-When the first database with a path is opened, it opens the file or the server connections. When the
-last database with this path is closed, it closes the file or the server connections. All files and
-connections are closed at the end of the process. A forked process cannot use the files and
-connections of its parent process.
+A file or a server is opened when the first `Database` object with its path is opened. The file or
+the server connections are closed when the last `Database` object with this path is closed. All
+files and connections are closed at the end of the process. A forked process cannot use the files
+and connections of its parent process.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ class SharedResource(ABC):
             return self.threads.submit(work, is_async=True)  # type: ignore[no-any-return]
 
     def remove_user(self) -> None:
-        """Decrease the number of users. If no user is left, shut the resource down."""
+        """Decrease the number of databases that use the resource.
+
+        If no database uses it, close it.
+        """
         with self.class_lock:
             self.user_count -= 1
             if self.user_count or self.refusal:
@@ -98,7 +101,7 @@ class SharedResource(ABC):
         """Finish all submitted work, and close all connections. A second call does nothing."""
 
 
-# Open resources by key. A database with an equal key shares the open resource.
+# The open files and servers, by key. All databases with the same key share one open file or server.
 _resources_by_key: Final[dict[Any, Any]] = {}
 _all_resources: Final[WeakSet[SharedResource]] = WeakSet()
 _class_locks: Final = list[threading.RLock]()  # see `SharedResource.class_lock`

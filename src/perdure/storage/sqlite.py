@@ -44,7 +44,8 @@ _READING_THREADS: Final = 4  # Number of threads that read for coroutines
 # Maximum number of flows that aiosqlite reads at the same time. Each of the flows needs a thread.
 _MAX_ASYNC_READS: Final = 4
 _FORK_WAIT_S: Final = 2.0  # Maximum number of seconds for which a fork waits until reads have ended
-# Seconds after which a read that is blocked by a fork tries again to begin
+# Seconds after which a new read tries again to begin, while the process prepares to fork and no
+# read may begin
 _PAUSE_S: Final = 0.001
 # Number of rows that aiosqlite fetches at a time. The number has no effect, because all rows are
 # fetched at once.
@@ -83,7 +84,8 @@ class SQLiteFile(SharedResource):
             else:
                 self._writer = SQLiteWriter(connector, schema)
                 self.write_lock = self._writer.lock
-                # Ignore an error, because the next process that opens the file calls `scrub` again.
+                # Ignore errors of the scrub, because the next process that opens the file calls
+                # `scrub_deleted_rows` as well.
                 with suppress(StorageError):
                     self._writer.scrub_deleted_rows()
 
@@ -132,7 +134,8 @@ class SQLiteFile(SharedResource):
     async def aread(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.aread`.
 
-        A database in memory, or an untrusted file, is read by `read` in a separate thread.
+        If the database is in memory, or if the file is untrusted, the flow is run by the blocking
+        method `read` in a separate thread.
         """
         self.check_usable()
         if not self.connector.is_on_disk or self.connector.guard is not None:
@@ -145,7 +148,8 @@ class SQLiteFile(SharedResource):
     def pause_for_fork(self) -> None:
         """See `SharedResource.pause_for_fork`.
 
-        The fork waits for reads that are in progress, too, for up to `_FORK_WAIT_S` seconds.
+        Before the process forks, this method waits up to `_FORK_WAIT_S` seconds for the end of the
+        reads in progress.
         """
         super().pause_for_fork()
         all_idle = [readers.pause() for readers in (self.readers, self.async_readers)]
@@ -160,8 +164,8 @@ class SQLiteFile(SharedResource):
     def close_inherited(self) -> None:
         """Close the connections to a file that a forked process has inherited from its parent.
 
-        Closing the inherited connections changes no file. The parent process is not affected,
-        because the locks on the file belong to the parent process.
+        Closing the inherited connections does not write to the file. Closing them does not release
+        the locks of the parent process either, because a forked process does not inherit locks.
         """
         writers = [] if self._writer is None else [self._writer.connection]
         for conn in (*writers, *self.readers.connections, *self.async_readers.connections):
@@ -190,7 +194,7 @@ class SQLiteFile(SharedResource):
 def _close_inherited_connections(path: str) -> None:
     """Close the connections that a forked process has inherited from its parent process.
 
-    A forked process calls this function before it opens a file itself. SQLite assumes that a
+    A forked process calls this function before it opens a database file. SQLite assumes that a
     process holds the locks of all its connections to a file. The inherited connections of a forked
     process hold no locks. If the inherited connections stayed open, SQLite would take no locks for
     new connections, and other processes could remove the WAL while the forked process uses the WAL.
@@ -273,7 +277,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
 
     @property
     def path(self) -> str:
-        """The path, or `":memory:"`. After the database was connected, the path is absolute."""
+        """The path, or `":memory:"`. The path is absolute once the database has been connected."""
         return self._connector.path
 
     @property
@@ -430,7 +434,8 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
     def scrub_deleted_rows(self) -> bool:
         """See `Database.scrub_deleted_rows`.
 
-        The whole file is rewritten, which needs disk space for a copy.
+        SQLite rewrites the whole file with VACUUM. The disk must have room for a second copy of the
+        file.
         """
         return self._connect_once().writer.scrub_deleted_rows()
 
@@ -463,8 +468,8 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
     def _get_locks(self) -> Locks:
         """Open the database, and return its locks."""
         file = self._connect_once()
-        # `writer` raises an error if the database was opened read-only, because it may have no lock
-        # file.
+        # Raise an error if the database was opened read-only, because a read-only database may have
+        # no lock file. The property `writer` raises this error.
         _ = file.writer
         return file.locks
 
@@ -566,13 +571,14 @@ class _AsyncConnection(NamedTuple):
 
 
 class AsyncReaders(_PausableReads):
-    """Manages the connections of aiosqlite that read for coroutines, in a separate event loop.
+    """Reads the database for coroutines, with connections of aiosqlite in a separate event loop.
 
     Each connection of aiosqlite has a thread, which delivers results to the event loop in which a
-    statement is awaited. The thread ends with an error if this event loop was closed, for example
-    after a task was cancelled. To prevent this error, all statements are awaited in a separate
-    event loop, no statement is cancelled, and `close` waits until all reads have ended. All threads
-    are daemon threads, so that a process can end without closing its database.
+    statement is awaited. The thread of a connection ends with an error if it must deliver a result
+    to a closed event loop. The event loop of a caller may be closed, for example, after a task was
+    cancelled. To prevent the error, all statements are awaited in a separate event loop, no
+    statement is cancelled, and `close` waits until all reads have ended. All threads are daemon
+    threads, so that a process can end without closing its database.
     """
 
     def __init__(self, connector: Connector) -> None:
@@ -627,7 +633,7 @@ class AsyncReaders(_PausableReads):
                     self._changed.notify_all()
 
     def _try_to_begin_read(self) -> bool:
-        """Count a new read and return True. If a fork is in preparation, return False."""
+        """Count a new read and return True. Return False while the process prepares to fork."""
         with self._changed:
             self._active_reads += not self._is_pausing
             return not self._is_pausing

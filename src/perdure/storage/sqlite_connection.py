@@ -52,10 +52,10 @@ CREATE TABLE IF NOT EXISTS schemas (
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL)
 STRICT, WITHOUT ROWID;
 """
-# Builds from before the first release did not store hashes of the scripts that created the tables.
-# The earliest builds used another table.
+# Development versions of perdure before the first release did not store a hash of the script that
+# created the tables. The earliest of these versions did not have the table `schemas`.
 _HAS_HASHES: Final = "SELECT 1 FROM pragma_table_info('schemas') WHERE name = 'script_hash'"
-# Size of the WAL in bytes above which the WAL is checkpointed into the file
+# Size of the WAL in bytes above which a WAL checkpoint moves its content into the database file
 WAL_LIMIT_BYTES: Final = 1 << 20
 _PAGE_BYTES: Final = 4096  # Size in bytes of a page of the database
 RESERVE_BYTES: Final = 4 * WAL_LIMIT_BYTES  # Size in bytes of the reserve file; see `DiskReserve`
@@ -107,7 +107,7 @@ class DiskReserve:
         """Create the reserve file if the disk is nearly full. Remove it if there is ample space.
 
         If the disk has no room for the whole reserve file, the file becomes as large as possible.
-        Errors are ignored, because the next call tries again.
+        File system errors are ignored, because the next call of this method tries again.
         """
         if not self._path:
             return
@@ -142,7 +142,10 @@ class DiskReserve:
             self.create_or_remove_as_needed()
 
     def retry_with_reserve_if_disk_is_full(self, work: Callable[[], T]) -> T:
-        """Call a function. If the disk is full, free the reserved disk space and call it again."""
+        """Call a function.
+
+        If the disk is full, delete the reserve file and call the function again.
+        """
         try:
             return work()
         except sqlite3.OperationalError as exc:
@@ -257,7 +260,9 @@ class Connector:
                     # written.
                     conn.execute("PRAGMA auto_vacuum = INCREMENTAL")
                     if conn.execute("PRAGMA auto_vacuum").fetchone() != (_INCREMENTAL,):
-                        # Another program has created the empty database, so rewrite the database.
+                        # SQLite ignored the setting, because another program has already written
+                        # the first page of the empty database. VACUUM rewrites the database with
+                        # the setting.
                         conn.execute("VACUUM")
                 if self.is_on_disk:
                     conn.execute("PRAGMA journal_mode = WAL")
@@ -283,7 +288,7 @@ class Connector:
         return conn
 
     def add_component(self, conn: sqlite3.Connection, schema: Schema) -> None:
-        """Create the tables of a further component in an open database, unless the tables exist."""
+        """Create the tables of one more component in an open database, unless the tables exist."""
         with self.lock_processes():
             if not self._has_tables(conn, schema):
                 self.reserve.retry_with_reserve_if_disk_is_full(
@@ -386,7 +391,7 @@ class Connector:
 
     @contextlib.contextmanager
     def check_and_limit_untrusted_read(self, conn: sqlite3.Connection) -> Iterator[None]:
-        """Check an untrusted file, and limit the reads in the `with` block.
+        """Check an untrusted file, and limit the reads of the connection in the `with` block.
 
         A trusted file is not checked, and its reads are not limited.
         """
@@ -447,7 +452,8 @@ def _execute_guarded(conn: sqlite3.Connection, statements: GuardedRequest) -> li
     try:
         cursor = conn.execute(guard.sql, guard.params)
         rows = cursor.fetchall()
-    except sqlite3.IntegrityError as exc:  # The guard has tried to insert a key that exists.
+    # The first statement has tried to insert a row whose key already exists.
+    except sqlite3.IntegrityError as exc:
         raise GuardFailed from exc
     # A statement without RETURNING has no rows, only the number of changed rows.
     if not rows and cursor.rowcount < 1:

@@ -1,8 +1,8 @@
-"""The writing connection of an SQLite file, and the thread that commits its jobs.
+"""The writing connection of an SQLite file, and the thread that commits the writes of a process.
 
-Jobs that wait at the same time are committed in one transaction. The writer limits the size of the
-WAL, and returns free pages to the file system. SQLite before 3.51.3 can damage a database if
-several connections write and checkpoint the WAL at the same time
+A write is submitted as a job. Jobs that wait at the same time are committed in one transaction. The
+writer limits the size of the WAL, and returns free pages to the file system. SQLite before 3.51.3
+can damage a database if several connections write and checkpoint the WAL at the same time
 (https://sqlite.org/wal.html#walresetbug). If SQLite is older than 3.51.3, only the writer
 checkpoints the WAL, and the writer holds a lock between processes during the checkpoint. SQLite
 3.51.3 and later versions checkpoint the WAL by themselves.
@@ -63,7 +63,7 @@ _VACUUM_PAGES: Final = 512
 
 
 class _EpochRequest(Promise[object | None]):
-    """A request of a coroutine that waits for the epoch of a component."""
+    """A request for the write epoch of a component, on which a coroutine waits."""
 
     __slots__ = ("component", "watch")
 
@@ -74,7 +74,9 @@ class _EpochRequest(Promise[object | None]):
 
 
 class SQLiteWriter:
-    """Commits jobs in the order of their submission. Jobs that wait together share a transaction.
+    """Commits jobs in the order of their submission.
+
+    All jobs that wait at the same time are committed in one transaction.
 
     Args:
         connector: Opens the writing connection.
@@ -87,7 +89,7 @@ class SQLiteWriter:
 
     def __init__(self, connector: Connector, schema: Schema) -> None:
         self.lock = threading.Lock()
-        # Whether the connection is in use for anything else than reading the epoch
+        # Whether a thread uses the connection for something other than reading the epoch
         self._is_committing = False
         self._connector = connector
         self._conn = connector.open_first_writer(schema)
@@ -98,7 +100,8 @@ class SQLiteWriter:
         self._is_broken = False  # Whether the connection was closed after an error
         self._closed = False
         self._data_version = -1  # The last value of `PRAGMA data_version`
-        # Number of times that the data version was found changed by another connection
+        # Number of times that `PRAGMA data_version` had a new value, which means that another
+        # connection has changed the database
         self._foreign_changes = 0
         self._commit_counts: Counter[str] = Counter()  # Number of commits of each component
         self._epoch_requests: deque[_EpochRequest] = deque()
@@ -130,7 +133,8 @@ class SQLiteWriter:
                 while self._epoch_requests:
                     with self._hold_connection_lock():
                         deliver_promise_results(self._pop_and_answer_epoch_requests())
-            # Delete the references. Otherwise the results would stay in memory until the next job.
+            # Delete the reference to the finished jobs, so that their results do not stay in memory
+            # until the next job.
             del jobs
 
     def commit_in_calling_thread(self, job: Job[Any]) -> bool:
@@ -154,13 +158,13 @@ class SQLiteWriter:
             self.lock.release()
 
     def _commit_single_statement(self, job: Job[Any]) -> bool:
-        """Execute a job that consists of one guarded statement, without BEGIN and COMMIT.
+        """Execute a job that consists of one conditional statement, without BEGIN and COMMIT.
 
         Python releases the interpreter lock during each call of SQLite. After each call, another
         thread may hold the interpreter lock for up to 5 ms (`sys.getswitchinterval`). A transaction
         with BEGIN and COMMIT needs four calls of SQLite. A statement that SQLite commits by itself
-        needs only one call, and is durable before the calling thread needs the interpreter lock
-        again.
+        needs only one call. Such a statement is already committed when the calling thread waits for
+        the interpreter lock.
 
         Returns:
             True if the job was committed. False if nothing was written, because the job needs more
@@ -189,7 +193,10 @@ class SQLiteWriter:
         return True
 
     def _collect_jobs_and_whether_more_may_follow(self) -> tuple[list[Job[Any]], bool]:
-        """Wait for jobs. Return all queued jobs, and whether the writing thread must continue."""
+        """Wait for jobs.
+
+        Return all queued jobs, and whether the writing thread must wait for more jobs.
+        """
         jobs, queue, deadline = list[Job[Any]](), self._queue, 0.0
         job = queue.get()
         while job is not None:
@@ -264,14 +271,14 @@ class SQLiteWriter:
         """Set the results of all waiting epoch requests, and return the requests.
 
         The requests are removed from the queue before their results are set, because a coroutine
-        may stop waiting at any moment. Errors are ignored, and after an error the result of a
-        request is None.
+        may stop waiting at any moment. If the epoch cannot be read, the error is ignored, and the
+        result of the request is None.
         """
         requests: list[_EpochRequest] = []
         with suppress(IndexError):
             while True:
                 requests.append(self._epoch_requests.popleft())
-        # After an error, the remaining results stay None.
+        # If the epoch cannot be read, the results of the requests that were not answered stay None.
         with suppress(Exception):
             if requests:
                 self._count_foreign_change_if_any()
@@ -315,7 +322,7 @@ class SQLiteWriter:
     def get_write_epoch(self, component: str, watch: Watch) -> object | None:
         """See `Database.get_write_epoch`.
 
-        The result is None while the writing connection is in use.
+        The method returns None while the writing connection is in use.
         """
         if not self.lock.acquire(blocking=False) and (
             self._is_committing or not self.lock.acquire(timeout=_EPOCH_LOCK_WAIT_S)
@@ -324,7 +331,9 @@ class SQLiteWriter:
         try:
             self._count_foreign_change_if_any()
             return self._build_epoch(component, watch)
-        except Exception:  # The connection is broken, or a test tool forbids SQL in an event loop.
+        # Reading the epoch fails if the connection is broken, or if a test tool forbids SQL in an
+        # event loop.
+        except Exception:
             return None
         finally:
             self.lock.release()
@@ -332,7 +341,8 @@ class SQLiteWriter:
     async def wait_for_write_epoch(self, component: str, watch: Watch) -> object | None:
         """See `Database.wait_for_write_epoch`.
 
-        The thread that uses the writing connection sets the result of the request.
+        If the writing connection is in use, the coroutine queues a request for the epoch. The
+        thread that uses the connection sets the result of the request.
         """
         request = _EpochRequest(component, watch)
         self._epoch_requests.append(request)
@@ -349,7 +359,8 @@ class SQLiteWriter:
             finally:
                 timeout.cancel()
         finally:
-            # The request may have been removed from the queue to be answered.
+            # The request is no longer in the queue if the thread that uses the connection has
+            # already taken it.
             with suppress(ValueError, IndexError):
                 self._epoch_requests.remove(request)
 
@@ -393,14 +404,14 @@ class SQLiteWriter:
                 raise
 
     def add_component(self, schema: Schema) -> None:
-        """Create the tables of a further component in the open file, unless the tables exist."""
+        """Create the tables of one more component in the open file, unless the tables exist."""
         with self.lend_connection() as conn:
             self._connector.add_component(conn, schema)
 
     # -- the WAL and the size of the file
 
     def _free_pages_and_empty_wal(self) -> None:
-        """Make one step of a vacuum that is in progress, and empty the WAL if it has grown.
+        """Perform one step of a vacuum that is in progress, and empty the WAL if it has grown.
 
         Errors are ignored, because the next commit tries again.
         """
@@ -460,7 +471,7 @@ class SQLiteWriter:
         """Move the WAL into the database file, and return whether the WAL is empty.
 
         If the database file cannot grow because the disk is full, the reserved disk space is
-        released. The disk space of the emptied WAL is enough to reserve disk space again.
+        released. Emptying the WAL frees enough disk space to create the reserve file again.
         """
         if not self._connector.is_on_disk:
             return True
@@ -489,8 +500,8 @@ class SQLiteWriter:
 
         `secure_delete` overwrites deleted rows, but not the copies that SQLite left behind when it
         moved rows between pages. VACUUM rewrites every page (https://sqlite.org/lang_vacuum.html),
-        while other connections can read. Only the checkpoint that follows the VACUUM needs the lock
-        between processes.
+        while other connections can read. The lock between processes is held only during the WAL
+        checkpoint that follows the VACUUM.
 
         Returns:
             Whether no trace is left. The result is False while another process reads the earlier
@@ -515,7 +526,8 @@ class SQLiteWriter:
                 conn, min(_SCRUB_WAIT_S, self._connector.timeout_s)
             )
             if is_moved:
-                # Keep a request for a scrub that was made since this scrub began.
+                # Delete only the request that was read above. A newer request has another value and
+                # stays in the table, because the VACUUM may not have removed its rows.
                 conn.execute("DELETE FROM settings WHERE name = ? AND value = ?", scrub_request)
             return is_moved
 
@@ -523,7 +535,8 @@ class SQLiteWriter:
         """See `Database.release_unused_disk_space`.
 
         After each commit, one step of an incremental vacuum is made, so that writers wait for one
-        step at most. A vacuum in a separate thread took six times as long as these steps.
+        step at most. A vacuum in a separate thread took six times as long as vacuum steps after
+        commits.
 
         Args:
             commit_empty_job: A function that commits an empty job, so that the next step is made.
@@ -549,10 +562,10 @@ class SQLiteWriter:
 def _vacuum_step(conn: sqlite3.Connection, pages: int) -> bool:
     """Return free pages to the file system with one step of an incremental vacuum.
 
-    Return True if the step has freed pages and more free pages are left.
+    The result is True if this call has freed pages and the file still has free pages.
     """
     (free_before,) = conn.execute("PRAGMA freelist_count").fetchone()
-    # `Connection.execute` would free only one page. `executescript` frees all pages of this step.
+    # `Connection.execute` would free only one page. `executescript` frees `pages` pages.
     conn.executescript(f"PRAGMA incremental_vacuum({pages})")
     (free_after,) = conn.execute("PRAGMA freelist_count").fetchone()
     return bool(0 < free_after < free_before)

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-# Switch interval in seconds while a `with` block of `use_short_switch_interval` is running
+# Switch interval in seconds that is set while any thread is inside a `with` block of
+# `use_short_switch_interval`
 _SHORT_INTERVAL_S: Final = 0.0001
 # One object for each `with` block of `use_short_switch_interval` that is running in any thread
 _running_blocks = set[object]()

@@ -44,7 +44,10 @@ class Promise(Generic[T]):
         self.error: BaseException | None = None
 
     def start_unless_cancelled(self) -> bool:
-        """Return whether the task should be executed. Return False if its future was cancelled."""
+        """Return whether the task should be executed.
+
+        The result is False if the future of the promise was cancelled.
+        """
         if self._loop is None:
             return self.future.set_running_or_notify_cancel()  # type: ignore[union-attr]
         return not self.future.cancelled()
@@ -71,7 +74,7 @@ def set_future_results(promises: Sequence[Promise[Any]]) -> None:
     """
     for promise in promises:
         if promise.future.done():
-            # The future was cancelled while the task was running.
+            # Skip a future that was cancelled while its task was running.
             continue
         if isinstance(promise.error, StopIteration):  # A future does not accept StopIteration.
             error = RuntimeError("a call raised StopIteration")
@@ -83,9 +86,11 @@ def set_future_results(promises: Sequence[Promise[Any]]) -> None:
             promise.future.set_result(promise.result)
 
 
-# Seconds for which `close` waits for the end of a thread before it sends another end signal
+# Number of seconds for which `close` waits until a worker thread ends. After this time, `close`
+# sends one more end signal.
 _JOIN_S = 0.05
-# A task without a promise has no caller that waits for the result.
+# A task has a function, and a promise for the result of the function. The promise is None if no
+# caller waits for the result.
 _Task = tuple[Promise[Any] | None, Callable[[], Any]]
 
 
@@ -108,7 +113,8 @@ class ThreadPool:
         self._queued_tasks: deque[_Task] = deque()
         self._unfinished_count = 0
         self._threads: list[threading.Thread] = []
-        # Signals for permanent threads. True announces a task, and False ends one thread.
+        # Signals for the threads of a pool with `is_permanent`. The signal True tells a thread to
+        # take a task. The signal False tells a thread to end.
         self._wake_signals: SimpleQueue[bool] = SimpleQueue()
 
     def submit(self, work: Callable[[], object], *, is_async: bool | None) -> Any:
@@ -155,14 +161,14 @@ class ThreadPool:
                     promise.result = work()
                 except BaseException as exc:
                     promise.error = exc
-            # Mark the thread as idle before the result is delivered, because the caller may then
-            # submit more work immediately.
+            # Mark this thread as idle before the result is delivered, because a caller that
+            # receives the result may immediately submit more work.
             with self._lock:
                 self._unfinished_count -= 1
             if promise is not None and is_wanted:
                 deliver_promise_results([promise])
-            # Delete the references. Otherwise the last result would stay in memory until the next
-            # task.
+            # Delete the references to the finished task, so that its result does not stay in memory
+            # until the next task.
             del task, promise, work
 
     def _take_task(self) -> _Task | None:
@@ -183,17 +189,17 @@ class ThreadPool:
             self._wake_signals.put(False)
         while alive := [thread for thread in self._threads if thread.is_alive()]:
             alive[0].join(_JOIN_S)
-            # A thread that was started after the signals were sent may have received the signal
-            # that was sent for this thread.
+            # One end signal was sent for each thread. A thread that was started later may have
+            # taken the signal of another thread, so another signal is needed.
             if alive[0].is_alive():
                 self._wake_signals.put(False)
 
 
 class Ticket:
-    """A place in one or several queues of `Queues`.
+    """The place of one waiting task in one or several queues of a `Queues` object.
 
-    A `with` statement with a ticket waits until the ticket is first in all its queues. At the end
-    of the `with` block, the ticket leaves its queues.
+    The statement `with ticket:` waits until the ticket is first in all queues that contain the
+    ticket. At the end of the `with` block, the ticket is removed from all queues.
 
     Attributes:
         names: The names of the queues.
@@ -236,7 +242,7 @@ class Ticket:
 
 
 class Queues:
-    """Queues with names, in which tickets wait in the order of their arrival."""
+    """First-in, first-out queues with names. An entry of a queue is a `Ticket`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # This lock protects `_queues`.
@@ -248,7 +254,8 @@ class Queues:
         with self._lock:
             for name in ticket.names:
                 queue = self._queues.setdefault(name, deque())
-                # Remove a first ticket whose event loop was closed, because nobody else removes it.
+                # Remove the first ticket of the queue if the event loop of the ticket was closed,
+                # because no other code removes an abandoned ticket.
                 while queue and queue[0].is_abandoned:
                     self._remove(queue[0])
                     queue = self._queues.setdefault(name, deque())
@@ -283,9 +290,9 @@ class Queues:
                 del self._queues[name]
 
     def _notify_if_first(self, ticket: Ticket) -> None:
-        """Set the result of `turn` if a ticket is first in all its queues.
+        """Wake the waiter of a ticket if the ticket is first in all queues that contain it.
 
-        A ticket that is abandoned is removed from its queues instead.
+        If nobody waits for the ticket any more, the ticket is removed from the queues.
         """
         if ticket.turn.done() or any(self._queues[name][0] is not ticket for name in ticket.names):
             return
@@ -301,7 +308,7 @@ class Queues:
 class TimedOut(TimeoutError):
     """Raised if a call took longer than its time limit.
 
-    The call may still be running, and the result of the call is ignored.
+    The function that was called may still be running. The result of the function is ignored.
     """
 
 

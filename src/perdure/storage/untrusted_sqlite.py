@@ -1,10 +1,11 @@
 """Check untrusted SQLite files, for example files that are imported, and limit their reads.
 
 Whoever made an SQLite file can choose what each table name in the file means, and how the pages of
-the file are linked. If a table name belongs to a view, a read under this name may never end. If the
-pages of a table form a cycle, a read of the table may never end. Therefore the SQL of the tables
-and the links between the pages of the tables are checked before anything else in the file is read.
-The number of steps of each read and the number of bytes of each value are limited.
+the file are linked. If the file defines a view with the name of a table that perdure reads, the
+query of the view may never end. If the pages of a table form a cycle, a read of the table may never
+end. To prevent endless reads, perdure checks the SQL of the tables, and the links between the pages
+of the tables, before anything else in the file is read. The number of virtual machine steps in each
+read and the number of bytes in each value are limited.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ from perdure.storage.database import build_error_for_prerelease_database
 # Maximum size in bytes of a value that an import reads by default
 IMPORT_VALUE_BYTES: Final = 256 << 20
 _MB: Final = 1 << 20
-# Number of steps of SQLite's virtual machine between two checks of the limit
+# Number of steps of SQLite's virtual machine after which the limit of a read is checked again
 _STEP_INTERVAL: Final = 100_000
 # Maximum number of steps for reading the schema, which is enough for a schema with 20,000 objects
 _SCHEMA_STEPS: Final = 2 * _STEP_INTERVAL
 # Maximum number of steps for a read of a small file. SQLite takes about a second for these steps.
 _BASE_STEPS: Final = 50_000_000
-# Number of steps by which the limit of a read increases for each byte of the file
+# Number of virtual machine steps that a read may take for each byte of the file, in addition to
+# `_BASE_STEPS`
 _STEPS_PER_BYTE: Final = 32
 # Name of the table with the schema versions, which is checked before the other tables
 _VERSION_TABLE: Final = "schemas"
-# Tables whose values may have any size. The values of these tables are not copied, because searches
-# rebuild the values.
+# Tables with search indexes, whose values may have any size. An import does not copy these tables,
+# because searches rebuild the indexes.
 _INDEX_TABLES: Final = {"store_search_indexes", "transcript_search_indexes"}
 # Suffixes of the additional files that SQLite opens
 _COMPANION_SUFFIXES: Final = ("-wal", "-shm", "-journal")
@@ -84,7 +86,7 @@ def split_tokens(sql: str) -> list[str]:
 
 
 def parse_create_table_tokens(tokens: list[str]) -> tuple[str, TableSQL] | None:
-    """Return the name of a table and its SQL, or None if the tokens do not create a table."""
+    """Return the name and the SQL of a table, or None if the statement is not CREATE TABLE."""
     if tokens[:2] != ["create", "table"]:
         return None
     remaining_tokens = tokens[5:] if tokens[2:5] == ["if", "not", "exists"] else tokens[2:]
@@ -112,7 +114,8 @@ def read_tables(script: str) -> dict[str, TableSQL]:
     return dict(table for table in tables if table is not None)
 
 
-# SQL of the table `schemas` as builds from before the first release of perdure created it
+# SQL of the table `schemas` in files that development versions of perdure created before the first
+# release
 _TABLE_WITHOUT_HASHES: Final = read_tables(
     """
     CREATE TABLE schemas (
@@ -210,7 +213,7 @@ class UntrustedFileGuard:
         self._are_pages_checked = False  # Whether the pages of the tables were checked
 
     def check_regular_and_unchanged_file(self) -> None:
-        """Check that the path leads to a regular file, and to the same file as at the first call.
+        """Check that the path leads to a regular file that was not replaced since the first call.
 
         Raises:
             NotADatabase: The file, or a file that SQLite opens with it, is not a regular file.
@@ -239,9 +242,9 @@ class UntrustedFileGuard:
         """Set the limits of a new connection, before it reads the schema.
 
         `PRAGMA trusted_schema = OFF` is not set, because it would refuse indexes on paths of
-        values, which call `json_extract`. The pragma is not needed, because a read of a checked
-        table evaluates no expression of the schema, and because perdure defines no SQL functions
-        for the connection.
+        values, which call `json_extract`. `PRAGMA trusted_schema = OFF` is not needed for two
+        reasons. A read of a checked table evaluates no expression of the schema, and perdure
+        defines no SQL functions for the connection.
         """
         conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self._max_bytes)
         conn.execute("PRAGMA query_only = ON")
@@ -249,7 +252,9 @@ class UntrustedFileGuard:
 
     @contextmanager
     def check_and_limit_untrusted_read(self, conn: UntrustedConnection) -> Iterator[None]:
-        """Check the file, and let the `with` block read it in one transaction with limited steps.
+        """Check the file before the `with` block reads it.
+
+        The `with` block is one transaction, and the number of its virtual machine steps is limited.
 
         Raises:
             NotADatabase: A table is not the expected one; see `Guard`.
@@ -266,8 +271,9 @@ class UntrustedFileGuard:
         except sqlite3.OperationalError as exc:
             if getattr(exc, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
                 raise
-            # The limit was not exceeded, so a signal has stopped the read. sqlite3 has lost the
-            # exception that the signal handler raised.
+            # SQLite interrupts a read if the limit of steps is exceeded, or if a signal handler
+            # raises an exception in the progress handler. If the limit was not exceeded, the cause
+            # is a signal, and sqlite3 has lost its exception.
             if conn.steps <= conn.limit:
                 raise KeyboardInterrupt from exc
             raise CorruptRecord(
@@ -316,9 +322,10 @@ class UntrustedFileGuard:
     def _check_table_definitions_and_pages(
         self, conn: UntrustedConnection, tables: Sequence[tuple[str, str, Any]]
     ) -> None:
-        """Check the SQL of tables `(name, type, sql)`.
+        """Check that each table is defined by the expected SQL.
 
-        For the first connection to the file, the pages of the tables are checked, too.
+        A table is given as `(name, type, sql)`. For the first connection to the file, the pages and
+        the value sizes of each table are checked as well.
         """
         for name, kind, sql in tables:
             _check_table_has_expected_sql(self._path, name, kind, sql, self._tables[name])
