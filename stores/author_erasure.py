@@ -53,7 +53,7 @@ def forget_author(
 
 
 def _find_rows_of_author(parts: StoreParts, path: bytes, author: str) -> Flow[_AuthoredRows]:
-    """Find the versions that an author wrote, and others that contain texts of the author."""
+    """Find the versions that an author wrote, and versions that contain the author's texts."""
     found_rows = _AuthoredRows()
     for row in (yield parts.sql("all_versions", *prefix_range(path))):
         if parts.records.decode_provenance(row[9], *row[1:4]).get(AUTHOR) == author:
@@ -72,7 +72,7 @@ def _earlier_texts(value: Mapping[str, Any]) -> list[Any]:
 
 
 def _is_by(entry: Any, author: str) -> bool:
-    """Return whether an entry names this person as the author of an earlier text."""
+    """Return whether an entry for an earlier text names `author` as the text's author."""
     return isinstance(entry, Mapping) and entry.get(AUTHOR) == author
 
 

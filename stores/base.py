@@ -37,7 +37,10 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class PutItem:
-    """A write operation of a batch. It is langgraph's `PutOp` with all options of `put`."""
+    """A write operation of a batch.
+
+    The class is langgraph's `PutOp` with additional fields for all options of `put`.
+    """
 
     namespace: Namespace
     key: str
@@ -127,7 +130,7 @@ class VersionRetention:
 
     # Number of the newest closed versions that are kept for each key
     last: int | None = None
-    # Closed versions that were still valid at some time in the last `days` days are kept.
+    # Number of days for which a version is kept after it was replaced, deleted or expired
     days: float | None = None
 
 
@@ -139,9 +142,10 @@ class RemovableVersions:
     key: str
     # Whether the current version has expired, so that `sweep_ttl` would close it
     expired: bool
-    # Number of closed versions that would be removed, including a current version that has expired
+    # Number of versions of the key that would be removed. The number includes the current version
+    # if it has expired.
     versions: int
-    # Total size in bytes of the values and provenance of the versions that would be removed
+    # Total size in bytes of the values and the provenance in the versions that would be removed
     size_bytes: int
 
 
@@ -159,7 +163,7 @@ class RankExplanation:
     """The rank of one item among the results of a query, and the reason for this rank."""
 
     reason: str
-    # Position of the item in the results, from 1, or None if the search excludes the item
+    # Position of the item in the results, counted from 1, or None if the search excludes the item
     rank: int | None = None
     # Parts of the score by name. The score is the sum of the parts.
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -167,9 +171,9 @@ class RankExplanation:
 
 @dataclass(frozen=True, slots=True)
 class PendingEmbedding:
-    """An item without vectors, because the embedder raised an error for the text of the item.
+    """An item that has no vectors, because the embedder raised an error for the text of the item.
 
-    A search finds an item without vectors by its words.
+    A search can still find the item by the words of its text.
     """
 
     namespace: Namespace
@@ -188,12 +192,14 @@ class Receipt:
     items. The attribute `clean` is false after a dry run, if another process still reads an older
     snapshot, or if the disk has no room for a copy of the database file.
 
-    The receipt does not cover quotations elsewhere, such as answers in threads. Each hash can prove
-    that a certain text was erased, without revealing the text.
+    The receipt does not cover quotations of a removed item in other places, for example in a
+    thread's messages. Each hash can prove that a certain text was erased, without revealing the
+    text.
     """
 
     items: int  # Number of removed current items
-    # Number of removed closed versions, including versions of items that were deleted earlier
+    # Number of removed versions that had been replaced or deleted before, including versions of
+    # items that were deleted earlier
     versions: int
     # Number of removed messages in threads, including their copies in checkpoints
     messages: int
@@ -205,7 +211,8 @@ class Receipt:
     # Tasks that were cancelled because they quoted an erased message. Each task has the form
     # `thread_id: node:task_id`.
     cancelled: tuple[str, ...] = ()
-    size_bytes: int = 0  # Total bytes of the values and provenance of what was removed
+    # Total size in bytes of the values and the provenance in the removed versions
+    size_bytes: int = 0
     others: tuple[Namespace, ...] = ()  # Namespaces with the person's name that were not erased
     # Number of versions that were handed over, which means that only the author's name was removed
     handed_over: int = 0
@@ -216,9 +223,9 @@ class Receipt:
         return tuple(dict.fromkeys(namespace for namespace, _ in self.keys))
 
     def __add__(self, other: Receipt) -> Receipt:
-        """Return the sum of two receipts.
+        """Return a receipt that combines two receipts.
 
-        The attribute `clean` of the sum is true if `clean` is true for both receipts.
+        The attribute `clean` of the combined receipt is true if `clean` is true for both receipts.
         """
         return Receipt(
             self.items + other.items,
@@ -280,7 +287,7 @@ class StoreStats:
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """The counts of an import, and the items that it refused.
+    """The result of an import, with counts of items and versions, and with the refused items.
 
     Attributes:
         items: Number of imported current items.
@@ -298,6 +305,9 @@ class TransferReport:
     refused: tuple[tuple[Namespace, str], ...] = ()
 
     def __add__(self, other: TransferReport) -> TransferReport:
-        """Add the counts of two reports, and join their refused items."""
+        """Return a report that combines two reports.
+
+        Counts are added, and the tuples of refused items are concatenated.
+        """
         names = (each.name for each in fields(self))
         return TransferReport(*(getattr(self, name) + getattr(other, name) for name in names))

@@ -1,10 +1,10 @@
 """Embedders, built from an object, a function or the name of a model.
 
 A blocking model is called in a daemon thread. If a model never returns, its call can be abandoned,
-because a daemon thread does not prevent the process from ending. An async caller awaits an async
-model itself. For blocking callers, an async model runs on an event loop in a separate thread. All
-blocking callers share one event loop, because the connections of an async client belong to the loop
-on which they were opened.
+because a daemon thread does not prevent the process from ending. If the caller is a coroutine, an
+async model is awaited in the event loop of the caller. For blocking callers, an async model runs on
+an event loop in a separate thread. All blocking callers share one event loop, because the
+connections of an async client belong to the loop on which they were opened.
 """
 
 from __future__ import annotations
@@ -233,8 +233,8 @@ class CheckedEmbedder:
         self._threads = ThreadPool(_MAX_THREADS, "perdure-embed", is_permanent=False)
         self._clear_model: Callable[[], None] | None = getattr(model, "clear_cache", None)
         self._lock = threading.Lock()  # guards `_dims` and `_cache`
-        # A cache of vectors. The key is a text, and a flag that says whether the text is a query.
-        # The least recently used entry comes first.
+        # A cache of vectors. The key is a pair of a text and a flag that says whether the text is a
+        # query. The least recently used entry comes first.
         self._cache: dict[tuple[str, bool], Floats] = {}
 
     @property
@@ -278,7 +278,8 @@ class CheckedEmbedder:
     def clear_cache(self) -> None:
         """Drop all cached vectors.
 
-        The erasure of items calls `clear_cache`, because a cached vector can reveal its text.
+        The method is called when items are erased, because a cached vector can reveal the text from
+        which it was computed.
         """
         with self._lock:
             self._cache.clear()
@@ -446,8 +447,8 @@ class StoreEmbedder:
     # The embedding function of a fast model. Its vectors are not stored: each search computes the
     # vectors of the items that it reads.
     embed_quickly: Callable[[Sequence[str]], Floats] | None = None
-    # Whether the store uses the vector encoding that the file already has, because the caller has
-    # not chosen an encoding.
+    # Whether the caller has not chosen an encoding for vectors. The store then uses the encoding
+    # that the database file has recorded.
     accepts_any_kind: bool = False
 
     @property
@@ -465,9 +466,10 @@ class StoreEmbedder:
         return [piece for text in texts for piece in split_into_chunks(text)]
 
     def derives_vectors(self, file_model: Model) -> bool:
-        """Return whether searches compute the vectors of the model that is recorded in the file.
+        """Return whether searches compute the vectors of items, because the model is fast.
 
-        If searches compute the vectors, no vectors are stored.
+        If searches compute the vectors with the recorded model `file_model`, no vectors are stored
+        in the database.
         """
         return self.embed_quickly is not None and self.model == file_model
 

@@ -24,11 +24,11 @@ class ErasedMessages(Protocol):
 
     @property
     def items(self) -> int:
-        """The number of erased messages and their copies."""
+        """The number of erased messages, including copies of a message in several checkpoints."""
 
     @property
     def scrubbed(self) -> bool:
-        """Whether no byte of the messages is left in the file."""
+        """Whether no byte of the erased messages is left in the database file."""
 
     @property
     def cancelled(self) -> tuple[str, ...]:
@@ -92,8 +92,8 @@ def forget(
             parts.now(),
             parse_filter(filter)
             if filter
-            # `StoreParts.build_item_selection` would cache the filter, which may contain the text
-            # to erase.
+            # `StoreParts.build_item_selection` is not called here, because it caches the filter.
+            # The filter may contain the text that must be erased from memory as well.
             else None,
             parse_filter(provenance, PROVENANCE) if provenance else None,
         ),

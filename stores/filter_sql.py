@@ -3,8 +3,8 @@
 The SQL condition for a filter may select too many rows, but never omits a row that the filter
 matches. `Filter.matches` checks each row that the SQL condition has selected. SQL conditions are
 built for the operators `$eq`, `$in`, `$gt`, `$gte`, `$lt` and `$lte`, if the operand is text, a
-finite number or a boolean. Every part of a filter that uses another operator or operand becomes the
-SQL condition TRUE, which selects all rows.
+finite number or a boolean. A part of a filter that uses any other operator or operand is replaced
+by the SQL condition TRUE, which selects all rows.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from perdure.stores.filters import (
 # maximum number of characters of an SQL condition, which keeps expressions below SQLite's limit for
 # the depth of an expression
 _MAX_SQL_LENGTH = 10_000
-# maximum number of JSON paths for one field of a filter; if a field has more paths, its SQL
-# condition is TRUE
+# Maximum number of JSON paths for one field of a filter. A field with more paths is not tested in
+# SQL, so its SQL condition is TRUE.
 _MAX_PATHS = 8
 # largest integer that SQLite reads exactly from JSON, whether the integer is written as 1 or as 1.0
 _MAX_EXACT_INTEGER = 2**53
-_MAX_NUMBER = 1e300  # largest number for which an SQL condition is built
+# largest number that an SQL condition compares; a filter with a larger number is not tested in SQL
+_MAX_NUMBER = 1e300
 # matches the characters at which SQLite truncates a string: NUL and lone surrogates
 TRUNCATING = re.compile(r"[\x00\ud800-\udfff]")
 # characters that labels of SQLite's JSON paths cannot contain
@@ -54,9 +55,10 @@ class Condition(NamedTuple):
     paths: tuple[str, ...] = ()
 
     def with_numbered_parameters(self, first: int) -> str:
-        """Return the expression with numbered parameters such as `?1`.
+        """Return the SQL text of the condition with numbered parameters such as `?1`.
 
-        A statement that contains the expression twice needs its parameters only once.
+        If an SQL statement contains the text of the condition twice, numbered parameters allow the
+        statement to pass each value only once.
         """
         numbers = count(first)
         return re.sub(r"\?", lambda _: f"?{next(numbers)}", self.text)
@@ -133,7 +135,7 @@ def _is_indexable(path: object) -> TypeGuard[str]:
 def _iter_conjuncts(node: Node) -> Iterator[Node]:
     """Yield the parts of a conjunction, all of which must hold.
 
-    If the filter node is not a conjunction, only the node itself is yielded.
+    A filter node that is not a conjunction is yielded as the only part.
     """
     if isinstance(node, AllOf):
         for part in node.parts:
@@ -185,8 +187,9 @@ def _build_comparison(name: str, operand: Any, location: JSONLocation) -> Condit
                 if _convert_to_sql_value_if_exact(value) is None
             ]
             return join_with_or([location.membership_condition(exact), *others])
-        # SQLite cuts a string at a NUL character, and the shortened string sorts lower. Bounds are
-        # always inclusive, so that rows with such strings are not missed.
+        # SQLite cuts a string at a NUL character. The string "a\0b" is therefore compared as "a",
+        # which is equal to the operand "a" and not greater. All bounds are inclusive, so that rows
+        # with such strings are selected as well.
         case "$gt" | "$gte" if bounds := _compute_lowest_and_highest_sql_value(operand):
             return location.range_condition(bounds[0], None)
         case "$lt" | "$lte" if bounds := _compute_lowest_and_highest_sql_value(operand):
@@ -203,7 +206,7 @@ def _build_equality(value: Any, location: JSONLocation) -> Condition:
 
 
 def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
-    """Return the SQL value that SQLite reads for a JSON value, or None if it is not certain."""
+    """Return the SQL value to which SQLite converts a JSON value, or None if it may be inexact."""
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else value
     if isinstance(value, int | float) and abs(value) <= _MAX_EXACT_INTEGER and value == int(value):
@@ -212,16 +215,17 @@ def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
 
 
 def _compute_lowest_and_highest_sql_value(value: Any) -> tuple[Any, Any] | None:
-    """Return the lowest and the highest value that SQLite may read for a JSON value.
+    """Return bounds of the SQL value to which SQLite converts a JSON value.
 
-    SQLite may round numbers. The result is None if no bounds are known.
+    The bounds are a pair of the lowest and the highest possible value. They may differ, because
+    SQLite may round numbers. The result is None if no bounds can be given for the JSON value.
     """
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else (value, value)
     if not isinstance(value, int | float) or not abs(value) <= _MAX_NUMBER:
         return None
-    # SQLite keeps 15 significant digits of a number (https://sqlite.org/floatingpoint.html). The
-    # smallest numbers may keep fewer digits.
+    # SQLite keeps 15 significant digits of a number (https://sqlite.org/floatingpoint.html).
+    # Numbers close to 0 may keep fewer digits.
     slack = abs(value) * 1e-12 + 1e-300
     return value - slack, value + slack
 
@@ -243,8 +247,8 @@ def _join_with_and(parts: Sequence[Condition]) -> Condition:
 def join_with_or(parts: Sequence[Condition]) -> Condition:
     """Join conditions with OR.
 
-    The result is the condition TRUE if one of `parts` is TRUE. The result is also TRUE if the
-    joined SQL expression would be too long.
+    If one of the conditions in `parts` is TRUE, or if the joined SQL expression would be too long,
+    the result is the condition TRUE.
     """
     if _UNKNOWN in parts or sum(len(part.text) for part in parts) > _MAX_SQL_LENGTH:
         return _UNKNOWN
@@ -280,7 +284,7 @@ class JSONLocation(NamedTuple):
     The location is a list of JSON paths, because a key with a dot can be the name of a field or a
     path to a nested field.
 
-    A location without paths is unknown, and conditions on its value are TRUE.
+    If `paths` is empty, the value cannot be read in SQL, and the methods return the condition TRUE.
     """
 
     column: str
@@ -298,7 +302,10 @@ class JSONLocation(NamedTuple):
         return condition
 
     def child_location(self, key: str | int, is_indexed: bool) -> Self:
-        """Return the location of the value under a key of the object or array at this location."""
+        """Return the location of one element of the object or array at this location.
+
+        The element of an object is selected by a string, and the element of an array by a position.
+        """
         paths = tuple(
             path + end for path in self.paths for end in self.list_json_path_suffixes_of_key(key)
         )
@@ -306,14 +313,14 @@ class JSONLocation(NamedTuple):
         return self._replace(paths=paths if len(paths) <= _MAX_PATHS else (), expression=expression)
 
     def list_json_path_suffixes_of_key(self, key: str | int) -> Sequence[Any]:
-        """Return the suffixes that extend a JSON path of this location to the value of `key`."""
+        """Return the suffixes that extend the JSON path of an object to its field `key`."""
         return [f"[{key}]"] if isinstance(key, int) else _build_path_suffixes(key)
 
     def membership_condition(self, keys: Sequence[str | int]) -> Condition:
         """Return the condition that the value at this location equals one of `keys`.
 
-        If `keys` contains 1, the JSON value `true` matches as well, because SQLite extracts `true`
-        as 1.
+        If `keys` contains 1, the condition is also true for the JSON value `true`, because SQLite's
+        `json_extract` returns 1 for `true`.
         """
         if len(keys) == 1:
             return self._extract_condition("= ?", keys[0])
@@ -322,7 +329,8 @@ class JSONLocation(NamedTuple):
     def range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
         """Return the SQL condition that a JSON value lies between two inclusive bounds.
 
-        One of the bounds may be None, which leaves the range open at that end.
+        If `low` is None, the range has no lower bound. If `high` is None, the range has no upper
+        bound.
         """
         if low is None or high is None:
             return self._extract_condition(
@@ -331,8 +339,9 @@ class JSONLocation(NamedTuple):
         return self._extract_condition("BETWEEN ? AND ?", low, high)
 
     def _extract_condition(self, comparison: str, *params: str | float | None) -> Condition:
-        """Return the SQL condition that compares the extracted JSON value with parameters."""
-        # SQLite extracts `true` as 1, and an array as its JSON text
+        """Return the SQL condition that compares the value at this location with parameters."""
+        # SQLite's `json_extract` returns 1 for the JSON value `true`, and returns the JSON text of
+        # an array.
         if self.expression:
             return Condition(f"{self.expression} {comparison}", params)
         text = f"json_extract({self.column}, ?) {comparison}"
@@ -342,11 +351,12 @@ class JSONLocation(NamedTuple):
 def _build_path_suffixes(key: str) -> tuple[str, ...]:
     """Return the suffixes to append to a SQLite JSON path so that it leads to the value of `key`.
 
-    One suffix treats `key` as the literal name of a field, and another treats `key` as a path. A
-    label that is not ASCII needs two suffixes, because `json.dumps` can write the label as text or
-    with escapes, and SQLite 3.40 compares labels without decoding escapes. The result is empty for
-    keys that SQLite's JSON paths cannot express. A JSON path of SQLite cannot contain the step
-    `[*]`, or a label with quotes, backslashes or control characters.
+    The result contains a suffix for the field whose name is exactly `key`, and a suffix for `key`
+    as a path to a nested field. If a label of the path is not ASCII, each suffix is returned in two
+    spellings. `json.dumps` can write the label as text or with escapes, and SQLite 3.40 compares
+    labels without decoding escapes. If SQLite's JSON paths cannot express `key`, the result is
+    empty. A JSON path of SQLite cannot contain the step `[*]`, or a label with quotes, backslashes
+    or control characters.
     """
     step_lists = dict.fromkeys(((key,), parse_path(key)))
     if any(

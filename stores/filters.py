@@ -1,4 +1,4 @@
-"""Filters over JSON documents: parsed and checked once, with the same meaning on every backend.
+"""Filters over JSON documents. A parsed filter has the same meaning on every backend.
 
 A filter is a mapping. All its entries must hold:
 
@@ -18,8 +18,8 @@ not 1.
 operand. Use `$exists` to test whether a field is missing.
 
 `$ne` negates `$eq`, and `$nin` negates `$in`. `$not` negates the filter that is its operand. A
-condition with `$ne`, `$nin` or `$not` also holds for a missing field, because the negated condition
-does not hold.
+condition with `$ne`, `$nin` or `$not` also holds for a missing field. For example, `{"a": {"$ne":
+1}}` holds if the field `a` is missing, because `{"a": {"$eq": 1}}` does not hold.
 
 `$gt`, `$gte`, `$lt` and `$lte` hold only if the value has the same type as the operand. Numbers are
 compared by size and strings by code point, so ISO dates of one format compare as dates. Infinities
@@ -94,7 +94,10 @@ _STEP_PATTERN = re.compile(rf"({_LABEL_PATTERN})|\[(-?[0-9]+|\*)\]")
 
 
 class Mark(Enum):
-    """Markers for a missing value and for the step `[*]`. They differ from each value and label."""
+    """Markers for a missing value, and for the step `[*]`, which selects each element of an array.
+
+    They differ from each value and label.
+    """
 
     MISSING = "missing"
     ANY_ELEMENT = "*"
@@ -148,7 +151,7 @@ class AnyOf(NamedTuple):
 
 
 class Negation(NamedTuple):
-    """A negation: holds if its part does not hold."""
+    """A negated condition, which holds if the condition `part` does not hold."""
 
     part: Node
 
@@ -226,7 +229,7 @@ def _copy_as_plain_json(value: Any, path: _FilterPath, value_counter: Iterator[i
 
 
 def _convert_to_plain_scalar(value: Any, path: _FilterPath) -> str | int | float | None:
-    """Copy a scalar. An instance of a subclass of str, int or float becomes a plain instance."""
+    """Return a scalar of JSON. A str, int or float of a subclass is converted to its base class."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -355,7 +358,7 @@ def _build_unknown_name_error(
 ) -> InvalidFilter:
     """Build an error for an unknown operator or field.
 
-    The message suggests the closest known name.
+    The error message suggests the known name that is most similar to the unknown name.
     """
     return InvalidFilter(
         f"{_format_filter_path(path)}: unknown {kind} {_format_short_repr(name)}; "
@@ -429,9 +432,9 @@ def parse_path(key: str) -> tuple[Step, ...]:
 def _compile_field(key: str | int, test: _Predicate) -> _Predicate:
     """Return a predicate that applies `test` to the value under `key` in an object or array.
 
-    If an object has a field with exactly the name `key`, including its dots, that field is tested.
-    If an object has no field with exactly the name `key`, the key is read as a path. If `key` is a
-    position, the array must have an element at that position.
+    If an object has a field with exactly the name `key`, including its dots, the value of this
+    field is passed to `test`. If an object has no such field, `key` is interpreted as a path. If
+    `key` is an int, the predicate requires an array that has an element at the position `key`.
     """
     if isinstance(key, int):
         return lambda array: test(array[key])
@@ -492,7 +495,8 @@ def _compile_comparison(name: str, operand: Any) -> _Predicate:
 def _is_equal_json(left: Any, right: Any) -> bool:
     """Return whether two JSON values are equal.
 
-    Objects must have the same keys, and arrays the same number of elements.
+    Two objects are equal only if they have the same keys. Two arrays are equal only if they have
+    the same number of elements.
     """
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right

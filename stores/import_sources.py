@@ -39,7 +39,7 @@ Lines = Generator[Line, None, None]
 
 
 def iter_items_of_json_lines(lines: Iterable[str], namespace: Namespace | None) -> Lines:
-    """Yield the item of each line of text that is not empty.
+    """Parse lines of JSON, and yield one item for each line. Empty lines are skipped.
 
     Args:
         lines: The lines, with one JSON object each.
@@ -114,9 +114,10 @@ def _check_item_line_fields(line_name: str, line: dict[str, Any]) -> None:
 def iter_store_items(store: BaseStore) -> Lines:
     """Yield the current version of each item of a store, namespace by namespace.
 
-    A page of namespaces may be shorter than requested, so pages are read until one is empty.
-    perdure's own stores list the namespaces of notes about memories only if the prefix begins with
-    the label `ROOT`.
+    Namespaces are listed in pages. A page may be shorter than requested, so pages are read until a
+    page is empty. The namespaces are listed twice, without a prefix and with the prefix `ROOT`. The
+    second list is needed because perdure's own stores list the namespaces of notes about memories
+    only if the prefix begins with the label `ROOT`.
     """
     notes = set[tuple[str, ...]]()
     for prefix in (None, (ROOT,)):
@@ -138,7 +139,8 @@ def _iter_namespace_items(store: BaseStore, namespace: tuple[str, ...]) -> Lines
     op = SearchOp(namespace, limit=PAGE, refresh_ttl=False)
     while page := cast(list[SearchItem], store.batch([op])[0]):
         for item in page:
-            # A search also returns the items of longer namespaces, which are skipped.
+            # A search also returns items of longer namespaces that begin with `namespace`. Skip
+            # these items.
             if tuple(item.namespace) == namespace:
                 times = item.created_at, item.updated_at
                 yield (
@@ -201,7 +203,7 @@ def _iter_file_items(path: str | os.PathLike[str], max_value_bytes: int) -> Line
 
 
 def _build_not_langgraph_error(file: SQLiteDatabase) -> NotADatabase:
-    """Build the error for a file without the items of langgraph's store."""
+    """Build the error for a file that does not contain the table of langgraph's SqliteStore."""
     if file.read(lambda: fetch_rows("SELECT 1 FROM sqlite_master WHERE name = 'store_items'")):
         return NotADatabase(
             f"{file.path!r} is a file of perdure: export its items to JSON Lines and import these, "
@@ -239,9 +241,10 @@ WHERE (prefix, key) > (%s, %s) ORDER BY prefix, key LIMIT %s
 
 
 def _build_row_line(path: str, row: tuple[Any, ...]) -> Line:
-    """Build the import line of an item from a row of langgraph's table.
+    """Convert a row of langgraph's table to a line of an import.
 
-    If the row cannot be read, return an error in place of the line.
+    A line is a dict with the fields of one item. If the row is invalid, the function returns an
+    `ImportFailed` error instead of the dict.
     """
     prefix, key, value, created, updated, expires, ttl = row
     item_name = f"{path!r}, {key!r} in {prefix!r}"

@@ -52,7 +52,8 @@ ROW_DTYPE: Final = np.dtype(
         ("since", "<i8"),  # time of the put, microseconds since 1970
         ("position", "<f8"),
         ("at", "<f8"),  # time of the message, seconds since 1970; NaN if unknown
-        ("thread", "<i4"),  # number of the thread, or -1 if the item belongs to no thread
+        # integer that the index assigned to the thread id, or -1 if the item belongs to no thread
+        ("thread", "<i4"),
         ("actor", "<i4"),
         ("length", "<i4"),  # number of words
         ("asks", "?"),
@@ -61,11 +62,11 @@ ROW_DTYPE: Final = np.dtype(
     align=True,
 )
 FOREVER: Final = (1 << 63) - 1  # expiry of an item that never expires
-# number of unsorted words above which the unsorted words are sorted into the postings; for unsorted
-# vectors, the limit is 1/64 as high
+# Minimum number of unsorted words in an index before the unsorted words are merged into the sorted
+# postings. The minimum number of unsorted vectors is 1/64 of this number.
 _MIN_RECENT: Final = 1 << 13
-# words and vectors are sorted when the number of unsorted entries exceeds the number of sorted
-# entries divided by 32
+# The unsorted words or vectors of an index are merged into the sorted arrays when their number
+# exceeds 1/32 of the number of sorted entries.
 _RECENT_DIVISOR: Final = 32
 _MAX_WORD_COUNT: Final = 255  # maximum count of a word in one row
 _BYTES_PER_NAME: Final = 120  # approximate bytes of a name in a dict
@@ -75,7 +76,8 @@ _ROW_BITS, _COUNT_BITS = 30, 8
 _LOG = logging.getLogger("perdure")
 _FORMAT_VERSION: Final = 3  # version of the encoded form of an index
 _ALIGNMENT: Final = 8  # alignment in bytes; each encoded array starts at a multiple of this number
-_LENGTH_BYTES: Final = 8  # number of bytes that store the length of the header
+# size in bytes of the integer at the start of an encoded index that gives the length of its header
+_LENGTH_BYTES: Final = 8
 # maximum bytes of an encoded index; a larger index is not stored. SQLite's limit for a value is
 # 10^9 bytes.
 _MAX_ENCODED_BYTES: Final = 1 << 29
@@ -87,7 +89,7 @@ class IndexedItem(NamedTuple):
     id: int  # id of the version
     words: Sequence[str]  # tokens of the text
     ends_with_question: bool  # whether the text ends with a question
-    vectors: bytes  # encoded vectors of the text, concatenated
+    vectors: bytes  # encoded vectors of the item's text, concatenated
     thread: str | None
     position: float  # position in the thread
     actor: str | None  # the speaker
@@ -138,14 +140,13 @@ class NamespaceIndex:
         self._drop_unsorted_words_and_vectors()
 
     def _drop_unsorted_words_and_vectors(self) -> None:
-        """Drop the cached view, and all words and vectors that are not yet in the sorted arrays."""
+        """Drop the cached view, and drop the words and vectors that have not been sorted yet."""
         none = np.empty(0, np.int32)
         self._recent = (none, none, np.empty(0, np.uint8))  # unsorted words, their rows, and counts
         self._recent_vectors: list[bytes] = []
         self._recent_owners: list[int] = []
         self._view: IndexView | None = None
-        # The cached view is valid at times from the first bound up to, but not including, the
-        # second.
+        # The cached view is valid at each time `t` with `_view_bounds[0] <= t < _view_bounds[1]`.
         self._view_bounds = (0, 0)
 
     @property
@@ -161,7 +162,7 @@ class NamespaceIndex:
     # -- changes
 
     def add_items(self, entries: Sequence[IndexedItem]) -> None:
-        """Add items that are newer than all items in the index."""
+        """Add items to the index. The items must be newer than all items in the index."""
         if not entries:
             return
         first = len(self.rows)
@@ -221,8 +222,8 @@ class NamespaceIndex:
         """Remove the items with these ids."""
         self.rows["alive"] &= ~np.isin(self.rows["id"], ids)
         if self._sample is not None and np.isin(self._sample.ids, ids).any():
-            # The separation must be measured again without the removed rows, because every process
-            # must obtain the same result for the same rows.
+            # Discard the measurement of the vector separation, because the measurement used removed
+            # rows. Every process must obtain the same measurement for the same rows.
             self._sample = None
         self._compact_if_needed()
 
@@ -261,7 +262,8 @@ class NamespaceIndex:
         key |= np.concatenate([sorted_counts, counts])
         key = key[is_present]
         key[np.count_nonzero(is_present[: len(sorted_rows)]) :].sort()
-        # The array of sort keys consists of two sorted parts. A stable sort merges the two parts.
+        # The array of sort keys consists of two parts, which are each in order. numpy's stable sort
+        # merges two sorted parts quickly.
         key.sort(kind="stable")
         numbers = np.arange(len(self.vocabulary) + 1) << (_ROW_BITS + _COUNT_BITS)
         starts = np.searchsorted(key, numbers)
@@ -304,9 +306,10 @@ class NamespaceIndex:
     def build_vectors_with_rows(
         self, matrix: VectorMatrix, row_of_each_vector: NDArray[np.int32]
     ) -> Vectors:
-        """Return the vectors with the row number of each vector.
+        """Return a `Vectors` object with a matrix of vectors and the row number of each vector.
 
-        If there are many vectors, sketches are added, by which searches estimate similarities.
+        If there are many vectors, a sketch of each vector is added to the matrix. A sketch is a
+        short bit string from which a search estimates the similarity of the vector to the query.
         """
         return Vectors(
             matrix.with_sketches() if len(row_of_each_vector) > self._approximate_above else matrix,
@@ -314,7 +317,7 @@ class NamespaceIndex:
         )
 
     def _get_sorted_and_recent_vectors(self) -> tuple[Vectors, ...]:
-        """Return the sorted vectors and the unsorted vectors, each only if there are any."""
+        """Return the sorted and the unsorted vectors of the index, without empty parts."""
         parts = [] if self.vectors is None else [self.vectors]
         if self._recent_owners and self.model is not None:
             matrix = VectorMatrix.from_bytes(
@@ -328,7 +331,7 @@ class NamespaceIndex:
     def find_ids_expiring_between(self, after: int, until: int) -> list[int]:
         """Return the ids of the items whose expiry is after `after` and not after `until`.
 
-        Only the expiries that the index contains are compared.
+        The expiry of an item is taken from the index. The expiry in the database may be later.
         """
         if self._is_view_valid(after) and self._is_view_valid(until):
             return []
@@ -393,9 +396,9 @@ class NamespaceIndex:
     ) -> VectorSeparation:
         """Return how well the vectors of the index separate related rows from random rows.
 
-        The separation is measured in the oldest rows that have vectors. An earlier measurement is
-        reused only if it was made with the same rows, so the result depends only on the rows that
-        are present.
+        The separation of the vectors is measured in the oldest rows that have vectors. A cached
+        measurement is reused only if it was made with the same rows, so the result depends only on
+        the rows that the index contains.
         """
         embedded = np.zeros(len(self.rows), bool)
         for _, owner in vector_parts:
@@ -414,7 +417,7 @@ class NamespaceIndex:
     def _measure_separation_of_related_rows(
         self, vector_parts: Sequence[Vectors], first_rows: Ints
     ) -> VectorSeparation:
-        """Measure in some rows how well the vectors separate related rows from random rows.
+        """Measure how well vectors separate related rows from random rows, using only `first_rows`.
 
         The rows `first_rows` are the oldest rows that have vectors.
         """
@@ -452,7 +455,11 @@ class NamespaceIndex:
     def _collect_words_and_their_row_positions(
         self, positions: NDArray[np.int32]
     ) -> tuple[Rows, Rows]:
-        """Return each word in the rows that have a position, as its number and its row's position.
+        """Return the words of the selected rows as two arrays of equal length.
+
+        The first array contains word numbers. The second array contains, for each word, the
+        position of the row that contains the word. A row is selected if `positions` gives it a
+        position.
 
         A row has no position if `positions` is -1 for the row.
         """
@@ -479,7 +486,7 @@ def build_numbering(names: Iterable[str] = ()) -> dict[str, int]:
 def _renumber_used_names_without_gaps(
     rows: NDArray[Any], column: str, names: Mapping[str, int]
 ) -> dict[str, int]:
-    """Give consecutive numbers to the names that the rows use, and return the number of each name.
+    """Renumber the names in a column of the rows without gaps, and return the number of each name.
 
     Names that no row uses are dropped.
     """
@@ -523,7 +530,7 @@ class Candidates:
 
     @cached_property
     def row_contexts(self) -> RowContexts | None:
-        """The threads, neighbours and recency of the rows, or None if no row has a thread."""
+        """The neighbours and the recency of each row, or None if no row belongs to a thread."""
         thread = np.asarray(self.rows["thread"], np.int64)
         if not (thread >= 0).any():
             return None
@@ -534,7 +541,8 @@ class Candidates:
 class IndexView:
     """An immutable view of an index at one moment, with all or some of its rows."""
 
-    # rows of the index that the view contains; the rows of a thread are adjacent, in thread order
+    # Numbers of the index rows that the view contains. The rows of a thread are adjacent and have
+    # the order of their messages.
     order: Ints
     # The words of the index. Words of rows that were added after the view was created may be
     # included.
@@ -544,7 +552,8 @@ class IndexView:
     nbytes: int  # approximate size of the index in memory, in bytes
     rows: NDArray[Any]
     postings: Postings
-    # word numbers, row numbers and counts that have not been sorted into the postings yet
+    # Occurrences of words that are not yet in the sorted arrays of `postings`, as an array of word
+    # numbers, an array of row numbers and an array of counts
     recent: tuple[Rows, Rows, NDArray[np.uint8]]
     vectors: tuple[Vectors, ...]
     # how well vectors separate related rows from random rows, measured in all rows of the index
@@ -552,7 +561,7 @@ class IndexView:
 
     @cached_property
     def _is_whole(self) -> bool:
-        """Whether the view contains all rows of the index, in their order."""
+        """Whether the view contains all rows of the index, in the same order as in the index."""
         return len(self.order) == len(self.rows) and bool((self.order[1:] > self.order[:-1]).all())
 
     @cached_property
@@ -565,7 +574,7 @@ class IndexView:
         return Candidates(self.rows if self._is_whole else self.rows[self.order])
 
     def find_word(self, word: str) -> WordHits:
-        """Return the rows of the view that contain a word, and the word's count in each row."""
+        """Return the rows of this view that contain a word, and the word's count in each row."""
         number = self.vocabulary.get(word)
         if number is None:
             return NO_HITS
@@ -587,8 +596,8 @@ class IndexView:
 
     def frequent_words(self, min_share: float) -> list[str]:
         """Return the words that occur in at least the given share of the index's rows."""
-        # The words of the vocabulary are copied, because another thread may add words to the
-        # vocabulary during the count.
+        # Copy the words of the vocabulary, because another thread may add words to the vocabulary
+        # while this method counts the rows of each word.
         words = list(self.vocabulary)
         counts = np.bincount(self.recent[0], minlength=len(words))
         counts[: len(self.postings.starts) - 1] += np.diff(self.postings.starts)
@@ -598,9 +607,9 @@ class IndexView:
     def compute_cosines(self, query: Floats, approximate_above: int) -> Floats:
         """Return the best similarity of each row's vectors to the query; NaN means no vectors."""
         cosines = np.full(len(self.rows), np.nan, np.float32)
-        # Sketches would select the rows that are most similar in the whole index, and the view may
-        # contain none of these rows. If the view is a small part of the index, only the vectors of
-        # its rows are compared.
+        # If the view contains a small part of the index, the query is compared with the vectors of
+        # the view's rows only. A comparison of sketches selects the rows that are most similar in
+        # the whole index, and a small view may contain none of these rows.
         is_small_part = _FEW_DIVISOR * len(self.order) < len(self.rows)
         for matrix, owner in self.vectors:
             if is_small_part:
@@ -637,9 +646,9 @@ def sort_rows_by_thread_and_position(rows: NDArray[Any], selected: Ints) -> Ints
 
 
 def build_position_of_each_row(order: Ints, row_count: int) -> NDArray[np.int32]:
-    """Return for each of `row_count` rows its position in `order`.
+    """Return an array with the position in `order` of each of `row_count` rows.
 
-    The position is -1 if the row is absent there.
+    The position of a row that `order` does not contain is -1.
     """
     positions = np.full(row_count, -1, np.int32)
     positions[order] = np.arange(len(order), dtype=np.int32)

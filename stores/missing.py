@@ -1,7 +1,8 @@
-"""Computation of vectors for new puts, for items whose embedder failed, and for a new model.
+"""Computation of the vectors of items that have no vectors yet.
 
-If the embedder fails for an item, searches find the item by its words until its vectors can be
-computed.
+An item has no vectors while it is being put, after its embedder has failed, or after the embedding
+model was replaced. If the embedder fails for an item, searches find the item by its words until its
+vectors can be computed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class MissingEmbeddings:
     # -- vectors of puts
 
     async def embed_puts(self, puts: Sequence[Put]) -> Model | None:
-        """Compute the vectors of puts, or mark them as missing if the embedder fails.
+        """Compute the vectors of new items.
+
+        If the embedder fails, store its error in each put instead.
 
         Returns:
             The model of the vectors, or None if no vectors are stored.
@@ -60,7 +63,7 @@ class MissingEmbeddings:
     async def embed_some_pending_items(self, put_count: int) -> None:
         """Compute missing vectors after a put of `put_count` items.
 
-        At most `put_count + 16` items receive vectors.
+        Vectors are computed for at most `put_count + 16` items that have no vectors yet.
 
         Items whose embedding has failed more than `_MAX_RETRIED_ATTEMPTS` times are skipped.
         """
@@ -103,11 +106,11 @@ class MissingEmbeddings:
         return (yield from fetch_rows(sql, after_id, *prefix_range(prefix), attempts, limit))
 
     def count_missing(self) -> Flow[int]:
-        """Return the number of items that have no vectors of the store's recorded model."""
+        """Return the number of items whose vectors for the recorded model are missing."""
         rows = yield self._sql("get_setting", "model")
         model = Model.from_setting(rows[0][0]) if rows else None
-        # Vectors of an earlier model can exist only if the current model is not the store's first
-        # model, and if vectors of the current model are stored.
+        # Items can have vectors of an earlier model only if two conditions are met: the current
+        # model is not the first model of the store, and the store saves vectors in the database.
         if model is None or model.number < 2 or self._embeddings.derives_vectors(model):
             rows_of_count = yield self._sql("count_pending")
         else:
@@ -151,8 +154,8 @@ class MissingEmbeddings:
                 await self._runner.write(
                     partial(self._parts.writer.record_failure, group[0][0], str(exc))
                 )
-                # If two attempts failed and none succeeded, the cause is probably not the texts but
-                # the embedder. The error is raised.
+                # Raise the error if the embedder failed for two groups of rows and succeeded for
+                # none, because the cause is then probably the embedder and not the text of one row.
                 if last_error is not None and not embedded_count:
                     raise
                 last_error = exc

@@ -148,7 +148,7 @@ def prefix_range(prefix: bytes) -> tuple[bytes, bytes]:
 
 
 def matches_conditions(conditions: Iterable[MatchCondition], namespace: Sequence[str]) -> bool:
-    """Return whether a namespace meets all conditions.
+    """Return whether a namespace meets all conditions of a `list_namespaces` call.
 
     A `"*"` in a condition matches any one label.
     """
@@ -156,7 +156,7 @@ def matches_conditions(conditions: Iterable[MatchCondition], namespace: Sequence
 
 
 def _matches_condition(condition: MatchCondition, namespace: Sequence[str]) -> bool:
-    """Return whether a namespace begins or ends with the labels that a condition requires."""
+    """Return whether a namespace begins or ends with the labels in `condition.path`."""
     pattern: Sequence[str] = condition.path
     if condition.match_type == "suffix":
         pattern, namespace = pattern[::-1], namespace[::-1]

@@ -69,9 +69,9 @@ def normalize_text(text: str) -> str:
 def unify_letter_variants(text: str) -> str:
     """Return the text with all variants of a letter replaced by one form, by Unicode normalisation.
 
-    If a punctuation mark at the start or end of a word has a meaning, as in `5*`, a special
-    character replaces the mark. A punctuation mark that has been replaced is not removed with the
-    other punctuation.
+    Callers remove punctuation from the returned text. A punctuation mark at the start or end of a
+    word that has a meaning, such as the asterisk in `5*`, is replaced by a special character, so
+    that callers do not remove it.
     """
     if not text.isascii():
         plain = _MARK_RUN.sub(

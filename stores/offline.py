@@ -65,7 +65,7 @@ class _FoldedCharacters(dict[int, str]):
 
 
 def _normalize_character_for_wordpiece(char: str) -> str:
-    """Return a character in lower case, or an empty string for an accent.
+    """Return a character in lower case, or an empty string for a combining accent.
 
     Punctuation is surrounded with spaces.
     """
@@ -81,10 +81,10 @@ def _normalize_character_for_wordpiece(char: str) -> str:
 
 
 class _TokenMemo(dict[str, tuple[int, ...]]):
-    """The token ids of words.
+    """A cache of the token ids of words.
 
-    The token ids of a new word are computed at the first look-up. The ids of a long word are not
-    cached, because long words seldom recur.
+    The token ids of a new word are computed at the first look-up. The token ids of a long word are
+    not cached, because long words seldom recur.
     """
 
     def __init__(self, look_up: Callable[[str], tuple[int, ...]]) -> None:
@@ -161,7 +161,8 @@ class WordPieceTokenizer:
     def _split_into_pieces(self, word: str) -> tuple[int, ...]:
         """Return the token ids of a word.
 
-        Each token is the longest one that matches the next characters.
+        The word is split from left to right. At each position, the longest token of the vocabulary
+        that matches the following characters is chosen.
         """
         if len(word) > _MAX_WORD_LENGTH:
             return (_UNKNOWN_ID,)
@@ -182,14 +183,14 @@ class WordPieceTokenizer:
 class StaticEmbedder:
     """The default embedder: English, offline, 12,000 texts of 50 words per second on one core.
 
-    The vector of a text is the normalised mean of its tokens' rows. The vector is zero, and has no
-    similarity to any other vector, if the text is in a language other than English (see
-    `perdure.stores.text.detect_language`). The vector is also zero if every token of the text has a
-    zero row in the table. The table has rows for word pieces of other languages, but these rows do
-    not represent their meaning. The table's rows for the most frequent punctuation marks are zero.
-    The vector depends on no other text. The order of words does not count. Texts are not truncated,
-    so the vector of a long text is an average with little meaning. Embed a long text in chunks
-    (`perdure.stores.text`).
+    The vector of a text is the normalised mean of its tokens' rows. The vector of a text is zero,
+    and has no similarity to any other vector, in two cases: the text is in a language other than
+    English (see `perdure.stores.text.detect_language`), or every token of the text has a zero row
+    in the table. The table has rows for word pieces of other languages, but the numbers in these
+    rows do not represent the meaning of the word pieces. The table's rows for the most frequent
+    punctuation marks are zero. The vector depends on no other text. The order of words does not
+    count. Texts are not truncated, so the vector of a long text is an average with little meaning.
+    Embed a long text in chunks (`perdure.stores.text`).
 
     The table is read once in each process, at the first use, in about 15 ms. OS threads may share
     an object.
@@ -217,8 +218,8 @@ class StaticEmbedder:
     def embed_query(self, text: str) -> Floats:
         """Return the vector of a query.
 
-        The vector of a query is also zero if most letters of the query are in words that are not in
-        the vocabulary.
+        The vector is zero in the cases in which `embed` returns zero. In addition, the vector is
+        zero if most letters of the query are in words that the vocabulary does not contain.
         """
         is_known = (
             detect_language(text) == ENGLISH
@@ -249,10 +250,9 @@ def _load_table_tokenizer_and_foreign_ids() -> tuple[
 ]:
     """Return the table of vectors, the tokenizer, and the ids of tokens that are not English.
 
-    The table and the vocabulary are read once in a process.
-
-    Tokens that are not English are stop words of other languages, and letters of other writing
-    systems. A text that contains only English tokens counts as English without further checks.
+    The files with the table and the vocabulary are read once in a process. The ids are those of
+    tokens that are stop words of other languages or letters of other writing systems. A text
+    without such a token counts as English without further checks.
 
     Returns:
         The table, int8[tokens, DIMS]; the tokenizer; and the ids of foreign tokens.

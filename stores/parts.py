@@ -1,12 +1,13 @@
 """The components of an open store, its checked options, and the runner of its operations.
 
-The options are checked before any file is opened, and are then compared with the settings in the
-file.
+The options of a store are checked before its database is opened. They are then compared with the
+settings that the database has recorded.
 
-A put is an operation of `perdure.effects`. A put yields an effect for each read, write and call of
-the embedder. Each effect that reads ends its snapshot of the database, so no snapshot stays open
-while the put waits for a model. A read of a store is a blocking call. If the caller is a coroutine,
-the call runs in a worker thread.
+A put of an item is a coroutine that awaits effects, as `perdure.effects` describes. An effect is a
+step that blocking and async callers perform differently. A put awaits one effect for each read,
+each write and each call of the embedder. A database snapshot stays open only during the effect that
+reads, and never while the put waits for the embedder. A read of a store is a blocking call. If the
+caller is a coroutine, the call runs in a worker thread.
 
 Requests that coroutines make in the same iteration of an event loop are executed as one batch,
 because a switch to a thread and back costs more than a small read, and a transaction costs more
@@ -179,7 +180,7 @@ def check_store_options(**options: Any) -> Options:
 def resolve_searched_fields(
     sql: NamedSQL, chosen: Sequence[str] | None, word_storage: str, *, read_only: bool
 ) -> Flow[list[str]]:
-    """Return the JSON paths whose text is searched in a file's items, and record them in the file.
+    """Return the JSON paths of the values that searches read in items, and record the paths.
 
     The paths that the caller chose take precedence over the recorded paths. If the stored indexes
     were built with other paths or another analyzer, they are dropped, and the next search builds
@@ -214,7 +215,7 @@ def resolve_searched_fields(
 
 
 def _is_valid_stored_words_setting(words: dict[str, Any]) -> bool:
-    """Return whether the recorded setting for the text index has valid values."""
+    """Return whether the setting that records how words are indexed has valid fields."""
     fields = words.get("fields")
     return (
         words.get("kept") in _WORD_STORAGE
@@ -252,7 +253,8 @@ class StoreParts:
     runner: OperationRunner
     ttl: TTLConfig | None
     now: Callable[[], int]  # the present time in microseconds
-    # Path of the scope. The store can use only namespaces that begin with this path.
+    # Encoded namespace prefix of the scope. The store can use only namespaces that begin with this
+    # prefix.
     root: bytes = b""
 
     @classmethod
@@ -352,10 +354,10 @@ class StoreParts:
         )
 
     def for_other_tables(self, table_prefix: str, database: Database, seal: Seal) -> Self:
-        """Return the components for tables with another name prefix.
+        """Return the components of a store whose table names begin with `table_prefix`.
 
-        The other tables have the same columns as the tables of the store. The items in the other
-        tables are searched by words only.
+        The tables must have the same columns as the tables of this store, whose names begin with
+        `store_`. Items in the tables with `table_prefix` are searched by words only.
 
         Args:
             table_prefix: The prefix of the table names that replaces `store_`.
@@ -464,7 +466,7 @@ class StoreParts:
 
 
 def _parse_filter_cached(filter: Any, *, of_provenance: bool) -> Filter | None:
-    """Parse a caller's filter. Filters that consist of JSON values are cached."""
+    """Parse a caller's filter. If the filter can be encoded as JSON, cache the parsed filter."""
     if filter is None or filter == {}:
         return None
     try:
@@ -531,7 +533,11 @@ class _WriteRequest(NamedTuple):
 
 
 class OperationRunner:
-    """Runs the operations of a store, and builds the effects that the operations yield."""
+    """Runs the operations of a store, which are coroutines that await effects.
+
+    An effect is a step, such as a database write, that blocking and async callers perform
+    differently. The methods `read`, `write` and `put` build effects.
+    """
 
     def __init__(self, database: Database, writer: ItemWriter) -> None:
         self.database, self.writer = database, writer
@@ -543,8 +549,8 @@ class OperationRunner:
     def run(self, operation: Operation[T]) -> T:
         """Run an operation in the calling thread."""
         with closing(operation):
-            # The database is opened before a put is checked, because the file records the paths
-            # whose text is searched.
+            # Open the database before a put is checked. The database has recorded which JSON paths
+            # of a value are searched, and the check needs these paths.
             self.database.connect()
             return run(operation)
 
@@ -570,11 +576,11 @@ class OperationRunner:
         return Effect(call, lambda: self.call_reader(call))
 
     def read(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
-        """Return the effect that runs a flow of reads on one snapshot of the database."""
+        """Return the effect that runs the SELECT statements of a flow on one database snapshot."""
         return self.call_in_thread(lambda: self.database.read(make_flow))
 
     def write(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
-        """Return the effect that runs a flow of writes in one transaction."""
+        """Return the effect that runs the SQL statements of a flow in one transaction."""
         return Effect(
             lambda: self.database.write(make_flow), lambda: self.database.awrite(make_flow)
         )
@@ -601,8 +607,8 @@ class OperationRunner:
     def _write_puts(self, write: Callable[..., Any], request: _WriteRequest) -> Any:
         """Write the puts of a request by calling `write`, a method of the database.
 
-        Other writers to the same namespaces, or to scopes with the same limits, wait until the
-        write has ended.
+        Two writes to the same namespace, or to scopes with the same limit, are executed one after
+        the other.
         """
         puts = request.puts
         paths = {put.path for put in puts} | {limit.prefix for put in puts for limit in put.limits}
@@ -615,9 +621,10 @@ class OperationRunner:
     async def _write_batch(self, requests: list[_Request]) -> None:
         """Write requests of several callers in one transaction.
 
-        The requests contain only puts without a condition or limit. A put without a condition or
-        limit fails only if the database fails. If the transaction fails or two requests have the
-        same key, each request gets its own transaction, so that no caller fails because of another.
+        All puts in `requests` have no required version and no limit, so they fail only if the
+        database fails. If the transaction fails, or if two puts have the same key, each request
+        gets its own transaction, so that the request of one caller cannot fail because of another
+        caller's request.
         """
         batch: list[_WriteRequest] = [puts for puts, _ in requests]
         puts = [put for request in batch for put in request.puts]
@@ -667,7 +674,10 @@ class CallBatcher:
         return promise.future  # type: ignore[return-value]
 
     def _run_batch(self, loop: asyncio.AbstractEventLoop, batch: list[_Request]) -> None:
-        """Run a batch at the end of the event loop iteration. Cancelled requests are left out."""
+        """Run the requests that were collected in one iteration of the event loop.
+
+        Cancelled requests are left out.
+        """
         if self._open_batches.get(loop) is batch:
             del self._open_batches[loop]
         batch = [request for request in batch if request[1].start_unless_cancelled()]

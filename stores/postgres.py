@@ -49,8 +49,8 @@ class JSONBLocation(JSONLocation):
     def convert_document_condition_to_row_condition(self, condition: Condition) -> Condition:
         """Turn a condition on a JSON document into a condition on the document's row.
 
-        The SQL condition parses the document only once. A row whose document cannot be parsed is
-        always selected.
+        The returned SQL condition parses the JSON document of a row only once. A row whose document
+        cannot be parsed is always selected.
         """
         text, read_json = condition.text, _READ_JSON.format(self.column)
         if text.count(_DOCUMENT_COLUMN) > 1:
@@ -79,7 +79,7 @@ class JSONBLocation(JSONLocation):
     def membership_condition(self, keys: Sequence[str | int]) -> Condition:
         """Return the condition that the value at this location equals one of `keys`.
 
-        If `keys` contains 1, the JSON value `true` matches as well.
+        If `keys` contains 1, the condition is also true for the JSON value `true`, as in SQLite.
         """
         values = [*keys, *(bool(key) for key in keys if key in (0, 1))]
         if 0 < len(values) <= _MAX_INLINE_VALUES:
@@ -120,9 +120,9 @@ class JSONBLocation(JSONLocation):
 class PostgresStore(PostgresOwner, WholeStore):
     """A langgraph store in Postgres, for asyncio and for OS threads.
 
-    Any number of processes and machines may use one database. A `PostgresCheckpointer` may use the
-    same database. Use the store with `with` or `async with`, or call `close`. The first use opens
-    the database.
+    Any number of processes and machines may use one database. A store and a `PostgresCheckpointer`
+    may use one database together. Use the store with `with` or `async with`, or call `close`. The
+    first use opens the database.
 
     Args:
         dsn: A libpq connection string or URI; a function without arguments that returns such a

@@ -1,7 +1,7 @@
-"""Puts and deletes: their checks, their encoding, and the flows that write them.
+"""Checks and encoding of puts and deletes, and the flows that write puts and deletes.
 
-A put does not delete the version that it replaces, but records the time at which that version
-ended.
+A put does not delete the previous version of the key. The put records the time at which the
+previous version was replaced.
 """
 
 from __future__ import annotations
@@ -87,13 +87,14 @@ class Put:
     embedding_error: str | None = None  # error message if the vectors could not be computed
     # paths of the value that are searched, or None for the store's default paths
     fields: list[str] | None = None
-    limits: Sequence[Limit] = ()  # limits of scopes that must not be exceeded by the put
+    # maximum numbers of items and bytes in scopes, which the put must not exceed
+    limits: Sequence[Limit] = ()
 
     @property
     def is_unconditional(self) -> bool:
-        """Whether the put requires no version and has no limits.
+        """Whether the put has neither a required version (`if_version`) nor limits.
 
-        A put that requires no version and has no limits fails only if the database fails.
+        An unconditional put fails only if the database fails.
         """
         return self.if_version is None and not self.limits
 
@@ -162,7 +163,7 @@ class PutPreparer:
         return self.add_limits_and_chunks_to_embed(put)
 
     def add_limits_and_chunks_to_embed(self, put: Put) -> Put:
-        """Complete a put whose value is encoded, by adding the limits and the texts to embed."""
+        """Add the limits of the scope, and the chunks of text to embed, to a put."""
         put.limits, put.stores_vectors = self.limits, self.embeddings.stores_vectors
         if put.is_searched and put.stores_vectors:
             put.chunks = self.embeddings.split_texts(
@@ -191,7 +192,7 @@ class PutPreparer:
     def describe_index_computation(self, file_model: Model | None) -> list[Any]:
         """Return a description of how the words and the vectors of an index are computed.
 
-        Indexes with different descriptions cannot be compared.
+        A stored index whose description differs from the current description cannot be used.
         """
         number = (
             file_model.number
@@ -269,8 +270,8 @@ def _check_index_fields(index: Literal[False] | list[str]) -> list[str]:
 class VersionTimes(NamedTuple):
     """The times of a version, in microseconds: first put of the key, put of the version, expiry.
 
-    `first_id` is the id of the first version of the key that the version belongs to. `first_id` is
-    None if this version is the first. Lists are ordered by `first_id`.
+    `first_id` is the id of the oldest version of the same item, or None if this version is the
+    oldest. Lists of items are ordered by `first_id`.
     """
 
     created_at: int
@@ -290,16 +291,16 @@ class NewVersion(NamedTuple):
 
 @dataclass(slots=True)
 class WriteTotals:
-    """Totals over all puts of a transaction, such as the growth of each namespace.
+    """Data that is collected from all puts of a transaction, such as the growth of each namespace.
 
-    The totals are written at the end of the transaction.
+    `ItemWriter.finish_writes` writes this data at the end of the transaction.
     """
 
     model: int | None = None  # number of the model of the vectors
-    # the puts whose new versions need a row in `store_search_data`, each with the id of its new
-    # version
+    # Pairs of a put and the id of its new version. The list contains the puts whose new version
+    # needs a row in the table `store_search_data`.
     index_rows: list[tuple[Put, int]] = field(default_factory=list)
-    # growth in the number of items, by namespace
+    # number of items that the transaction adds to each namespace, minus the items that it removes
     items_by_namespace: Counter[int] = field(default_factory=Counter)
     bytes_by_namespace: Counter[int] = field(default_factory=Counter)
     # growth in the number of items in all namespaces together, not counting expired items
@@ -326,8 +327,8 @@ class ItemWriter:
 
         One round trip to the database reads the current versions of all keys, and another round
         trip writes all changes. On Postgres, deletes without a required version or limit are
-        executed as one statement. The statement can be repeated if it is unknown whether the first
-        attempt was committed.
+        executed as one statement. This statement for deletes can be repeated if the connection was
+        lost and it is unknown whether the first attempt was committed.
 
         Args:
             puts: The puts and deletes.
@@ -353,7 +354,8 @@ class ItemWriter:
     ) -> Flow[None]:
         """Write the totals of a transaction, and check that no scope exceeds its limits."""
         statements_at_end = [*statements, *self._build_index_error_and_size_statements(totals)]
-        # A scope above its limit may still delete items or make them smaller.
+        # A put that deletes an item, or makes an item smaller, is allowed even in a scope that
+        # exceeds its limit.
         limits = dict.fromkeys(limit for put in puts for limit in put.limits)
         if not limits:
             if statements_at_end:
@@ -369,9 +371,9 @@ class ItemWriter:
             yield from self._check_scope_limit(grown_limit, now)
 
     def _build_index_error_and_size_statements(self, totals: WriteTotals) -> list[Statement]:
-        """Build the statements that are executed once for all puts.
+        """Build the statements that write the collected data of all puts in a transaction.
 
-        The shared statements write index rows, embedding errors and the sizes of namespaces.
+        The statements write index rows, embedding errors and the sizes of namespaces.
         """
         statements, rows = [], []
         for put, row in totals.index_rows:
@@ -393,7 +395,7 @@ class ItemWriter:
     def _plan_puts(
         self, puts: Sequence[Put], now: int, totals: WriteTotals, model: Model | None
     ) -> Flow[list[Statement]]:
-        """Read the versions that the puts replace, and build the statements that write the puts."""
+        """Read the current versions of all keys, and build the statements that store the puts."""
         count = sum(put.text is not None for put in puts)
         ids, *located = yield [
             self.build_id_statement(count),
@@ -442,9 +444,10 @@ class ItemWriter:
         return [*self.build_close_statements(closings), *rows]
 
     def read_present_version(self, put: Put) -> Flow[Row]:
-        """Return the current version of a key, as a row of the statement `find_present`.
+        """Return the row of a key's current version.
 
-        All columns are None if the key does not exist.
+        The columns of the row are those of the SQL statement `find_present`. If the key does not
+        exist, all columns are None.
         """
         return (yield self.sql("find_present", put.path, put.key))[0]  # type: ignore[no-any-return]
 
@@ -470,7 +473,8 @@ class ItemWriter:
     ) -> Flow[list[Statement]]:
         """Build the statements that add new versions.
 
-        The current version of each key must have been ended before.
+        Before these statements, the transaction must close the current version of each key with
+        `build_close_statements`.
 
         Args:
             additions: The versions.
@@ -551,7 +555,8 @@ class ItemWriter:
         )[0]
         if _is_within_limit(limit, items - expired_items, size - expired_bytes):
             return
-        # The error message must not reveal the size of a scope that contains the caller's scope.
+        # The limit belongs to a scope that contains the caller's scope. The error message must not
+        # reveal the size of the containing scope to the caller.
         if len(limit.prefix) < self.records.root:
             raise LimitExceeded(
                 "the limit of an outer scope would be exceeded: delete items of that scope first"
@@ -567,9 +572,7 @@ class ItemWriter:
     # -- vectors
 
     def register_model(self, model: Model, *, replace: bool = False) -> Flow[int]:
-        """Return the number under which the store has recorded the model of its vectors.
-
-        A model that is not recorded yet is recorded first.
+        """Record the embedding model in the database if it is new, and return the model's number.
 
         Args:
             model: The model.
@@ -584,7 +587,7 @@ class ItemWriter:
     def _ensure_model_recorded(
         self, model: Model, rows: list[Row], *, replace: bool = False
     ) -> Flow[int]:
-        """Return the number of a recorded model, and record the model if it is new.
+        """Record a model if it differs from the recorded model, and return its number.
 
         `rows` is the recorded setting.
         """

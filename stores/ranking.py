@@ -13,10 +13,11 @@ score is a sum of parts:
     recency      the newest rows of a conversation gain a share of their other parts
     question     a row that is only a question loses a share, as it seldom is an answer
 
-A word of the query counts once in each row. If a row contains a word of the query, the row gets the
-full value of the word. If only a neighbour of the row contains the word, the row gets a share of
-the value. The words of a message also find the reply to the message. A row with many similar
-neighbours gains no more than a row with one such neighbour. A longer row gains less from the words
+A word of the query counts once in each row. If a row contains a word of the query, the score of the
+word is added to the row's score. If only a neighbour of the row contains the word, a share of the
+word's score is added to the row's score. A query with the words of a message therefore also finds
+the reply to the message. If several neighbours of a row contain the word, only the highest share
+counts, so the number of matching neighbours has no effect. A longer row gains less from the words
 of its neighbours, because it has enough words of its own. All constants of the parts of a score
 were chosen with `benchmarks/recall.py`.
 
@@ -31,13 +32,14 @@ whether a query is short or long. Evidence is counted in nats:
     chance    minus ln n, because the best of many rows has more evidence by chance
 
 The last term is the correction for the number of comparisons of Karlin and Altschul, PNAS 87
-(1990). The constants of evidence were chosen with `benchmarks/quiet.py`.
+(1990). The constants from which evidence is computed were chosen with `benchmarks/quiet.py`.
 
-The score of each row has an upper limit, which is computed from the evidence of that row alone. The
-evidence of a row comes from the words in the row and in its neighbours, and from the nearest vector
-of the row and its neighbours. A share of ln n is subtracted. A row without evidence scores below
-the minimum score of a recall and ranks behind the rows with evidence. The limit of a row does not
-depend on whether another row answers the query. Decision 0033 has the measurements.
+The score of each row has an upper limit, which is computed from the evidence of that row alone.
+The evidence of a row is computed from the query's words in the row and in its neighbours, and from
+the nearest vector of the row and its neighbours. A share of ln n is subtracted. If neither words
+nor vectors show that a row is relevant, the score of the row is below the minimum score of
+`recall`, and the row ranks behind all rows with evidence. The upper limit of a row's score does not
+depend on the other rows that match the query. Decision 0033 has the measurements.
 """
 
 from __future__ import annotations
@@ -62,32 +64,38 @@ Bools = NDArray[np.bool_]
 # third number is the length up to which a row that ends with a question mark counts as only a
 # question.
 MAX_WORDS_FULL_LOAN, MAX_WORDS_FULL_THREAD, MAX_WORDS_QUESTION = 50, 200, 25
-# share of the rows in a scope; the recency of a row halves for each such share of rows that are
-# newer than the row
+# The recency of a row is 1 for the newest row of a scope. It halves for each fifth (0.2) of the
+# scope's rows that are newer than the row.
 _RECENCY_HALF_LIFE: Final = 0.2
-# Number of assumed unrelated rows that are added to a scope when its mean cosine is computed,
-# because a scope may have only one row.
+# Number of hypothetical rows, unrelated to the query, that are included when the mean cosine of a
+# scope is computed. In a scope with one row, the mean would otherwise be equal to the cosine of
+# this row.
 _PRIOR_ROWS: Final = 4
 # number of word counts that are computed at a time; an array with this number of counts takes 512
 # kB
 _BLOCK_COUNTS: Final = 1 << 17
-# Share by which the weight of vectors increases if the gain of their calibration is 1. This
-# constant and the next two were chosen with benchmarks/recall.py; see decision 0037.
+# Amount that is added to the trust factor of vectors if `VectorCalibration.gain` is 1. With the
+# usual trust of 1, the weight of vectors is then 1.6 times their usual weight. `_GAIN_WEIGHT`,
+# `_THREAD_VECTOR_WEIGHT` and `_NEAREST_PER_THREAD` were chosen with benchmarks/recall.py; see
+# decision 0037.
 _GAIN_WEIGHT: Final = 0.6
 # The weight of the score that rows gain from the vectors of their thread, as a share of the weight
 # of the rows' own vectors.
 _THREAD_VECTOR_WEIGHT: Final = 0.6
-# maximum number of rows of a thread from whose vectors the score of the thread is computed
+# Maximum number of rows that count in the vector score of a thread. The rows with the highest
+# vector scores are chosen.
 _NEAREST_PER_THREAD: Final = 3
-# number that is subtracted from a score to rank the row behind all others; higher than any score
+# Number that is subtracted from the score of a row to rank the row behind all other rows. The
+# number is higher than any score.
 _BELOW_ALL: Final = 2.0
-# lower limit of the length penalty, which avoids a division by zero
+# Minimum length penalty of a row. A penalty of 0 could cause a division by zero.
 _MIN_PENALTY: Final = np.float32(1e-6)
 # Assumed share of messages that contain a word, for a word that is in no frequency list. This
 # constant and the following constants were chosen with benchmarks/quiet.py.
 _UNLISTED_FREQUENCY: Final = 2.4e-6
-# Number of assumed messages that are added to the rows of a scope when the share of messages with a
-# word is computed. In the assumed messages, the word has the frequency `_UNLISTED_FREQUENCY`.
+# Number of hypothetical messages that are counted in addition to the rows of a scope when perdure
+# estimates which share of messages contains a word. The hypothetical messages contain the word with
+# the frequency `_UNLISTED_FREQUENCY`.
 _PRIOR_MESSAGES: Final = 30.0
 # Exponent of the share of the query's information that a row contains. The evidence of the row's
 # words is multiplied by the share raised to this power.
@@ -95,24 +103,27 @@ _COVERAGE_POWER: Final = 0.35
 _NEARNESS_NATS: Final = 5.0  # maximum evidence of a vector, in nats
 # evidence in nats that increases the logit of a score by 1, and so multiplies the odds by e
 _NATS_PER_LOGIT: Final = 4.0
-# maximum logit of a score; the odds of a larger logit could not be represented as a 32-bit float
+# Maximum logit of a score. The exponential function of a much larger logit would exceed the range
+# of a 32-bit float.
 _MAX_LOGIT: Final = 80.0
-# exponent of a word's rarity in the language, in the formula for the weight of the word
+# Exponent for the rarity of a word. `compute_word_weight` raises the rarity to this power.
 _RARITY_POWER: Final = 1.5
-# evidence in nats that a search gains if the query and the rows are about the same person
+# Evidence in nats that is added to the evidence of the best row if the query and the rows are about
+# the same person.
 _PERSON_NATS: Final = 2.25
-# Minimum share of rows that must contain a word for the word to be no evidence. A word that nearly
-# all rows contain does not distinguish the rows.
+# If at least this share of the rows contain a word, the word counts as no evidence. A word that
+# nearly all rows contain does not distinguish relevant rows from other rows.
 _NEARLY_ALL: Final = 0.85
 # Minimum number of rows in a scope for which `_NEARLY_ALL` is applied. In a smaller scope, every
 # word counts as evidence.
 _MIN_ROWS_NEARLY_ALL: Final = 5
-# Share of ln n that is subtracted from the evidence of a row when the limit of the row's score is
-# computed.
+# The upper limit of a row's score is computed from the evidence of the row minus this share of ln
+# n, in which n is the number of rows.
 _CHANCE_SHARE: Final = 0.25
-_SLIGHT_NATS: Final = 1.45  # evidence in nats; a row with less evidence scores below MIN_SCORE
-# Number of nats by which the limit of a row's score increases for each nat of evidence above
-# `_SLIGHT_NATS`.
+# Evidence in nats. The score of a row with less evidence is below MIN_SCORE.
+_SLIGHT_NATS: Final = 1.45
+# Factor for evidence above `_SLIGHT_NATS`. For each nat of evidence above `_SLIGHT_NATS`, the upper
+# limit of the row's score increases by 15 further nats.
 _LIMIT_SLOPE: Final = 15.0
 
 
@@ -163,8 +174,8 @@ class Term(NamedTuple):
         # unknown
         0.0
     )
-    names_actor: bool = False  # whether the word is part of the name of an actor (speaker)
-    # whether the word is the name of a person, and nearly all rows are about that person
+    names_actor: bool = False  # whether the word is part of the name of a speaker of a message
+    # whether the word names the person whom nearly all rows of the scope are about
     names_subject: bool = False
 
 
@@ -181,11 +192,12 @@ class Ranked:
     # `with_scores_comparable_between_searches` has converted them to numbers from 0 to 1.
     scores: Scores
     parts: Mapping[str, Scores] = field(default_factory=dict)
-    # The evidence of the best row, in nats, minus the evidence that the best of n random rows would
-    # have. In a search by vectors alone, the field is the nearness of the nearest vector to the
-    # query, from 0 to 1.
+    # The evidence in nats that the best row is relevant to the query. The evidence that the best of
+    # n random rows would have by chance is already subtracted. If the query has no words, the field
+    # is the highest nearness of a vector to the query, from 0 to 1; see `_compute_nearness`.
     evidence: float = 0.0
-    # The odds of each row divided by the odds of the best row, or None if the query has no words.
+    # For each row, the odds that the row is relevant, divided by the odds of the best row. None if
+    # the query has no words.
     odds: Scores | None = None
     # Numbers by which the rows are ranked. If the field is None, the rows are ranked by their
     # scores.
@@ -203,16 +215,17 @@ class Ranked:
         return cls(scores, {"vector": scores}, order=np.nan_to_num(cosines, nan=-np.inf))
 
     def with_rows_lacking_vectors_last(self, cosines: Floats) -> Ranked:
-        """Return the ranking with all rows without a vector (NaN) at the end, with a score of 0."""
+        """Return a ranking in which rows without a vector (NaN) come last and have a score of 0."""
         has_vector = np.isfinite(cosines)
         order = self.values_to_rank_by - np.where(has_vector, np.float32(0), np.float32(_BELOW_ALL))
         return replace(self, scores=self.scores * has_vector, order=order)
 
     @property
     def values_to_rank_by(self) -> Floats:
-        """The numbers by which the rows are ranked, highest first.
+        """The sort key of each row.
 
-        Two rows with equal scores may have different ranking numbers.
+        The row with the highest key is ranked first. Two rows with equal scores may have different
+        sort keys.
         """
         return self.scores if self.order is None else self.order
 
@@ -225,13 +238,15 @@ class Ranked:
     def with_scores_comparable_between_searches(self) -> Ranked:
         """Return the ranking with scores that are comparable between searches.
 
-        A score is odds / (1 + odds). The odds of the best row are `exp(evidence /
-        _NATS_PER_LOGIT)`. The evidence of the best of n random rows is 0 by chance, so its score is
-        0.5. The odds of another row are the odds of the best row times `sqrt(score / best_score)`,
-        but at most `exp(limit / _NATS_PER_LOGIT)`. The number `limit` is the upper limit of the
-        row's evidence. If the limit of a row lowers its score, the row is ranked by the lowered
-        score. In a search by vectors alone, the score of the best row is the nearness of its vector
-        to the query, from 0 to 1.
+        A score is odds / (1 + odds), in which the odds say how likely it is that the row is
+        relevant to the query. The odds of the best row are `exp(evidence / _NATS_PER_LOGIT)`. If
+        the best row is no better than the best of n random rows, the expected evidence is 0 and the
+        score of the best row is 0.5. The odds of any other row are the odds of the best row
+        multiplied by `sqrt(score / best_score)`. The odds of a row cannot be higher than `exp(limit
+        / _NATS_PER_LOGIT)`, in which `limit` is the element of `limits` for the row. If the limit
+        lowers the score of a row, the row is ranked by the lowered score. If the query has no
+        words, the score of the best row is the nearness of its vector to the query, from 0 to 1;
+        see `_compute_nearness`.
         """
         if self.odds is None:
             scores = _divide_by_best(self.scores) * np.float32(self.evidence)
@@ -272,7 +287,8 @@ def rank_rows(
     """
     n = len(lengths)
     parts: dict[str, Scores] = {}
-    # If the query has no words, only vectors rank the rows, so the usual calibration is used.
+    # If the query has no words, rows are ranked by vectors alone, so the measured weight of vectors
+    # is not used. `USUAL` gives vectors their usual weight.
     calibration = calibration if terms else USUAL
     nearness = _compute_nearness(cosines, n, calibration)
     nearest = evidence = float(nearness.max(initial=0))
@@ -345,8 +361,8 @@ def _compute_vector_weight(
 
     The weight of words is the rest.
 
-    If no row contains a word of the query, only vectors can rank the rows, so vectors are weighted
-    as if they were fully trusted.
+    If no row contains a word of the query, only vectors can rank the rows, so the function uses a
+    trust of 1, whatever the calibration says.
     """
     if cosines is None or not terms:
         return float(cosines is not None)
@@ -358,10 +374,10 @@ def _compute_vector_weight(
 def _score_threads_by_vectors(
     vector_scores: Scores, row_contexts: RowContexts, weights: Weights, gain: float
 ) -> Scores:
-    """Return for each row the score that the row gains from the vectors in its whole thread.
+    """Return the score that each row receives for the vectors of all rows in its thread.
 
-    The value of a thread is the sum of the vector scores of its `_NEAREST_PER_THREAD` nearest rows.
-    The value of each thread is divided by the highest value of all threads.
+    The vector score of a thread is the sum of the vector scores of its `_NEAREST_PER_THREAD` best
+    rows, divided by the highest sum of all threads.
     """
     starts, run_of_row, remaining = (
         row_contexts.run_starts,
@@ -387,9 +403,9 @@ def scale_mean_to_0_and_best_to_1(cosines: Floats) -> Scores:
 
     Cosines below the mean and NaN give 0.
 
-    Subtracting the mean cosine removes the similarity to the query that all rows of a scope have in
-    common, so results are comparable between embedders and scopes. If all cosines are about equal,
-    the cosines are returned without scaling.
+    With many embedders, even unrelated texts have a high cosine. The mean cosine of all rows with
+    the query is subtracted, so that results are comparable between embedders and between scopes. If
+    all cosines are about equal, the cosines are returned without scaling.
     """
     has_vector = np.isfinite(cosines)
     if not has_vector.any():
@@ -406,10 +422,11 @@ def scale_mean_to_0_and_best_to_1(cosines: Floats) -> Scores:
 def _compute_nearness(
     cosines: Floats | None, row_count: int, calibration: VectorCalibration
 ) -> Scores:
-    """Return how near each vector is to the query, from 0 (like an average vector) to 1 (equal).
+    """Return the nearness of each row to the query, from 0 to 1.
 
-    A row without a vector (NaN) has 0. The nearness of each row is multiplied by the trust that the
-    calibration has in the vectors.
+    A row whose cosine is at most the mean cosine of the scope has the nearness 0, and so does a row
+    without a vector (NaN). A cosine of 1 gives the nearness 1. Each nearness is multiplied by
+    `VectorCalibration.trust`, the measured usefulness of the vectors from 0 to 1.
     """
     if cosines is None:
         return np.zeros(row_count, np.float32)
@@ -438,12 +455,14 @@ def inverse_document_frequency(count: int, rows: int) -> float:
 
 
 def compute_word_information(term: Term, row_count: int) -> float:
-    """Return the information of a word, in nats: -ln of the share of messages with the word.
+    """Return the information content of a word in nats.
+
+    The information content is -ln(share), where `share` is the share of messages with the word.
 
     The share of messages with the word is counted over all messages in the language of the query.
-    If the share of messages in the language is unknown and the word is not part of a speaker's
-    name, the share among the other rows of the scope is used. A word that occurs in most rows has
-    little information, because its share is high.
+    If the share in the language is unknown and the word is not part of a speaker's name, the share
+    of the scope's rows that contain the word is used. One row with the word is left out of this
+    share. A word that most messages contain has a high share and therefore little information.
     """
     share = term.message_frequency or _UNLISTED_FREQUENCY
     if not term.message_frequency and not term.names_actor:
@@ -457,15 +476,22 @@ def compute_word_information(term: Term, row_count: int) -> float:
 def _compute_evidence_in_nats_by_word(
     terms: Sequence[Term], row_count: int, row_contexts: RowContexts | None
 ) -> list[float]:
-    """Return the evidence, in nats, that each word of a query gives to a row with the word.
+    """Return, for each word of a query, the evidence that a row with the word is relevant.
 
-    The evidence of a word is equal to its information (see `compute_word_information`), with two
-    exceptions. If the information of a word was computed from the rows of the scope, the word's
-    evidence is twice its information, up to a maximum. If the information were counted once, a word
-    that two rows contain could never have more evidence than chance, because ln n is subtracted
-    from the evidence of a row. Rows that consist only of a question are left out when the
-    information of a word is computed. If nearly all rows contain a word, the word's evidence is 0,
-    unless nearly all rows contain every word of the query.
+    Evidence is measured in nats. The evidence of a word is the word's information content, which
+    `compute_word_information` computes, with two exceptions.
+
+    The first exception concerns words whose frequency in the language is unknown. The information
+    content of such a word is computed from the rows of the scope. The evidence of such a word is
+    twice its information content, up to a maximum. Without the factor 2, a word that two of n rows
+    contain would have an evidence of about ln n. The value ln n is subtracted from the evidence of
+    a search, because the best of n random rows has this evidence by chance, so the word would have
+    no effect.
+
+    The second exception concerns words that nearly all rows contain. The evidence of such a word is
+    0, unless nearly all rows contain every word of the query.
+
+    Rows that consist only of a question are ignored when the information content is computed.
     """
     is_only_question = (
         np.zeros(row_count, bool) if row_contexts is None else row_contexts.is_only_question
@@ -509,15 +535,15 @@ def _count_rows_with_word(term: Term, row_count: int) -> int:
 def iter_blocks_of_word_counts(
     terms: Sequence[Term], row_count: int, weights: Weights = DEFAULT
 ) -> Iterator[tuple[Sequence[Term], Scores]]:
-    """Yield blocks of the words that at least one row contains.
+    """Yield the words of a query in blocks, with the counts of each word in all rows.
 
-    Each block has the counts of its words in all rows, as float32[block, n].
+    A block is a group of words. The counts of a block are an array float32[words, n], which is
+    small enough for the CPU cache. Words that no row contains are left out. The Okapi BM25 score of
+    a block is `weights @ (counts / (counts + compute_length_penalty(...)))`.
 
-    A block is small enough for the CPU cache. The Okapi BM25 score of a block is `weights @ (counts
-    / (counts + compute_length_penalty(...)))`.
-
-    Source: Robertson and Zaragoza (2009), eq. 3.15. The constant factor (k1 + 1) is omitted, as in
-    Lucene since version 8, because it does not affect the order.
+    Source: Robertson and Zaragoza (2009), eq. 3.15. The constant factor (k1 + 1) of the BM25
+    formula is omitted, as in Lucene since version 8, because a constant factor does not affect the
+    order of rows.
     """
     block_size = max(1, _BLOCK_COUNTS // max(row_count, 1))
     matching = [term for term in terms if len(term.rows) or term.synonyms]
@@ -546,7 +572,7 @@ def compute_length_penalty(
 
 
 class _WordScores(NamedTuple):
-    """The scores of rows by the words of a query.
+    """The scores that rows receive for the words of a query.
 
     Attributes:
         own: The score of the row's own words; float32[n].
@@ -599,14 +625,14 @@ def _score_rows_by_words(
             )
         score_sums += factors @ saturated
         for row_has_word, term, nats_of_word in zip(saturated, block, nats, strict=True):
-            # A row by a speaker whom the query names counts as if the row contained the speaker's
-            # name.
+            # If the query names a speaker, each row of this speaker counts as if the row contained
+            # the speaker's name.
             if term.names_actor and actor is not None:
                 evidence_of_rows += nats_of_word * np.maximum(
                     actor / (1 + penalty) - row_has_word, 0
                 )
-    # The factor `1 + penalty` cancels the saturation for a word that occurs once, so that such a
-    # word has its full evidence.
+    # BM25 reduces the count 1 of a word to `1 / (1 + penalty)`. Multiply the evidence by `1 +
+    # penalty`, so that a word that occurs once in a row has its full evidence.
     evidence_of_rows *= 1 + penalty
     if row_contexts is None:
         return _WordScores(own_scores, shared_scores, np.zeros(n, np.float32), evidence_of_rows)
@@ -625,14 +651,15 @@ def _score_rows_by_words(
 
 @dataclass(frozen=True)
 class RowContexts:
-    """The threads, the neighbours and the recency of the rows of a scope.
+    """The neighbours of each row in its thread, and the recency of each row.
 
-    `compute_row_contexts` computes the object once, and many searches use the same object.
+    `compute_row_contexts` computes this object once for the rows of a scope, and many searches use
+    the object.
 
-    `share_from_previous[k - 1][i]` is the share of row i's score that row i + k gains, because row
-    i precedes it by k steps in the thread. The share of a score that a row gains from another row
-    is 0 if the two rows belong to different threads. `share_from_next[k - 1][i]` is the share of
-    row i + k's score that row i gains, because row i + k follows it by k steps in the thread.
+    A row receives a share of the score of each neighbour in its thread. Row i and row i + k are
+    neighbours at a distance of k. `share_from_previous[k - 1][i]` is the share of the score of row
+    i that row i + k receives. `share_from_next[k - 1][i]` is the share of the score of row i + k
+    that row i receives. If row i and row i + k belong to different threads, both shares are 0.
     """
 
     # Index of the first row of each run. A run consists of all rows of a thread, or of adjacent
@@ -642,7 +669,8 @@ class RowContexts:
     is_thread: Bools  # whether a run is a thread
     share_from_previous: tuple[Scores, ...]
     share_from_next: tuple[Scores, ...]
-    # For each row, the share of its thread's score that is added to the score of the row.
+    # For each row, the factor by which the score of the row's thread is multiplied before it is
+    # added to the score of the row.
     thread_share: Scores
     is_only_question: Bools  # whether the row is only a question
     recency: Scores  # recency of each row: 1 for the newest, approaching 0 for old rows
@@ -651,7 +679,7 @@ class RowContexts:
 def compute_row_contexts(
     thread_codes: Ints, lengths: Floats, ends_with_question: Bools, sent_at: Floats
 ) -> RowContexts:
-    """Compute which rows are neighbours, and which share of its neighbours' scores each row gains.
+    """Compute the neighbours of each row, and which share of their scores the row receives.
 
     Args:
         thread_codes: A code for each row's thread, negative for none; int[n]. The rows of a thread
@@ -692,7 +720,9 @@ def compute_row_contexts(
 def _raise_scores_by_neighbours(
     scores: Scores, row_contexts: RowContexts, weights: Weights
 ) -> Scores:
-    """Return for each row the maximum of its own score and the weighted scores of its neighbours.
+    """Raise the score of each row to the highest weighted score of its neighbours.
+
+    A row whose own score is higher keeps its own score.
 
     The result is float32[..., n].
     """

@@ -39,7 +39,8 @@ from perdure.stores.values import decode_json_value
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_PAGE_ROWS = 256  # number of namespaces or of replaced or deleted versions that are read at a time
+# number of rows that are read at a time when namespaces or past versions are read in pages
+_PAGE_ROWS = 256
 # maximum rows for which an index is used; for more rows, reading in order is faster
 _MAX_INDEX_ROWS = 2_000
 _INDEX_PREFIX = "store_path:"  # prefix of the names of path indexes
@@ -108,7 +109,8 @@ class RecordCodec:
     """Encodes and encrypts the parts of item rows, and decodes rows to items."""
 
     seal: Seal
-    # length of the path of the scope, which is removed from the namespaces of decoded items
+    # Length in bytes of the scope's namespace prefix. The prefix is removed from the namespaces of
+    # decoded items.
     root: int = 0
 
     @property
@@ -216,13 +218,15 @@ def provenance_associated_data(path: bytes, key: str, version: int) -> Associate
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The criteria by which a call selects items."""
+    """The criteria that select items in a read, a search or an erasure."""
 
     prefix: bytes  # path of the namespace prefix
     now: int  # current time in microseconds; items that have expired by this time are excluded
     filter: Filter | None = None
     provenance: Filter | None = None
-    as_of: int | None = None  # time in the past to read, in microseconds, or None for the present
+    # Time in microseconds. If it is set, versions that were current at this time in the past are
+    # selected. If it is None, the versions that are current now are selected.
+    as_of: int | None = None
     newest_first: bool = False  # order within a namespace
 
     @property
@@ -344,7 +348,7 @@ class ItemReader:
     ) -> Flow[tuple[Condition, str]]:
         """Return the SQL condition for the filter of a selection, and an `INDEXED BY` clause.
 
-        The clause is empty if no index is selective enough.
+        The `INDEXED BY` clause is empty if no index is selective enough.
         """
         if selection.filter is None or self.records.is_encrypted:
             return Condition("TRUE"), ""
@@ -383,7 +387,7 @@ class ItemReader:
         return sql, condition.params
 
     def read_query_plan(self, selection: Selection) -> Flow[QueryPlan]:
-        """Return the database's plan for a search without a query."""
+        """Return the plan with which the database executes a search that has no query text."""
         sql, params = yield from self._build_page_statement(selection)
         bounds = (*prefix_range(selection.prefix), selection.now, 10, 0, *params)
         plan_rows = yield Statement(self.sql["explain"].format(query=sql), bounds)
@@ -468,6 +472,9 @@ def build_path_index_name(path: str) -> str:
 
 
 def with_expiry(row: Row, now: int) -> Row:
-    """Return a row, and set the end of its version to the expiry if the item has expired."""
+    """Return the row of a version.
+
+    If the version has expired, its end time is set to the expiry.
+    """
     is_alive = row[7] is None or row[7] > now
     return row if is_alive else (*row[:6], row[7], *row[7:])

@@ -63,8 +63,8 @@ _PERSONAL_PRONOUNS: Final = frozenset(
         *("he", "him", "his", "she", "her", "hers"),
     )
 )
-# Maximum number of actors (speakers) of the rows for which a search looks for actors that the query
-# names. Rows with more actors do not come from a conversation.
+# If the rows of a search have more speakers than this number, the search does not check whether the
+# query names a speaker. Rows with so many speakers do not come from a conversation.
 _MAX_NAMED_ACTORS: Final = 1_000
 # Names that stand for the role of an actor. A query that contains one of these words, such as
 # "user", seldom refers to the speaker.
@@ -181,8 +181,9 @@ class Searcher:
             refresh_ttl: Whether to restart the time to live of the items; None means the default.
         """
         parts, page = self._parts, check_limit_and_offset(limit, offset)
-        # A page is read by one statement. If an index may be used, a second statement decides which
-        # index.
+        # One SQL statement reads a page of items, so a snapshot is not needed. If the filter may
+        # use an index of the database, more statements choose the index, so all statements read one
+        # snapshot.
         if query is None:
             by_index = selection.filter is not None and parts.reader.values.supports_indexes
             pairs = parts.database.read(
@@ -285,7 +286,7 @@ class Searcher:
     def _build_query_words_and_terms(self, query: SearchQuery) -> tuple[_QueryWords, QueryTerms]:
         """Return the words of a query with their synonyms, and the terms to look up in the indexes.
 
-        Each word of the query is returned with its stem as well.
+        The first part of the result is a dict from each word to its stem and its synonyms.
         """
         model, vector = self._embeddings.model, query.vector
         by_words = query.mode != "semantic"
@@ -312,7 +313,11 @@ class Searcher:
     def _rank_pool(
         self, pool: CandidatePool, query: SearchQuery, words: _QueryWords
     ) -> Ranked | None:
-        """Score the rows of a pool, or return None if no row has a word or vector to compare."""
+        """Score the rows of a pool.
+
+        Return None if no row contains a word of the query, and no row has a vector that can be
+        compared with the query.
+        """
         if not len(pool):
             return None
         cosines = pool.cosines
@@ -368,7 +373,7 @@ class Searcher:
         return ranked
 
     def _mask_word(self, word: str) -> str:
-        """Return the form of a word that the index contains, either the word or its hash."""
+        """Return the hash of a word if the store indexes hashed words, or else the word itself."""
         return word if self._mask is None else str(self._mask(word))
 
     def _warn_about_missing_vectors(self, cosines: Floats) -> None:
@@ -394,9 +399,10 @@ class Searcher:
     async def add_query_vector(
         self, query: SearchQuery | None, selection: Selection
     ) -> SearchQuery | None:
-        """Compute the vector of a query if its model runs in another process.
+        """Compute the vector of a query if the embedding model runs in another process.
 
-        The query is returned with its vector, if it has one.
+        Return a copy of the query that contains the vector. If no vector was computed, the copy
+        contains None, and the query is searched by words.
 
         The coroutine of the caller waits for the model, so that no worker thread is blocked by the
         wait.
@@ -458,7 +464,7 @@ def _find_named_actor_codes_and_name_words(
 ) -> tuple[list[int], set[str]]:
     """Return the actors whom the query mentions by name, and all words of their names.
 
-    A role, such as "user", does not count as a name.
+    An actor whose name is only a role, such as "user", is never returned.
     """
     actor = pool.candidates.rows["actor"]
     codes = np.flatnonzero(np.bincount(actor[actor >= 0])).tolist()
@@ -473,11 +479,11 @@ def _find_named_actor_codes_and_name_words(
 
 
 def _find_words_naming_common_subject(pool: CandidatePool) -> set[str]:
-    """Return the words that name the person whom nearly all rows are about, or an empty set.
+    """Return the words that name the person whom nearly all memories (rows) are about.
 
     Models that extract memories may write both "Ann likes figs" and "The user likes figs" about one
-    person. In a conversation with an assistant, the rows are not about one person, so the function
-    returns an empty set.
+    person. The result is an empty set if there is no such person, or if the rows are messages of a
+    conversation with an assistant, because such a conversation is not about one person.
     """
     row_count, user_hits = len(pool), pool.terms.get(USER_WORD)
     actor = pool.candidates.rows["actor"]

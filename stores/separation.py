@@ -7,22 +7,24 @@ Three samples of cosines are taken from the vectors of a namespace:
     random       rows that are far from each other, of different threads if there are several
 
 The separation of a sample is the distance between the mean cosine of the sample and the mean cosine
-of random rows, in standard deviations (d' of signal detection theory). The separation of vectors
-does not depend on how high the cosines of an embedder are in general. Two random texts have a
-cosine of 0.1 with one model and of 0.8 with another. An embedder whose vectors do not represent any
-meaning has a separation near 0.
+of random rows, in standard deviations (d' of signal detection theory). The separation shows how
+much more similar the vectors of related rows are than the vectors of random rows. The separation
+can be compared between embedding models, although two random texts have a cosine of 0.1 with one
+model and of 0.8 with another. If the vectors of an embedder do not represent any meaning, the
+separation is near 0.
 
-A search uses the measured separation in three ways, which the class `Calibration` combines. First,
-if the vectors of related rows are no more similar than those of random rows, vectors get less
-weight in scores. Second, if the rows are long and the vectors of neighbouring rows are clearly more
-similar than those of random rows, vectors get more weight, and the vectors of a whole thread add to
-the score of its rows. Long rows are required because the vector of a short message contains little
-information about the question that the message answers. Third, a cosine counts only as far as it
-exceeds the cosines of random rows. Decision 0037 has the measurements.
+A search uses the measured separation for three purposes. The class `VectorCalibration` has one
+attribute for each purpose. `trust` reduces the weight of vectors in scores, if the vectors of
+related rows are no more similar than those of random rows. `gain` increases the weight of vectors,
+and adds the vectors of a whole thread to the score of its rows, if the rows are long and the
+vectors of neighbouring rows are clearly more similar than those of random rows. `gain` is 0 for
+short rows, because the vector of a short message contains little information about the question
+that the message answers. `origin` is the cosine that unrelated rows have, from which a search
+computes how near a vector is to the query. Decision 0037 has the measurements.
 
 The samples are taken from the rows that were stored first in a namespace, so the measured
-separation depends on no other rows. Every process and every backend computes the same separation
-from the same rows, so the separation is not stored.
+separation depends on no other rows. The separation is not stored in the database, because every
+process and every backend computes the same value from the same rows.
 """
 
 from __future__ import annotations
@@ -39,10 +41,11 @@ from numpy.typing import NDArray
 Ints = NDArray[np.integer[Any]]
 Floats = NDArray[np.floating[Any]]
 
-# maximum number of rows of a namespace in which the cosines of neighbours and of random pairs are
-# measured
+# Maximum number of rows of a namespace whose vectors are compared in order to measure the
+# separation.
 MAX_ROWS: Final = 512
-# maximum number of rows in which pairs of rows that share a rare word are searched
+# Maximum number of rows of a namespace among which perdure looks for two rows that share a rare
+# word.
 MAX_WORDED: Final = 256
 # minimum number of rows with vectors; the separation of fewer rows is not measured
 _MIN_ROWS: Final = 16
@@ -50,25 +53,30 @@ _MAX_PAIRS: Final = 512  # maximum number of pairs in each sample
 # maximum number of pairs of rows that are compared because they share one particular word
 _MAX_PAIRS_PER_WORD: Final = 4
 _RARE_DIVISOR: Final = 8  # a word is rare if it occurs in at most 1/8 of the rows
-# Distances between the two rows of a random pair, as shares of the number of measured rows.
+# The two rows of a random pair are chosen so that their indexes differ by 0.382 or 0.236 times the
+# number of measured rows.
 _STRIDES: Final = (0.382, 0.236)
-# Number of imaginary pairs, with the separation `_PRIOR`, that are averaged with the pairs of each
-# sample, so that chance has little effect in small samples.
+# Weight of the default separation `_PRIOR` in an average with the measured separation, as a number
+# of pairs of rows. In small samples, the default keeps chance from having a large effect.
 _PRIOR_PAIRS: Final = 16
-_PRIOR: Final = 1.0  # separation of the imaginary pairs that are added to each sample
+# Separation that is assumed for the vectors of a namespace if no pairs of rows are measured.
+_PRIOR: Final = 1.0
 # minimum standard deviation of cosines; smaller values are rounding errors
 _MIN_SPREAD: Final = 1e-3
-# Two values of the separation. The weight of vectors is zero below the first value, has its usual
-# size above the second value, and rises linearly in between.
+# Two thresholds for the separation between related and random rows, in standard deviations. Below
+# the first threshold, `VectorCalibration.trust` is 0, so vectors have no weight in scores. Above
+# the second threshold, `trust` is 1. Between the two thresholds, `trust` rises linearly.
 _USELESS, _USEFUL = 0.2, 0.5
-# Two values of the separation of neighbouring rows. The additional weight of vectors is zero below
-# the first value, complete above the second value, and rises linearly in between.
+# Two thresholds for the separation between neighbouring rows of a thread and random rows, in
+# standard deviations. Below the first threshold, `VectorCalibration.gain` is 0. Above the second
+# threshold, `gain` is 1 if the rows are long. Between the two thresholds, `gain` rises linearly.
 _STRONG, _STRONGEST = 1.1, 2.0
-# Two values of the mean number of words per row. The additional weight of vectors is zero below the
-# first value, complete above the second value, and rises linearly in between.
+# Two thresholds for the mean number of words in a row. Below the first threshold,
+# `VectorCalibration.gain` is 0. Above the second threshold, `gain` is not reduced. Between the two
+# thresholds, `gain` rises linearly.
 _SHORT, _LONG = 40, 100
-# Number of standard deviations that are subtracted from the mean cosine of random rows to estimate
-# the lowest cosine of two rows.
+# The lowest cosine that two unrelated rows can have is estimated as the mean cosine of random pairs
+# of rows minus this number of standard deviations.
 _DEVIATIONS: Final = 4.0
 
 
@@ -106,7 +114,10 @@ _NO_MOMENTS: Final = SampleMoments()
 
 
 class VectorCalibration(NamedTuple):
-    """The weight that vectors have in a search, computed from how well they separate related rows.
+    """The weight of vectors in the scores of a search.
+
+    The weight is computed from the measured difference between the cosines of related rows and the
+    cosines of random rows.
 
     Attributes:
         trust: The share of their usual weight that the vectors have, 0 to 1.
@@ -153,8 +164,7 @@ class VectorSeparation:
     @cached_property
     def calibration(self) -> VectorCalibration:
         """The weight that vectors get in a search of the namespaces from which the samples come."""
-        # There is no sample of random pairs if the rows were not measured, or if all vectors are
-        # equal.
+        # `self.random` is empty if no rows were measured, or if all vectors are equal.
         if not self.random.size:
             return VectorCalibration(trust=0.0) if self.words.size else USUAL
         trust = self.compute_trust(self.sharing)
@@ -168,17 +178,20 @@ class VectorSeparation:
         return VectorCalibration(trust, gain, max(lowest, 0.0))
 
     def compute_trust(self, sample: SampleMoments) -> float:
-        """Return how far one sample shows that vectors are useful, from 0 (not at all) to 1."""
+        """Return the share of their usual weight that vectors deserve according to one sample.
+
+        The share is 0 if the cosines of the sample are no higher than those of random pairs, and at
+        most 1.
+        """
         return _interpolate(self._compute_distance_from_random_pairs(sample), _USELESS, _USEFUL)
 
     def _compute_distance_from_random_pairs(self, sample: SampleMoments) -> float:
-        """Return how much a sample's mean exceeds that of random pairs, in standard deviations.
+        """Return the separation of a sample of cosines from the cosines of random pairs of rows.
 
-        Both means are mean cosines.
-
-        A sample with few pairs gives a result near `_PRIOR`, because imaginary pairs are averaged
-        with the pairs of the sample. If the separation is `_PRIOR`, vectors get their usual weight
-        in a search.
+        The separation is the mean cosine of the sample minus the mean cosine of random pairs,
+        divided by the standard deviation of the cosines. The result is averaged with the default
+        separation `_PRIOR`, which has the weight of `_PRIOR_PAIRS` pairs. If a sample has few
+        pairs, the result is therefore near `_PRIOR`, which gives vectors their usual weight.
         """
         count = min(sample.size, self.random.size)
         spread = math.sqrt((sample.variance + self.random.variance) / 2)
@@ -192,10 +205,12 @@ def _interpolate(value: float, low: float, high: float) -> float:
 
 
 def compute_sample_size(row_count: int) -> int:
-    """Return the number of rows in which separation is measured, or 0 if there are too few rows.
+    """Return the number of rows whose vectors are compared, or 0 if a namespace has too few rows.
 
-    The number of measured rows grows in steps of an eighth to a quarter of the row count, so that a
-    put seldom makes a new measurement necessary.
+    The result is the number of rows with vectors, rounded down and at most `MAX_ROWS`. The number
+    is rounded down to a multiple of a power of two, which is between 1/8 and 1/4 of the number of
+    rows. Because of the rounding, a new row seldom changes the result, and a new measurement is
+    seldom needed.
     """
     if row_count < _MIN_ROWS:
         return 0
@@ -210,9 +225,9 @@ def measure_separation_of_related_rows(
     lengths: Floats,
     list_pairs_with_shared_word: Callable[[], Ints],
 ) -> VectorSeparation:
-    """Measure how well vectors separate related rows of a namespace.
+    """Measure how well the vectors of a namespace distinguish related rows from random rows.
 
-    Each array has one element for each measured row, in the order of the row ids.
+    Each array argument has one element for each measured row, in the order of the row ids.
 
     Args:
         vectors: One vector of length 1 for each row; float[n, dims].
@@ -230,8 +245,8 @@ def measure_separation_of_related_rows(
         thread_codes[first_rows] >= 0
     )
     neighbour_pairs = np.column_stack([first_rows[is_followed], second_rows[is_followed]])
-    # The pairs are sorted by row, because their order by thread number may differ between
-    # processes.
+    # Sort the pairs of neighbouring rows by row index. Before, the pairs are ordered by thread
+    # number, and thread numbers may differ between processes.
     neighbour_pairs = neighbour_pairs[np.argsort(neighbour_pairs[:, 1])]
     rows = np.arange(n)
     partners = np.concatenate([(rows + max(int(n * stride), 1)) % n for stride in _STRIDES])
@@ -257,12 +272,11 @@ def measure_separation_of_related_rows(
 
 
 def _compute_cosine_moments(vectors: Floats, pairs: Ints) -> SampleMoments:
-    """Return statistics of the cosine similarities of the two rows in each pair.
+    """Compute the cosine of the two vectors in each pair, and return the moments of the cosines.
 
-    Pairs of rows with equal vectors are left out.
-
-    If an assistant often repeats a text such as "Noted.", many random pairs would have a cosine of
-    1 for this reason alone.
+    The moments are the count, the sum and the sum of squares. A pair of rows with equal vectors is
+    left out. If an assistant often repeats a text such as "Noted.", many random pairs of rows would
+    otherwise have a cosine of 1.
     """
     chosen = _select_evenly_spaced_pairs(pairs)
     first_vectors, second_vectors = vectors[chosen[:, 0]], vectors[chosen[:, 1]]

@@ -20,7 +20,8 @@ from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
 
-# The file is read at import, because an event loop must not wait for it later.
+# Read the SQL files when this module is imported, because reading a file would block an event loop
+# at run time.
 _SQL: Final = load_sql("perdure.stores", "sqlite.sql", "sqlite_schema.sql")
 SCHEMA: Final = Schema("stores", add_transcript_tables_to_script(_SQL["schema"]))
 

@@ -201,7 +201,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         self._open_groups: dict[str, _WriteGroup] = {}
 
     def _build_advisory_locks(self, direct_dsn: object) -> AdvisoryLocks | None:
-        """Return the advisory locks, or None if the only DSN leads to a pooler."""
+        """Return the advisory locks, or None if no DSN of the server itself is known."""
         self._can_lock = direct_dsn is not None or not self._is_pooled
         if not self._can_lock:
             return None
@@ -526,7 +526,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     def _build_function_call_statements(
         self, conn: Requests, *calls: _FunctionCall
     ) -> list[Statement]:
-        """Build a SELECT that calls functions and first sets the schema and the tenant."""
+        """Build a SELECT that calls functions, and sets a transaction's schema and tenant."""
         if not conn.keeps_session:
             calls += (("set_config('search_path', ?, true)", self._schema),)
         if self._tenant is not None:

@@ -268,11 +268,12 @@ def build_transformer() -> abc.Transformer:
 
 
 class Borrowed(Requests):
-    """A connection from a pool that the user owns. The settings of its session are not changed.
+    """A connection from a pool that the user owns.
 
-    perdure neither changes nor uses the connection object of psycopg. Statements are sent with the
-    libpq connection that the psycopg connection contains. All settings are local to a transaction.
-    No statement is prepared.
+    The session settings of the connection are not changed. perdure neither changes nor uses the
+    connection object of psycopg. Statements are sent with the libpq connection that the psycopg
+    connection contains. The settings that perdure needs are set for one transaction only. No
+    statement is prepared.
 
     Args:
         conn: The connection. If it is in a transaction, that is rolled back.

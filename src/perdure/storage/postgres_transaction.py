@@ -155,7 +155,7 @@ class Transaction:
         )
 
     def _read_transaction_status(self, conn: Requests) -> str:
-        """Return the status of the transaction that the server reports, such as `"committed"`."""
+        """Ask the server for the status of the transaction, for example `"committed"`."""
         try:
             return str(
                 conn.send_request([Statement(_STATUS, (self._transaction_number,))])[0][0][0]

@@ -68,7 +68,7 @@ class SharedResource(ABC):
         self.write_lock.release()
 
     def check_usable(self) -> None:
-        """Raise `StorageUnavailable` if the resource is closed, or in a forked process."""
+        """Raise `StorageUnavailable` if the resource was closed, or was inherited by a fork."""
         if self.refusal:
             raise StorageUnavailable(f"the database {self.name} {self.refusal}")
 

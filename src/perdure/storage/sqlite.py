@@ -466,7 +466,10 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         return NamedLock(self._get_locks, self.aconnect, name, timeout_s)
 
     def _get_locks(self) -> Locks:
-        """Open the database, and return its locks."""
+        """Return the object with the named locks of the database.
+
+        Open the database if necessary.
+        """
         file = self._connect_once()
         # Raise an error if the database was opened read-only, because a read-only database may have
         # no lock file. The property `writer` raises this error.

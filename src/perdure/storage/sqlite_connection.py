@@ -311,7 +311,7 @@ class Connector:
             raise
 
     def check_has_tables_of_component(self, schema: Schema) -> None:
-        """Raise `StorageError` if the tables of a component are missing or of another version."""
+        """Raise `StorageError` if a component's tables are missing or have another version."""
         with (
             contextlib.closing(self.open_reader()) as conn,
             self.check_and_limit_untrusted_read(conn),
@@ -425,7 +425,10 @@ class Connector:
 
 @lru_cache(maxsize=16)
 def read_own_tables(script: str) -> dict[str, TableSQL]:
-    """Return the SQL of the tables of a component and of the common tables, by name."""
+    """Return a dict from each table name of a component to the SQL of the table.
+
+    The dict also contains the tables that all components share.
+    """
     return read_tables(_COMMON_TABLES + script)
 
 

@@ -260,7 +260,7 @@ class SQLiteWriter:
         deliver_promise_results([*jobs, *self._pop_and_answer_epoch_requests()])
 
     def _count_commits(self, jobs: list[Job[Any]]) -> None:
-        """Count the commits of jobs for their components, and update the `watch` of each job."""
+        """For each job, count one commit of its component, and update the job's `watch`."""
         for job in jobs:
             commits = self._commit_counts[job.component] = self._commit_counts[job.component] + 1
             if job.watch is not None:
@@ -312,10 +312,11 @@ class SQLiteWriter:
             self._foreign_changes += 1
 
     def _build_epoch(self, component: str, watch: Watch) -> object:
-        """Return two counts: changes by other connections, and commits of others in this process.
+        """Return two counts of changes that the owner of `watch` has not made.
 
-        The second count is the number of commits for the component that the owner of `watch` has
-        not made.
+        The first count is the number of changes by other connections to the file. The second count
+        is the number of commits of this process for the component, without the commits of the owner
+        of `watch`.
         """
         return self._foreign_changes, self._commit_counts[component] - watch.own_commits
 
@@ -430,9 +431,10 @@ class SQLiteWriter:
                 self._empty_wal_if_possible(self._conn)
 
     def _vacuum_step(self) -> bool:
-        """Return some free pages to the file system, and return whether more steps are needed.
+        """Free some unused pages of the file, and return whether the file has more unused pages.
 
-        If the disk is full, all remaining steps are made in one go, with the reserved disk space.
+        If the disk is full, perdure uses the reserved disk space and frees all unused pages at
+        once.
         """
         try:
             return _vacuum_step(self._conn, _VACUUM_PAGES)

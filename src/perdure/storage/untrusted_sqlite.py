@@ -271,9 +271,8 @@ class UntrustedFileGuard:
         except sqlite3.OperationalError as exc:
             if getattr(exc, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
                 raise
-            # SQLite interrupts a read if the limit of steps is exceeded, or if a signal handler
-            # raises an exception in the progress handler. If the limit was not exceeded, the cause
-            # is a signal, and sqlite3 has lost its exception.
+            # The read was interrupted although its limit of steps was not exceeded. The cause is an
+            # exception that a signal handler raised and that sqlite3 has discarded.
             if conn.steps <= conn.limit:
                 raise KeyboardInterrupt from exc
             raise CorruptRecord(
