@@ -49,15 +49,16 @@ from perdure.stores.separation import VectorSeparation
 from perdure.stores.text import STOP_WORDS, find_nearest_words, is_misspellable
 from perdure.stores.vectors import Floats, Model
 
-USER_WORD: Final = "user"  # word by which extracted facts refer to the person whom they are about
+# word that stands for the person in extracted facts such as "The user likes figs"
+USER_WORD: Final = "user"
 # Minimum share of a namespace's rows that must contain a word for the word to count as the name of
 # the namespace's person.
 MIN_NAME_SHARE: Final = 0.3
-# maximum number of rows of a namespace in which a search looks for the name of the namespace's
-# person
+# If a namespace has more rows than this number, a search does not determine the name of the person
+# whom the rows are about.
 _MAX_PERSONAL_ROWS: Final = 2_000
 _PAGE_ROWS: Final = 1 << 12  # number of rows that are read at a time
-# maximum number of words of a query that are corrected; each takes 1 ms
+# maximum number of words of a query that are corrected; the correction of one word takes 1 ms
 _MAX_CORRECTED_WORDS: Final = 16
 # maximum number of similar words that are tried as a correction of one word; several are needed
 # because some occur only in rows that the filter excludes
@@ -85,8 +86,8 @@ class QueryTerms(NamedTuple):
     # Whether a word of the query that no row contains is replaced by the most similar word that a
     # row contains.
     corrects_words: bool = True
-    # Whether the query is about the person of the namespace, so that the rows with the person's
-    # name must be found.
+    # Whether the search must find out which person the rows of a namespace are about. Names are
+    # then looked up in the rows.
     is_personal: bool = False
 
     def compute_cosines(
@@ -102,7 +103,7 @@ class QueryTerms(NamedTuple):
 
 @dataclass
 class CandidatePool:
-    """The rows that a search ranks, with the data by which the search ranks them."""
+    """The rows that a search ranks, and the data from which their scores are computed."""
 
     candidates: Candidates
     actors: Sequence[str]  # name of each actor, by number
@@ -112,7 +113,8 @@ class CandidatePool:
     # similarity of each row to the query: NaN for a row without a vector; None if no vectors are
     # comparable
     cosines: Floats | None
-    separation: VectorSeparation  # how well vectors separate related rows from random rows
+    # how much more similar the vectors of related rows are than the vectors of random rows
+    separation: VectorSeparation
 
     def __len__(self) -> int:
         return len(self.candidates.rows)
@@ -164,7 +166,7 @@ class SnapshotOutdated(Exception):
 
 
 class _State(NamedTuple):
-    """The state of a store that is common to the search indexes of all its namespaces."""
+    """The counters and the embedding model that all search indexes of a store depend on."""
 
     erasures: int  # counter of erasures
     # counter that increases whenever vectors are stored for items that had been stored without them
@@ -188,7 +190,7 @@ class _NamespaceRow(NamedTuple):
 
 
 class _CachedIndex:
-    """The cached index of a namespace, and the point up to which it has been updated."""
+    """The cached search index of a namespace, and the database state that the index contains."""
 
     def __init__(self, erasures: int) -> None:
         self.lock = threading.Lock()
@@ -313,7 +315,9 @@ class Indexes:
 
     def purge_erased(self) -> Flow[None]:
         """Drop all erased data from the indexes in memory. Each search does this as well."""
-        with suppress(SnapshotOutdated):  # Another thread has already dropped the erased data.
+        # Ignore `SnapshotOutdated`, because it means that another thread has already dropped the
+        # erased data from the indexes in memory.
+        with suppress(SnapshotOutdated):
             yield from self._parse_state_and_drop_erased_data((yield self.sql("store_state"))[0])
 
     # -- the cache
@@ -421,9 +425,10 @@ class Indexes:
     ) -> Flow[IndexView]:
         """Load an index view of versions that have been replaced or deleted in a namespace.
 
-        The index behind the view contains all replaced or deleted versions that any search has
-        loaded. The view does not say how well its vectors separate related rows. A measurement
-        would depend on the versions that earlier searches have loaded.
+        The view is a view of an index of past versions. The index contains all replaced or deleted
+        versions that any search in this process has loaded. The view has no measured vector
+        separation, because the measured value would depend on which versions earlier searches have
+        loaded.
         """
         cached = self._get_cached_index((path, True), state, may_cache=may_cache)
         closed = np.array(version_ids, np.int64)
@@ -453,7 +458,7 @@ class Indexes:
     def _load_versions(self, ids: Sequence[int], state: _State) -> Flow[list[IndexedItem]]:
         """Load the search data of some versions.
 
-        Versions that are excluded from search have empty data.
+        A version that is excluded from search is returned with no words and no vectors.
         """
         rows = yield self.sql("search_data_by_ids", state.number, json.dumps(ids))
         searched = {number: (vectors, fields) for number, vectors, fields in rows}
@@ -536,7 +541,7 @@ class Indexes:
 
         If few versions were replaced or deleted since the last update, their ids are read from the
         database. If many versions were replaced or deleted, the ids of all current items are read
-        instead.
+        from the database, and items with other ids are removed.
         """
         if state.closed - coverage.closed <= max(_PAGE_ROWS, namespace.items):
             rows = yield self.sql("closed_since", coverage.closed, namespace.namespace_key)
@@ -582,11 +587,12 @@ class Indexes:
     def _refresh_expiries(
         self, cached: _CachedIndex, index: NamespaceIndex, now: int, until: int
     ) -> Flow[None]:
-        """Read the expiry of items from the database if they have expired according to the index.
+        """Read the expiry again for the items that have expired according to the index.
 
-        The expiry in the database may be later than in the index, because reading an item can
-        restart its time to live. If `until` is in the future, the expiries before `until` may still
-        change, so the next search reads them again.
+        An index caches the expiry of each item. The expiry in the database may be later than the
+        cached expiry, because reading an item can restart its time to live. If `until` is in the
+        future, the expiries between `now` and `until` are not final. The next search reads these
+        expiries again.
         """
         since = min(cached.expired_until, now)  # the clock may have stepped back
         if expiring := index.find_ids_expiring_between(since, until):
@@ -652,7 +658,7 @@ class Indexes:
 
 
 def _is_worth_saving(unsaved: int, items: int) -> bool:
-    """Return whether enough items were analysed since the last save to save the index again."""
+    """Return whether the stored index lacks so many items that the index must be stored again."""
     quarter = min(_MAX_UNSAVED_QUARTER, items // 4)
     return unsaved >= max(_MIN_UNSAVED, quarter, items // _UNSAVED_DIVISOR)
 
@@ -687,7 +693,7 @@ def _find_unknown_words(pool: CandidatePool, query: QueryTerms) -> list[str]:
 def _find_rows_of_most_similar_words(
     read_views: Callable[[_ReadView], Flow[list[Any]]], unknown_words: Sequence[str]
 ) -> Flow[dict[str, WordHits]]:
-    """Return a dict from each unknown word to the rows that contain the most similar word."""
+    """Find the most similar word for each unknown word, and return the rows that contain it."""
     similar_words = yield from read_views(
         lambda _, view: [view.vocabulary.similar_words(word) for word in unknown_words]
     )
@@ -706,9 +712,10 @@ def _find_rows_of_most_similar_words(
 
 
 def _merge_rows_by_word(parts: Sequence[tuple[int, dict[str, WordHits]]]) -> dict[str, WordHits]:
-    """Merge the rows of each word from several namespaces.
+    """Merge the dicts from words to rows that several namespaces have returned.
 
-    The rows are renumbered, so that each namespace's rows follow those of the preceding namespace.
+    The rows of each namespace are numbered from 0. The merged numbers continue from one namespace
+    to the next, so that each row has a number of its own.
 
     Args:
         parts: For each namespace, the number of its rows and the rows of its words.

@@ -247,7 +247,11 @@ class ItemReader:
     # -- one key
 
     def read_row(self, path: bytes, key: str, now: int, as_of: int | None) -> Flow[Row | None]:
-        """Return the row of a key at present or at a time in the past, or None if there is none."""
+        """Return the row of one version of a key, or None if the key had no current version.
+
+        If `as_of` is None, the version that is current at `now` is returned. If `as_of` is a time
+        in the past, the version that was current at `as_of` is returned.
+        """
         name, moment = ("get", now) if as_of is None else ("get_as_of", as_of)
         rows = yield self.sql(name, path, key, moment)
         return rows[0] if rows else None
@@ -318,11 +322,10 @@ class ItemReader:
         ]
 
     def read_closed_versions(self, selection: Selection) -> Flow[list[Row]]:
-        """Read the ids of replaced or deleted versions that match and were current at a past time.
+        """Return the replaced or deleted versions that a search at a past time must rank.
 
-        The past time is `selection.as_of`.
-
-        Returns the path and the id of each version.
+        The result contains the versions that match the filters and were current at the time
+        `selection.as_of`.
         """
         closed: list[Row] = yield self.sql(
             "closed_as_of", *prefix_range(selection.prefix), selection.as_of

@@ -19,8 +19,9 @@ related rows are no more similar than those of random rows. `gain` increases the
 and adds the vectors of a whole thread to the score of its rows, if the rows are long and the
 vectors of neighbouring rows are clearly more similar than those of random rows. `gain` is 0 for
 short rows, because the vector of a short message contains little information about the question
-that the message answers. `origin` is the cosine that unrelated rows have, from which a search
-computes how near a vector is to the query. Decision 0037 has the measurements.
+that the message answers. `origin` is the lowest cosine that two unrelated rows are expected to
+have. A search needs `origin` to compute how near a vector is to the query. Decision 0037 has the
+measurements.
 
 The samples are taken from the rows that were stored first in a namespace, so the measured
 separation depends on no other rows. The separation is not stored in the database, because every
@@ -163,7 +164,7 @@ class VectorSeparation:
 
     @cached_property
     def calibration(self) -> VectorCalibration:
-        """The weight that vectors get in a search of the namespaces from which the samples come."""
+        """The weight of vectors in a search of the namespaces that were measured."""
         # `self.random` is empty if no rows were measured, or if all vectors are equal.
         if not self.random.size:
             return VectorCalibration(trust=0.0) if self.words.size else USUAL

@@ -1,6 +1,6 @@
 """The public methods of a store, and of a scope, which is a store limited to a namespace prefix.
 
-Each method that reads is implemented once, as a blocking method. The async variant of a reading
+A method that reads the database is implemented as a blocking method. The async variant of the
 method runs the blocking method in a worker thread. Each method that writes is implemented as an
 operation of `perdure.effects`, which blocking and async callers run differently. Methods that
 concern all namespaces of a database are in `perdure.stores.whole_store`.
@@ -117,7 +117,11 @@ class Store(BaseStore):
         return results
 
     async def _embed_op_query(self, op: Op | PutItem) -> SearchQuery | None:
-        """Return the query of a search, with its vector if another process computes vectors."""
+        """Embed the query of a search if another process, such as a model server, computes vectors.
+
+        Return the query with its vector. Return None if the operation is not a search, or if
+        vectors are computed in this process.
+        """
         if not isinstance(op, SearchOp) or not self._searcher.awaits_vectors:
             return None
         selection = self._parts.build_item_selection(op.namespace_prefix)
@@ -135,7 +139,8 @@ class Store(BaseStore):
                 "ListNamespacesOp"
             )
         # In langgraph's operations, True is the default of `refresh_ttl`, so True leaves the
-        # decision to the store's configuration. False turns the restart off.
+        # decision to the store's configuration. False means that the read does not restart the time
+        # to live of items.
         refresh_ttl = None if op.refresh_ttl else False
         if isinstance(op, GetOp):
             return self.get(op.namespace, op.key, refresh_ttl=refresh_ttl)
@@ -307,9 +312,9 @@ class Store(BaseStore):
         With a query, return the best results.
 
         Without a query, items are ordered by namespace and then by the time at which they were
-        created. Puts do not change earlier pages, because a new item comes last, and an item that
-        is replaced keeps its position. A delete moves the items after it. Pass the same `as_of` for
-        every page to read a list that does not change.
+        created. A put does not move items between pages: a new item comes last in its namespace,
+        and a replaced item keeps its position. A delete moves each later item forward by one
+        position. Pass the same `as_of` for every page to read a list that does not change.
 
         Args:
             namespace_prefix: The first labels of the namespaces. `()` selects all items.
@@ -412,9 +417,8 @@ class Store(BaseStore):
     def find_namespaces(self, label: str) -> list[Namespace]:
         """Return all namespaces that contain a label, sorted.
 
-        The namespaces of perdure's own notes are included.
-
-        Namespaces in which every item has been deleted are included.
+        The list includes the namespaces in which perdure keeps its own notes about memories, and
+        the namespaces in which every item has been deleted.
         """
         parts, label_path = self._parts, check_namespace_prefix_and_build_path((label,))
         statement, bounds = parts.sql["all_paths"], prefix_range(parts.root)
@@ -545,8 +549,9 @@ class Store(BaseStore):
         """Erase items with all their versions, and remove their bytes from the file.
 
         A key is erased with all its versions if the current version or any past version of the key
-        meets all criteria. Other writers wait while the file is rewritten. If the process dies
-        during the erasure, call `forget` again to complete it.
+        meets all criteria. An SQLite file is rewritten with VACUUM to remove the bytes, and other
+        writers wait until the file has been rewritten. If the process dies during the erasure, call
+        `forget` again to complete it.
 
         Args:
             prefix: Only items under this prefix. `()`, or None with another criterion, means all
@@ -629,7 +634,8 @@ class Store(BaseStore):
     def embed_pending(self, namespace_prefix: Namespace = ()) -> int:
         """Compute missing vectors, and return how many items got vectors.
 
-        An item whose text the embedder refuses stays pending. The others get their vectors.
+        If the embedder raises an error for the text of an item, the item stays without vectors. The
+        vectors of all other items are computed.
 
         Raises:
             EmbeddingFailed: The embedder fails for all items.

@@ -47,7 +47,7 @@ _MEMO_SIZE = 1 << 16
 # English word
 _MAX_STEMMED_LENGTH = 32
 
-ENGLISH: Final = "english"  # A language is named like its Snowball stemmer.
+ENGLISH: Final = "english"  # Each language has the name of its Snowball stemmer.
 NON_LATIN: Final = "other"  # name that stands for all languages whose writing system is not Latin
 
 # writing systems without spaces between words, and Hangul, whose particles are attached to words
@@ -90,7 +90,8 @@ _UNSPACED_CHAR = re.compile(f"[{_UNSPACED_RANGES}]")
 _ACCENTS = re.compile("(?!(?<=\u0438)\u0306)[\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670]")
 _ELISION = re.compile(r"(?:[cdjlmnst]|qu)'(?=[^\W\d_]{2})")
 _CONTRACTED_ENDING = re.compile(r"(?:n't|'(?:s|d|m|t|ll|re|ve))$")
-# Maps the part of a verb that remains of won't, can't and shan't without "n't" to the whole verb.
+# The contractions won't, can't and shan't without "n't" are "wo", "ca" and "sha". This dict maps
+# each of them to the verb that is negated.
 _NEGATED_VERBS = {"wo": "will", "ca": "can", "sha": "shall"}
 _LETTER_VARIANTS = str.maketrans(
     dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4", "'")
@@ -147,8 +148,9 @@ def tokenize_query(text: str) -> list[str]:
     """Return the tokens that a search looks up, without duplicates.
 
     Stop words are left out unless the query consists of stop words only. In a writing system
-    without spaces between words, each pair of neighbouring characters is a token. A single
-    character that has no neighbours in its writing system is also a token.
+    without spaces between words, each pair of neighbouring characters is a token. If such a
+    character stands alone, without a neighbouring character of the same kind, the single character
+    is a token.
 
     >>> tokenize_query("What did the runners run?")
     ['runner', 'run']
@@ -172,12 +174,12 @@ def tokenize_query(text: str) -> list[str]:
 
 
 def extract_query_words_with_stems(text: str) -> dict[str, str]:
-    """Return the words that rank the results of a query, each with its stem.
+    """Return the words of a query by which results are ranked, with the stem of each word.
 
     The result contains the words that `tokenize_query` returns, except the stop words of the
     query's language. The stem of each word is computed by the rules of the query's language. In
     Chinese and Japanese, the text is split at function words, and the parts between them are used
-    as words. In Japanese, endings are removed as well.
+    as words. In Japanese, grammatical endings are split off together with the function words.
 
     >>> extract_query_words_with_stems("Wo sind die Häuser?")
     {'hauser': 'haus'}
@@ -243,7 +245,7 @@ def detect_language(text: str) -> str:
 def split_words(text: str) -> list[str]:
     """Split a text into sequences of letters, and replace variants of a letter by one form.
 
-    The text `isn't` is split into two sequences.
+    For example, the text `isn't` is split into `isn` and `t`.
     """
     return _LETTERS_ONLY.findall(
         text.lower() if text.isascii() else _lowercase_and_strip_accents(text)
@@ -260,7 +262,10 @@ def stop_words(language: str) -> frozenset[str]:
 
 @cache
 def foreign_stop_words() -> frozenset[str]:
-    """Return the stop words of all other languages in Latin letters, without English stop words."""
+    """Return the stop words of all languages except English that use Latin letters.
+
+    A stop word that is also an English stop word is left out.
+    """
     return frozenset().union(
         *(telling for telling, _ in _load_foreign_and_all_stop_words().values())
     )
@@ -270,8 +275,8 @@ def foreign_stop_words() -> frozenset[str]:
 def _load_foreign_and_all_stop_words() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
     """Load two sets of stop words for each language.
 
-    The first set contains the stop words that are not English stop words. The second set contains
-    all stop words of the language.
+    The result maps the name of a language to a pair of sets. The second set contains all stop words
+    of the language. The first set contains only those that are not stop words of English.
 
     Loading takes 1 ms.
     """
@@ -297,9 +302,9 @@ def _function_word_pattern() -> re.Pattern[str]:
 
 
 def is_misspellable(token: str) -> bool:
-    """Return whether a token can be a misspelt word.
+    """Return whether a search may replace a token by a similar word, as a spelling correction.
 
-    A token can be misspelt if it has at least four letters and its writing system separates words
+    A token may be replaced if it has at least four letters and its writing system separates words
     with spaces.
     """
     return 4 <= len(token) <= _MAX_STEMMED_LENGTH and token.isalpha() and not _is_unspaced(token)
@@ -367,7 +372,8 @@ def _strip_contraction(word: str) -> str:
 def iter_stems(text: str, language: str) -> Iterator[tuple[str, str]]:
     """Yield each word of a text that is not a stop word, with its stem in the given language.
 
-    Nothing is yielded if the language is English or has a writing system other than Latin.
+    If the language is English or has a writing system other than Latin, the function yields no
+    words.
     """
     if language in (ENGLISH, NON_LATIN):
         return
@@ -421,7 +427,8 @@ def _stem_word(word: str, language: str) -> str:
 # Minimum number of letters of a long word. Two edits are allowed between two long words. The first
 # letters of two words may differ if one of the words is long.
 _MIN_TWO_EDIT_LENGTH: Final = 6
-# minimum similarity of two words: 1 minus the number of edits per letter of the longer word
+# Minimum similarity of a misspelt word and its correction. The similarity of two words is 1 minus
+# the number of edits divided by the number of letters in the longer word.
 _MIN_EDIT_SIMILARITY: Final = 0.7
 
 
@@ -474,7 +481,7 @@ def message_frequency(token: str, language: str = ENGLISH) -> float:
 
     The share of messages is computed on the assumption that a message has 15 words.
 
-    The share is 0 for a token that is not in the frequency list of the language.
+    The result is 0 if the frequency list of the language does not contain the token.
 
     Source: the small word lists of Speer, wordfreq (2022), https://doi.org/10.5281/zenodo.7199437.
 
@@ -510,7 +517,8 @@ def _load_word_frequencies(language: str) -> tuple[NDArray[np.bytes_], NDArray[n
 class Vocabulary(dict[str, int]):
     """Words with their numbers.
 
-    When a new word is looked up, it is added with the next higher number.
+    If a word is looked up that the dict does not contain, the word is added to the dict with the
+    next number.
     """
 
     def __init__(self, words: Iterable[str] = ()) -> None:
@@ -526,9 +534,10 @@ class Vocabulary(dict[str, int]):
         return number
 
     def similar_words(self, word: str) -> list[str]:
-        """Return all words that have the first letter or the last two letters of a word.
+        """Return all words of the vocabulary that begin or end like a word.
 
-        `find_nearest_words` considers only the words that this method returns.
+        The returned words have the same first letter or the same last two letters as `word`. Only
+        such words are candidates for a spelling correction by `find_nearest_words`.
         """
         with self._lock_index:
             for other in (
@@ -543,11 +552,12 @@ class Vocabulary(dict[str, int]):
 def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> list[str]:
     """Return the words that a misspelt word may stand for, nearest first.
 
-    Words at the same distance are in alphabetical order. One edit is allowed, or two edits if both
-    words have at least six letters. A misspelt word and its correction must have the same first
-    letter. If one of the two words has at least six letters, it is also sufficient that their last
-    two letters are equal. A word of the English frequency list is replaced by another word of the
-    list only if one of the two words is a prefix of the other.
+    Words with the same similarity to the misspelt word are in alphabetical order. One edit is
+    allowed, or two edits if both words have at least six letters. A misspelt word and its
+    correction must begin with the same letter. As an exception, a correction may begin with another
+    letter if the last two letters are equal, and if the misspelt word or its correction has at
+    least six letters. A word of the English frequency list is replaced by another word of the list
+    only if one of the two words is a prefix of the other.
 
     >>> find_nearest_words("mountian", ["paint", "mountain", "fountain"])
     ['mountain']
@@ -619,8 +629,9 @@ _UNSEGMENTED_RANGES = (
 _UNSEGMENTED_RANGES += "\U00020000-\U0003ffff"
 _MAX_UNIT_LENGTH = 32
 _UNIT = re.compile(rf"[{_UNSEGMENTED_RANGES}]|[^\s{_UNSEGMENTED_RANGES}]{{1,{_MAX_UNIT_LENGTH}}}")
-# Matches the end of a sentence or of a line in the text between two words. The code points are
-# full-width punctuation and closing brackets.
+# Matches the end of a sentence or of a line in the text between two words. The first alternative
+# matches Latin punctuation. The second alternative matches Chinese and Japanese punctuation, which
+# is written as code points.
 _SENTENCE_END = re.compile(
     "[.!?\u2026][\"'\u201d\u2019)\\]]*\\s"
     "|[\u3002\uff01\uff1f][\u300d\u300f\u201d\u2019\uff09]*\\s*$|\\n"
@@ -635,8 +646,8 @@ def split_into_chunks(
     """Split a text into overlapping chunks, in order. Only white space may be in no chunk.
 
     A chunk ends at the end of a sentence if possible, otherwise at a space, otherwise anywhere.
-    Each chunk begins within the last words of the preceding chunk. A short passage at the boundary
-    between two chunks is therefore complete in one of the two chunks.
+    Each chunk begins within the last words of the preceding chunk. Because of the overlap, a short
+    passage at the boundary between two chunks is complete in at least one chunk.
 
     Args:
         text: The text. A short text is returned unchanged as the only chunk. A text without words
@@ -654,7 +665,9 @@ def split_into_chunks(
             f"the chunk limit is {limit_words!r} words and the overlap is {overlap_words!r} words; "
             "expected a limit of at least 1 and an overlap of at least 0"
         )
-    if len(text) <= limit_words:  # A text cannot have more words than characters.
+    # Return a short text without counting words, because a text cannot have more words than
+    # characters.
+    if len(text) <= limit_words:
         return [text] if text.strip() else []
     words = text.split() if text.isascii() else ()
     if words and len(words) <= limit_words and max(map(len, words)) <= _MAX_UNIT_LENGTH:
@@ -668,7 +681,10 @@ def split_into_chunks(
 def _cut_text_at_units(
     text: str, units: list[tuple[int, int]], limit: int, overlap: int
 ) -> list[str]:
-    """Split a text with more units than the limit into chunks of about equal size.
+    """Split a text into chunks of about equal size.
+
+    A unit is a word, or a Chinese, Japanese or Korean character. The text must have more units than
+    `limit`.
 
     Args:
         text: The text.
@@ -678,7 +694,7 @@ def _cut_text_at_units(
     """
 
     def grade_cut(at: int) -> int:
-        """Return how good a cut before a unit (word) would be; a higher number is better."""
+        """Return a grade for ending a chunk before the unit `at`. A higher grade is better."""
         end, begin = units[at - 1][1], units[at][0]
         if _SENTENCE_END.search(text, max(end - 3, 0), begin):
             return _AT_SENTENCE_END

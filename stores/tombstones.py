@@ -3,9 +3,10 @@
 An import does not restore a memory for which a tombstone exists.
 
 `perdure.memory` writes a tombstone when a memory is deleted or forgotten. A tombstone is an item
-under `("perdure", "buried", *namespace)`. The key of a tombstone is a hash. Either a text of the
-memory is hashed, or the id of a message from which the memory was made. An import refuses a version
-of an item if a tombstone exists for its text, or for the message from which it was made.
+under `("perdure", "buried", *namespace)`. The key of a tombstone is the hash of a text of the
+memory, or the hash of the id of a message from which the memory was made. An import refuses a
+version of an item if a tombstone exists for the text of the version, or for a message that the
+version names as its source.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ SOURCE: Final = "provenance"
 def is_note_namespace(namespace: Sequence[str]) -> bool:
     """Return whether a namespace contains perdure's notes about memories.
 
-    A namespace that contains notes about memories contains no items of a user.
+    Notes are stored in namespaces of their own. No items that a user has put are in these
+    namespaces.
     """
     root, kind = (*namespace[:2], "", "")[:2]
     return root == ROOT and kind in (*KINDS, TEMPLATES)
@@ -93,15 +95,15 @@ def compute_matching_tombstone_keys(
 
 
 def is_note_path(path: bytes, kinds: Collection[str] = KINDS) -> bool:
-    """Return whether the namespace with this path contains notes of one of these kinds."""
+    """Return whether a namespace contains notes about memories that have one of `kinds`."""
     return _find_index_of_root_label(decode_path(path), kinds) is not None
 
 
 def _find_index_of_root_label(names: Sequence[str], kinds: Collection[str]) -> int | None:
     """Return the index at which the label `ROOT` begins the labels of notes, or None without notes.
 
-    In a namespace of a scope, the index is greater than 0, because the labels of the scope precede
-    `ROOT`.
+    The index is greater than 0 if the notes belong to a scope, because the namespace prefix of the
+    scope precedes the label `ROOT`.
     """
     pairs = enumerate(pairwise(names))
     return next((index for index, (root, kind) in pairs if root == ROOT and kind in kinds), None)
@@ -110,10 +112,11 @@ def _find_index_of_root_label(names: Sequence[str], kinds: Collection[str]) -> i
 def list_tombstone_paths(path: bytes) -> list[bytes]:
     """Return the paths of all namespaces that may contain tombstones for the items of a namespace.
 
-    A scope stores its notes about memories under its own namespace prefix, and no row records which
-    prefixes are scopes. Every prefix of a namespace may be the prefix of a scope, so every prefix
-    is considered. An item in quarantine is refused because of the same tombstones as a memory in
-    the namespace for which the item is intended.
+    A scope is a store that is limited to a namespace prefix, and it stores its notes under this
+    prefix. The database does not record which prefixes are scopes. Every prefix of a namespace may
+    be the prefix of a scope, so the result contains a path for every prefix. For a quarantine
+    namespace, the function returns the paths for the namespace to which the items in quarantine
+    will be moved.
     """
     names = decode_path(path)
     root_index = _find_index_of_root_label(names, KINDS)
@@ -161,7 +164,7 @@ class TombstoneReader:
     _note_paths: dict[bytes, list[bytes]] = field(default_factory=dict)
 
     def find_matching_tombstone_keys(self, contents: Sequence[ItemContent]) -> Flow[list[set[str]]]:
-        """Return for each content, in order, the keys of the existing tombstones that match."""
+        """Return the keys of the existing tombstones that match each of `contents`, in order."""
         yield from self._cache_tombstone_paths_of_namespaces({content.path for content in contents})
         candidates: list[tuple[int, bytes, str]] = []
         for number, content in enumerate(contents):
@@ -181,7 +184,11 @@ class TombstoneReader:
         return refused
 
     def _cache_tombstone_paths_of_namespaces(self, namespace_paths: Iterable[bytes]) -> Flow[None]:
-        """Find and cache the paths of namespaces that contain tombstones for other namespaces."""
+        """Cache, for each of `namespace_paths`, the paths of namespaces with tombstones.
+
+        The items of a namespace are compared with the tombstones in these namespaces. Namespaces
+        that contain no tombstones are left out.
+        """
         paths_of_namespaces = {
             path: list_tombstone_paths(path)
             for path in namespace_paths

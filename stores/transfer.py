@@ -73,11 +73,13 @@ Source = Generator[tuple[str, Mapping[str, Any] | ItemVersion | ImportFailed], N
 class _ImportState:
     """The state of an import.
 
-    The state of an import contains the keys whose remaining versions are skipped or refused.
+    An import is written in batches. The state carries over, from one batch to the next, the keys of
+    items whose further versions must be skipped or refused.
     """
 
-    # Keys for which this store has a version with the same number but other content. None means
-    # that such a version raises an error.
+    # Keys of items for which this store has a version with the same number as an imported version
+    # but with other content. If the field is None, the import raises an error for the first key
+    # with such a difference.
     differing: set[_RowKey] | None
     # keys that are refused because of a tombstone in this store
     refused: set[_RowKey] = field(default_factory=set)
@@ -311,13 +313,14 @@ class Transfer:
             ) from exc
 
 
-# A value that the check of values refuses. It replaces a null value in an imported line, because
-# `prepare_put` would take None for a delete.
+# A value that is not valid JSON, so that `prepare_put` raises an error for it. If an imported line
+# has the value null, the value is replaced by `_INVALID_VALUE`, because `prepare_put` would
+# interpret None as a delete.
 _INVALID_VALUE: Any = ()
 
 
 def _parse_time(line: Mapping[str, Any], name: str) -> int | None:
-    """Return the time in a field of a line, in microseconds, or None without the field."""
+    """Return the time in a field of a line, in microseconds, or None if the field is missing."""
     return to_microseconds(datetime.fromisoformat(line[name])) if name in line else None
 
 
@@ -344,7 +347,8 @@ def _write_versions(
     Items with a tombstone in this store are refused. If an imported version has the same number as
     a version in this store but other content, the version and all later versions of its key are
     skipped. The key is added to `state.differing`. If `state.differing` is None, an imported
-    version with other content raises an error.
+    version whose content differs from that of the stored version with the same number raises an
+    error.
     """
     report, imported_tombstones = TransferReport(), set[_RowKey]()
     totals = WriteTotals(None if model is None else (yield from writer.register_model(model)))
@@ -361,8 +365,8 @@ def _write_versions(
             equal_row = newest
         is_same = equal_row is not None and _has_same_content(writer, equal_row, item.put)
         is_tombstone = is_note_path(row_key[0], (TOMBSTONES,))
-        # An existing tombstone records when the item was forgotten in this database, so an import
-        # does not change it.
+        # Keep an existing tombstone unchanged, because it records when the item was forgotten in
+        # this database.
         is_own = (
             is_tombstone
             and bool(rows)
@@ -388,7 +392,8 @@ def _write_versions(
             is_present = item.version is not None and equal_row is newest and not is_own
             present = newest if is_present else None
             if present and present[6:8] == (None, None) and item.valid_to is not None:
-                # An imported end time is not applied to an item that has an expiry in this store.
+                # Close the version in this store at the time at which the imported version was
+                # closed. A version that has an expiry in this store is not closed.
                 yield _build_close_statements(
                     writer,
                     (yield from writer.read_present_version(item.put)),
@@ -414,10 +419,9 @@ def _find_refused_keys(
 ) -> Flow[set[_RowKey]]:
     """Return the keys of a batch for which this store has a tombstone.
 
-    A key is refused if there is a tombstone for any of its versions.
-
-    A tombstone is ignored if the current version of the key in this store has the text of the
-    tombstone, because the item was stored again after its erasure.
+    The import must refuse all versions of a key if a tombstone matches any version of the key. If
+    the text of a tombstone is the text of the current version in this store, the tombstone is
+    ignored, because somebody has stored the text again after its erasure.
     """
     reader = TombstoneReader(writer.sql, now, state.imported_tombstones)
     keys_of_items = yield from reader.find_matching_tombstone_keys([item.content for item in items])
@@ -445,7 +449,10 @@ def _read_content(writer: ItemWriter, row: Row) -> ItemContent:
 def _add_version(
     writer: ItemWriter, item: ItemVersion, now: int, totals: WriteTotals
 ) -> Flow[None]:
-    """Add a version of an item, and end the current version of its key before it."""
+    """Add an imported version of an item.
+
+    If the key has a current version, close that version first.
+    """
     present = yield from writer.read_present_version(item.put)
     namespace_key, row, version, created, valid_from, _, _, last_closed, _, first_id = present
     valid_from_time = now if item.valid_from is None else item.valid_from
@@ -480,7 +487,10 @@ def _add_version(
 def _build_close_statements(
     writer: ItemWriter, present: Row, valid_to: int, totals: WriteTotals
 ) -> list[Statement]:
-    """Build the statements that end a current version, as read by `read_present_version`."""
+    """Build the statements that close a current version.
+
+    `present` is the row of the version that `read_present_version` returned.
+    """
     namespace_key, row, _, _, valid_from, _, size, *_ = present
     totals.add_growth(namespace_key, -1, -size)
     return writer.build_close_statements([(max(valid_to, valid_from + 1), row)])

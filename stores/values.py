@@ -1,4 +1,4 @@
-"""Values of items: checks that a value is a JSON object, its encoding, and the texts in it."""
+"""Functions that check and encode the values of items, and that extract the texts from a value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from langgraph.store.base import get_text_at_path, tokenize_path
 from perdure.errors import ConfigurationError, CorruptRecord, InvalidValue
 
 MAX_DEPTH = 64  # maximum nesting of objects and arrays in a value
-_MAX_INTEGER_BITS = 13_000  # maximum bits of an integer; Python parses at most 4,300 digits
+# Maximum number of bits in an integer. An integer of 13,000 bits has fewer than 4,300 decimal
+# digits, which is the maximum that Python parses.
+_MAX_INTEGER_BITS = 13_000
 MAX_BYTES = 16 << 20  # default maximum size of the JSON of a value; `open` has an option for it
 # Minimum similarity, from 0 to 1, of a name that an error message suggests in place of an unknown
 # name. With a lower minimum, the message would suggest `$gte` for `$regex`.
@@ -247,7 +249,8 @@ def check_number(
 def suggest_name(name: object, allowed: Iterable[str]) -> str:
     """Return the end of an error message about an unknown name.
 
-    The text suggests the closest known name, if there is one, and lists all known names.
+    The returned text suggests the known name that is most similar to the unknown name, if there is
+    a similar one, and lists all known names.
 
     >>> suggest_name("actr", ("actor", "at")), suggest_name("$y", ("$eq", "$ne"))
     ("did you mean 'actor'? There are actor, at", 'there are $eq, $ne')

@@ -1,8 +1,9 @@
 """Vectors: the embedding model, checks of its answers, the stored encoding, and similarity scores.
 
-Only vectors of the same model can be compared. Scores are exact. If there are more vectors than a
-configurable limit, sketches preselect the rows that are scored exactly. A sketch is a short bit
-string that approximates a vector.
+Only vectors of the same model can be compared. All similarity scores are exact unless there are
+more vectors than a configurable limit. Above the limit, a search first compares sketches and
+computes exact scores only for the rows whose sketches are most similar to the query's sketch. A
+sketch is a short bit string that approximates a vector.
 
 A sketch has one bit for each dimension of a vector: the sign of the number in this dimension
 (random-hyperplane hashing: Charikar, STOC 2002). The similarity of two sketches is measured by
@@ -55,7 +56,7 @@ class Model:
 
     @classmethod
     def from_setting(cls, text: str) -> Self:
-        """Parse the model from a setting of the store."""
+        """Parse the recorded description of the embedding model from JSON text."""
         return cls(**parse_setting("model", text, _is_valid_model_setting))
 
     def to_setting(self) -> str:
@@ -72,10 +73,10 @@ class Model:
         return self.dims * np.dtype(self.kind).itemsize + (4 if self.kind == "int8" else 0)
 
     def build_mismatch_error(self, opened_with: Model) -> EmbedderMismatch:
-        """Build the error for an embedder that does not fit the store's vectors.
+        """Build the error for an embedder that differs from the recorded embedding model.
 
-        An embedder does not fit if its model or its encoding of vectors differs from the one that
-        the store has recorded.
+        The error is raised if the model of the embedder, or its encoding of vectors, differs from
+        the model or the encoding that the store has recorded.
         """
         if (self.name, self.dims) == (opened_with.name, opened_with.dims):
             return EmbedderMismatch(
@@ -197,7 +198,10 @@ def encode_vector_groups(
 
 
 def rescored_share(row_count: int) -> float:
-    """Return the share of rows that are scored exactly after the comparison of sketches."""
+    """Return which share of `row_count` rows an approximate search scores exactly.
+
+    A search selects the rows by comparing sketches.
+    """
     return max(_RESCORED_SHARE, min(1.0, _MIN_RESCORED_ROWS / max(row_count, 1)))
 
 
@@ -207,8 +211,8 @@ class VectorMatrix:
 
     rows: NDArray[Any]  # `[n, dims]`, normalised
     scale: Floats | None = None  # factor of each row, only for `int8`
-    # The sketch of each row, as an array of shape `[words, n]`. It is None if there are too few
-    # rows for approximate scores.
+    # The sketches of all rows, as an array of shape `[words, n]`. Each column is the sketch of one
+    # row, in 64-bit words. The field is None if there are too few rows for approximate scores.
     sketch: NDArray[np.uint64] | None = None
 
     @classmethod
@@ -238,7 +242,7 @@ class VectorMatrix:
         return sum(part.nbytes for part in parts if part is not None)
 
     def take_rows(self, order: NDArray[Any]) -> VectorMatrix:
-        """Return a matrix with the rows of these indexes, in their order."""
+        """Return a new matrix with the rows whose numbers are in `order`, in this order."""
         return VectorMatrix(self.rows[order], None if self.scale is None else self.scale[order])
 
     def to_float32(self) -> Floats:
@@ -271,7 +275,8 @@ class VectorMatrix:
     def estimate_scores(self, query: Floats, start: int, stop: int, share: float) -> Floats:
         """Return approximate cosine similarities of the rows `start` to `stop`.
 
-        The `share` of rows whose sketches are nearest to the query's sketch get exact similarities.
+        The exact similarity is computed for the rows whose sketches are nearest to the query's
+        sketch. The argument `share` says for which share of the rows.
         """
         assert self.sketch is not None
         distance = self._compute_hamming_distances(
@@ -282,7 +287,9 @@ class VectorMatrix:
         min_count = max(int(share * len(distance)), 1)
         nearest = int(np.searchsorted(np.cumsum(counts), min(min_count, len(distance))))
         table = np.cos(np.pi * np.arange(bit_count + 1) / bit_count).astype(np.float32)
-        table -= table[nearest]  # No estimate may be higher than an exact score.
+        # Estimated similarities are lowered, so that no estimate is higher than an exact
+        # similarity.
+        table -= table[nearest]
         chosen = np.flatnonzero(distance <= nearest)
         exact = self.take_rows(chosen + start).score_rows(query, 0, len(chosen))
         out = np.minimum(table[distance], 0.0) + exact.min(initial=1.0)
@@ -310,7 +317,8 @@ class VectorMatrix:
 def _compute_sketches(rows: NDArray[Any]) -> NDArray[np.uint64]:
     """Return sketches, `uint64[words, n]`.
 
-    A bit of a sketch is set if the number in the same dimension of the vector is positive.
+    A sketch has one bit for each dimension of a vector. The bit is 1 if the number in that
+    dimension of the vector is positive.
     """
     count, dims = rows.shape
     words = -(-dims // _WORD_BITS)

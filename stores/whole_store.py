@@ -84,7 +84,10 @@ class WholeStore(DatabaseOwner, Store):
         self._sweeper: ExpiredItemSweeper | None = None
 
     def close(self) -> None:
-        """Stop the sweeper, and close the database after all pending writes."""
+        """Stop the thread that sweeps expired items, and close the database.
+
+        Pending writes are completed before the database is closed.
+        """
         sweeper, self._sweeper = self._sweeper, None
         if sweeper is not None:
             sweeper.stopped.set()
@@ -171,7 +174,9 @@ class WholeStore(DatabaseOwner, Store):
     def find_removable(
         self, rule: VersionRetention | None = None, *, prefix: Namespace = ()
     ) -> list[RemovableVersions]:
-        """Return the versions, by key, that `sweep_ttl` followed by `retain` would remove now.
+        """Return what `sweep_ttl` followed by `retain` would remove now.
+
+        Each element of the list describes the removable versions of one key.
 
         Nothing is written.
 
@@ -332,7 +337,8 @@ class WholeStore(DatabaseOwner, Store):
     def model(self) -> Model | None:
         """The embedding model, or None if the store has no embedder.
 
-        The model's `dims` is 0 until the length of its vectors is known.
+        The attribute `dims` of the model is the length of its vectors, or 0 until the length is
+        known.
         """
         model = self._parts.preparer.embeddings.model
         return None if model is None else replace(model)
@@ -373,11 +379,11 @@ class WholeStore(DatabaseOwner, Store):
 
         An exported version that exists already, or that is older than the existing one, is skipped.
         If a line has neither a field `namespace` nor a field `value`, its whole JSON object is the
-        value of an item. An item from a line without the two fields is put into the namespace that
-        the argument `namespace` names. The key of the item is the field `key` of the object, or a
-        hash of the object if the field `key` is missing. A line that has a field `namespace` or
-        `value` may contain only fields that `export` writes. A memory that was deleted or forgotten
-        in this store is refused and named in the report; see `import_from`.
+        value of an item. The item of a line that has neither `namespace` nor `value` is put into
+        the namespace that the argument `namespace` names. The key of the item is the field `key` of
+        the object, or a hash of the object if the field `key` is missing. A line that has a field
+        `namespace` or `value` may contain only fields that `export` writes. A memory that was
+        deleted or forgotten in this store is refused and named in the report; see `import_from`.
 
         Args:
             lines: JSON, one object per line. Empty lines are skipped.
@@ -415,10 +421,11 @@ class WholeStore(DatabaseOwner, Store):
         skipped.
 
         A memory that was deleted or forgotten in this store (`perdure.memory.forget`) is refused
-        with all its versions. A forgotten memory is refused even if it was changed in the source
-        afterwards. The report names each refused memory. The tombstone in this store decides. A
-        tombstone contains the hash of a text that the item has or had, or of the message from which
-        a turn was made. To have the memory again, add it here.
+        with all its versions. A memory that was forgotten in this store is refused even if the
+        memory was changed in the source after it was forgotten. The report names each refused
+        memory. The tombstone in this store decides. A tombstone contains the hash of a text that
+        the item has or had, or of the message from which a turn was made. To have the memory again,
+        add it here.
 
         Args:
             source: The path of the file, the Postgres DSN, or an open store with blocking methods.

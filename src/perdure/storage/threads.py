@@ -290,9 +290,10 @@ class Queues:
                 del self._queues[name]
 
     def _notify_if_first(self, ticket: Ticket) -> None:
-        """Wake the waiter of a ticket if the ticket is first in all queues that contain it.
+        """Wake the thread or coroutine of a ticket if the ticket is first in all its queues.
 
-        If nobody waits for the ticket any more, the ticket is removed from the queues.
+        If the ticket is first but nobody waits for it any more, the ticket is removed from the
+        queues.
         """
         if ticket.turn.done() or any(self._queues[name][0] is not ticket for name in ticket.names):
             return
