@@ -31,8 +31,8 @@ from perdure.errors import (
 SECRET = "the harbour master's name is Ottilie"
 
 
-def make_config(thread_id: Any = "t", **more: Any) -> Any:
-    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": "", **more}}
+def make_config(thread_id: Any = "t", **options: Any) -> Any:
+    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": "", **options}}
 
 
 def make_checkpoint(uid: str = "1", **values: Any) -> Any:
@@ -225,7 +225,7 @@ def filled_file(tmp_path: Path) -> Path:
     return path
 
 
-def read_all(path: Path) -> None:
+def read_all_checkpoints(path: Path) -> None:
     with SQLiteCheckpointer.open(path) as saver:
         for _ in saver.list(None):
             pass
@@ -238,7 +238,7 @@ def test_truncated_file_raises_storage_error(filled_file: Path, kept_fraction: f
     filled_file.write_bytes(content[: int(len(content) * kept_fraction)])
 
     with pytest.raises(StorageError, match=r"filled\.db"):
-        read_all(filled_file)
+        read_all_checkpoints(filled_file)
 
 
 def test_overwritten_file_raises_storage_error_with_its_name(filled_file: Path) -> None:
@@ -247,7 +247,7 @@ def test_overwritten_file_raises_storage_error_with_its_name(filled_file: Path) 
     filled_file.write_bytes(content)
 
     with pytest.raises(StorageError, match=r"filled\.db"):
-        read_all(filled_file)
+        read_all_checkpoints(filled_file)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="folders have other permissions there")
@@ -255,7 +255,7 @@ def test_read_only_folder_raises_storage_error(tmp_path: Path) -> None:
     """The error says what to check."""
     folder = tmp_path / "locked"
     folder.mkdir(mode=0o500)
-    if os.geteuid() == 0:  # permissions do not apply to root
+    if os.geteuid() == 0:  # root may write to any folder but /proc
         folder = Path("/proc")
 
     with pytest.raises(StorageError, match="check"):
@@ -283,7 +283,7 @@ class AlmostFullConnection(sqlite3.Connection):
 
 
 def test_put_on_full_disk_writes_nothing_and_keeps_earlier_threads(tmp_path: Path) -> None:
-    """Reads still work."""
+    """Threads that were stored before can still be read."""
     path = tmp_path / "x.db"
     written = 0
     with SQLiteCheckpointer.open(path, factory=AlmostFullConnection) as saver:

@@ -148,7 +148,7 @@ def test_regrouping_does_not_rewrite_longest_ranges(ranges: Ranges) -> None:
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9))
 def test_max_range_count_grows_with_logarithm_of_length(n: int, more: int) -> None:
-    """It never decreases, and a value of twice the length may have one or two more ranges."""
+    """The count never decreases. A value of twice the length may have one or two more ranges."""
     assert 8 <= compute_max_range_count(n) <= compute_max_range_count(n + more)
     if n:
         assert compute_max_range_count(2 * n) in (

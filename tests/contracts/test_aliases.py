@@ -122,13 +122,13 @@ OLD_AND_NEW_VALUES: dict[str, tuple[Any, Any]] = {
         NewHuman(content="hi", id="1", mood="glad"),
     ),
     "generic model": (OLD_INT_BOX(x=1), NEW_INT_BOX(x=1)),
-    "within each other": (
+    "nested": (
         OldModel(n=1, inner=OldData(2, (OldKind.A, OldPair(1, [OldKind.A])))),
         NewModel(n=1, inner=NewData(2, (NewKind.A, NewPair(1, [NewKind.A])))),
     ),
     "in a Send": (Send("n", {"x": OldData(1)}), Send("n", {"x": NewData(1)})),
     "in a set": ({OldKind.A, OldPair(1)}, {NewKind.A, NewPair(1)}),
-    "as a key": (OldData(1, ({OldKind.A: 1},)), NewData(1, ({NewKind.A: 1},))),
+    "as dict key": (OldData(1, ({OldKind.A: 1},)), NewData(1, ({NewKind.A: 1},))),
     "in a list": ([OldKind.A, {"k": OldKind.A}], [NewKind.A, {"k": NewKind.A}]),
 }
 
@@ -232,7 +232,9 @@ def test_object_of_missing_class_is_read_as_dict_and_alias_is_suggested(
     place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fields are read as a dict. The log names the missing class and suggests an alias."""
-    monkeypatch.setattr(values, "_noted", set())  # what was logged is not logged again
+    monkeypatch.setattr(
+        values, "_noted", set()
+    )  # values that were logged before are not logged again
     shop_module = ModuleType("renamed_shop")
     order_class = dataclasses.make_dataclass(
         "Order", ["n"], namespace={"__module__": "renamed_shop"}
@@ -274,26 +276,29 @@ def test_alias_target_may_be_another_alias() -> None:
 
 
 INVALID_ALIASES: dict[str, tuple[Any, str]] = {
-    "itself": ({("m", "A"): ("m", "A")}, "form a cycle: m.A to m.A"),
-    "two": ({("m", "A"): ("m", "B"), ("m", "B"): ("m", "A")}, "form a cycle"),
-    "over the class": ({("m", "A"): NewData, (HERE, "NewData"): ("m", "A")}, "form a cycle"),
-    "no module": ({("m", "A"): ("no_module_of_that_name", "B")}, "cannot be imported"),
-    "no class": ({("m", "A"): (HERE, "NoSuchClass")}, "there is no such class"),
-    "a function": ({("m", "A"): (HERE, "compile_graph")}, "there is no such class"),
+    "alias of itself": ({("m", "A"): ("m", "A")}, "form a cycle: m.A to m.A"),
+    "cycle of two": ({("m", "A"): ("m", "B"), ("m", "B"): ("m", "A")}, "form a cycle"),
+    "cycle through class": ({("m", "A"): NewData, (HERE, "NewData"): ("m", "A")}, "form a cycle"),
+    "missing module": ({("m", "A"): ("no_module_of_that_name", "B")}, "cannot be imported"),
+    "missing class": ({("m", "A"): (HERE, "NoSuchClass")}, "there is no such class"),
+    "target is function": ({("m", "A"): (HERE, "compile_graph")}, "there is no such class"),
     "two targets": ([(("m", "A"), NewData), ("m:A", NewPair)], "two targets for m.A"),
-    "another kind": ({("m", "A"): Path}, "not a pydantic model, dataclass, enum or named tuple"),
-    "langgraph's": ({("langgraph.types", "Send"): NewData}, "only classes of your own"),
-    "no name": ({"A": NewData}, "a name in aliases is 'A'; expected"),
-    "a class as a name": ({OldData: NewData}, "a name in aliases is"),
-    "no target": ({("m", "A"): 5}, "a target in aliases is 5; expected"),
-    "no dict": (5, "aliases is 5; expected a dict"),
-    "no pairs": ([5], r"aliases contains 5; expected \(old"),
+    "unsupported class": (
+        {("m", "A"): Path},
+        "not a pydantic model, dataclass, enum or named tuple",
+    ),
+    "langgraph class": ({("langgraph.types", "Send"): NewData}, "only classes of your own"),
+    "name without module": ({"A": NewData}, "a name in aliases is 'A'; expected"),
+    "class as name": ({OldData: NewData}, "a name in aliases is"),
+    "target is number": ({("m", "A"): 5}, "a target in aliases is 5; expected"),
+    "number for dict": (5, "aliases is 5; expected a dict"),
+    "list without pairs": ([5], r"aliases contains 5; expected \(old"),
 }
 
 
 @pytest.mark.parametrize("name", INVALID_ALIASES)
 def test_invalid_aliases_are_refused_before_database_is_created(name: str, tmp_path: Path) -> None:
-    """Every class and function that opens a checkpointer refuses them."""
+    """Every class and function that opens a checkpointer refuses invalid aliases."""
     aliases, expected_message = INVALID_ALIASES[name]
     path = tmp_path / "x.db"
     dsn = "postgresql://nobody@127.0.0.1:1/none"

@@ -310,7 +310,16 @@ def test_rewind_makes_older_checkpoint_the_head(saver: SQLiteCheckpointer) -> No
         lambda saver, ids: put(saver, {"n": "x" * 999}, config_at(uid=ids[2]), uid=ids[3]),
         lambda saver, ids: saver.put_writes(config_at(uid=ids[3]), [("a", 1), ("b", 2)], "task3"),
     ],
-    ids=["put", "prune", "forget", "copy", "copy-part", "runs", "once-more", "writes"],
+    ids=[
+        "put",
+        "prune",
+        "retain-without-history",
+        "copy",
+        "copy-to-checkpoint",
+        "delete-for-runs",
+        "put-again",
+        "put-writes",
+    ],
 )
 @pytest.mark.parametrize("key", [None, KEY], ids=["plain", "sealed"])
 def test_size_bytes_equals_size_of_stored_rows(
@@ -328,7 +337,7 @@ def test_size_bytes_equals_size_of_stored_rows(
 def test_two_checkpointers_on_one_file_see_each_others_changes(
     tmp_path: Path, key: bytes | None
 ) -> None:
-    """Each sees the puts, prunes and deletions of the other in the same process."""
+    """Each checkpointer sees the puts, prunes and deletions of the other in the same process."""
     path = tmp_path / "x.db"
     with (
         SQLiteCheckpointer.open(path, key=key) as one,

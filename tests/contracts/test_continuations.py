@@ -36,9 +36,9 @@ def make_message(key: str) -> Any:
 
 
 def test_continuation_appends_to_messages_of_its_parent(saver: SQLiteCheckpointer) -> None:
-    """The result equals a put of the whole list.
+    """A put of a continuation equals a put of the whole list.
 
-    The parent may be the head or an older checkpoint.
+    The parent may be the head or older.
     """
     first = put(saver, THREAD_CONFIG, [make_message("h1"), make_message("a1")], 0)
     second = put(saver, first, Continuation([make_message("h2"), make_message("a2")]), 1)
@@ -93,7 +93,7 @@ def test_continuation_without_parent_list_is_refused(saver: SQLiteCheckpointer) 
 
 
 def test_continuation_leaves_out_erased_messages(saver: SQLiteCheckpointer) -> None:
-    """An erased message is left out when the continuation or its parent contains it."""
+    """An erased message is left out if the continuation or its parent contains the message."""
     config = put(saver, THREAD_CONFIG, [make_message("h1"), make_message("a1")], 0)
     saver.erase("t", ["a1"])
     after = put(saver, config, Continuation([make_message("a1"), make_message("h2")]), 1)

@@ -78,9 +78,8 @@ def test_due_cron_starts_one_run_for_each_time(filled_saver: Saver) -> None:
 def test_update_of_cron_sets_next_time_only_on_request(filled_saver: Saver) -> None:
     table, cron = CronTable(filled_saver), create_cron(filled_saver)
     asyncio.run(table.advance_next_time(cron, 7.0))
-    asyncio.run(
-        table.advance_next_time(cron, 8.0)
-    )  # ignored, because the cron is no longer due at that time
+    # ignored, because the cron is no longer due at that time
+    asyncio.run(table.advance_next_time(cron, 8.0))
     changed = cron._replace(content={"payload": 1}, next_at=9.0)
     update_without_time = asyncio.run(table.update(changed, sets_next_time=False))
     update_with_time = asyncio.run(table.update(changed, sets_next_time=True))

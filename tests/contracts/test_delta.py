@@ -44,16 +44,16 @@ STATE_BY_SNAPSHOT_FREQUENCY: dict[int, Any] = {
 }
 
 
-def compile_graph(saver: Any, every: int) -> Any:
+def compile_graph(saver: Any, snapshot_frequency: int) -> Any:
     """Compile a graph of two parallel nodes and a third.
 
-    The channel has a snapshot at every `every`-th update.
+    Every `snapshot_frequency` updates, the channel has a snapshot.
     """
 
     def make_node(name: str) -> Any:
         return lambda state: {"words": [f"{name}{len(state['words'])}"], "total": 1}
 
-    builder = StateGraph(STATE_BY_SNAPSHOT_FREQUENCY[every])
+    builder = StateGraph(STATE_BY_SNAPSHOT_FREQUENCY[snapshot_frequency])
     for name in "abc":
         builder.add_node(name, make_node(name))
     builder.add_edge(START, "a")
@@ -66,13 +66,13 @@ def run_graph(graph: Any, word: str, durability: Durability = "sync", config: An
     return graph.invoke({"words": [word], "total": 0}, config or config_at(), durability=durability)
 
 
-for_each_frequency = pytest.mark.parametrize("every", [1, 3, 100])
+for_each_frequency = pytest.mark.parametrize("snapshot_frequency", [1, 3, 100])
 
 
 @for_each_frequency
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 def test_state_and_history_equal_those_of_langgraph_memory_saver(
-    saver: SQLiteCheckpointer, every: int, durability: Durability
+    saver: SQLiteCheckpointer, snapshot_frequency: int, durability: Durability
 ) -> None:
     """The states are equal for blocking and for async calls."""
 
@@ -81,7 +81,7 @@ def test_state_and_history_equal_those_of_langgraph_memory_saver(
 
     histories = []
     for checkpointer in (InMemorySaver(), saver):
-        graph = compile_graph(checkpointer, every)
+        graph = compile_graph(checkpointer, snapshot_frequency)
         for word in "xyz":
             run_graph(graph, word, durability)
         histories.append([(s.values, s.next) for s in graph.get_state_history(config_at())])
@@ -92,9 +92,11 @@ def test_state_and_history_equal_those_of_langgraph_memory_saver(
 
 
 @for_each_frequency
-def test_state_is_unchanged_after_prune_and_copy(saver: SQLiteCheckpointer, every: int) -> None:
-    """The writes of a head survive prunes and copies, and runs continue from it."""
-    graph = compile_graph(saver, every)
+def test_state_is_unchanged_after_prune_and_copy(
+    saver: SQLiteCheckpointer, snapshot_frequency: int
+) -> None:
+    """The writes of a head survive prunes and copies, and runs continue from the head."""
+    graph = compile_graph(saver, snapshot_frequency)
     for word in "xyz":
         run_graph(graph, word)
     expected = graph.get_state(config_at()).values
@@ -120,10 +122,10 @@ def test_state_is_unchanged_after_prune_and_copy(saver: SQLiteCheckpointer, ever
 
 @for_each_frequency
 def test_retain_keeps_writes_that_kept_checkpoints_are_rebuilt_from(
-    saver: SQLiteCheckpointer, every: int
+    saver: SQLiteCheckpointer, snapshot_frequency: int
 ) -> None:
     """Every kept checkpoint has the same values as before."""
-    graph = compile_graph(saver, every)
+    graph = compile_graph(saver, snapshot_frequency)
     for word in "wxyz":
         run_graph(graph, word)
     before = {checkpoint_id_of(s.config): s.values for s in graph.get_state_history(config_at())}
@@ -144,7 +146,7 @@ def test_prune_leaves_only_head_if_every_update_has_snapshot(saver: SQLiteCheckp
 
 
 def test_branches_are_rebuilt_without_writes_of_siblings(saver: SQLiteCheckpointer) -> None:
-    """A fork has the writes of its ancestors, and none of its sibling."""
+    """A fork has the writes of its ancestors, and no write of its sibling."""
     graph = compile_graph(saver, 100)
     run_graph(graph, "x")
     old = graph.get_state(config_at())

@@ -37,20 +37,24 @@ def merge_by_id(state: list[AnyMessage] | None, updates: Sequence[Any]) -> list[
 
 
 def make_builder(
-    channel: str = "messages", *, reduce: Any = merge_by_id, kind: Any = list, every: int = 100
+    channel: str = "messages",
+    *,
+    reduce: Any = merge_by_id,
+    kind: Any = list,
+    snapshot_frequency: int = 100,
 ) -> Any:
     """Return a graph builder without nodes, whose state is one channel.
 
-    The channel has a snapshot at every `every`-th update.
+    Every `snapshot_frequency` updates, the channel has a snapshot.
     """
-    delta: Any = DeltaChannel(reduce, snapshot_frequency=every)
+    delta: Any = DeltaChannel(reduce, snapshot_frequency=snapshot_frequency)
     make_state_class: Any = TypedDict
     return StateGraph(make_state_class("State", {channel: Annotated[kind, delta]}))
 
 
-def compile_graph(saver: Any, node: Node, *, every: int = 100) -> Any:
+def compile_graph(saver: Any, node: Node, *, snapshot_frequency: int = 100) -> Any:
     """Compile a graph of one node with a channel of messages."""
-    builder = make_builder(every=every)
+    builder = make_builder(snapshot_frequency=snapshot_frequency)
     builder.add_node("node", node)
     builder.add_edge(START, "node")
     return builder.compile(checkpointer=saver)
@@ -71,12 +75,12 @@ def read_state_texts(graph: Any, config: Any = None) -> list[str]:
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
-@pytest.mark.parametrize("every", [1, 2, 100])
+@pytest.mark.parametrize("snapshot_frequency", [1, 2, 100])
 def test_history_has_every_message_once_in_order(
-    saver: SQLiteCheckpointer, every: int, durability: Durability
+    saver: SQLiteCheckpointer, snapshot_frequency: int, durability: Durability
 ) -> None:
-    """History, title and counts agree with the state for every frequency of snapshots."""
-    graph = compile_graph(saver, answer_newest_message, every=every)
+    """History, title and counts agree with the state at any frequency of snapshots."""
+    graph = compile_graph(saver, answer_newest_message, snapshot_frequency=snapshot_frequency)
     for word in ("one", "two", "three"):
         graph.invoke({"messages": [HumanMessage(word)]}, config_at(), durability=durability)
     items = saver.history("t")
@@ -90,9 +94,9 @@ def test_history_has_every_message_once_in_order(
     assert info.items >= 6
 
 
-@pytest.mark.parametrize("every", [1, 2, 100])
+@pytest.mark.parametrize("snapshot_frequency", [1, 2, 100])
 def test_removed_and_replaced_messages_stay_in_history(
-    saver: SQLiteCheckpointer, every: int
+    saver: SQLiteCheckpointer, snapshot_frequency: int
 ) -> None:
     """`seen` respects ids, `RemoveMessage`, `REMOVE_ALL_MESSAGES` and `Overwrite`."""
     steps = iter(
@@ -104,18 +108,20 @@ def test_removed_and_replaced_messages_stay_in_history(
             Overwrite([AIMessage("fourth", id="d")]),
         ]
     )
-    graph = compile_graph(saver, lambda state: {"messages": next(steps)}, every=every)
-    seen, history_lengths = [], []
+    graph = compile_graph(
+        saver, lambda state: {"messages": next(steps)}, snapshot_frequency=snapshot_frequency
+    )
+    seen_texts, history_lengths = [], []
     for number in range(5):
         graph.invoke({"messages": [HumanMessage(f"{number}", id=f"h{number}")]}, config_at())
         items = saver.history("t")
-        seen.append([item.value.text for item in items if item.seen])
+        seen_texts.append([item.value.text for item in items if item.seen])
         history_lengths.append(len(items))
-        assert sorted(seen[-1]) == sorted(read_state_texts(graph))
+        assert sorted(seen_texts[-1]) == sorted(read_state_texts(graph))
 
-    assert seen[:2] == [["0", "first"], ["0", "1", "second"]]
-    assert seen[3] == ["third"]
-    assert seen[4] == ["fourth"]
+    assert seen_texts[:2] == [["0", "first"], ["0", "1", "second"]]
+    assert seen_texts[3] == ["third"]
+    assert seen_texts[4] == ["fourth"]
     assert history_lengths == [2, 4, 6, 8, 10]
     assert saver.checkpoints("t")[0].counts["messages"] == 1
 
@@ -145,19 +151,21 @@ def append_parts(state: list[AnyMessage] | None, updates: Sequence[Any]) -> list
     return [*(state or []), *(part for update in updates for part in update)]
 
 
-@pytest.mark.parametrize("every", [1, 100])
+@pytest.mark.parametrize("snapshot_frequency", [1, 100])
 def test_equal_messages_without_ids_are_both_in_history(
-    saver: SQLiteCheckpointer, every: int
+    saver: SQLiteCheckpointer, snapshot_frequency: int
 ) -> None:
-    """Both are in the history, also after a snapshot."""
+    """Two equal messages without ids are two items, also after a snapshot."""
     input = {"messages": [("human", "Yes")]}
-    graph = compile_graph(saver, lambda state: {"messages": [AIMessage("And?")]}, every=100)
+    graph = compile_graph(
+        saver, lambda state: {"messages": [AIMessage("And?")]}, snapshot_frequency=100
+    )
     graph.invoke(input, config_at())
     graph.invoke(input, config_at())
 
     assert list_texts(saver.history("t")) == ["Yes", "And?", "Yes", "And?"]
     graph_with_snapshots = compile_graph(
-        saver, lambda state: {"messages": [AIMessage("And?")]}, every=1
+        saver, lambda state: {"messages": [AIMessage("And?")]}, snapshot_frequency=1
     )
     graph_with_snapshots.invoke({"messages": [HumanMessage("No")]}, config_at())
     items = saver.history("t")
@@ -251,19 +259,21 @@ def test_subgraph_has_its_own_history(saver: SQLiteCheckpointer) -> None:
     assert list_texts(saver.history("t", checkpoint_ns=ns)) == ["one", "To one", "two", "To two"]
 
 
-@pytest.mark.parametrize("every", [2, 100])
-def test_history_survives_prunes_and_copies(saver: SQLiteCheckpointer, every: int) -> None:
+@pytest.mark.parametrize("snapshot_frequency", [2, 100])
+def test_history_survives_prunes_and_copies(
+    saver: SQLiteCheckpointer, snapshot_frequency: int
+) -> None:
     """Prune, retain and copy change neither the history nor `seen`."""
-    graph = compile_graph(saver, answer_newest_message, every=every)
+    graph = compile_graph(saver, answer_newest_message, snapshot_frequency=snapshot_frequency)
     for word in ("one", "two"):
         graph.invoke({"messages": [HumanMessage(word)]}, config_at())
     graph.update_state(
         config_at(), {"messages": [RemoveMessage(read_message_id(graph, 0))]}, as_node="node"
     )
     before = [(item.value, item.seen) for item in saver.history("t")]
-    end = checkpoint_id_of(graph.get_state(config_at()).config)
+    head_id = checkpoint_id_of(graph.get_state(config_at()).config)
     saver.copy_thread("t", "whole")
-    saver.copy_thread("t", "part", checkpoint_id=end)
+    saver.copy_thread("t", "part", checkpoint_id=head_id)
     saver.prune(["t"])
     saver.retain(Retention(turns=True), thread_ids=["whole"])
 
@@ -293,14 +303,14 @@ def test_retain_without_history_keeps_only_items_of_kept_checkpoints(
     assert ["To one", "two", "To two"] == read_state_texts(graph) == list_texts(saver.history("t"))
 
 
-@pytest.mark.parametrize("every", [1, 3, 5, 100])
+@pytest.mark.parametrize("snapshot_frequency", [1, 3, 5, 100])
 @pytest.mark.parametrize("durability", ["sync", "exit"])
-def test_retain_without_history_keeps_items_since_last_snapshot(
-    saver: SQLiteCheckpointer, every: int, durability: Durability
+def test_retain_without_history_keeps_items_written_since_snapshot(
+    saver: SQLiteCheckpointer, snapshot_frequency: int, durability: Durability
 ) -> None:
-    """This holds for values that only the graph's reducer can rebuild."""
+    """The values of the channel can be rebuilt only by the graph's reducer."""
     numbers = iter(range(9))
-    builder = make_builder("words", reduce=append_parts, every=every)
+    builder = make_builder("words", reduce=append_parts, snapshot_frequency=snapshot_frequency)
     builder.add_node("node", lambda state: {"words": [f"w{next(numbers)}"]})
     builder.add_edge(START, "node")
     graph = builder.compile(checkpointer=saver)
@@ -317,18 +327,20 @@ def test_retain_without_history_keeps_items_since_last_snapshot(
         assert (
             remaining[-3:] == graph.get_state(config_at()).values["words"] == ["new", "last", "w3"]
         )
-        assert remaining == words[-3:] or every > 1
+        assert remaining == words[-3:] or snapshot_frequency > 1
     graph.invoke({"words": ["more"]}, config_at(), durability=durability)
     assert [*remaining, "more", "w4"] == [i.value for i in saver.history("t", channel="words")]
 
 
 @both_erase_methods
-@pytest.mark.parametrize("every", [1, 2, 100])
+@pytest.mark.parametrize("snapshot_frequency", [1, 2, 100])
 def test_erase_removes_message_from_history_title_and_file(
-    saver: SQLiteCheckpointer, erase: Any, every: int
+    saver: SQLiteCheckpointer, erase: Any, snapshot_frequency: int
 ) -> None:
     """No byte of the file contains the erased message."""
-    graph = compile_graph(saver, lambda state: {"messages": [AIMessage("so")]}, every=every)
+    graph = compile_graph(
+        saver, lambda state: {"messages": [AIMessage("so")]}, snapshot_frequency=snapshot_frequency
+    )
     for uid, text in (("a", SECRET), ("b", "stays")):
         graph.invoke({"messages": [HumanMessage(text, id=uid)]}, config_at())
     graph.update_state(config_at(), {"messages": [RemoveMessage(id="a")]}, as_node="node")
@@ -345,7 +357,9 @@ def test_erase_removes_message_from_history_title_and_file(
 
 def test_erase_removes_text_that_was_written_without_id(saver: SQLiteCheckpointer) -> None:
     """A message that got its id from the reducer is also erased from the write that has no id."""
-    graph = compile_graph(saver, lambda state: {"messages": [AIMessage("so")]}, every=3)
+    graph = compile_graph(
+        saver, lambda state: {"messages": [AIMessage("so")]}, snapshot_frequency=3
+    )
     graph.invoke({"messages": [("human", SECRET)]}, config_at())
     graph.invoke({"messages": [HumanMessage("stays", id="b")]}, config_at())
     uid = read_message_id(graph, 0)
@@ -356,9 +370,9 @@ def test_erase_removes_text_that_was_written_without_id(saver: SQLiteCheckpointe
     assert SECRET.encode() not in read_raw_bytes(saver)
 
 
-@pytest.mark.parametrize("every", [1, 3, 100])
+@pytest.mark.parametrize("snapshot_frequency", [1, 3, 100])
 def test_seen_is_unknown_without_snapshot_if_values_are_not_messages(
-    saver: SQLiteCheckpointer, every: int
+    saver: SQLiteCheckpointer, snapshot_frequency: int
 ) -> None:
     """For values that are not messages, `seen` is None unless the checkpoint has a snapshot."""
     words = iter("bcdef")
@@ -366,7 +380,7 @@ def test_seen_is_unknown_without_snapshot_if_values_are_not_messages(
     def last_two(state: Any, updates: Sequence[Any]) -> list[Any]:
         return append_parts(state, updates)[-2:]
 
-    builder = make_builder("words", reduce=last_two, every=every)
+    builder = make_builder("words", reduce=last_two, snapshot_frequency=snapshot_frequency)
     builder.add_node("node", lambda state: {"words": [next(words)]})
     builder.add_edge(START, "node")
     graph = builder.compile(checkpointer=saver)
@@ -379,7 +393,7 @@ def test_seen_is_unknown_without_snapshot_if_values_are_not_messages(
     has_snapshot = "words" in saver.checkpoints("t")[0].counts
     assert [i.seen for i in items] == [None] * 4 or has_snapshot
     assert [i.seen for i in items] == [False, False, True, True] or not has_snapshot
-    assert has_snapshot == (every == 1)
+    assert has_snapshot == (snapshot_frequency == 1)
 
 
 def unite_sets(state: Any, updates: Sequence[Any]) -> set[Any]:
@@ -395,7 +409,7 @@ def append_text(state: str | None, updates: Sequence[str]) -> str:
     return (state or "") + "".join(updates)
 
 
-@pytest.mark.parametrize("every", [1, 2, 3, 100])
+@pytest.mark.parametrize("snapshot_frequency", [1, 2, 3, 100])
 @pytest.mark.parametrize(
     ("kind", "reduce", "writes"),
     [
@@ -405,10 +419,10 @@ def append_text(state: str | None, updates: Sequence[str]) -> str:
     ],
 )
 def test_history_has_written_values_that_have_no_parts(
-    saver: SQLiteCheckpointer, every: int, kind: Any, reduce: Any, writes: list[Any]
+    saver: SQLiteCheckpointer, snapshot_frequency: int, kind: Any, reduce: Any, writes: list[Any]
 ) -> None:
-    """Each write is one item of the history for every frequency of snapshots."""
-    builder = make_builder("total", reduce=reduce, kind=kind, every=every)
+    """Each write is one item of the history at any frequency of snapshots."""
+    builder = make_builder("total", reduce=reduce, kind=kind, snapshot_frequency=snapshot_frequency)
     steps = iter(writes[1::2])
     builder.add_node("node", lambda state: {"total": next(steps)})
     builder.add_edge(START, "node")
@@ -425,7 +439,7 @@ def test_history_has_written_values_that_have_no_parts(
         assert not any(item.seen for item in items)
 
 
-@pytest.mark.parametrize("every", [1, 2, 3, 100])
+@pytest.mark.parametrize("snapshot_frequency", [1, 2, 3, 100])
 @pytest.mark.parametrize("fork_by", ["input", "replay", "update"])
 @pytest.mark.parametrize(
     ("kind", "reduce", "write"),
@@ -436,11 +450,16 @@ def test_history_has_written_values_that_have_no_parts(
     ],
 )
 def test_fork_has_no_writes_of_sibling_that_it_leaves(
-    saver: SQLiteCheckpointer, every: int, fork_by: str, kind: Any, reduce: Any, write: Any
+    saver: SQLiteCheckpointer,
+    snapshot_frequency: int,
+    fork_by: str,
+    kind: Any,
+    reduce: Any,
+    write: Any,
 ) -> None:
     """The history has the writes of the sibling as a branch."""
     numbers = iter(range(100, 110))
-    builder = make_builder("total", reduce=reduce, kind=kind, every=every)
+    builder = make_builder("total", reduce=reduce, kind=kind, snapshot_frequency=snapshot_frequency)
     builder.add_node("node", lambda state: {"total": write(next(numbers))})
     builder.add_edge(START, "node")
     graph = builder.compile(checkpointer=saver)
@@ -559,8 +578,8 @@ def test_put_includes_writes_of_another_process(place: Place) -> None:
 def test_import_from_langgraph_file_keeps_history(saver: SQLiteCheckpointer, tmp_path: Any) -> None:
     """The history equals that of a thread which was written by perdure."""
     path = str(tmp_path / "langgraph.db")
-    with SqliteSaver.from_conn_string(path) as theirs:
-        graph = compile_graph(theirs, answer_newest_message, every=3)
+    with SqliteSaver.from_conn_string(path) as langgraph_saver:
+        graph = compile_graph(langgraph_saver, answer_newest_message, snapshot_frequency=3)
         for word in ("one", "two", "three"):
             graph.invoke({"messages": [HumanMessage(word)]}, config_at())
         expected = read_state_texts(graph)
@@ -568,7 +587,7 @@ def test_import_from_langgraph_file_keeps_history(saver: SQLiteCheckpointer, tmp
 
     assert expected == list_texts(saver.history("t"))
     assert saver.thread("t").messages == 6
-    graph = compile_graph(saver, answer_newest_message, every=3)
+    graph = compile_graph(saver, answer_newest_message, snapshot_frequency=3)
     graph.invoke({"messages": [HumanMessage("more")]}, config_at())
     assert [*expected, "more", "To more"] == list_texts(saver.history("t"))
 
@@ -583,23 +602,27 @@ def test_delta_values_reads_messages_and_snapshots_without_graph(saver: SQLiteCh
     expected = graph.get_state(config_at()).values
 
     assert expected == saver.delta_values("t") == asyncio.run(saver.adelta_values("t"))
-    for every, expected_words in ((100, None), (1, ["a", "b"])):
-        words_builder = make_builder("words", reduce=append_parts, every=every)
+    for snapshot_frequency, expected_words in ((100, None), (1, ["a", "b"])):
+        words_builder = make_builder(
+            "words", reduce=append_parts, snapshot_frequency=snapshot_frequency
+        )
         words_builder.add_node("node", lambda state: {"words": ["b"]})
         words_builder.add_edge(START, "node")
-        words_builder.compile(checkpointer=saver).invoke({"words": ["a"]}, config_at(f"{every}"))
-        assert {"words": expected_words} == saver.delta_values(f"{every}")
+        words_builder.compile(checkpointer=saver).invoke(
+            {"words": ["a"]}, config_at(f"{snapshot_frequency}")
+        )
+        assert {"words": expected_words} == saver.delta_values(f"{snapshot_frequency}")
     with pytest.raises(UnknownThread):
         saver.delta_values("none")
 
 
-@pytest.mark.parametrize("every", [3, 100])
-def test_retain_without_history_keeps_items_that_unknown_value_needs(
-    saver: SQLiteCheckpointer, every: int
+@pytest.mark.parametrize("snapshot_frequency", [3, 100])
+def test_retain_without_history_keeps_exactly_items_of_rebuilt_value(
+    saver: SQLiteCheckpointer, snapshot_frequency: int
 ) -> None:
-    """Items of the snapshot and of later writes stay if perdure does not know the reducer."""
+    """The value of the channel is known only to the reducer of the graph."""
     numbers = iter(range(100))
-    builder = make_builder("words", reduce=append_parts, every=every)
+    builder = make_builder("words", reduce=append_parts, snapshot_frequency=snapshot_frequency)
     builder.add_node("node", lambda state: {"words": [f"b{next(numbers)}"]})
     builder.add_edge(START, "node")
     graph = builder.compile(checkpointer=saver)

@@ -51,12 +51,12 @@ class RandomProgram:
         self.random, self.place = random.Random(seed), place
         self.reduce = self.random.choice([merge_and_give_ids, deepagents_reducer()])
         self.gives_ids = self.reduce is merge_and_give_ids
-        self.every = self.random.choice([1, 2, 3, 50])
-        self.is_cold = self.random.random() < 0.4  # nothing is kept from one step to the next
+        self.snapshot_frequency = self.random.choice([1, 2, 3, 50])
+        self.is_cold = self.random.random() < 0.4  # the cache is emptied after each step
         self.count = 0
         self.saver = place.saver()
         make: Any = TypedDict
-        channel: Any = DeltaChannel(self.reduce, snapshot_frequency=self.every)
+        channel: Any = DeltaChannel(self.reduce, snapshot_frequency=self.snapshot_frequency)
         self.builder: Any = StateGraph(make("State", {"messages": Annotated[list, channel]}))
         for name in "abc":
             self.builder.add_node(name, self.node)
@@ -156,9 +156,9 @@ class RandomProgram:
 @pytest.mark.repeats
 @pytest.mark.parametrize("number", range(8))
 def test_history_agrees_with_state_after_random_programs(place: Place, number: int) -> None:
-    """Each message is in the history once.
+    """The history has each message once.
 
-    `seen` is true for those of the state, and counts are right.
+    `seen` is true for messages of the state, and counts are right.
     """
     for seed in range(number * 1000, number * 1000 + rounds(12)):
         program = RandomProgram(seed, place)

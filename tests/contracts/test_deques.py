@@ -43,7 +43,7 @@ VALUES: dict[str, Any] = {
     "limited": deque([1, 2, 3], 3),
     "not full": deque(["a"], 5),
     "empty": deque(maxlen=2),
-    "of no items": deque([1], 0),
+    "limit of zero": deque([1], 0),
     "without a limit": deque([1, 2]),
     "nested": deque([deque([1], 1), deque([2]), {"d": deque(maxlen=4)}], 3),
     "in a list": [deque([1], 2), deque([1])],
@@ -54,7 +54,7 @@ VALUES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", VALUES)
 def test_decoded_deque_keeps_its_limit(name: str) -> None:
-    """The same value, encoded again, gives the same bytes."""
+    """A decoded deque that is encoded again gives the same bytes."""
     stored = CODEC.encode(VALUES[name], lambda: "value")
     decoded = CODEC.decode(stored)
 

@@ -31,17 +31,19 @@ def test_differences_list_nodes_and_messages_of_each_superstep(saver: SQLiteChec
     graph.invoke({"messages": [HumanMessage("two", id="h2")]}, config_at())
 
     steps = saver.checkpoints("t")[::-1]
-    differences = saver.differences("t", [(each.parent_id, each.checkpoint_id) for each in steps])
-    message_changes = [each.channels.get("messages") for each in differences]
-    assert [each.ran for each in differences][2::3] == [("respond",), ("respond",)]
-    assert [[m.id for m in each.added.values()] for each in message_changes if each] == [
+    differences = saver.differences(
+        "t", [(change.parent_id, change.checkpoint_id) for change in steps]
+    )
+    message_changes = [change.channels.get("messages") for change in differences]
+    assert [change.ran for change in differences][2::3] == [("respond",), ("respond",)]
+    assert [[m.id for m in change.added.values()] for change in message_changes if change] == [
         ["h1"], ["a1"], ["h2"], ["a3"]
     ]  # fmt: skip
-    (with_removal,) = [each for each in message_changes if each and each.removed_count]
+    (with_removal,) = [change for change in message_changes if change and change.removed_count]
     assert {at: message.id for at, message in with_removal.removed.items()} == {0: "h1"}
 
 
-class Log(TypedDict, total=False):
+class LogState(TypedDict, total=False):
     """The state of a graph whose nodes append to a log."""
 
     log: Annotated[list[str], operator.add]
@@ -50,12 +52,12 @@ class Log(TypedDict, total=False):
 def test_differences_list_nodes_that_ran_between_checkpoints(saver: SQLiteCheckpointer) -> None:
     """A node is listed once for each `Send`. An input does not list the nodes before it."""
 
-    def check(state: Log) -> Log:
+    def check(state: LogState) -> LogState:
         if state["log"][-1] == "dies":
             raise KeyboardInterrupt
         return {"log": ["checked"]}
 
-    builder: StateGraph[Log, None, Log, Log] = StateGraph(Log)
+    builder: StateGraph[LogState, None, LogState, LogState] = StateGraph(LogState)
     builder.add_node("plan", lambda state: Command(goto=[Send("tools", state) for _ in range(3)]))
     builder.add_node("tools", lambda state: {"log": state["log"][-1:]})
     builder.add_node("check", check)
@@ -67,8 +69,8 @@ def test_differences_list_nodes_that_ran_between_checkpoints(saver: SQLiteCheckp
         graph.invoke({"log": ["dies"]}, config_at())
     graph.invoke({"log": ["three"]}, config_at())
     steps = saver.checkpoints("t")[::-1]
-    pairs = [(each.parent_id, each.checkpoint_id) for each in steps]
-    ran = [each.ran for each in saver.differences("t", pairs)]
+    pairs = [(info.parent_id, info.checkpoint_id) for info in steps]
+    ran = [info.ran for info in saver.differences("t", pairs)]
 
     ran_in_complete_run = [(), (), ("plan",), ("tools",), ("check",)]
     assert ran == [
@@ -77,12 +79,12 @@ def test_differences_list_nodes_that_ran_between_checkpoints(saver: SQLiteCheckp
         *ran_in_complete_run[:4],
         *ran_in_complete_run,
     ]
-    assert [each.next for each in steps][:5] == [
+    assert [info.next for info in steps][:5] == [
         ("__start__",), ("plan",), ("tools", "tools", "tools"), ("check",), ()
     ]  # fmt: skip
-    uids = [each.checkpoint_id for each in steps]
-    between = [(uids[5], uids[8]), (uids[12], uids[15]), (uids[4], uids[4]), (None, uids[3])]
-    assert [each.ran for each in saver.differences("t", between)] == [
+    uids = [info.checkpoint_id for info in steps]
+    distant_pairs = [(uids[5], uids[8]), (uids[12], uids[15]), (uids[4], uids[4]), (None, uids[3])]
+    assert [info.ran for info in saver.differences("t", distant_pairs)] == [
         ("plan", "tools"), ("tools",), (), ("plan", "tools")
     ]  # fmt: skip
     saver.retain(Retention(last=1))

@@ -48,7 +48,7 @@ def compile_chat_graph(saver: Saver) -> Any:
     return builder.compile(checkpointer=saver)
 
 
-# -- what goes and what stays
+# -- values that are removed and values that stay
 
 
 @both_erase_methods
@@ -141,24 +141,27 @@ tool_message_without_artifact = ToolMessage(
     "done", id="b", tool_call_id="c", artifact=[human_message("c")]
 )
 VALUES = {
-    "one": (doomed_message, None),
+    "message": (doomed_message, None),
     "dict": ({"role": "user", "content": SECRET, "id": "a"}, None),
-    "dumped": (message_to_dict(doomed_message), None),
-    "constructor": (doomed_message.to_json(), None),
+    "message_to_dict": (message_to_dict(doomed_message), None),
+    "to_json": (doomed_message.to_json(), None),
     "list": ([doomed_message, human_message("b")], [human_message("b")]),
-    "mapping": ({"last": doomed_message, "n": 1}, {"n": 1}),
-    "deep": (
+    "dict of messages": ({"last": doomed_message, "n": 1}, {"n": 1}),
+    "nested": (
         {"x": [{"y": (doomed_message, human_message("b"))}]},
         {"x": [{"y": [human_message("b")]}]},
     ),
     "artifact": ([tool_message_with_artifact], [tool_message_without_artifact]),
-    "kwargs": (
+    "additional_kwargs": (
         AIMessage("x", id="b", additional_kwargs={"read": [message_to_dict(doomed_message)]}),
         AIMessage("x", id="b", additional_kwargs={"read": []}),
     ),
-    "send": ([Send("n", {"of": [doomed_message]}), Send("n", {"of": []})], [Send("n", {"of": []})]),
-    "send it": ([Send("n", doomed_message)], []),
-    "content": ({"topic": SECRET, "of": [SECRET, "x"]}, {"topic": "", "of": ["", "x"]}),
+    "within send": (
+        [Send("n", {"of": [doomed_message]}), Send("n", {"of": []})],
+        [Send("n", {"of": []})],
+    ),
+    "argument of send": ([Send("n", doomed_message)], []),
+    "text of message": ({"topic": SECRET, "of": [SECRET, "x"]}, {"topic": "", "of": ["", "x"]}),
     "interrupt": ([Interrupt({"ask": doomed_message}, id="i")], [Interrupt({}, id="i")]),
     "removal": ([RemoveMessage("a"), human_message("b")], [human_message("b")]),
 }
@@ -204,7 +207,7 @@ def test_erase_removes_message_within_any_value_and_keeps_rest(saver: Saver, cas
 
 
 def test_task_whose_only_write_is_erased_counts_as_run(saver: Saver) -> None:
-    """Such a task is not run again, and neither is a task whose answer quoted the message."""
+    """A task without remaining writes, or whose answer quoted the message, is not run again."""
     config = put(saver, {"messages": [doomed_message]})
     saver.put_writes(config, [("messages", doomed_message)], "one")
     saver.put_writes(config, [("__resume__", [doomed_message, "yes"])], "two")
@@ -285,7 +288,7 @@ def test_erase_removes_only_named_messages_from_values_with_long_manifests(saver
 
 
 def test_erase_removes_messages_that_were_stored_as_dicts(saver: Saver) -> None:
-    """Such a message is also removed from the history of its channel."""
+    """The history of the channel does not contain the message either."""
     messages = [{"role": "user", "content": f"{SECRET} {i} " * 9, "id": str(i)} for i in range(3)]
     config = None
     for value in messages:

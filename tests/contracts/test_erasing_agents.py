@@ -20,8 +20,8 @@ from langgraph.types import Command, Send, interrupt
 from tests.contracts.erased import Saver, read_raw_bytes, render_thread
 from tests.contracts.puts import config_at
 
-SAYS = "xylophones tune themselves"  # text that only the erased message has
-CITY = "Quetzalburg"  # short argument of its tool call
+SAYS = "xylophones tune themselves"  # the erased message has this text, and no other message
+CITY = "Quetzalburg"  # short argument of the erased message's tool call
 NOTE = 'a "quoted" argument, long enough to stand for its call'  # long argument of its tool call
 
 
@@ -81,7 +81,7 @@ def compile_graph(builder: Any, saver: Saver, **options: Any) -> Any:
 def erase_and_check(saver: Saver, config: Any, graph: Any) -> Any:
     """Erase the message with the tool calls, and return the report.
 
-    Check that no trace of it remains.
+    Check that no trace of the message remains.
     """
     (uid,) = {
         m.id
@@ -156,7 +156,7 @@ def test_erase_keeps_results_of_tools_without_their_names(saver: Saver) -> None:
 def test_erase_cancels_only_parallel_tasks_that_quote_message(
     saver: Saver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The other tasks of the step keep their ids and results."""
+    """The tasks of the step that do not quote the message keep their ids and results."""
 
     def send_tasks(state: MessagesState) -> list[Send]:
         quoting_task = Send("work", {"topic": f"more on: {SAYS}"})
@@ -253,7 +253,7 @@ def test_tool_node_is_not_started_with_earlier_call_after_erase(saver: Saver) ->
 
 
 def test_interrupt_that_does_not_quote_message_survives_erase(saver: Saver) -> None:
-    """Its task waits on, and runs when it is answered."""
+    """The task of such an interrupt waits on, and runs after an answer."""
     builder = StateGraph(MessagesState)
     builder.add_node("say", lambda _: {"messages": [AIMessage(SAYS)]})
     builder.add_node("ask", lambda _: {"messages": [HumanMessage(interrupt("Go on?"))]})
@@ -314,13 +314,13 @@ def test_erase_removes_quotations_of_sent_task_from_its_subgraph(
 ) -> None:
     """The text with which a task was sent is a quotation wherever the subgraph has stored it."""
 
-    class Told(TypedDict):
-        told: str
+    class TaskState(TypedDict):
+        quotation: str
         notes: list[str]
 
-    inner = StateGraph(Told)
+    inner = StateGraph(TaskState)
     inner.add_node(
-        "note", lambda state: {"notes": [state["told"], state["told"].title(), "n" * 99]}
+        "note", lambda state: {"notes": [state["quotation"], state["quotation"].title(), "n" * 99]}
     )
     inner.add_node("wait", lambda state: None if is_done else interrupt("Go on?"))
     inner.add_edge(START, "note")
@@ -330,7 +330,7 @@ def test_erase_removes_quotations_of_sent_task_from_its_subgraph(
     builder.add_node("work", inner.compile())
     builder.add_edge(START, "say")
     builder.add_conditional_edges(
-        "say", lambda _: [Send("work", {"told": f"more on {SAYS}"})], ["work"]
+        "say", lambda _: [Send("work", {"quotation": f"more on {SAYS}"})], ["work"]
     )
     graph = compile_graph(builder, saver)
     graph.invoke({"messages": ["hello"]}, config_at())

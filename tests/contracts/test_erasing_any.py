@@ -103,10 +103,10 @@ def fill_thread(saver: Saver, steps: list[dict[str, Any]]) -> list[tuple[str, An
 
 
 def read_history(saver: Saver, ns: str, config: Any, channel: str) -> list[Any]:
-    found = saver.history(
+    items = saver.history(
         "t", channel=channel, checkpoint_id=checkpoint_id_of(config), checkpoint_ns=ns
     )
-    return [item.value for item in found]
+    return [item.value for item in items]
 
 
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
@@ -168,11 +168,11 @@ def test_erase_on_random_thread_removes_messages_and_nothing_else(
         assert ErasureReport() == saver.erase("t", ids)
         ns, config = configs[-1]
         words = {"messages": [make_message(uid, 0) for uid in IDS]}
-        stale = put(saver, words, config, ns=ns)  # as by a run that began before the erasure
+        stale_put = put(saver, words, config, ns=ns)  # as by a run that began before the erasure
         assert [uid for uid in IDS if uid not in ids] == [
-            m.id for m in read_channel_values(saver, stale)["messages"]
+            m.id for m in read_channel_values(saver, stale_put)["messages"]
         ]
         loaded = saver.get_tuple(config)
         assert loaded is not None
-        again = put(saver, words, loaded.config, ns=ns)
-        assert [*IDS] == [m.id for m in read_channel_values(saver, again)["messages"]]
+        put_after_reload = put(saver, words, loaded.config, ns=ns)
+        assert [*IDS] == [m.id for m in read_channel_values(saver, put_after_reload)["messages"]]

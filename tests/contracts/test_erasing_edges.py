@@ -126,10 +126,7 @@ def test_sizes_of_thread_are_correct_after_erase(tmp_path: Path) -> None:
 
 
 def test_cache_of_another_checkpointer_does_not_return_erased_message(tmp_path: Path) -> None:
-    """The other checkpointer has read the message before.
-
-    Its reads and puts leave the message out.
-    """
+    """A checkpointer that has cached the message leaves it out of later reads and puts."""
     path = tmp_path / "x.db"
     with Saver.open(path) as one, Saver.open(path) as two:
         put(one, {"messages": [human_message("b"), doomed_message], "n": 1}, uid="1")
@@ -203,7 +200,7 @@ def test_interrupted_erasure_is_completed_when_file_is_opened(tmp_path: Path) ->
 def test_strict_erase_keeps_values_of_classes_that_are_not_allowed(
     tmp_path: Path, value: Profile
 ) -> None:
-    """Such values stay as they are if they cannot contain the message."""
+    """A value of such a class stays as it is if it cannot contain the message."""
     message = human_message("m-4711", SECRET)
     values = {
         "messages": [message],

@@ -25,13 +25,13 @@ Durability = Literal["sync", "async", "exit"]
 Run = Callable[..., Any]
 
 
-class Count(TypedDict):
+class CountState(TypedDict):
     steps: Annotated[list[str], operator.add]
     total: int
 
 
 def make_step(name: str, by: int) -> Any:
-    def node(state: Count) -> dict[str, Any]:
+    def node(state: CountState) -> dict[str, Any]:
         return {"steps": [f"{name}{len(state['steps'])}"], "total": state.get("total", 0) + by}
 
     return node
@@ -39,7 +39,7 @@ def make_step(name: str, by: int) -> Any:
 
 def compile_counting_graph(saver: Any, **options: Any) -> Any:
     """Compile a graph of the nodes `one` and `two`, which each add their name and a number."""
-    builder = StateGraph(Count)
+    builder = StateGraph(CountState)
     builder.add_node("one", make_step("one", 1))
     builder.add_node("two", make_step("two", 10))
     builder.add_edge(START, "one")
@@ -120,10 +120,10 @@ def test_interrupted_run_continues_with_answer(
 ) -> None:
     """A run stops at each interrupt, and `Command(resume=...)` passes the answer to it."""
 
-    def ask(state: Count) -> dict[str, Any]:
+    def ask(state: CountState) -> dict[str, Any]:
         return {"steps": [interrupt({"question": "which?"}), interrupt("and?")]}
 
-    builder = StateGraph(Count)
+    builder = StateGraph(CountState)
     builder.add_node("ask", ask)
     builder.add_edge(START, "ask")
     graph = builder.compile(checkpointer=saver)
@@ -165,7 +165,7 @@ def test_aupdate_state_as_node_continues_after_that_node(saver: SQLiteCheckpoint
 def test_run_from_old_checkpoint_makes_its_branch_the_head(
     saver: SQLiteCheckpointer, run: Run
 ) -> None:
-    """The other branch stays readable."""
+    """The branch that was the head before stays readable."""
     graph = compile_chat_graph(saver)
     for text in "abc":
         run(graph, make_input(text), config_at())
@@ -260,15 +260,15 @@ def test_every_durability_ends_in_same_state(
 def compile_graph_with_interrupted_subgraph(saver: Any, *, keeps_state: bool) -> Any:
     """Compile a graph whose subgraph has an interrupt in its last node."""
 
-    def ask(state: Count) -> dict[str, Any]:
+    def ask(state: CountState) -> dict[str, Any]:
         return {"steps": [f"inner {interrupt('go on?')}"]}
 
-    inner = StateGraph(Count)
+    inner = StateGraph(CountState)
     inner.add_node("inner", make_step("inner", 1))
     inner.add_node("ask", ask)
     inner.add_edge(START, "inner")
     inner.add_edge("inner", "ask")
-    outer = StateGraph(Count)
+    outer = StateGraph(CountState)
     outer.add_node("outer", make_step("outer", 1))
     outer.add_node("sub", inner.compile(checkpointer=True if keeps_state else None))
     outer.add_edge(START, "outer")
@@ -328,15 +328,15 @@ def test_results_of_many_sends_are_in_order_in_one_checkpoint(
 ) -> None:
     """State and history equal those of langgraph's `InMemorySaver`."""
 
-    def send_tasks(state: Count) -> list[Send]:
+    def send_tasks(state: CountState) -> list[Send]:
         return [Send("work", {"steps": [str(i)], "total": i}) for i in range(12)]
 
-    def work(state: Count) -> dict[str, Any]:
+    def work(state: CountState) -> dict[str, Any]:
         return {"steps": [f"worked {state['total']}"]}
 
     results = []
     for checkpointer in (InMemorySaver(), saver):
-        builder = StateGraph(Count)
+        builder = StateGraph(CountState)
         builder.add_node("work", work)
         builder.add_conditional_edges(START, send_tasks, ["work"])
         graph = builder.compile(checkpointer=checkpointer)
@@ -358,17 +358,17 @@ def test_only_failed_task_runs_again_after_error(
     """The writes of the other tasks of the step are kept."""
     ran: list[str] = []
 
-    def fine(state: Count) -> dict[str, Any]:
+    def fine(state: CountState) -> dict[str, Any]:
         ran.append("fine")
         return {"steps": ["fine"]}
 
-    def flaky(state: Count) -> dict[str, Any]:
+    def flaky(state: CountState) -> dict[str, Any]:
         ran.append("flaky")
         if ran.count("flaky") == 1:
             raise ValueError("not today")
         return {"steps": ["flaky"]}
 
-    builder = StateGraph(Count)
+    builder = StateGraph(CountState)
     builder.add_node("fine", fine)
     builder.add_node("flaky", flaky)
     builder.add_edge(START, "fine")
@@ -467,10 +467,10 @@ def test_update_by_graph_with_fewer_channels_keeps_other_channels(
     with ExitStack() as stack:
         saver = stack.enter_context(SQLiteCheckpointer.open(tmp_path / "a.db"))
 
-        def again() -> SQLiteCheckpointer:
+        def reopen() -> SQLiteCheckpointer:
             if not is_reopened:
                 return saver
             saver.close()
             return stack.enter_context(SQLiteCheckpointer.open(tmp_path / "a.db"))
 
-        assert update_and_resume(saver, again) == update_and_resume(memory, lambda: memory)
+        assert update_and_resume(saver, reopen) == update_and_resume(memory, lambda: memory)

@@ -69,19 +69,19 @@ def nest_dicts(depth: int, inner: Any) -> Any:
 
 
 INVALID_REFERENCES: dict[str, EditReferences] = {
-    "all positions": lambda refs, log, n: {"messages": [LIST, log, [0, 1 << 32]]},
-    "no position": lambda refs, log, n: {"messages": [LIST, log, [1 << 60, 1]]},
-    "negative": lambda refs, log, n: {"messages": [LIST, log, [-1, 2]]},
-    "a million times": lambda refs, log, n: {"messages": [LIST, log, [0, n] * 1_000_000]},
-    "one beyond": lambda refs, log, n: {"messages": [LIST, log, [0, n + 1]]},
-    "odd": lambda refs, log, n: {"messages": [LIST, log, [0, n, 0]]},
-    "another log": lambda refs, log, n: {"messages": [LIST, log + 1000, [0, 1]]},
-    "text": lambda refs, log, n: {"messages": [LIST, log, ["0", "1"]]},
-    "another kind": lambda refs, log, n: {"messages": [99, log, [0, 1]]},
-    "no item": lambda refs, log, n: {"messages": [ITEM, log, n]},
-    "nothing": lambda refs, log, n: {"messages": []},
-    "a number": lambda refs, log, n: {"messages": 7},
-    "deep": lambda refs, log, n: {"messages": nest_dicts(110, [ITEM, log, 0])},
+    "range longer than log": lambda refs, log, n: {"messages": [LIST, log, [0, 1 << 32]]},
+    "position too large": lambda refs, log, n: {"messages": [LIST, log, [1 << 60, 1]]},
+    "negative position": lambda refs, log, n: {"messages": [LIST, log, [-1, 2]]},
+    "items a million times": lambda refs, log, n: {"messages": [LIST, log, [0, n] * 1_000_000]},
+    "one position too many": lambda refs, log, n: {"messages": [LIST, log, [0, n + 1]]},
+    "odd number of bounds": lambda refs, log, n: {"messages": [LIST, log, [0, n, 0]]},
+    "unknown log": lambda refs, log, n: {"messages": [LIST, log + 1000, [0, 1]]},
+    "positions as text": lambda refs, log, n: {"messages": [LIST, log, ["0", "1"]]},
+    "unknown kind": lambda refs, log, n: {"messages": [99, log, [0, 1]]},
+    "unknown item": lambda refs, log, n: {"messages": [ITEM, log, n]},
+    "empty reference": lambda refs, log, n: {"messages": []},
+    "number as reference": lambda refs, log, n: {"messages": 7},
+    "nested too deeply": lambda refs, log, n: {"messages": nest_dicts(110, [ITEM, log, 0])},
 }
 
 
@@ -102,14 +102,14 @@ def test_import_refuses_invalid_references(
 
 
 INVALID_NUMBERS = {
-    "no time": "UPDATE threads SET updated_at = 9e999",
-    "a time before all": "UPDATE threads SET created_at = -1",
-    "a time after all": "UPDATE threads SET updated_at = 1e15",
-    "puts": "UPDATE threads SET last_seq = 4611686018427387904",
-    "items": "UPDATE items SET stored_at = 9e999",
-    "the time to live": "UPDATE threads SET ttl_minutes = 9e999",
-    "the head": "UPDATE namespaces SET explicit_head = 2147483648",
-    "what stays": "UPDATE threads SET ttl_minutes = 1, ttl_keeps_latest = 9",
+    "infinite updated_at": "UPDATE threads SET updated_at = 9e999",
+    "negative created_at": "UPDATE threads SET created_at = -1",
+    "updated_at too late": "UPDATE threads SET updated_at = 1e15",
+    "last_seq too large": "UPDATE threads SET last_seq = 4611686018427387904",
+    "infinite stored_at": "UPDATE items SET stored_at = 9e999",
+    "infinite ttl_minutes": "UPDATE threads SET ttl_minutes = 9e999",
+    "unknown explicit_head": "UPDATE namespaces SET explicit_head = 2147483648",
+    "invalid ttl_keeps_latest": "UPDATE threads SET ttl_minutes = 1, ttl_keeps_latest = 9",
 }
 
 

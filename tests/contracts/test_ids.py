@@ -28,7 +28,7 @@ UNUSUAL_IDS = [
 ]
 
 
-def at(**parts: Any) -> Any:
+def make_config(**parts: Any) -> Any:
     return {"configurable": {"thread_id": "t", "checkpoint_ns": "", **parts}}
 
 
@@ -52,25 +52,29 @@ def put_with_writes(
 
 
 METHODS: dict[str, Callable[[SQLiteCheckpointer, Any], Any]] = {
-    "get_tuple thread_id": lambda s, x: s.get_tuple(at(thread_id=x)),
-    "get_tuple checkpoint_ns": lambda s, x: s.get_tuple(at(checkpoint_ns=x)),
-    "get_tuple checkpoint_id": lambda s, x: s.get_tuple(at(checkpoint_id=x)),
-    "list thread_id": lambda s, x: list(s.list(at(thread_id=x))),
-    "list checkpoint_ns": lambda s, x: list(s.list(at(checkpoint_ns=x))),
-    "list checkpoint_id": lambda s, x: list(s.list(at(checkpoint_id=x))),
-    "list before": lambda s, x: list(s.list(at(), before=at(checkpoint_id=x))),
-    "list before, of all": lambda s, x: list(s.list(None, before=at(checkpoint_id=x))),
-    "put thread_id": lambda s, x: put_with_writes(s, at(thread_id=x, checkpoint_id="1")),
-    "put checkpoint_ns": lambda s, x: put_with_writes(s, at(checkpoint_ns=x, checkpoint_id="1")),
-    "put checkpoint_id": lambda s, x: s.put(
-        at(checkpoint_id=x), make_checkpoint("2"), {}, {"x": 1}
+    "get_tuple thread_id": lambda s, x: s.get_tuple(make_config(thread_id=x)),
+    "get_tuple checkpoint_ns": lambda s, x: s.get_tuple(make_config(checkpoint_ns=x)),
+    "get_tuple checkpoint_id": lambda s, x: s.get_tuple(make_config(checkpoint_id=x)),
+    "list thread_id": lambda s, x: list(s.list(make_config(thread_id=x))),
+    "list checkpoint_ns": lambda s, x: list(s.list(make_config(checkpoint_ns=x))),
+    "list checkpoint_id": lambda s, x: list(s.list(make_config(checkpoint_id=x))),
+    "list before": lambda s, x: list(s.list(make_config(), before=make_config(checkpoint_id=x))),
+    "list before, of all": lambda s, x: list(s.list(None, before=make_config(checkpoint_id=x))),
+    "put thread_id": lambda s, x: put_with_writes(s, make_config(thread_id=x, checkpoint_id="1")),
+    "put checkpoint_ns": lambda s, x: put_with_writes(
+        s, make_config(checkpoint_ns=x, checkpoint_id="1")
     ),
-    "put id": lambda s, x: s.put(at(), make_checkpoint(x), {}, {"x": 1}),
-    "put_writes checkpoint_id": lambda s, x: put_with_writes(s, at(checkpoint_id=x)),
-    "put_writes task_id": lambda s, x: put_with_writes(s, at(checkpoint_id="1"), task=x),
-    "put_writes task_path": lambda s, x: s.put_writes(at(checkpoint_id="1"), [("x", 1)], "task", x),
+    "put checkpoint_id": lambda s, x: s.put(
+        make_config(checkpoint_id=x), make_checkpoint("2"), {}, {"x": 1}
+    ),
+    "put id": lambda s, x: s.put(make_config(), make_checkpoint(x), {}, {"x": 1}),
+    "put_writes checkpoint_id": lambda s, x: put_with_writes(s, make_config(checkpoint_id=x)),
+    "put_writes task_id": lambda s, x: put_with_writes(s, make_config(checkpoint_id="1"), task=x),
+    "put_writes task_path": lambda s, x: s.put_writes(
+        make_config(checkpoint_id="1"), [("x", 1)], "task", x
+    ),
     "get_delta_channel_history": lambda s, x: s.get_delta_channel_history(
-        config=at(thread_id=x), channels=["x"]
+        config=make_config(thread_id=x), channels=["x"]
     ),
     "history thread_id": lambda s, x: s.history(x),
     "history checkpoint_id": lambda s, x: s.history("t", checkpoint_id=x),
@@ -108,7 +112,7 @@ def test_id_of_wrong_type_is_refused_by_every_method(
     file_saver: SQLiteCheckpointer, method: str
 ) -> None:
     """The error says what was expected, and nothing is changed."""
-    file_saver.put(at(), make_checkpoint("1"), {"run_id": "run"}, {"x": 1})
+    file_saver.put(make_config(), make_checkpoint("1"), {"run_id": "run"}, {"x": 1})
     before = repr((file_saver.threads(), list(file_saver.list(None))))
     for wrong_id in (b"1", 1.5, ["1"], True, LONE_SURROGATE):
         with pytest.raises(InvalidConfig, match=r"expected|needs text"):
@@ -123,7 +127,7 @@ def test_single_id_is_refused_where_list_is_expected(
     file_saver: SQLiteCheckpointer, method: str, ids: Any
 ) -> None:
     """A string is not treated as a list of its characters."""
-    file_saver.put(at(), make_checkpoint("1"), {"run_id": "t"}, {"x": 1})
+    file_saver.put(make_config(), make_checkpoint("1"), {"run_id": "t"}, {"x": 1})
     with pytest.raises(InvalidConfig, match="expected a list of"):
         METHODS_WITH_ID_LISTS[method](file_saver, ids)
 
@@ -137,7 +141,7 @@ def test_erase_accepts_ids_from_generator(saver: SQLiteCheckpointer) -> None:
         "channel_values": values,
         "channel_versions": {"messages": 1},
     }
-    saver.put(at(), with_message, {}, {"messages": 1})
+    saver.put(make_config(), with_message, {}, {"messages": 1})
     saver.erase("t", (uid for uid in ["m"]))  # type: ignore[arg-type]
 
     assert saver.history("t") == []
@@ -148,10 +152,10 @@ def test_prefix_is_matched_literally(saver: SQLiteCheckpointer) -> None:
     names = [f"{unusual_id}{n}" for unusual_id in [*UNUSUAL_IDS, "a", "axb"] for n in range(2)]
     if not isinstance(saver, SQLiteCheckpointer):  # Postgres has no text with NUL
         with pytest.raises(StorageError, match="NUL"):
-            saver.put(at(thread_id="a\0b"), make_checkpoint("1"), {}, {"x": 1})
+            saver.put(make_config(thread_id="a\0b"), make_checkpoint("1"), {}, {"x": 1})
         names = [name for name in names if "\0" not in name]
     for name in names:
-        saver.put(at(thread_id=name), make_checkpoint("1"), {}, {"x": 1})
+        saver.put(make_config(thread_id=name), make_checkpoint("1"), {}, {"x": 1})
 
     for prefix in [*UNUSUAL_IDS, "a", "a\0", "\0", "A", "", "ä"]:
         expected = {name for name in names if name.startswith(prefix)}

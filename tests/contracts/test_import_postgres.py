@@ -46,7 +46,7 @@ def make_agent(saver: Any) -> Any:
     return create_agent(FakeListChatModel(responses=["first", "second"]), checkpointer=saver)
 
 
-def at(thread_id: str) -> Any:
+def make_config(thread_id: str) -> Any:
     return {"configurable": {"thread_id": thread_id}}
 
 
@@ -58,11 +58,13 @@ def langgraph_dsn() -> str:
         saver.setup()
         graph = compile_graph(saver)
         for text in ("one", "two"):
-            graph.invoke({"messages": [("human", text)]}, {**at("a"), "metadata": {"user": "u1"}})
-        early = list(graph.get_state_history(at("a")))[4].config
+            graph.invoke(
+                {"messages": [("human", text)]}, {**make_config("a"), "metadata": {"user": "u1"}}
+            )
+        early = list(graph.get_state_history(make_config("a")))[4].config
         graph.update_state(early, {"messages": [("human", "a fork")]}, as_node="sub")
-        graph.invoke({"messages": [("human", "well?")]}, at("c"))
-        make_agent(saver).invoke({"messages": [("human", "hello")]}, at("agent"))
+        graph.invoke({"messages": [("human", "well?")]}, make_config("c"))
+        make_agent(saver).invoke({"messages": [("human", "hello")]}, make_config("agent"))
     return dsn
 
 
@@ -90,9 +92,11 @@ def test_threads_imported_from_postgres_continue(tmp_path: Path, langgraph_dsn: 
     """An interrupted run is resumed, a fork continues, and an agent answers."""
     with BACKENDS["file"](tmp_path) as saver:
         saver.import_from(langgraph_dsn)
-        resumed = compile_graph(saver).invoke(Command(resume="this"), at("c"))
-        state = compile_graph(saver).invoke({"messages": [("human", "x")]}, at("a"))
-        agent_state = make_agent(saver).invoke({"messages": [("human", "again")]}, at("agent"))
+        resumed = compile_graph(saver).invoke(Command(resume="this"), make_config("c"))
+        state = compile_graph(saver).invoke({"messages": [("human", "x")]}, make_config("a"))
+        agent_state = make_agent(saver).invoke(
+            {"messages": [("human", "again")]}, make_config("agent")
+        )
 
         assert [m.text for m in resumed["messages"]] == ["well?", "this"]
         assert "a fork" in [m.text for m in state["messages"]]
@@ -204,7 +208,7 @@ def test_keyword_dsn_and_other_date_style_and_time_zone_are_accepted(tmp_path: P
 
 
 def test_imported_writes_keep_their_numbers(tmp_path: Path) -> None:
-    """A task that is repeated therefore does not add its writes again."""
+    """A task that is repeated after the import does not add its writes again."""
     dsn = new_schema()
     writes = [("messages", "hello"), ("other", 2)]
     with PostgresSaver.from_conn_string(dsn) as peer, BACKENDS["file"](tmp_path) as saver:

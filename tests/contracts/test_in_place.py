@@ -80,14 +80,14 @@ CHANGES: dict[str, Callable[[list[Any]], object]] = {
     "a block of the content": lambda m: m[1].content[0].update(text="another"),
     "an element of the content": lambda m: m[1].content.__setitem__(1, "another"),
     "the arguments of a tool call": lambda m: m[2].tool_calls[0]["args"].update(x=True),
-    "deep within them": lambda m: m[2].tool_calls[0]["args"]["deep"]["a"].append(3),
-    "a tool call more": lambda m: m[2].tool_calls.append(m[2].tool_calls[0]),
+    "deep within the arguments": lambda m: m[2].tool_calls[0]["args"]["deep"]["a"].append(3),
+    "an additional tool call": lambda m: m[2].tool_calls.append(m[2].tool_calls[0]),
     "metadata": lambda m: m[2].response_metadata.pop("model"),
     "an artifact": lambda m: m[3].artifact[1].__setitem__(0, 2),
     "zero's sign": lambda m: m[3].artifact[1].__setitem__(0, -0.0),
     "a field": lambda m: setattr(m[40], "content", "another"),
     "an extra field": lambda m: setattr(m[40], "mood", "good"),
-    "the last": lambda m: setattr(m[-1], "name", "ann"),
+    "a field of the last message": lambda m: setattr(m[-1], "name", "ann"),
 }
 
 

@@ -59,7 +59,7 @@ def read_users(saver: SQLiteCheckpointer, thread_id: str = "t") -> set[Any]:
         tagged = [*saver.list(config_at(thread_id), filter={"user_id": user}, limit=1)]
         newest = saver.get_tuple(config_at(thread_id))
         is_newest = bool(tagged) and newest is not None and tagged[0].config == newest.config
-        if is_newest != (thread_id in [each.thread_id for each in heads]):
+        if is_newest != (thread_id in [item.thread_id for item in heads]):
             users.add(f"lists disagree on {user}")
         users |= {user} if is_newest else set()
     return {user or None for user in users}
@@ -79,32 +79,36 @@ WAYS_TO_CONTINUE: dict[str, Callable[[Any], Any]] = {
     "updates": lambda graph: graph.bulk_update_state(
         config_at(), [[StateUpdate(SECOND_INPUT, "pay")], [StateUpdate(FIRST_INPUT, "pay")]]
     ),
-    "clear": lambda graph: graph.update_state(config_at(), None),
-    "copy": lambda graph: graph.update_state(config_at(), None, "__copy__"),
+    "update with None": lambda graph: graph.update_state(config_at(), None),
+    "copy of checkpoint": lambda graph: graph.update_state(config_at(), None, "__copy__"),
     "resume": lambda graph: graph.invoke(Command(resume="yes"), config_at()),
-    "resume at exit": lambda graph: graph.invoke(
+    "resume with durability exit": lambda graph: graph.invoke(
         Command(resume="yes"), config_at(), durability="exit"
     ),
-    "update and go": lambda graph: graph.invoke(
+    "update and goto": lambda graph: graph.invoke(
         Command(update=SECOND_INPUT, goto="pay"), config_at()
     ),
-    "none": lambda graph: graph.invoke(None, config_at()),
+    "invoke with None": lambda graph: graph.invoke(None, config_at()),
     "input": lambda graph: graph.invoke(SECOND_INPUT, config_at()),
-    "input at exit": lambda graph: graph.invoke(SECOND_INPUT, config_at(), durability="exit"),
-    "fork": lambda graph: graph.update_state(first_config(graph), SECOND_INPUT, "__start__"),
-    "replay": lambda graph: graph.invoke(None, first_config(graph)),
+    "input with durability exit": lambda graph: graph.invoke(
+        SECOND_INPUT, config_at(), durability="exit"
+    ),
+    "update of first checkpoint": lambda graph: graph.update_state(
+        first_config(graph), SECOND_INPUT, "__start__"
+    ),
+    "replay from first checkpoint": lambda graph: graph.invoke(None, first_config(graph)),
     "empty context": lambda graph: graph.invoke(Command(resume="yes"), config_at(), context={}),
-    "async": lambda graph: asyncio.run(graph.ainvoke(Command(resume="yes"), config_at())),
+    "async resume": lambda graph: asyncio.run(graph.ainvoke(Command(resume="yes"), config_at())),
     "async update": lambda graph: asyncio.run(graph.aupdate_state(config_at(), SECOND_INPUT)),
 }
 
 
-@pytest.mark.parametrize("way", sorted(WAYS_TO_CONTINUE))
-def test_continued_thread_keeps_its_user(saver: SQLiteCheckpointer, way: str) -> None:
-    """This holds also for a thread that is not in the cache, and for a second continuation."""
+@pytest.mark.parametrize("continuation", sorted(WAYS_TO_CONTINUE))
+def test_continued_thread_keeps_its_user(saver: SQLiteCheckpointer, continuation: str) -> None:
+    """The user also stays if the thread is not in the cache, and after a second continuation."""
     graph = compile_paying_graph(saver)
     graph.invoke(FIRST_INPUT, CONFIG_OF_ANN)
-    WAYS_TO_CONTINUE[way](graph)
+    WAYS_TO_CONTINUE[continuation](graph)
     users_after_first = read_users(saver)
     saver._cache.drop_thread("t")
     WAYS_TO_CONTINUE["update"](graph)

@@ -144,7 +144,7 @@ def test_stale_task_writes_leave_no_row(
 def test_puts_planned_after_stale_put_fail_too(
     savers: tuple[SQLiteCheckpointer, SQLiteCheckpointer],
 ) -> None:
-    """This holds even if the other process has made the same number of puts."""
+    """The puts fail even if the other process has made the same number of puts."""
     one, other = savers
     put(one, make_messages("a"), uid="one")
     put(one, {"n": 1}, ns="sub", uid="s1")
@@ -257,7 +257,7 @@ def test_changing_tuple_read_from_cache_does_not_change_next_read(
 def test_checkpoint_put_again_under_same_id_has_its_new_values(
     file_saver: SQLiteCheckpointer,
 ) -> None:
-    """Both puts have the same parent."""
+    """The first and the second put have the same parent."""
     put(file_saver, make_messages("a"), uid="one")
     put(file_saver, make_messages("a", "b"), config_at(uid="one"), uid="two")
     put(file_saver, make_messages("a", "c"), config_at(uid="one"), uid="two")
@@ -381,10 +381,13 @@ def test_values_of_cancelled_put_are_never_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [12, 15, 22, 29, 36])
-def test_put_with_aliases_shares_transaction_with_first_put_of_namespace(
+def test_history_is_complete_after_put_with_aliases_in_shared_transaction(
     tmp_path: Path, length: int
 ) -> None:
-    """The second put reads the aliases of the first, so that the history stays complete."""
+    """The second put of the transaction is the first of its namespace.
+
+    It reads the aliases of the other put.
+    """
     path, root, sub = tmp_path / "x.db", list[str](), list[str]()
     with SQLiteCheckpointer.open(path, synchronous="normal") as saver:
         for n in range(length):  # the two namespaces take turns in one log
@@ -406,8 +409,8 @@ def test_put_with_aliases_shares_transaction_with_first_put_of_namespace(
         assert read_channel_values(fresh, config_at()) == make_messages(*root[1:], "more")
 
 
-def test_scattered_list_shares_transaction_with_first_put_of_namespace(tmp_path: Path) -> None:
-    """The ranges of the list become aliases at once, and the next puts continue from them."""
+def test_history_is_complete_after_scattered_list_in_shared_transaction(tmp_path: Path) -> None:
+    """The ranges of the list become aliases at once. The next puts continue from these aliases."""
     path, names = tmp_path / "x.db", [f"m{n}" for n in range(120)]
     with SQLiteCheckpointer.open(path) as saver:
         put(saver, make_messages(*names[:60]), uid="a")
@@ -449,7 +452,7 @@ def test_input_is_stored_unchanged_although_node_changes_it(
 
     async def run_with_slow_writer() -> None:
         lock = file_saver.database._connect_once().writer.lock  # type: ignore[attr-defined]
-        lock.acquire()  # the disk is slow
+        lock.acquire()  # simulates a slow disk
         asyncio.get_running_loop().call_later(0.2, lock.release)
         graph: Any = StateGraph(State).add_node("change", change).add_edge(START, "change")
         input = {"d": {"x": {"deep": "as asked"}, "pad": list(range(50))}}
@@ -467,7 +470,7 @@ def test_input_is_stored_unchanged_although_node_changes_it(
 def test_metadata_is_stored_unchanged_although_caller_changes_it(
     file_saver: SQLiteCheckpointer,
 ) -> None:
-    """The same holds for channel versions and for versions that nodes have seen."""
+    """Channel versions and versions that nodes have seen are stored unchanged too."""
 
     async def change_after_put() -> None:
         with pause_writer(file_saver):
@@ -492,9 +495,9 @@ def test_metadata_is_stored_unchanged_although_caller_changes_it(
     assert stored.checkpoint["channel_versions"] == {"n": 1}
 
 
-@pytest.mark.parametrize("mishap", ["unstorable", "evicted"])
+@pytest.mark.parametrize("cause", ["unstorable", "evicted"])
 def test_task_writes_are_stored_although_thread_leaves_cache(
-    tmp_path: Path, mishap: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread leaves the cache between the statements of the transaction and its COMMIT."""
     hook: list[Callable[[], object]] = []
@@ -506,7 +509,7 @@ def test_task_writes_are_stored_although_thread_leaves_cache(
             return super().execute(sql, *args)
 
     def drop_from_cache() -> None:
-        if mishap == "evicted":
+        if cause == "evicted":
             saver._cache.drop_thread("t")
             return
         with monkeypatch.context() as patched:
@@ -528,9 +531,8 @@ def test_task_writes_are_stored_although_thread_leaves_cache(
         put(saver, {"n": 2}, config_at(uid="r1"), uid="r2")
         put(saver, {"n": 2}, config_at(ns="b", uid="b1"), ns="b", uid="b2")
         asyncio.run(put_writes_and_drop())
-        while (
-            saver.database.get_write_epoch(saver._watch) is None
-        ):  # while the connection is in use
+        # while the connection is in use
+        while saver.database.get_write_epoch(saver._watch) is None:
             time.sleep(0.01)
         stored = saver.get_tuple(config_at(ns="b"))
 
@@ -558,7 +560,7 @@ def test_puts_keep_their_order_although_one_is_stale(
 
 
 def test_cache_stays_within_its_size_limit(tmp_path: Path) -> None:
-    """This holds also for a process that only puts, and reads its own puts."""
+    """The process only puts checkpoints, and reads its own puts."""
     limit, text = 1_000_000, "x" * 5000
     path = tmp_path / "x.db"
     with SQLiteCheckpointer.open(path, cache_bytes=limit, synchronous="normal") as saver:

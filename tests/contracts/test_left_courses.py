@@ -95,7 +95,7 @@ async def run_program(place: Place, program: list[Any]) -> SQLiteCheckpointer:
     for number, action in enumerate(program):
         match action:
             case Reopen():
-                await asyncio.sleep(0.005)  # a run that was left may still write
+                await asyncio.sleep(0.005)  # an abandoned run may still write
                 saver.close()
                 saver = place.saver(synchronous="normal")
             case AbandonedRun():

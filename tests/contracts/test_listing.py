@@ -103,7 +103,7 @@ def test_list_applies_before_and_limit(saver: SQLiteCheckpointer) -> None:
 
 
 def test_list_returns_one_namespace_one_thread_or_all_threads(saver: SQLiteCheckpointer) -> None:
-    """Without a namespace, a thread is listed in one order.
+    """A config without a namespace lists the whole thread in one order.
 
     Without a config, all threads are listed.
     """
@@ -420,7 +420,7 @@ def test_import_metadata_of_thread_survives_later_puts(saver: SQLiteCheckpointer
 def test_unique_prefix_matches_only_its_thread(saver: SQLiteCheckpointer) -> None:
     """The prefix has at least the given length.
 
-    It is the whole id if no shorter prefix is unique.
+    If no shorter prefix is unique, the whole id is returned.
     """
     ids = ["aaaa-1", "aaaa-2", "aaaa-22", "b", "größe-1", "größe-2", "große", "c" * 40]
     for thread in ids:
