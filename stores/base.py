@@ -39,7 +39,7 @@ class Provenance:
 class PutItem:
     """A write operation of a batch.
 
-    The class is langgraph's `PutOp` with additional fields for all options of `put`.
+    `PutItem` has the fields of langgraph's `PutOp` and a field for each further option of `put`.
     """
 
     namespace: Namespace

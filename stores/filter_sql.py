@@ -217,8 +217,9 @@ def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
 def _compute_lowest_and_highest_sql_value(value: Any) -> tuple[Any, Any] | None:
     """Return bounds of the SQL value to which SQLite converts a JSON value.
 
-    The bounds are a pair of the lowest and the highest possible value. They may differ, because
-    SQLite may round numbers. The result is None if no bounds can be given for the JSON value.
+    The bounds are a pair of the lowest and the highest possible value. The lowest and the highest
+    value may differ, because SQLite may round numbers. The result is None if no bounds can be given
+    for the JSON value.
     """
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else (value, value)

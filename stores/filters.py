@@ -29,17 +29,18 @@ compare with numbers. A comparison with NaN never holds.
 operand.
 
 `$eq`, `$ne`, `$in`, `$nin` and `$contains` compare objects with all their entries. If the condition
-on a field is a mapping without operators, the object may have more entries than the mapping. If the
-condition on a field is a list, each element of the list is a condition on the array's element at
-the same position.
+on a field is a mapping without operators, such as `{"name": "Ann"}`, the condition holds for every
+object that has at least the entries of the mapping. If the condition on a field is a list, each
+element of the list is a condition on the array's element at the same position.
 
 A key that starts with `$` is an operator. To name a field whose name starts with `$`, write a path
 to the field, such as `author.$ref`.
 
-If the document has a field with exactly the name of a filter's key, the key means that field. Every
-other key is a path. The step `[*]` in a path means that at least one element of the array must meet
-the whole condition. If an array has no elements, the condition after `[*]` is tested as if the
-value were missing.
+A key such as `author.name` can be the name of a field or a path. If the document has a field with
+exactly the name `author.name`, the condition tests the value of this field. If the document has no
+such field, the key is a path to a nested field. The step `[*]` in a path means that at least one
+element of the array must meet the whole condition. If the array is empty, the condition of a path
+with `[*]` is tested as for a missing field.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ _STEP_PATTERN = re.compile(rf"({_LABEL_PATTERN})|\[(-?[0-9]+|\*)\]")
 class Mark(Enum):
     """Markers for a missing value, and for the step `[*]`, which selects each element of an array.
 
-    They differ from each value and label.
+    The markers differ from each JSON value and from each label.
     """
 
     MISSING = "missing"

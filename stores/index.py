@@ -62,11 +62,11 @@ ROW_DTYPE: Final = np.dtype(
     align=True,
 )
 FOREVER: Final = (1 << 63) - 1  # expiry of an item that never expires
-# Minimum number of unsorted words in an index before the unsorted words are merged into the sorted
-# postings. The minimum number of unsorted vectors is 1/64 of this number.
+# The unsorted words of an index are merged into the sorted postings only if there are more unsorted
+# words than this number. For unsorted vectors, the minimum is 1/64 of `_MIN_RECENT`.
 _MIN_RECENT: Final = 1 << 13
-# The unsorted words or vectors of an index are merged into the sorted arrays when their number
-# exceeds 1/32 of the number of sorted entries.
+# The unsorted words of an index are merged into the sorted postings only if there are more unsorted
+# words than 1/32 of the number of sorted words. The same rule applies to vectors.
 _RECENT_DIVISOR: Final = 32
 _MAX_WORD_COUNT: Final = 255  # maximum count of a word in one row
 _BYTES_PER_NAME: Final = 120  # approximate bytes of a name in a dict
@@ -530,7 +530,10 @@ class Candidates:
 
     @cached_property
     def row_contexts(self) -> RowContexts | None:
-        """The neighbours and the recency of each row, or None if no row belongs to a thread."""
+        """The contexts of the rows, or None if no row belongs to a thread.
+
+        The context of a row consists of its thread, its neighbours in the thread and its recency.
+        """
         thread = np.asarray(self.rows["thread"], np.int64)
         if not (thread >= 0).any():
             return None

@@ -86,8 +86,9 @@ class QueryTerms(NamedTuple):
     # Whether a word of the query that no row contains is replaced by the most similar word that a
     # row contains.
     corrects_words: bool = True
-    # Whether the search must find out which person the rows of a namespace are about. Names are
-    # then looked up in the rows.
+    # Whether the search must find out which person the rows of a namespace are about. If so, the
+    # frequent words of the namespace are looked up in addition to the words of the query, because
+    # one of them may be the name of the person.
     is_personal: bool = False
 
     def compute_cosines(

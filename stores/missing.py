@@ -109,8 +109,9 @@ class MissingEmbeddings:
         """Return the number of items whose vectors for the recorded model are missing."""
         rows = yield self._sql("get_setting", "model")
         model = Model.from_setting(rows[0][0]) if rows else None
-        # Items can have vectors of an earlier model only if two conditions are met: the current
-        # model is not the first model of the store, and the store saves vectors in the database.
+        # Items can have vectors of an earlier model only if the store had another model before, and
+        # if the store saves vectors in the database. In all other cases, only pending items lack
+        # vectors.
         if model is None or model.number < 2 or self._embeddings.derives_vectors(model):
             rows_of_count = yield self._sql("count_pending")
         else:

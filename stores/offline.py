@@ -121,10 +121,9 @@ class WordPieceTokenizer:
 
     def token_ids(self, text: str) -> list[int]:
         """Return the ids of a text's tokens, in order."""
-        for (
-            control
-            # Seven scans of the text are four times faster than a regular expression.
-        ) in _CONTROL_SPACES:
+        # Scan the text once for each of the seven control characters. The seven scans together are
+        # four times faster than one regular expression.
+        for control in _CONTROL_SPACES:
             if control in text:
                 text = text.replace(control, "")
         return list(chain.from_iterable(map(self._memo.__getitem__, text.split())))
@@ -183,10 +182,10 @@ class WordPieceTokenizer:
 class StaticEmbedder:
     """The default embedder: English, offline, 12,000 texts of 50 words per second on one core.
 
-    The vector of a text is the normalised mean of its tokens' rows. The vector of a text is zero,
-    and has no similarity to any other vector, in two cases: the text is in a language other than
-    English (see `perdure.stores.text.detect_language`), or every token of the text has a zero row
-    in the table. The table has rows for word pieces of other languages, but the numbers in these
+    The vector of a text is the normalised mean of its tokens' rows. The vector of a text is zero if
+    the text is in a language other than English (see `perdure.stores.text.detect_language`), or if
+    every token of the text has a zero row in the table. A zero vector has no similarity to any
+    other vector. The table has rows for word pieces of other languages, but the numbers in these
     rows do not represent the meaning of the word pieces. The table's rows for the most frequent
     punctuation marks are zero. The vector depends on no other text. The order of words does not
     count. Texts are not truncated, so the vector of a long text is an average with little meaning.

@@ -1,7 +1,7 @@
 """The components of an open store, its checked options, and the runner of its operations.
 
-The options of a store are checked before its database is opened. They are then compared with the
-settings that the database has recorded.
+The options of a store are checked before its database is opened. When the database is opened, the
+options are compared with the settings that the database has recorded.
 
 A put of an item is a coroutine that awaits effects, as `perdure.effects` describes. An effect is a
 step that blocking and async callers perform differently. A put awaits one effect for each read,

@@ -327,7 +327,7 @@ class ItemWriter:
 
         One round trip to the database reads the current versions of all keys, and another round
         trip writes all changes. On Postgres, deletes without a required version or limit are
-        executed as one statement. This statement for deletes can be repeated if the connection was
+        executed as one statement. The statement for deletes can be repeated if the connection was
         lost and it is unknown whether the first attempt was committed.
 
         Args:

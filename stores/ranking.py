@@ -64,8 +64,8 @@ Bools = NDArray[np.bool_]
 # third number is the length up to which a row that ends with a question mark counts as only a
 # question.
 MAX_WORDS_FULL_LOAN, MAX_WORDS_FULL_THREAD, MAX_WORDS_QUESTION = 50, 200, 25
-# The recency of a row is 1 for the newest row of a scope. It halves for each fifth (0.2) of the
-# scope's rows that are newer than the row.
+# The recency of a row is 1 for the newest row of a scope. The recency of an older row halves for
+# each fifth (0.2) of the scope's rows that are newer than the row.
 _RECENCY_HALF_LIFE: Final = 0.2
 # Number of hypothetical rows, unrelated to the query, that are included when the mean cosine of a
 # scope is computed. In a scope with one row, the mean would otherwise be equal to the cosine of
@@ -239,14 +239,14 @@ class Ranked:
         """Return the ranking with scores that are comparable between searches.
 
         A score is odds / (1 + odds), in which the odds say how likely it is that the row is
-        relevant to the query. The odds of the best row are `exp(evidence / _NATS_PER_LOGIT)`. If
-        the best row is no better than the best of n random rows, the expected evidence is 0 and the
-        score of the best row is 0.5. The odds of any other row are the odds of the best row
-        multiplied by `sqrt(score / best_score)`. The odds of a row cannot be higher than `exp(limit
-        / _NATS_PER_LOGIT)`, in which `limit` is the element of `limits` for the row. If the limit
-        lowers the score of a row, the row is ranked by the lowered score. If the query has no
-        words, the score of the best row is the nearness of its vector to the query, from 0 to 1;
-        see `_compute_nearness`.
+        relevant to the query. The odds that the best row is relevant are `exp(evidence /
+        _NATS_PER_LOGIT)`. If the best row is no better than the best of n random rows, the expected
+        evidence is 0 and the score of the best row is 0.5. The odds of any other row are the odds
+        of the best row multiplied by `sqrt(score / best_score)`. The odds of a row cannot be higher
+        than `exp(limit / _NATS_PER_LOGIT)`, in which `limit` is the element of `limits` for the
+        row. If the limit lowers the score of a row, the row is ranked by the lowered score. If the
+        query has no words, the score of the best row is the nearness of its vector to the query,
+        from 0 to 1; see `_compute_nearness`.
         """
         if self.odds is None:
             scores = _divide_by_best(self.scores) * np.float32(self.evidence)
@@ -512,14 +512,17 @@ def _compute_evidence_in_nats_by_word(
 
 
 def is_in_nearly_all(count: int, n: int) -> bool:
-    """Return whether a word that `count` of `n` rows contain is too common to be evidence."""
+    """Return whether a word is too common to show which rows are relevant.
+
+    The word is contained in `count` of `n` rows.
+    """
     return n >= _MIN_ROWS_NEARLY_ALL and count >= _NEARLY_ALL * n
 
 
 def compute_word_weight(term: Term, row_count: int) -> float:
-    """Return the weight of a word.
+    """Return the weight of a word in the score of a row.
 
-    The weight is higher if the word is rare in the scope and in the language.
+    A word has a higher weight if it is rare in the rows of the scope or in the language.
     """
     rarity = -math.log(term.message_frequency or _UNLISTED_FREQUENCY)
     return inverse_document_frequency(_count_rows_with_word(term, row_count), row_count) * math.pow(

@@ -16,12 +16,12 @@ separation is near 0.
 A search uses the measured separation for three purposes. The class `VectorCalibration` has one
 attribute for each purpose. `trust` reduces the weight of vectors in scores, if the vectors of
 related rows are no more similar than those of random rows. `gain` increases the weight of vectors,
-and adds the vectors of a whole thread to the score of its rows, if the rows are long and the
-vectors of neighbouring rows are clearly more similar than those of random rows. `gain` is 0 for
-short rows, because the vector of a short message contains little information about the question
-that the message answers. `origin` is the lowest cosine that two unrelated rows are expected to
-have. A search needs `origin` to compute how near a vector is to the query. Decision 0037 has the
-measurements.
+and adds the vectors of a whole thread to the score of its rows. `gain` is above 0 if the rows are
+long, and if the vectors of neighbouring rows are clearly more similar than those of random rows.
+`gain` is 0 for short rows, because the vector of a short message contains little information about
+the question that the message answers. `origin` is the lowest cosine that two unrelated rows are
+expected to have. A search needs `origin` to compute how near a vector is to the query. Decision
+0037 has the measurements.
 
 The samples are taken from the rows that were stored first in a namespace, so the measured
 separation depends on no other rows. The separation is not stored in the database, because every

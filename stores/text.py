@@ -90,8 +90,8 @@ _UNSPACED_CHAR = re.compile(f"[{_UNSPACED_RANGES}]")
 _ACCENTS = re.compile("(?!(?<=\u0438)\u0306)[\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670]")
 _ELISION = re.compile(r"(?:[cdjlmnst]|qu)'(?=[^\W\d_]{2})")
 _CONTRACTED_ENDING = re.compile(r"(?:n't|'(?:s|d|m|t|ll|re|ve))$")
-# The contractions won't, can't and shan't without "n't" are "wo", "ca" and "sha". This dict maps
-# each of them to the verb that is negated.
+# The contractions won't, can't and shan't without "n't" are "wo", "ca" and "sha". The dict maps
+# "wo", "ca" and "sha" to the verb that is negated.
 _NEGATED_VERBS = {"wo": "will", "ca": "can", "sha": "shall"}
 _LETTER_VARIANTS = str.maketrans(
     dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4", "'")
@@ -148,9 +148,9 @@ def tokenize_query(text: str) -> list[str]:
     """Return the tokens that a search looks up, without duplicates.
 
     Stop words are left out unless the query consists of stop words only. In a writing system
-    without spaces between words, each pair of neighbouring characters is a token. If such a
-    character stands alone, without a neighbouring character of the same kind, the single character
-    is a token.
+    without spaces between words, each pair of neighbouring characters is a token. A character of a
+    writing system without spaces that stands alone, without a neighbour of this writing system, is
+    a token by itself.
 
     >>> tokenize_query("What did the runners run?")
     ['runner', 'run']
@@ -179,7 +179,7 @@ def extract_query_words_with_stems(text: str) -> dict[str, str]:
     The result contains the words that `tokenize_query` returns, except the stop words of the
     query's language. The stem of each word is computed by the rules of the query's language. In
     Chinese and Japanese, the text is split at function words, and the parts between them are used
-    as words. In Japanese, grammatical endings are split off together with the function words.
+    as words. In Japanese, the grammatical endings of words are removed.
 
     >>> extract_query_words_with_stems("Wo sind die Häuser?")
     {'hauser': 'haus'}
@@ -275,8 +275,9 @@ def foreign_stop_words() -> frozenset[str]:
 def _load_foreign_and_all_stop_words() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
     """Load two sets of stop words for each language.
 
-    The result maps the name of a language to a pair of sets. The second set contains all stop words
-    of the language. The first set contains only those that are not stop words of English.
+    The result maps the name of a language to a pair of sets. The first set contains the stop words
+    of the language that are not also stop words of English. The second set contains all stop words
+    of the language.
 
     Loading takes 1 ms.
     """

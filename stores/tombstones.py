@@ -54,8 +54,7 @@ SOURCE: Final = "provenance"
 def is_note_namespace(namespace: Sequence[str]) -> bool:
     """Return whether a namespace contains perdure's notes about memories.
 
-    Notes are stored in namespaces of their own. No items that a user has put are in these
-    namespaces.
+    A namespace with notes contains only notes, and no items that a user has put.
     """
     root, kind = (*namespace[:2], "", "")[:2]
     return root == ROOT and kind in (*KINDS, TEMPLATES)
@@ -114,9 +113,9 @@ def list_tombstone_paths(path: bytes) -> list[bytes]:
 
     A scope is a store that is limited to a namespace prefix, and it stores its notes under this
     prefix. The database does not record which prefixes are scopes. Every prefix of a namespace may
-    be the prefix of a scope, so the result contains a path for every prefix. For a quarantine
-    namespace, the function returns the paths for the namespace to which the items in quarantine
-    will be moved.
+    be the prefix of a scope, so the result contains one path for every prefix of the namespace. For
+    a quarantine namespace, the function returns the paths for the namespace to which the items in
+    quarantine will be moved.
     """
     names = decode_path(path)
     root_index = _find_index_of_root_label(names, KINDS)

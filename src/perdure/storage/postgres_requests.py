@@ -189,7 +189,8 @@ class Requests(ABC):
     ) -> Iterator[int | _StatementKey]:
         """Send one statement.
 
-        If the connection has fewer than `max_prepared` prepared statements, prepare it first.
+        If the connection has fewer than `max_prepared` prepared statements, the statement is
+        prepared before it is executed.
 
         Yields one element for each result that the server will return: the key of a statement that
         is prepared, then the number of the statement that is executed.

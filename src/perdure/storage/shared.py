@@ -84,7 +84,7 @@ class SharedResource(ABC):
     def remove_user(self) -> None:
         """Decrease the number of databases that use the resource.
 
-        If no database uses it, close it.
+        If no database uses the resource any more, shut the resource down.
         """
         with self.class_lock:
             self.user_count -= 1

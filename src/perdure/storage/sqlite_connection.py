@@ -53,7 +53,7 @@ CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL)
 STRICT, WITHOUT ROWID;
 """
 # Development versions of perdure before the first release did not store a hash of the script that
-# created the tables. The earliest of these versions did not have the table `schemas`.
+# created the tables. The earliest of these versions recorded the schema version in another table.
 _HAS_HASHES: Final = "SELECT 1 FROM pragma_table_info('schemas') WHERE name = 'script_hash'"
 # Size of the WAL in bytes above which a WAL checkpoint moves its content into the database file
 WAL_LIMIT_BYTES: Final = 1 << 20
@@ -164,9 +164,8 @@ class Connector:
     read_only: bool
     timeout_s: float
     factory: type[sqlite3.Connection]
-    guard: UntrustedFileGuard | None = (
-        None  # The checks of an untrusted file, or None for a trusted file
-    )
+    # The object that checks and limits reads if the file is untrusted, or None for a trusted file
+    guard: UntrustedFileGuard | None = None
 
     def with_guard(
         self,

@@ -163,7 +163,7 @@ class SQLiteWriter:
         Python releases the interpreter lock during each call of SQLite. After each call, another
         thread may hold the interpreter lock for up to 5 ms (`sys.getswitchinterval`). A transaction
         with BEGIN and COMMIT needs four calls of SQLite. A statement that SQLite commits by itself
-        needs only one call. Such a statement is already committed when the calling thread waits for
+        needs only one call. The statement is already committed when the calling thread waits for
         the interpreter lock.
 
         Returns:
