@@ -139,8 +139,8 @@ def _iter_namespace_items(store: BaseStore, namespace: tuple[str, ...]) -> Lines
     op = SearchOp(namespace, limit=PAGE, refresh_ttl=False)
     while page := cast(list[SearchItem], store.batch([op])[0]):
         for item in page:
-            # A search also returns items of longer namespaces that begin with `namespace`. Skip
-            # these items.
+            # A search also returns items of longer namespaces that begin with `namespace`. Skip the
+            # items of longer namespaces.
             if tuple(item.namespace) == namespace:
                 times = item.created_at, item.updated_at
                 yield (

@@ -66,7 +66,8 @@ FOREVER: Final = (1 << 63) - 1  # expiry of an item that never expires
 # words than this number. For unsorted vectors, the minimum is 1/64 of `_MIN_RECENT`.
 _MIN_RECENT: Final = 1 << 13
 # The unsorted words of an index are merged into the sorted postings only if there are more unsorted
-# words than 1/32 of the number of sorted words. The same rule applies to vectors.
+# words than 1/32 of the number of sorted words. For vectors, the minimum is 1/32 of the number of
+# sorted vectors.
 _RECENT_DIVISOR: Final = 32
 _MAX_WORD_COUNT: Final = 255  # maximum count of a word in one row
 _BYTES_PER_NAME: Final = 120  # approximate bytes of a name in a dict

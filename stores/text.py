@@ -275,9 +275,9 @@ def foreign_stop_words() -> frozenset[str]:
 def _load_foreign_and_all_stop_words() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
     """Load two sets of stop words for each language.
 
-    The result maps the name of a language to a pair of sets. The first set contains the stop words
-    of the language that are not also stop words of English. The second set contains all stop words
-    of the language.
+    The result maps the name of a language to a pair of sets. The first set of a pair contains the
+    stop words of the language that are not also stop words of English. The second set of a pair
+    contains all stop words of the language, including words that are also English stop words.
 
     Loading takes 1 ms.
     """

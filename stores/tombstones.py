@@ -185,8 +185,8 @@ class TombstoneReader:
     def _cache_tombstone_paths_of_namespaces(self, namespace_paths: Iterable[bytes]) -> Flow[None]:
         """Cache, for each of `namespace_paths`, the paths of namespaces with tombstones.
 
-        The items of a namespace are compared with the tombstones in these namespaces. Namespaces
-        that contain no tombstones are left out.
+        Each cached path is the path of a namespace that contains tombstones for items of the given
+        namespace. A namespace without any tombstone is left out.
         """
         paths_of_namespaces = {
             path: list_tombstone_paths(path)

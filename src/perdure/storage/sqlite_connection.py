@@ -142,7 +142,7 @@ class DiskReserve:
             self.create_or_remove_as_needed()
 
     def retry_with_reserve_if_disk_is_full(self, work: Callable[[], T]) -> T:
-        """Call a function.
+        """Call `work`, and return its result.
 
         If the disk is full, delete the reserve file and call the function again.
         """
