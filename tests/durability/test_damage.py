@@ -1,8 +1,8 @@
-"""A flipped bit anywhere in a file: an error that says so, or the answers of the undamaged file.
+"""A flipped bit anywhere in a file causes an error, or the results are those of the undamaged file.
 
 Each flip is made in a copy of the same file, at a place that a fixed seed draws; `PERDURE_FLIPS`
-sets how many are tried. What has neither checksum nor second copy is not asked for: the times of a
-thread, and the sizes that are counted from what is there (`ThreadInfo.items`, `size_bytes`).
+sets how many are tried. Values that have neither a checksum nor a second copy are not compared: the
+times of a thread, and the sizes that are counted from its rows (`ThreadInfo.items`, `size_bytes`).
 """
 
 from __future__ import annotations
@@ -22,65 +22,67 @@ from perdure.errors import StorageError, WrongKey
 from tests.backends import KEY
 
 FLIPS = int(os.environ.get("PERDURE_FLIPS", "1000"))
-MISSED = 200  # of so many flips one may be missed: pages of SQLite itself have no checksum
+FLIPS_PER_MISS = (
+    200  # one of so many flips may remain unnoticed, because pages of SQLite have no checksum
+)
 THREADS = [f"thread {n}" for n in range(3)]
 NAMESPACES = ["", "sub:1"]
-Ask = Callable[[SQLiteCheckpointer], Any]
+Query = Callable[[SQLiteCheckpointer], Any]
 
 
-def at(thread_id: str, ns: str | None = None, uid: str | None = None) -> Any:
+def config_at(thread_id: str, ns: str | None = None, uid: str | None = None) -> Any:
     named = {"thread_id": thread_id, "checkpoint_ns": ns, "checkpoint_id": uid}
     return {"configurable": {name: part for name, part in named.items() if part is not None}}
 
 
-def uid_of(*place: object) -> str:
-    """A checkpoint id that is the same each time."""
+def make_checkpoint_id(*place: object) -> str:
+    """Return a checkpoint id that is the same in each run."""
     digits = f"{random.Random(repr(place)).getrandbits(128):032x}"
     return "-".join([digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]])
 
 
-def fill(saver: SQLiteCheckpointer) -> None:
-    """Turns with parallel tasks in two namespaces of each thread, a fork, a head that was moved."""
+def fill_database(saver: SQLiteCheckpointer) -> None:
+    """Put turns with parallel tasks in two namespaces of each thread, a fork, and a moved head."""
     for thread_id in THREADS:
         for ns in NAMESPACES:
-            said: list[Any] = []
+            messages: list[Any] = []
             for step in range(5):
                 person = HumanMessage(f"{step} asks in {thread_id}", id=f"h{step}")
-                said += [person, AIMessage(f"{step} " + "words " * 20, id=f"a{step}")]
-                put(saver, thread_id, ns, step, said)
-    put(saver, THREADS[0], "", 5, said[:4], parent=2)
-    saver.rewind(THREADS[1], uid_of(THREADS[1], "", 3))
+                messages += [person, AIMessage(f"{step} " + "words " * 20, id=f"a{step}")]
+                put_checkpoint_with_writes(saver, thread_id, ns, step, messages)
+    put_checkpoint_with_writes(saver, THREADS[0], "", 5, messages[:4], parent=2)
+    saver.rewind(THREADS[1], make_checkpoint_id(THREADS[1], "", 3))
 
 
-def put(
+def put_checkpoint_with_writes(
     saver: SQLiteCheckpointer,
     thread_id: str,
     ns: str,
     step: int,
-    said: list[Any],
+    messages: list[Any],
     parent: int | None = None,
 ) -> None:
-    """A checkpoint, and what its two tasks wrote."""
+    """Put a checkpoint and the writes of its two tasks."""
     before = step - 1 if parent is None else parent
     checkpoint: Any = {
         "v": 4,
-        "id": uid_of(thread_id, ns, step),
+        "id": make_checkpoint_id(thread_id, ns, step),
         "ts": "2026-01-01T00:00:00+00:00",
-        "channel_values": {"messages": list(said), "note": "n" * 200},
+        "channel_values": {"messages": list(messages), "note": "n" * 200},
         "channel_versions": {"messages": step + 1, "note": 1},
         "versions_seen": {"node": {"messages": step}},
         "updated_channels": None,
     }
     metadata: Any = {"source": "loop" if step else "input", "step": step, "even": step % 2 == 0}
-    base = at(thread_id, ns, uid_of(thread_id, ns, before) if step else None)
+    base = config_at(thread_id, ns, make_checkpoint_id(thread_id, ns, before) if step else None)
     config = saver.put(base, checkpoint, metadata, {"messages": step + 1, "note": 1})
     for task in range(2):
         saver.put_writes(config, [("messages", f"of {task}"), ("x", step)], f"task {task}", "~")
 
 
-def questions() -> dict[str, Ask]:
-    """What a file can be asked through the public methods, by name."""
-    out: dict[str, Ask] = {
+def build_queries() -> dict[str, Query]:
+    """Return calls of the public methods that read, by name."""
+    out: dict[str, Query] = {
         "threads": lambda s: [(t.thread_id, t.checkpoints, t.namespaces) for t in s.threads()],
         "prefix": lambda s: [t.thread_id for t in s.threads(prefix="thread ")],
         "list": lambda s: list(s.list(None)),
@@ -88,44 +90,46 @@ def questions() -> dict[str, Ask]:
         "input": lambda s: list(s.list(None, filter={"source": "input"})),
     }
     for thread_id in THREADS:
-        out |= of_thread(thread_id)
+        out |= thread_queries(thread_id)
         for ns in NAMESPACES:
-            out |= of_namespace(thread_id, ns)
+            out |= namespace_queries(thread_id, ns)
             for step in (0, 4):
-                out |= of_checkpoint(thread_id, at(thread_id, ns, uid_of(thread_id, ns, step)))
+                out |= checkpoint_queries(
+                    thread_id, config_at(thread_id, ns, make_checkpoint_id(thread_id, ns, step))
+                )
     return out
 
 
-def of_thread(t: str) -> dict[str, Ask]:
+def thread_queries(t: str) -> dict[str, Query]:
     return {
         f"checkpoints of {t}": lambda s: s.checkpoints(t),
-        f"even of {t}": lambda s: list(s.list(at(t), filter={"even": True})),
+        f"even of {t}": lambda s: list(s.list(config_at(t), filter={"even": True})),
     }
 
 
-def of_namespace(t: str, ns: str) -> dict[str, Ask]:
+def namespace_queries(t: str, ns: str) -> dict[str, Query]:
     return {
-        f"head {t} {ns}": lambda s: s.get_tuple(at(t, ns)),
+        f"head {t} {ns}": lambda s: s.get_tuple(config_at(t, ns)),
         f"history {t} {ns}": lambda s: s.history(t, checkpoint_ns=ns),
     }
 
 
-def of_checkpoint(t: str, one: Any) -> dict[str, Ask]:
+def checkpoint_queries(t: str, one: Any) -> dict[str, Query]:
     return {
         f"get {one}": lambda s: s.get_tuple(one),
-        f"before {one}": lambda s: list(s.list(at(t), before=one, limit=2)),
+        f"before {one}": lambda s: list(s.list(config_at(t), before=one, limit=2)),
     }
 
 
-def asked(path: Path, **options: Any) -> dict[str, Any]:
-    """The answer to each question as text, or the error that came instead."""
+def run_queries(path: Path, **options: Any) -> dict[str, Any]:
+    """Return the result of each query as text, or the error that it raised."""
     out: dict[str, Any] = {}
     try:
         saver = SQLiteCheckpointer.open(path, **options)
     except Exception as exc:
-        return dict.fromkeys(questions(), exc)
+        return dict.fromkeys(build_queries(), exc)
     with saver:
-        for name, ask in questions().items():
+        for name, ask in build_queries().items():
             try:
                 out[name] = repr(ask(saver))
             except Exception as exc:
@@ -135,10 +139,10 @@ def asked(path: Path, **options: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"key": KEY}], ids=["plain", "sealed"])
-def test_a_flipped_bit(
+def test_flipped_bit_is_reported_or_does_not_change_results(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No answer of a damaged file differs from that of the whole one, and no error is untyped."""
+    """No result differs from that of the whole file, and every error is one of perdure's."""
     chance = random.Random("a flipped bit")
     path, damaged = tmp_path / "x.db", tmp_path / "damaged.db"
     with monkeypatch.context() as patched:  # the same bytes each time
@@ -146,9 +150,9 @@ def test_a_flipped_bit(
         patched.setattr(time, "time", lambda: next(clock) + 0.25)
         patched.setattr(os, "urandom", chance.randbytes)
         with SQLiteCheckpointer.open(path, **options) as saver:
-            fill(saver)
+            fill_database(saver)
     whole = path.read_bytes()
-    expected = asked(path, **options)
+    expected = run_queries(path, **options)
     assert not [error for error in expected.values() if isinstance(error, Exception)]
 
     noticed, missed = 0, []
@@ -156,15 +160,15 @@ def test_a_flipped_bit(
         bit = chance.randrange(len(whole) * 8)
         flipped = bytearray(whole)
         flipped[bit // 8] ^= 1 << bit % 8
-        for left in tmp_path.glob("damaged.db*"):
-            left.unlink()
+        for leftover in tmp_path.glob("damaged.db*"):
+            leftover.unlink()
         damaged.write_bytes(flipped)
-        found = asked(damaged, **options)
-        other = {name: found[name] for name in found if found[name] != expected[name]}
-        noticed += bool(other)
-        wrong = [n for n, e in other.items() if not isinstance(e, StorageError | WrongKey)]
+        results = run_queries(damaged, **options)
+        differing = {name: results[name] for name in results if results[name] != expected[name]}
+        noticed += bool(differing)
+        wrong = [n for n, e in differing.items() if not isinstance(e, StorageError | WrongKey)]
         if wrong:
             missed.append((bit, wrong))
 
     assert noticed > FLIPS // 10
-    assert len(missed) <= FLIPS // MISSED, missed
+    assert len(missed) <= FLIPS // FLIPS_PER_MISS, missed

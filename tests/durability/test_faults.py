@@ -1,4 +1,4 @@
-"""The database fails at its N-th call, for every N of every method: all or nothing, each time."""
+"""The N-th database call of every method fails, for every N: the method does all or nothing."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from perdure.errors import PerdureError, StorageError, StorageFull
 
 
 class Fault:
-    """Makes the N-th call of any connection fail, once armed with N.
+    """Makes the N-th call of any connection fail once it is armed with N.
 
     Args:
-        error: What to raise.
-        rolls_back: Whether the transaction is gone afterwards, as SQLite does on a full disk or
-            a failed write; https://sqlite.org/lang_transaction.html#response_to_errors_within_a_transaction
+        error: The error that is raised.
+        rolls_back: Whether the transaction is rolled back, as SQLite does on a full disk or a
+            failed write; https://sqlite.org/lang_transaction.html#response_to_errors_within_a_transaction
     """
 
     def __init__(self, error: sqlite3.Error, *, rolls_back: bool) -> None:
@@ -42,15 +42,15 @@ class Fault:
     def disarm(self) -> None:
         self.left = 0
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         if self.left == 0:
             return False
         self.left -= 1
         self.fired = self.left == 0
         return self.fired
 
-    def factory(self) -> type[sqlite3.Connection]:
-        """Connections that have this fault."""
+    def connection_class(self) -> type[sqlite3.Connection]:
+        """Return a class of connections that have this fault."""
         fault = self
 
         class Failing(sqlite3.Connection):
@@ -67,7 +67,7 @@ class Fault:
                 return super().executescript(*args)
 
             def _meet(self) -> None:
-                if fault.due():
+                if fault.is_due():
                     if fault.rolls_back and self.in_transaction:
                         super().execute("ROLLBACK")
                     raise fault.error
@@ -75,36 +75,40 @@ class Fault:
         return Failing
 
 
-def io_error() -> Fault:
+def make_io_error() -> Fault:
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorname = "SQLITE_IOERR_WRITE"
     return Fault(error, rolls_back=False)
 
 
-def full() -> Fault:
+def make_full_disk_error() -> Fault:
     error = sqlite3.OperationalError("database or disk is full")
     error.sqlite_errorname = "SQLITE_FULL"
     return Fault(error, rolls_back=True)
 
 
-# how it fails, what is raised, and every how many-th call: one after another for the first
+# for each kind: the fault, the expected error, and the stride between failing calls
 FAULTS: dict[str, tuple[Callable[[], Fault], type[StorageError], int]] = {
-    "io": (io_error, StorageError, 1),
-    "full": (full, StorageFull, 4),
+    "io": (make_io_error, StorageError, 1),
+    "full": (make_full_disk_error, StorageFull, 4),
 }
 
 
 def config_of(number: int | None, thread: str = "t") -> RunnableConfig:
     at = {"thread_id": thread, "checkpoint_ns": ""}
-    return {"configurable": at if number is None else {**at, "checkpoint_id": uid(number)}}
+    return {
+        "configurable": at
+        if number is None
+        else {**at, "checkpoint_id": make_checkpoint_id(number)}
+    }
 
 
-def uid(number: int) -> str:
+def make_checkpoint_id(number: int) -> str:
     return f"00000000-0000-6000-8000-{number:012}"
 
 
-def checkpoint(number: int, words: str = "said") -> Checkpoint:
-    """A checkpoint with messages, a dict and a long text, the same at each call."""
+def make_checkpoint(number: int, words: str = "said") -> Checkpoint:
+    """Return a checkpoint with messages, a dict and a long text, which is the same at each call."""
     values = {
         "messages": [HumanMessage(f"{words} {i} " * 20, id=str(i)) for i in range(number)],
         "notes": {f"note {i}": {"text": words * 30} for i in range(number)},
@@ -112,58 +116,68 @@ def checkpoint(number: int, words: str = "said") -> Checkpoint:
     }
     return {
         **empty_checkpoint(),
-        "id": uid(number),
+        "id": make_checkpoint_id(number),
         "ts": "2026-01-01T00:00:00+00:00",
         "channel_values": values,
         "channel_versions": dict.fromkeys(values, number),
     }
 
 
-def put(saver: Any, number: int, parent: int | None, thread: str = "t", **metadata: Any) -> None:
-    new = checkpoint(number)
+def put_checkpoint(
+    saver: Any, number: int, parent: int | None, thread: str = "t", **metadata: Any
+) -> None:
+    new = make_checkpoint(number)
     at = config_of(parent, thread)
     saver.put(at, new, {"source": "loop", "step": number, **metadata}, new["channel_versions"])
 
 
-def write(saver: Any, channel: str, task: str, number: int = 5, words: str = "pending ") -> None:
+def put_task_writes(
+    saver: Any, channel: str, task: str, number: int = 5, words: str = "pending "
+) -> None:
     saver.put_writes(config_of(number), [(channel, [HumanMessage(words * 40, id="p")])], task)
 
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with a thread of five checkpoints, a fork among them, and another thread."""
+    """Create a file with a thread of five checkpoints, one of them a fork, and another thread."""
     path = tmp_path_factory.mktemp("template") / "template.db"
     with SQLiteCheckpointer.open(path) as saver:
         for number in (1, 2, 3):
-            put(saver, number, number - 1 or None, run_id="early")
-        put(saver, 4, 2, run_id="late")
-        put(saver, 5, 3, run_id="late")
-        write(saver, "messages", "task-1")
-        write(saver, "__error__", "task-2")
-        write(saver, "messages", "task-3", number=2)
-        put(saver, 1, None, thread="other")
+            put_checkpoint(saver, number, number - 1 or None, run_id="early")
+        put_checkpoint(saver, 4, 2, run_id="late")
+        put_checkpoint(saver, 5, 3, run_id="late")
+        put_task_writes(saver, "messages", "task-1")
+        put_task_writes(saver, "__error__", "task-2")
+        put_task_writes(saver, "messages", "task-3", number=2)
+        put_checkpoint(saver, 1, None, thread="other")
     return path
 
 
-def put_again(saver: Any) -> None:
-    new = checkpoint(5, "said otherwise")
+def replace_checkpoint(saver: Any) -> None:
+    new = make_checkpoint(5, "said otherwise")
     saver.put(config_of(3), new, {"source": "update", "step": 9}, new["channel_versions"])
 
 
 METHODS: dict[str, Callable[[SQLiteCheckpointer], object]] = {
-    "put": lambda saver: put(saver, 6, 5),
-    "put-in-new-thread": lambda saver: put(saver, 2, None, thread="new"),
-    "put-replacing": put_again,
-    "put_writes": lambda saver: write(saver, "messages", "task-9"),
-    "put_writes-replacing": lambda saver: write(saver, "__error__", "task-2", words="again "),
-    "put_writes-before-checkpoint": lambda saver: write(saver, "messages", "task-1", number=7),
+    "put": lambda saver: put_checkpoint(saver, 6, 5),
+    "put-in-new-thread": lambda saver: put_checkpoint(saver, 2, None, thread="new"),
+    "put-replacing": replace_checkpoint,
+    "put_writes": lambda saver: put_task_writes(saver, "messages", "task-9"),
+    "put_writes-replacing": lambda saver: put_task_writes(
+        saver, "__error__", "task-2", words="again "
+    ),
+    "put_writes-before-checkpoint": lambda saver: put_task_writes(
+        saver, "messages", "task-1", number=7
+    ),
     "delete_thread": lambda saver: saver.delete_thread("t"),
     "copy_thread": lambda saver: saver.copy_thread("t", "copy"),
-    "copy_thread-part": lambda saver: saver.copy_thread("t", "copy", checkpoint_id=uid(4)),
+    "copy_thread-part": lambda saver: saver.copy_thread(
+        "t", "copy", checkpoint_id=make_checkpoint_id(4)
+    ),
     "prune": lambda saver: saver.prune(["t"]),
     "prune-delete": lambda saver: saver.prune(["t"], strategy="delete"),
     "retain": lambda saver: saver.retain(Retention(last=2, history=False), thread_ids=["t"]),
-    "rewind": lambda saver: saver.rewind("t", uid(2)),
+    "rewind": lambda saver: saver.rewind("t", make_checkpoint_id(2)),
     "delete_for_runs": lambda saver: saver.delete_for_runs(["early"]),
     "erase": lambda saver: saver.erase("t", ["1", "p"]),
     "erase-thread": lambda saver: saver.erase("t"),
@@ -172,7 +186,7 @@ METHODS: dict[str, Callable[[SQLiteCheckpointer], object]] = {
 
 
 def aput(saver: SQLiteCheckpointer) -> None:
-    new = checkpoint(6)
+    new = make_checkpoint(6)
     at = config_of(5)
     asyncio.run(saver.aput(at, new, {"source": "loop", "step": 6}, new["channel_versions"]))
 
@@ -189,8 +203,8 @@ METHODS |= {
 }
 
 
-def without_removals(config: Any) -> Any:
-    """Return a config without the number of removals, which a repeated erasure raises again."""
+def drop_removal_number(config: Any) -> Any:
+    """Return a config without the number of removals, which a repeated erasure increments."""
     if config is None:
         return None
     items = config["configurable"].items()
@@ -198,12 +212,13 @@ def without_removals(config: Any) -> Any:
 
 
 def dump(path: Path) -> Any:
-    """Return everything that a file holds, as the public methods read it."""
+    """Return everything that the public methods read from a file."""
     with SQLiteCheckpointer.open(path, read_only=True) as saver:
         infos = saver.threads()
         stored = (
             t._replace(
-                config=without_removals(t.config), parent_config=without_removals(t.parent_config)
+                config=drop_removal_number(t.config),
+                parent_config=drop_removal_number(t.parent_config),
             )
             for t in saver.list(None)
         )
@@ -226,8 +241,8 @@ def dump(path: Path) -> Any:
     return tuples, threads, heads, history
 
 
-def attempt(work: Callable[[], object]) -> PerdureError | None:
-    """How it failed, if it did."""
+def catch_error(work: Callable[[], object]) -> PerdureError | None:
+    """Return the error that the call raises, or None."""
     try:
         work()
     except PerdureError as error:
@@ -237,8 +252,10 @@ def attempt(work: Callable[[], object]) -> PerdureError | None:
 
 @pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize("method", METHODS)
-def test_failure_at_every_call(method: str, kind: str, template: Path, tmp_path: Path) -> None:
-    """The file is as before or as after, the error is perdure's, and a second attempt succeeds."""
+def test_failed_call_leaves_file_as_before_or_after_and_can_be_repeated(
+    method: str, kind: str, template: Path, tmp_path: Path
+) -> None:
+    """The error is one of perdure's, and a second attempt succeeds."""
     make, expected, stride = FAULTS[kind]
     path = tmp_path / "x.db"
     shutil.copy(template, path)
@@ -252,9 +269,11 @@ def test_failure_at_every_call(method: str, kind: str, template: Path, tmp_path:
     for call in itertools.count(1, stride):
         path = tmp_path / f"{call}.db"
         shutil.copy(template, path)
-        with SQLiteCheckpointer.open(path, factory=fault.factory(), synchronous="normal") as saver:
+        with SQLiteCheckpointer.open(
+            path, factory=fault.connection_class(), synchronous="normal"
+        ) as saver:
             fault.arm(call)
-            error = attempt(lambda: METHODS[method](saver))
+            error = catch_error(lambda: METHODS[method](saver))
             fault.disarm()
             if error is not None:
                 assert isinstance(error, expected)
@@ -266,54 +285,69 @@ def test_failure_at_every_call(method: str, kind: str, template: Path, tmp_path:
             break
 
 
-class Small(sqlite3.Connection):
-    """A database that may have 60 pages: SQLite reports the 61st as a full disk."""
+class TinyDatabase(sqlite3.Connection):
+    """A database of at most 60 pages. SQLite reports the 61st page as a full disk."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self.execute("PRAGMA max_page_count = 60")
 
 
-def big(number: int) -> Checkpoint:
+def make_big_checkpoint(number: int) -> Checkpoint:
     text = "".join(f"{number}:{i} " for i in range(2000))
-    return {**checkpoint(1), "id": uid(number), "channel_values": {"text": text}}
+    return {
+        **make_checkpoint(1),
+        "id": make_checkpoint_id(number),
+        "channel_values": {"text": text},
+    }
 
 
-def test_a_full_disk_keeps_all_that_was_acknowledged(tmp_path: Path) -> None:
-    """A put that does not fit raises StorageFull and leaves no trace; deleting makes room again."""
+def test_full_disk_keeps_acknowledged_checkpoints(tmp_path: Path) -> None:
+    """A put that does not fit raises StorageFull and leaves no trace.
+
+    A deletion makes room again.
+    """
     acknowledged = []
-    with SQLiteCheckpointer.open(tmp_path / "x.db", factory=Small) as saver:
+    with SQLiteCheckpointer.open(tmp_path / "x.db", factory=TinyDatabase) as saver:
         with pytest.raises(StorageFull, match="free disk space and retry"):  # noqa: PT012 - until it is full
             for number in range(1, 100):
                 thread = config_of(None, f"t{number}")
-                saver.put(thread, big(number), {}, {"text": number})
+                saver.put(thread, make_big_checkpoint(number), {}, {"text": number})
                 acknowledged.append(number)
         stored = {t.checkpoint["id"] for t in saver.list(None)}
         threads = {info.thread_id for info in saver.threads()}
-        for thread_id in ("t1", "t2"):  # a row of another size may need a page more than one had
+        for thread_id in (
+            "t1",
+            "t2",
+        ):  # a row of another size may need one page more than the deleted ones had
             saver.delete_thread(thread_id)
-        saver.put(config_of(None, "again"), big(200), {}, {"text": 200})
+        saver.put(config_of(None, "again"), make_big_checkpoint(200), {}, {"text": 200})
         again = saver.get_tuple(config_of(None, "again"))
 
     assert acknowledged
-    assert {uid(number) for number in acknowledged} == stored
+    assert {make_checkpoint_id(number) for number in acknowledged} == stored
     assert {f"t{number}" for number in acknowledged} == threads
     assert again is not None
-    assert big(200)["channel_values"] == again.checkpoint["channel_values"]
+    assert make_big_checkpoint(200)["channel_values"] == again.checkpoint["channel_values"]
 
 
-def test_a_full_disk_fails_each_of_many_at_once_alone(tmp_path: Path) -> None:
-    """Of puts that share a transaction, those that are acknowledged are there, the others not."""
+def test_full_disk_fails_only_concurrent_puts_that_do_not_fit(tmp_path: Path) -> None:
+    """Of puts that share a transaction, exactly the acknowledged ones are stored."""
 
     async def all_at_once(saver: SQLiteCheckpointer) -> list[Any]:
-        puts = (saver.aput(config_of(None, f"t{n}"), big(n), {}, {"text": n}) for n in range(1, 40))
+        puts = (
+            saver.aput(config_of(None, f"t{n}"), make_big_checkpoint(n), {}, {"text": n})
+            for n in range(1, 40)
+        )
         outcomes: list[Any] = await asyncio.gather(*puts, return_exceptions=True)
         return outcomes
 
-    with SQLiteCheckpointer.open(tmp_path / "x.db", factory=Small) as saver:
+    with SQLiteCheckpointer.open(tmp_path / "x.db", factory=TinyDatabase) as saver:
         outcomes = asyncio.run(all_at_once(saver))
         stored = sorted(t.checkpoint["id"] for t in saver.list(None))
 
-    acknowledged = [uid(n) for n, outcome in enumerate(outcomes, 1) if isinstance(outcome, dict)]
+    acknowledged = [
+        make_checkpoint_id(n) for n, outcome in enumerate(outcomes, 1) if isinstance(outcome, dict)
+    ]
     assert acknowledged == stored
     assert {StorageFull} == {type(outcome) for outcome in outcomes if not isinstance(outcome, dict)}

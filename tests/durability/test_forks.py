@@ -1,4 +1,4 @@
-"""Forked processes that open a file again: nothing that they acknowledge is lost."""
+"""Forked processes that open a file again lose nothing that they acknowledge."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ pytestmark = [
 ]
 
 
-def talk(saver: SQLiteCheckpointer, text: str, thread_id: str = "t") -> None:
-    """Run a turn of a thread."""
+def run_turn(saver: SQLiteCheckpointer, text: str, thread_id: str = "t") -> None:
+    """Run one turn of a thread."""
     builder: Any = StateGraph(MessagesState)
     builder.add_node("say", lambda state: {"messages": [AIMessage("good day")]})
     builder.add_edge(START, "say")
@@ -39,13 +39,13 @@ def talk(saver: SQLiteCheckpointer, text: str, thread_id: str = "t") -> None:
     builder.compile(checkpointer=saver).invoke({"messages": [("user", text)]}, config)
 
 
-def said(saver: SQLiteCheckpointer, thread_id: str = "t") -> list[Any]:
-    """Return what the user has said in a thread."""
+def read_user_texts(saver: SQLiteCheckpointer, thread_id: str = "t") -> list[Any]:
+    """Return the texts of the user in a thread."""
     return [item.value.content for item in saver.history(thread_id)][0::2]
 
 
-def in_child(work: Callable[[], None]) -> int:
-    """Fork, do the work in the child, and return its process id."""
+def fork_and_run(work: Callable[[], None]) -> int:
+    """Fork, run `work` in the child, and return the child's process id."""
     child = os.fork()
     if child:
         return child
@@ -55,11 +55,11 @@ def in_child(work: Callable[[], None]) -> int:
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)
     finally:
-        os._exit(1)  # without pytest's own ending, which is the parent's
+        os._exit(1)  # skip pytest's cleanup, which belongs to the parent
     raise AssertionError
 
 
-def status_of(child: int) -> int:
+def wait_for_exit_status(child: int) -> int:
     """Wait for a child, and return its exit status."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -68,20 +68,20 @@ ORPHAN = """
 import os, sys
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.stores import SQLiteStore
-from tests.durability.test_forks import said, talk
+from tests.durability.test_forks import run_turn
 
 path = sys.argv[1]
 saver, store = SQLiteCheckpointer.open(path), SQLiteStore.open(path, index=None)
-talk(saver, "of the parent")
+run_turn(saver, "of the parent")
 store.put(("a",), "parent", {})
 if os.fork():
     {parent}
     os._exit(0)
 saver, store = SQLiteCheckpointer.open(path), SQLiteStore.open(path, index=None)
-talk(saver, "of the child")
+run_turn(saver, "of the child")
 print("forked", flush=True)
-for line in sys.stdin:  # the parent has gone
-    talk(saver, line.strip())
+for line in sys.stdin:  # the parent has exited
+    run_turn(saver, line.strip())
     store.put(("a",), line.strip(), {})
     print("acknowledged", flush=True)
 os._exit(0)
@@ -89,8 +89,8 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("parent", ["pass", "saver.close(); store.close()"])
-def test_a_child_that_outlives_its_parent(parent: str, tmp_path: Path) -> None:
-    """Another process that opens and closes the file removes no WAL under it."""
+def test_child_that_outlives_its_parent_loses_no_write(parent: str, tmp_path: Path) -> None:
+    """Another process that opens and closes the file does not remove the WAL of the child."""
     path = str(tmp_path / "x.db")
     command = [sys.executable, "-c", ORPHAN.replace("{parent}", parent), path]
     with subprocess.Popen(
@@ -106,7 +106,7 @@ def test_a_child_that_outlives_its_parent(parent: str, tmp_path: Path) -> None:
                 SQLiteCheckpointer.open(path) as saver,
                 SQLiteStore.open(path, index=None) as store,
             ):
-                assert said(saver) == expected
+                assert read_user_texts(saver) == expected
                 store.put(("b",), text, {})
             process.stdin.write(f"{text}\n")
             process.stdin.flush()
@@ -115,7 +115,7 @@ def test_a_child_that_outlives_its_parent(parent: str, tmp_path: Path) -> None:
         process.stdin.close()
         assert process.stdout.read() == ""
     with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path, index=None) as store:
-        assert said(saver) == expected
+        assert read_user_texts(saver) == expected
         keys = sorted(item.key for item in store.search(("a",)))
         assert keys == ["first", "parent", "second"]
     with closing(sqlite3.connect(path)) as conn:
@@ -123,19 +123,19 @@ def test_a_child_that_outlives_its_parent(parent: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.repeats
-def test_parent_and_children_write_at_the_same_time(tmp_path: Path) -> None:
-    """Also those that are forked while threads and an event loop of the parent read and write."""
+def test_concurrent_writes_of_parent_and_forked_children_are_kept(tmp_path: Path) -> None:
+    """Some children are forked while threads and an event loop of the parent read and write."""
     path, over = tmp_path / "x.db", threading.Event()
     count, turns = rounds(8), 4
 
-    def child(number: int) -> None:
+    def run_child(number: int) -> None:
         with SQLiteCheckpointer.open(path) as own:
             for turn in range(turns):
-                talk(own, str(turn), f"child {number}")
-                talk(own, f"{number} {turn}")
-            assert said(own, f"child {number}") == [str(turn) for turn in range(turns)]
+                run_turn(own, str(turn), f"child {number}")
+                run_turn(own, f"{number} {turn}")
+            assert read_user_texts(own, f"child {number}") == [str(turn) for turn in range(turns)]
 
-    def reading() -> None:
+    def read_until_over() -> None:
         async def read() -> None:
             while not over.is_set():
                 await saver.ahistory("parent")
@@ -145,53 +145,53 @@ def test_parent_and_children_write_at_the_same_time(tmp_path: Path) -> None:
         asyncio.run(read())
 
     with SQLiteCheckpointer.open(path) as saver:
-        talk(saver, "0", "parent")
-        threads = [threading.Thread(target=reading) for _ in range(2)]
+        run_turn(saver, "0", "parent")
+        threads = [threading.Thread(target=read_until_over) for _ in range(2)]
         for thread in threads:
             thread.start()
         children = []
         for number in range(count):
-            children.append(in_child(lambda number=number: child(number)))  # type: ignore[misc]
-            talk(saver, str(number + 1), "parent")
-        statuses = [status_of(each) for each in children]
+            children.append(fork_and_run(lambda number=number: run_child(number)))  # type: ignore[misc]
+            run_turn(saver, str(number + 1), "parent")
+        statuses = [wait_for_exit_status(each) for each in children]
         over.set()
         for thread in threads:
             thread.join()
 
         assert statuses == [0] * count
-        assert said(saver, "parent") == [str(turn) for turn in range(count + 1)]
+        assert read_user_texts(saver, "parent") == [str(turn) for turn in range(count + 1)]
         for number in range(count):
-            assert said(saver, f"child {number}") == [str(turn) for turn in range(turns)]
+            assert read_user_texts(saver, f"child {number}") == [str(turn) for turn in range(turns)]
         stored = {item.value.content for item in saver.history("t")} - {"good day"}
         assert stored == {f"{number} {turn}" for number in range(count) for turn in range(turns)}
     with closing(sqlite3.connect(path)) as conn:
         assert conn.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def test_a_grandchild_and_what_it_inherits(tmp_path: Path) -> None:
-    """A child opens the file again, and is forked in turn; each writes before and after."""
+def test_forked_grandchild_that_reopens_the_file_can_write(tmp_path: Path) -> None:
+    """The parent and the child write before and after the fork."""
     path = tmp_path / "x.db"
 
     def grandchild() -> None:
         with SQLiteCheckpointer.open(path) as own:
-            talk(own, "third")
+            run_turn(own, "third")
 
     def child() -> None:
         with SQLiteCheckpointer.open(path) as own:
-            talk(own, "second")
-            assert status_of(in_child(grandchild)) == 0
-            talk(own, "fourth")
+            run_turn(own, "second")
+            assert wait_for_exit_status(fork_and_run(grandchild)) == 0
+            run_turn(own, "fourth")
 
     with SQLiteCheckpointer.open(path) as saver:
-        talk(saver, "first")
-        assert status_of(in_child(child)) == 0
-        talk(saver, "fifth")
+        run_turn(saver, "first")
+        assert wait_for_exit_status(fork_and_run(child)) == 0
+        run_turn(saver, "fifth")
 
-        assert said(saver) == ["first", "second", "third", "fourth", "fifth"]
+        assert read_user_texts(saver) == ["first", "second", "third", "fourth", "fifth"]
 
 
-def test_a_fork_within_a_read(tmp_path: Path) -> None:
-    """The child cannot close that connection: it is refused that file, and has all others."""
+def test_fork_during_a_read_prevents_child_from_opening_that_file(tmp_path: Path) -> None:
+    """The child cannot close the inherited connection. It can open other files."""
     path, other = tmp_path / "x.db", tmp_path / "y.db"
 
     def child() -> None:
@@ -199,23 +199,23 @@ def test_a_fork_within_a_read(tmp_path: Path) -> None:
             with pytest.raises(StorageUnavailable, match="fork again when no thread reads"):
                 SQLiteCheckpointer.open(path)
         with SQLiteCheckpointer.open(other) as own:
-            talk(own, "hello")
+            run_turn(own, "hello")
 
     with SQLiteCheckpointer.open(path) as saver:
-        talk(saver, "first")
+        run_turn(saver, "first")
         database: Any = saver.database
         with database._connect_once().readers.borrow_connection() as conn:
             conn.execute("BEGIN")
             conn.execute("SELECT count(*) FROM threads").fetchall()
-            assert status_of(in_child(child)) == 0
-        talk(saver, "second")
-        assert said(saver) == ["first", "second"]
+            assert wait_for_exit_status(fork_and_run(child)) == 0
+        run_turn(saver, "second")
+        assert read_user_texts(saver) == ["first", "second"]
     with SQLiteCheckpointer.open(other) as saver:
-        assert said(saver) == ["hello"]
+        assert read_user_texts(saver) == ["hello"]
 
 
-def test_what_was_inherited_is_refused(tmp_path: Path) -> None:
-    """A saver and a store of the parent, and locks on them; the error says what to do."""
+def test_inherited_saver_store_and_lock_are_refused_in_forked_child(tmp_path: Path) -> None:
+    """The error says that the file must be opened again."""
     path = tmp_path / "x.db"
 
     def child() -> None:
@@ -223,7 +223,7 @@ def test_what_was_inherited_is_refused(tmp_path: Path) -> None:
         for call in (
             lambda: saver.get_tuple(config),
             lambda: saver.history("t"),
-            lambda: talk(saver, "lost"),
+            lambda: run_turn(saver, "lost"),
             lambda: store.put(("a",), "k", {}),
             lambda: store.search(("a",)),
             lambda: saver.lock("t").__enter__(),
@@ -235,61 +235,61 @@ def test_what_was_inherited_is_refused(tmp_path: Path) -> None:
         store.close()
 
     with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path, index=None) as store:
-        talk(saver, "first")
-        assert status_of(in_child(child)) == 0
-        talk(saver, "second")
+        run_turn(saver, "first")
+        assert wait_for_exit_status(fork_and_run(child)) == 0
+        run_turn(saver, "second")
         store.put(("a",), "k", {})
 
-        assert said(saver) == ["first", "second"]
+        assert read_user_texts(saver) == ["first", "second"]
 
 
-_own: Any = None
+_worker_saver: Any = None
 
 
-def open_own(path: Path) -> None:
-    global _own
-    _own = SQLiteCheckpointer.open(path)
+def open_worker_saver(path: Path) -> None:
+    global _worker_saver
+    _worker_saver = SQLiteCheckpointer.open(path)
 
 
-def talk_in_own(number: int) -> int:
-    talk(_own, str(number), f"n{number}")
+def run_turn_in_worker(number: int) -> int:
+    run_turn(_worker_saver, str(number), f"n{number}")
     return number
 
 
-def test_workers_of_multiprocessing_that_are_forked(tmp_path: Path) -> None:
-    """Each opens the file in its initializer, as the pages say."""
+def test_forked_multiprocessing_workers_can_open_the_file_again(tmp_path: Path) -> None:
+    """Each worker opens the file in its initializer, as the documentation recommends."""
     path, count = tmp_path / "x.db", 6
     with SQLiteCheckpointer.open(path) as saver:
-        talk(saver, "hello")
+        run_turn(saver, "hello")
         context = multiprocessing.get_context("fork")
-        with context.Pool(2, open_own, (path,)) as pool:
-            assert pool.map(talk_in_own, range(count)) == [*range(count)]
-        talk(saver, "again")
+        with context.Pool(2, open_worker_saver, (path,)) as pool:
+            assert pool.map(run_turn_in_worker, range(count)) == [*range(count)]
+        run_turn(saver, "again")
 
-        assert said(saver) == ["hello", "again"]
-        assert [said(saver, f"n{number}") for number in range(count)] == [
+        assert read_user_texts(saver) == ["hello", "again"]
+        assert [read_user_texts(saver, f"n{number}") for number in range(count)] == [
             [str(number)] for number in range(count)
         ]
 
 
-def test_a_fork_waits_for_no_read_for_long(tmp_path: Path) -> None:
-    """Threads that read all the time neither hold up a fork nor are held up by one."""
+def test_fork_is_not_delayed_by_threads_that_read(tmp_path: Path) -> None:
+    """The threads that read are not delayed by a fork either."""
     over, reads = threading.Event(), [0, 0]
 
-    def reading(number: int) -> None:
+    def read_until_over(number: int) -> None:
         while not over.is_set():
             with suppress(StorageUnavailable):
                 saver.history("t")
                 reads[number] += 1
 
     with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
-        talk(saver, "hello")
-        threads = [threading.Thread(target=reading, args=(n,)) for n in range(2)]
+        run_turn(saver, "hello")
+        threads = [threading.Thread(target=read_until_over, args=(n,)) for n in range(2)]
         for thread in threads:
             thread.start()
         for _ in range(rounds(20)):
             before = [*reads]
-            assert status_of(in_child(lambda: None)) == 0
+            assert wait_for_exit_status(fork_and_run(lambda: None)) == 0
             while any(now == then for now, then in zip(reads, before, strict=True)):
                 over.wait(0.001)
         over.set()

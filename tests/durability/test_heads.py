@@ -1,4 +1,4 @@
-"""Which checkpoint a thread goes on from: the later beginning has the head (design §1.5)."""
+"""Which checkpoint a thread continues from: the run that began later has the head."""
 
 from __future__ import annotations
 
@@ -16,131 +16,139 @@ from tests.backends import Place
 from tests.contracts.puts import checkpoint_id_of, config_at, put
 
 THREAD: Any = {"configurable": {"thread_id": "t"}}
-Step = Callable[[Any], Awaitable[Any]]
+StepFunction = Callable[[Any], Awaitable[Any]]
 
 
-def built(saver: SQLiteCheckpointer) -> Any:
-    """Three steps; each answers the last human message."""
+def build_graph(saver: SQLiteCheckpointer) -> Any:
+    """Build a graph of three steps. Each step answers the last human message."""
 
     def answer(state: MessagesState) -> dict[str, Any]:
         asked = [m.text for m in state["messages"] if m.type == "human"][-1]
         return {"messages": [("ai", f"answer to {asked}")]}
 
     builder = StateGraph(MessagesState)
-    for before, step in ((START, "a"), ("a", "b"), ("b", "c")):
-        builder.add_node(step, answer).add_edge(before, step)
+    for before, name in ((START, "a"), ("a", "b"), ("b", "c")):
+        builder.add_node(name, answer).add_edge(before, name)
     return builder.compile(checkpointer=saver)
 
 
-def says(text: str) -> Any:
+def human_input(text: str) -> Any:
     return {"messages": [("human", text)]}
 
 
-def texts(graph: Any) -> list[str]:
+def read_texts(graph: Any) -> list[str]:
     return [m.text for m in graph.get_state(THREAD).values["messages"]]
 
 
-def elsewhere(work: Any, *args: Any, **named: Any) -> Any:
-    """Work done in a thread and context of its own."""
+def run_in_thread(work: Any, *args: Any, **named: Any) -> Any:
+    """Run work in a thread and a context of its own."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work, *args, **named).result()
 
 
-async def in_threads(stream: Any) -> Any:
-    """Each step in a thread, with a copy of the context, as web frameworks do."""
+async def step_in_thread(stream: Any) -> Any:
+    """Run a step of a stream in a thread, with a copy of the context, as web frameworks do."""
     return await asyncio.to_thread(next, stream, None)
 
 
-async def in_tasks(stream: Any) -> Any:
-    """Each step in a task of its own, as `asyncio.wait_for` of Python 3.11 does."""
+async def step_in_task(stream: Any) -> Any:
+    """Run a step of a stream in its own task, as `asyncio.wait_for` of Python 3.11 does."""
     return await asyncio.create_task(anext(stream, None))
 
 
-WON = ["two", *["answer to two"] * 3]
+TEXTS_OF_SECOND_RUN = ["two", *["answer to two"] * 3]
 
 
-@pytest.mark.parametrize("step", [in_threads, in_tasks])
-def test_a_stream_driven_from_many_contexts(step: Step, place: Place) -> None:
-    """Whoever calls for its next step, a run that lost the head does not take it back."""
+@pytest.mark.parametrize("run_step", [step_in_thread, step_in_task])
+def test_run_that_lost_the_head_does_not_take_it_back_in_any_context(
+    run_step: StepFunction, place: Place
+) -> None:
+    """Each step of the stream is called in another thread or task."""
 
     async def scenario(graph: Any) -> None:
-        stream = graph.stream if step is in_threads else graph.astream
-        first = stream(says("one"), THREAD, durability="sync")
-        await step(first)
-        await step(first)
-        await asyncio.create_task(graph.ainvoke(says("two"), THREAD))
-        while await step(first):
+        stream = graph.stream if run_step is step_in_thread else graph.astream
+        first = stream(human_input("one"), THREAD, durability="sync")
+        await run_step(first)
+        await run_step(first)
+        await asyncio.create_task(graph.ainvoke(human_input("two"), THREAD))
+        while await run_step(first):
             pass
 
     with place.saver() as saver:
-        graph = built(saver)
+        graph = build_graph(saver)
         asyncio.run(scenario(graph))
 
-        assert texts(graph) == ["one", *["answer to one"] * 2, *WON]
-        assert on_branches(saver) == ["answer to one"]
+        assert read_texts(graph) == ["one", *["answer to one"] * 2, *TEXTS_OF_SECOND_RUN]
+        assert read_branch_texts(saver) == ["answer to one"]
 
 
-def on_branches(saver: SQLiteCheckpointer) -> list[str]:
+def read_branch_texts(saver: SQLiteCheckpointer) -> list[str]:
     return [item.value.text for item in saver.history("t") if item.branch]
 
 
-def look_at_history(graph: Any) -> None:
+def read_history(graph: Any) -> None:
     list(graph.get_state_history(THREAD))
 
 
-def look_at_many(graph: Any) -> None:
+def read_many_threads(graph: Any) -> None:
     for number in range(100):
         graph.get_state({"configurable": {"thread_id": str(number)}})
 
 
-def look_at_the_past(graph: Any) -> None:
+def read_each_checkpoint(graph: Any) -> None:
     for found in list(graph.get_state_history(THREAD)):
         graph.get_state(found.config)
 
 
-LOOKS = [look_at_history, look_at_many, look_at_the_past]
+READS = [read_history, read_many_threads, read_each_checkpoint]
 
 
-@pytest.mark.parametrize("look", LOOKS)
-def test_a_caller_that_looks_around(look: Callable[[Any], None], place: Place) -> None:
-    """What the loop over a stream reads, each checkpoint by its id too, gives its run no head."""
+@pytest.mark.parametrize("read", READS)
+def test_reads_between_steps_of_a_stream_do_not_give_its_run_the_head(
+    read: Callable[[Any], None], place: Place
+) -> None:
+    """This holds even if the loop over the stream reads each checkpoint by its id."""
     with place.saver() as saver:
-        graph = built(saver)
-        graph.invoke(says("zero"), THREAD)
-        stream = graph.stream(says("one"), THREAD, durability="sync")
+        graph = build_graph(saver)
+        graph.invoke(human_input("zero"), THREAD)
+        stream = graph.stream(human_input("one"), THREAD, durability="sync")
         next(stream)
-        look(graph)
-        elsewhere(graph.invoke, says("two"), THREAD)
+        read(graph)
+        run_in_thread(graph.invoke, human_input("two"), THREAD)
         list(stream)
 
-        assert texts(graph)[-4:] == WON
-        assert on_branches(saver) == ["answer to one"] * 2
+        assert read_texts(graph)[-4:] == TEXTS_OF_SECOND_RUN
+        assert read_branch_texts(saver) == ["answer to one"] * 2
 
 
-@pytest.mark.parametrize("look", LOOKS)
-def test_a_node_that_looks_around(look: Callable[[Any], None], place: Place) -> None:
-    """The same for what a node reads, with the config of the run it is part of."""
+@pytest.mark.parametrize("read", READS)
+def test_reads_within_a_node_do_not_give_its_run_the_head(
+    read: Callable[[Any], None], place: Place
+) -> None:
+    """The node reads with the config of the run that it is part of."""
 
-    def nosy(state: MessagesState) -> dict[str, Any]:
-        look(graph)
-        elsewhere(other.invoke, says("two"), THREAD)
+    def read_and_run_other(state: MessagesState) -> dict[str, Any]:
+        read(graph)
+        run_in_thread(other.invoke, human_input("two"), THREAD)
         return {"messages": [("ai", "lost")]}
 
     with place.saver() as saver:
-        builder = StateGraph(MessagesState).add_node("nosy", nosy).add_edge(START, "nosy")
+        builder = (
+            StateGraph(MessagesState).add_node("nosy", read_and_run_other).add_edge(START, "nosy")
+        )
         graph: Any = builder.compile(checkpointer=saver)
-        other = built(saver)
-        other.invoke(says("zero"), THREAD)
-        graph.invoke(says("one"), THREAD, durability="sync")
+        other = build_graph(saver)
+        other.invoke(human_input("zero"), THREAD)
+        graph.invoke(human_input("one"), THREAD, durability="sync")
 
-        assert texts(other)[-4:] == WON
-        assert on_branches(saver) == ["lost"]
-
-
-# -- the rule, put by put: a run of two steps is at its first when another turn begins
+        assert read_texts(other)[-4:] == TEXTS_OF_SECOND_RUN
+        assert read_branch_texts(saver) == ["lost"]
 
 
-def step(
+# -- the rule for single puts: a run of two steps is at its first step when another turn begins
+
+
+def put_step(
     saver: SQLiteCheckpointer,
     uid: str,
     parent: RunnableConfig | None,
@@ -150,35 +158,35 @@ def step(
     return put(saver, {}, parent, uid=uid, metadata={"source": source, "step": number})
 
 
-def head(saver: SQLiteCheckpointer) -> str:
+def read_head_id(saver: SQLiteCheckpointer) -> str:
     found = saver.get_tuple(config_at())
     assert found is not None
     return checkpoint_id_of(found.config)
 
 
 @pytest.fixture
-def overtaken(saver: SQLiteCheckpointer) -> RunnableConfig:
-    """The checkpoint a run is at, after a later turn began; ids do not grow with time."""
-    first = step(saver, "z", None, -1, "input")
-    run = step(saver, "y", first, 0)
-    later = step(saver, "c", run, 1, "input")
-    step(saver, "b", later, 2)
-    return run
+def overtaken_run(saver: SQLiteCheckpointer) -> RunnableConfig:
+    """Return the checkpoint of a run after a later turn began. Ids do not grow with time."""
+    first = put_step(saver, "z", None, -1, "input")
+    config = put_step(saver, "y", first, 0)
+    later = put_step(saver, "c", config, 1, "input")
+    put_step(saver, "b", later, 2)
+    return config
 
 
-def test_a_run_that_goes_on_is_a_branch(
-    saver: SQLiteCheckpointer, overtaken: RunnableConfig, caplog: pytest.LogCaptureFixture
+def test_overtaken_run_becomes_a_branch_and_is_logged_once(
+    saver: SQLiteCheckpointer, overtaken_run: RunnableConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """None of its later checkpoints takes the head, and it is logged once for the thread."""
+    """None of its later checkpoints takes the head."""
     with caplog.at_level("WARNING", "perdure"):
-        on = step(saver, "x", overtaken, 1)
-        step(saver, "w", on, 2)
-        again = step(saver, "v", step(saver, "u", config_at(uid="b"), 3, "input"), 4)
-        step(saver, "t", step(saver, "s", again, 5, "input"), 6)
-        step(saver, "r", again, 5)
+        on = put_step(saver, "x", overtaken_run, 1)
+        put_step(saver, "w", on, 2)
+        again = put_step(saver, "v", put_step(saver, "u", config_at(uid="b"), 3, "input"), 4)
+        put_step(saver, "t", put_step(saver, "s", again, 5, "input"), 6)
+        put_step(saver, "r", again, 5)
     branches = [c.checkpoint_id for c in saver.checkpoints("t") if c.is_branch]
 
-    assert head(saver) == "t"
+    assert read_head_id(saver) == "t"
     assert branches == ["r", "w", "x"]
     assert [record.message for record in caplog.records] == [
         "thread 't': two runs overlapped, as checkpoint x shows; one of them is now a "
@@ -187,19 +195,19 @@ def test_a_run_that_goes_on_is_a_branch(
     ]
 
 
-def test_a_turn_that_takes_the_head_from_another_is_logged(
+def test_turn_that_takes_the_head_from_a_parallel_turn_is_logged(
     saver: SQLiteCheckpointer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The other turn ended after the first had read the thread; forks are on purpose."""
+    """The other turn ended after the first had read the thread. Forks are not logged."""
     with caplog.at_level("WARNING", "perdure"):
-        first = step(saver, "z", None, -1, "input")
-        step(saver, "y", first, 0)
+        first = put_step(saver, "z", None, -1, "input")
+        put_step(saver, "y", first, 0)
         saver.get_tuple(first)
-        step(saver, "x", first, 0, "fork")
+        put_step(saver, "x", first, 0, "fork")
         on_purpose = len(caplog.records)
-        step(saver, "w", first, 0, "input")
+        put_step(saver, "w", first, 0, "input")
 
-    assert head(saver) == "w"
+    assert read_head_id(saver) == "w"
     assert (on_purpose, len(caplog.records)) == (0, 1)
     assert "thread 't': two runs overlapped" in caplog.text
 
@@ -207,72 +215,73 @@ def test_a_turn_that_takes_the_head_from_another_is_logged(
 @pytest.mark.parametrize(
     ("source", "number"), [("input", 1), ("update", 1), ("fork", 1), ("loop", 3)]
 )
-def test_what_begins_has_the_head(
-    saver: SQLiteCheckpointer, overtaken: RunnableConfig, source: str, number: int
+def test_input_update_fork_or_skipped_step_takes_the_head(
+    saver: SQLiteCheckpointer, overtaken_run: RunnableConfig, source: str, number: int
 ) -> None:
-    """An input, an update and a fork; and a run stored at its end, which skips steps."""
-    on = step(saver, "a", overtaken, number, source)
-    begun = head(saver)
-    step(saver, "0", on, number + 1)
+    """A run that is stored only at its end skips steps."""
+    on = put_step(saver, "a", overtaken_run, number, source)
+    begun = read_head_id(saver)
+    put_step(saver, "0", on, number + 1)
 
     assert begun == "a"
-    assert head(saver) == "0"
+    assert read_head_id(saver) == "0"
     assert not [c for c in saver.checkpoints("t") if c.checkpoint_id in "a0" and c.is_branch]
 
 
-def test_going_on_from_what_was_read_by_its_id(
-    saver: SQLiteCheckpointer, overtaken: RunnableConfig
+def test_first_put_on_checkpoint_read_by_id_takes_the_head(
+    saver: SQLiteCheckpointer, overtaken_run: RunnableConfig
 ) -> None:
-    """It is on purpose, once: who puts upon it again without reading it is a branch."""
-    saver.get_tuple(overtaken)
-    step(saver, "a", overtaken, 1)
-    on_purpose = head(saver)
-    step(saver, "x", overtaken, 1)
+    """A second put on it without another read becomes a branch."""
+    saver.get_tuple(overtaken_run)
+    put_step(saver, "a", overtaken_run, 1)
+    on_purpose = read_head_id(saver)
+    put_step(saver, "x", overtaken_run, 1)
 
     assert on_purpose == "a"
-    assert head(saver) == "a"
+    assert read_head_id(saver) == "a"
 
 
-def test_a_head_read_by_its_id_tells_nothing(saver: SQLiteCheckpointer) -> None:
-    """A look at what was the head then does not help a run that was overtaken since."""
-    run = step(saver, "y", None, -1, "input")
+def test_reading_the_head_by_id_does_not_help_a_run_overtaken_later(
+    saver: SQLiteCheckpointer,
+) -> None:
+    run = put_step(saver, "y", None, -1, "input")
     saver.get_tuple(run)
-    step(saver, "c", run, 0, "input")
-    step(saver, "x", run, 0)
+    put_step(saver, "c", run, 0, "input")
+    put_step(saver, "x", run, 0)
 
-    assert head(saver) == "c"
+    assert read_head_id(saver) == "c"
 
 
 @pytest.mark.parametrize("order", ["xy", "yx"])
-def test_of_one_beginning_the_younger_id_has_the_head(
+def test_of_two_continuations_the_later_id_has_the_head(
     saver: SQLiteCheckpointer, order: str
 ) -> None:
-    """Two that go on with the same run end alike, whichever is put first."""
-    run = step(saver, "b", None, -1, "input")
+    """The result does not depend on the order of the puts."""
+    run = put_step(saver, "b", None, -1, "input")
     for uid in order:
-        step(saver, uid, run, 0)
+        put_step(saver, uid, run, 0)
 
-    assert head(saver) == "y"
+    assert read_head_id(saver) == "y"
 
 
-def test_the_rule_is_in_the_database(place: Place) -> None:
-    """A saver that saw nothing of it decides the same."""
+def test_other_saver_chooses_the_same_head(place: Place) -> None:
+    """A saver that was opened later decides by the data in the database."""
     run = config_at(uid="y")
     with place.saver() as saver:
-        step(saver, "y", None, 0, "input")
-        step(saver, "c", run, 1, "input")
+        put_step(saver, "y", None, 0, "input")
+        put_step(saver, "c", run, 1, "input")
     with place.saver() as saver:
-        step(saver, "x", run, 1)
-        overtaken = head(saver)
+        put_step(saver, "x", run, 1)
+        head_before = read_head_id(saver)
     with place.saver() as saver:
         saver.get_tuple(run)
-        step(saver, "a", run, 1)
+        put_step(saver, "a", run, 1)
 
-        assert (overtaken, head(saver)) == ("c", "a")
+        assert (head_before, read_head_id(saver)) == ("c", "a")
 
 
-def test_namespaces_have_heads_of_their_own(saver: SQLiteCheckpointer) -> None:
-    """A turn that begins in one does not overtake a run in the other."""
+def test_each_namespace_has_its_own_head(saver: SQLiteCheckpointer) -> None:
+    """A turn that begins in one namespace does not overtake a run in another."""
     known = {"source": "input", "step": 0}
     below = put(saver, {}, None, ns="sub", uid="z", metadata=known)
     put(saver, {}, None, uid="y", metadata=known)

@@ -1,7 +1,7 @@
-"""kill -9 at any moment loses nothing that was acknowledged, and the graph resumes.
+"""kill -9 at any moment loses no acknowledged write, and the graph resumes.
 
-A forkserver that has imported everything forks the victims: a fresh interpreter for each of 200
-kills would cost a second of imports apiece. It opens no database, so it stays single-threaded.
+A fork server that has imported everything forks the killed processes, because a fresh interpreter
+for each of 200 kills would import for a second. The server opens no database, so it has one thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph, add_messages
 
 from perdure.checkpointers import SQLiteCheckpointer
-from tests.durability.processes import integrity, killed
+from tests.durability.processes import run_and_kill, run_integrity_check
 from tests.rounds import rounds
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
@@ -40,8 +40,8 @@ class State(TypedDict, total=False):
     steps: Annotated[list[str], operator.add]
 
 
-def said(name: str, state: State) -> State:
-    """One message, with an id that depends on the state alone, so that a rerun says the same."""
+def add_message(name: str, state: State) -> State:
+    """Return one message whose id depends only on the state, so that a rerun returns the same."""
     place = len(state["messages"])
     return {
         "messages": [AIMessage(f"{name} answers {place} " * 9, id=f"{name}-{place}")],
@@ -49,13 +49,13 @@ def said(name: str, state: State) -> State:
     }
 
 
-def built(saver: Any) -> Any:
-    """Three supersteps a turn, the middle one of two parallel nodes."""
+def build_graph(saver: Any) -> Any:
+    """Build a graph with three supersteps per turn, the second of which has two parallel nodes."""
     graph = StateGraph(State)
-    graph.add_node("think", lambda state: said("think", state))
-    graph.add_node("left", lambda state: said("left", state))
-    graph.add_node("right", lambda state: said("right", state))
-    graph.add_node("join", lambda state: said("join", state))
+    graph.add_node("think", lambda state: add_message("think", state))
+    graph.add_node("left", lambda state: add_message("left", state))
+    graph.add_node("right", lambda state: add_message("right", state))
+    graph.add_node("join", lambda state: add_message("join", state))
     graph.add_edge(START, "think")
     graph.add_edge("think", "left")
     graph.add_edge("think", "right")
@@ -64,16 +64,16 @@ def built(saver: Any) -> Any:
     return graph.compile(checkpointer=saver)
 
 
-def question(turn: int) -> State:
+def human_input(turn: int) -> State:
     return {"messages": [HumanMessage(f"turn {turn}", id=f"turn-{turn}")]}
 
 
-def turns_in(state: Any) -> int:
+def count_turns(state: Any) -> int:
     return sum(isinstance(message, HumanMessage) for message in state.values.get("messages", []))
 
 
-class Acks:
-    """The pipe to the test, for the several threads in which langgraph runs tasks and puts."""
+class AckPipe:
+    """A pipe to the test that the several threads of langgraph can share."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -84,10 +84,10 @@ class Acks:
             self._pipe.send(ack)
 
 
-class Acknowledging(SQLiteCheckpointer):
-    """Tells a pipe of everything that was put, after it was."""
+class AcknowledgingCheckpointer(SQLiteCheckpointer):
+    """A checkpointer that sends everything to a pipe after it was stored."""
 
-    acks: Acks
+    acks: AckPipe
 
     def put(
         self,
@@ -132,46 +132,47 @@ class Acknowledging(SQLiteCheckpointer):
         self.acks.send(("writes", config["configurable"]["checkpoint_id"], task_id, list(writes)))
 
 
-def talk(path: Path, acks: Acks) -> None:
-    """Resume what is pending, then turn after turn, until killed.
+def run_turns(path: Path, acks: AckPipe) -> None:
+    """Resume a pending run, then run turn after turn, until the process is killed.
 
-    A step whose tasks have all written, killed before its checkpoint, has `tasks` but no `next`.
+    A step that was killed after all writes of its tasks, and before its checkpoint, has `tasks` but
+    no `next`.
     """
-    with Acknowledging.open(path) as saver:
+    with AcknowledgingCheckpointer.open(path) as saver:
         saver.acks = acks
-        graph = built(saver)
+        graph = build_graph(saver)
         state = graph.get_state(CONFIG)
         if state.tasks:
             graph.invoke(None, CONFIG, durability="sync")
-        for turn in count(turns_in(graph.get_state(CONFIG))):
-            graph.invoke(question(turn), CONFIG, durability="sync")
+        for turn in count(count_turns(graph.get_state(CONFIG))):
+            graph.invoke(human_input(turn), CONFIG, durability="sync")
             acks.send(("turn", turn))
 
 
-async def atalk(path: Path, acks: Acks) -> None:
-    """See `talk`."""
-    async with Acknowledging.open(path) as saver:
+async def arun_turns(path: Path, acks: AckPipe) -> None:
+    """Do the same as `run_turns` with the async methods."""
+    async with AcknowledgingCheckpointer.open(path) as saver:
         saver.acks = acks
-        graph = built(saver)
+        graph = build_graph(saver)
         state = await graph.aget_state(CONFIG)
         if state.tasks:
             await graph.ainvoke(None, CONFIG, durability="sync")
-        for turn in count(turns_in(await graph.aget_state(CONFIG))):
-            await graph.ainvoke(question(turn), CONFIG, durability="sync")
+        for turn in count(count_turns(await graph.aget_state(CONFIG))):
+            await graph.ainvoke(human_input(turn), CONFIG, durability="sync")
             acks.send(("turn", turn))
 
 
-def victim(path: Path, pipe: Connection, door: str) -> None:
-    acks = Acks(pipe)
+def run_turns_until_killed(path: Path, pipe: Connection, door: str) -> None:
+    acks = AckPipe(pipe)
     acks.send("ready")
     if door == "async":
-        asyncio.run(atalk(path, acks))
+        asyncio.run(arun_turns(path, acks))
     else:
-        talk(path, acks)
+        run_turns(path, acks)
 
 
-def check(saver: SQLiteCheckpointer, acks: list[Any]) -> None:
-    """Everything acknowledged is there and equal."""
+def check_acknowledged(saver: SQLiteCheckpointer, acks: list[Any]) -> None:
+    """Check that everything acknowledged is stored and equal."""
     for kind, *ack in acks:
         if kind == "put":
             config, checkpoint, metadata = ack
@@ -191,39 +192,41 @@ def check(saver: SQLiteCheckpointer, acks: list[Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def uncrashed() -> list[dict[str, Any]]:
-    """The state after each turn of a run that nobody kills."""
-    graph = built(InMemorySaver())
-    return [graph.invoke(question(turn), CONFIG) for turn in range(40)]
+def uninterrupted_states() -> list[dict[str, Any]]:
+    """Return the state after each turn of a run that is not killed."""
+    graph = build_graph(InMemorySaver())
+    return [graph.invoke(human_input(turn), CONFIG) for turn in range(40)]
 
 
 @pytest.mark.repeats
 @pytest.mark.parametrize("door", ["sync", "async"])
 @pytest.mark.parametrize("seed", range(4))
-def test_kill_loses_nothing_acknowledged(
-    seed: int, door: str, tmp_path: Path, uncrashed: list[dict[str, Any]]
+def test_kill_loses_no_acknowledged_checkpoint_or_write(
+    seed: int, door: str, tmp_path: Path, uninterrupted_states: list[dict[str, Any]]
 ) -> None:
-    """All that was acknowledged is there, and the resumed state is that of an uncrashed run."""
+    """The resumed state equals that of a run that was not killed."""
     chance = random.Random(f"{seed} {door}")
     for file in range(FILES_PER_SEED):
         path = tmp_path / f"{file}.db"
         everything: list[Any] = []
         for _ in range(KILLS_PER_FILE):
-            acks = killed(victim, (path, door), chance, early=0.4, most=25)
+            acks = run_and_kill(
+                run_turns_until_killed, (path, door), chance, early_share=0.4, max_acks=25
+            )
             everything += acks
             with SQLiteCheckpointer.open(path) as saver:
-                check(saver, acks)
-                assert saver.database.read(integrity) == [("ok",)]
+                check_acknowledged(saver, acks)
+                assert saver.database.read(run_integrity_check) == [("ok",)]
         with SQLiteCheckpointer.open(path) as saver:
-            check(saver, everything)
-            graph = built(saver)
+            check_acknowledged(saver, everything)
+            graph = build_graph(saver)
             if graph.get_state(CONFIG).tasks:
                 graph.invoke(None, CONFIG, durability="sync")
-            turns = turns_in(graph.get_state(CONFIG))
+            turns = count_turns(graph.get_state(CONFIG))
             acknowledged = [ack[1] for ack in everything if ack[0] == "turn"]
-            graph.invoke(question(turns), CONFIG, durability="sync")
+            graph.invoke(human_input(turns), CONFIG, durability="sync")
             final = graph.get_state(CONFIG)
 
         assert all(turn < turns for turn in acknowledged)
-        assert uncrashed[turns] == final.values
+        assert uninterrupted_states[turns] == final.values
         assert final.tasks == ()

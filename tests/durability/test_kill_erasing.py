@@ -1,4 +1,4 @@
-"""kill -9 at every statement of an erasure: before or after, and the next to open it cleans up."""
+"""kill -9 at every statement of an erasure: all or nothing, and the next open cleans up."""
 
 from __future__ import annotations
 
@@ -25,48 +25,48 @@ SECRET = "the harbour master's safe opens at nine"
 STRIDE = 3  # statements between two kills
 
 
-class Doomed(sqlite3.Connection):
-    """Kills its process at the N-th statement, once armed with N."""
+class KillingConnection(sqlite3.Connection):
+    """A connection class that kills its process at the N-th statement, once armed with N."""
 
-    left = 0
+    statements_left = 0
 
     def execute(self, *args: Any) -> sqlite3.Cursor:
-        Doomed.left -= 1
-        if Doomed.left == 0:
+        KillingConnection.statements_left -= 1
+        if KillingConnection.statements_left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().execute(*args)
 
     def executemany(self, *args: Any) -> sqlite3.Cursor:
-        Doomed.left -= 1
-        if Doomed.left == 0:
+        KillingConnection.statements_left -= 1
+        if KillingConnection.statements_left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().executemany(*args)
 
     def executescript(self, *args: Any) -> sqlite3.Cursor:
-        Doomed.left -= 1
-        if Doomed.left == 0:
+        KillingConnection.statements_left -= 1
+        if KillingConnection.statements_left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().executescript(*args)
 
 
-def erase(path: Path, statement: int) -> None:
-    with SQLiteCheckpointer.open(path, factory=Doomed) as saver:
-        Doomed.left = statement
+def erase_or_die(path: Path, statement: int) -> None:
+    with SQLiteCheckpointer.open(path, factory=KillingConnection) as saver:
+        KillingConnection.statements_left = statement
         saver.erase("t", ["a"])
-        Doomed.left = 0
+        KillingConnection.statements_left = 0
 
 
-def ids(messages: Sequence[HumanMessage]) -> str:
+def join_ids(messages: Sequence[HumanMessage]) -> str:
     return "".join(message.id or "" for message in messages)
 
 
-def seen(path: Path) -> list[str]:
-    """The ids in every checkpoint, its history and its writes."""
+def read_ids(path: Path) -> list[str]:
+    """Return the message ids in every checkpoint, in its history and in its writes."""
     with SQLiteCheckpointer.open(path, read_only=True) as saver:
         return [
-            f"{ids(found.checkpoint['channel_values']['messages'])} "
-            f"{ids([item.value for item in saver.history('t', checkpoint_id=uid)])} "
-            f"{ids([m for _, _, value in found.pending_writes or [] for m in value])}"
+            f"{join_ids(found.checkpoint['channel_values']['messages'])} "
+            f"{join_ids([item.value for item in saver.history('t', checkpoint_id=uid)])} "
+            f"{join_ids([m for _, _, value in found.pending_writes or [] for m in value])}"
             for found in saver.list(None)
             for uid in [found.checkpoint["id"]]
         ]
@@ -74,7 +74,7 @@ def seen(path: Path) -> list[str]:
 
 @pytest.fixture
 def template(tmp_path: Path) -> Path:
-    """A thread with a secret in its checkpoints, its history and its writes, all in the file."""
+    """Create a file with a thread that has a secret in checkpoints, history and writes."""
     path = tmp_path / "template.db"
     with SQLiteCheckpointer.open(path) as saver:
         config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
@@ -88,26 +88,28 @@ def template(tmp_path: Path) -> Path:
     return path
 
 
-def test_killed_at_every_statement(template: Path, tmp_path: Path) -> None:
-    """Killed anywhere, all is as before or all is erased; then no byte of it is left."""
+def test_killed_erasure_is_done_or_undone_and_leaves_no_byte(
+    template: Path, tmp_path: Path
+) -> None:
+    """After the file was opened again, no byte of an erased message is left in it."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["pytest", "perdure.checkpointers"])
-    before = seen(template)
+    before = read_ids(template)
     after = [line.replace("a", "") for line in before]
     states = []
     for statement in count(1, STRIDE):
         path = tmp_path / f"{statement}.db"
         shutil.copy(template, path)
-        process = context.Process(target=erase, args=(path, statement), daemon=True)
+        process = context.Process(target=erase_or_die, args=(path, statement), daemon=True)
         process.start()
         process.join()
-        states.append(seen(path))
+        states.append(read_ids(path))
         assert states[-1] in (before, after)
         with SQLiteCheckpointer.open(path) as saver:
             files = b"".join(file.read_bytes() for file in tmp_path.glob(f"{path.name}*"))
             assert (SECRET.encode() in files) is (states[-1] == before)
             saver.erase("t", ["a"])
-        assert after == seen(path)
+        assert after == read_ids(path)
         if process.exitcode == 0:
             break
 

@@ -1,7 +1,7 @@
-"""kill -9 at each statement of a merge: the thread is as before or as after, and nothing is lost.
+"""kill -9 at each statement of a merge leaves the thread as before or as after the merge.
 
-An update of the state and a run have met. The process that stores the second of the two is killed
-before its N-th statement, for each N; on Postgres, before each few of its messages to the server.
+A state update and a run overlap. The process that stores the second of the two is killed before its
+N-th statement, for each N. On Postgres, it is killed before every few messages to the server.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from perdure.checkpointers import SQLiteCheckpointer, maintenance
 from tests import postgres_server
 from tests.backends import Place
 from tests.contracts.puts import config_at
-from tests.durability.cutting import Proxy
-from tests.durability.processes import warm
+from tests.durability.cutting import CuttingProxy
+from tests.durability.processes import forkserver_context
 from tests.rounds import rounds
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 STRIDES: Final = {"file": 4 // rounds(4), "postgres": 36 // rounds(4)}
-"""Every how many-th statement of SQLite, and message to Postgres, is the last one of a process."""
+"""Number of SQLite statements, or of messages to Postgres, between two kills."""
 
 VERSIONS: Final[dict[str, dict[str, int]]] = {
     "run 0": {"n": 2, "branch:to:a": 2},
@@ -55,8 +55,8 @@ STEPS: Final = {
 }
 
 
-def put(saver: SQLiteCheckpointer, name: str) -> None:
-    """Put a checkpoint by its name. Its values tell what it is."""
+def put_named_checkpoint(saver: SQLiteCheckpointer, name: str) -> None:
+    """Put a checkpoint by its name. Its values identify it."""
     versions, parent = VERSIONS[name], PARENTS.get(name)
     values: dict[str, Any] = {"n": versions["n"]}
     if "title" in versions:
@@ -74,31 +74,31 @@ def put(saver: SQLiteCheckpointer, name: str) -> None:
     saver.put(config_at(uid=parent), checkpoint, metadata, new)
 
 
-def ask(saver: SQLiteCheckpointer) -> None:
-    """Store the question of the run's second step, and an error of another task."""
+def put_interrupt(saver: SQLiteCheckpointer) -> None:
+    """Store the question of the run's second step."""
     saver.put_writes(
         config_at(uid="run 0"), [(INTERRUPT, (Interrupt("Really?", id="i"),))], "task-1"
     )
 
 
-def fail(saver: SQLiteCheckpointer) -> None:
+def put_error(saver: SQLiteCheckpointer) -> None:
     """Store the error of a task of the run's second step."""
     saver.put_writes(config_at(uid="run 0"), [(ERROR, "no answer")], "task-1")
 
 
-def prune(saver: SQLiteCheckpointer) -> None:
+def prune_thread(saver: SQLiteCheckpointer) -> None:
     saver.prune(["t"], strategy="keep_latest")
 
 
-def prune_updated(saver: SQLiteCheckpointer) -> None:
-    """Prune the checkpoint that was updated, too."""
+def prune_updated_checkpoint(saver: SQLiteCheckpointer) -> None:
+    """Prune the thread, including the checkpoint that was updated."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(maintenance, "RUN_DAYS", -1)
-        prune(saver)
+        prune_thread(saver)
 
 
 class Case(NamedTuple):
-    """What is stored before, what is killed, and the state of the thread once it is stored."""
+    """What is stored before, the action that is killed, and the state of the thread after it."""
 
     before: list[Any]
     killed: Any
@@ -116,39 +116,45 @@ CASES: dict[str, Case] = {
         ["run 0", "run 1"], "late update", {"n": 3, **TITLED}, "late update"
     ),
     "both wrote the channel": Case(["run 0", "update"], "titled", {"n": 2, **TITLED}, "update"),
-    "a question": Case(["run 0", "update"], ask, {"n": 2, **TITLED}, "run 0"),
-    "a failure": Case(["run 0", "update"], fail, {"n": 2, **TITLED}, "run 0"),
+    "a question": Case(["run 0", "update"], put_interrupt, {"n": 2, **TITLED}, "run 0"),
+    "a failure": Case(["run 0", "update"], put_error, {"n": 2, **TITLED}, "run 0"),
     "an update after a question": Case(
-        ["run 0", "run 1", ask], "late update", {"n": 3, **TITLED}, "late update"
+        ["run 0", "run 1", put_interrupt], "late update", {"n": 3, **TITLED}, "late update"
     ),
     "a prune before the run's put": Case(
-        ["run 0", "update", "second update", prune], "run 1", {"n": 3, **TAGGED}, "run 1"
+        ["run 0", "update", "second update", prune_thread], "run 1", {"n": 3, **TAGGED}, "run 1"
     ),
     "a prune of the updated checkpoint": Case(
-        ["run 0", "update", "second update", prune_updated], "run 1", {"n": 3, **TAGGED}, "run 1"
+        ["run 0", "update", "second update", prune_updated_checkpoint],
+        "run 1",
+        {"n": 3, **TAGGED},
+        "run 1",
     ),
     "a prune before a question": Case(
-        ["run 0", "update", "second update", prune], ask, {"n": 2, **TAGGED}, "run 0"
+        ["run 0", "update", "second update", prune_thread],
+        put_interrupt,
+        {"n": 2, **TAGGED},
+        "run 0",
     ),
     "a prune before an update": Case(
-        ["run 0", "run 1", "run 2", prune], "late update", {"n": 4, **TITLED}, "late update"
+        ["run 0", "run 1", "run 2", prune_thread], "late update", {"n": 4, **TITLED}, "late update"
     ),
     "a prune before a conflict": Case(
-        ["run 0", "update", prune_updated], "titled", {"n": 2, **TITLED}, "update"
+        ["run 0", "update", prune_updated_checkpoint], "titled", {"n": 2, **TITLED}, "update"
     ),
     "the prune": Case(
-        ["run 0", "update", "second update"], prune, {"n": 2, **TAGGED}, "second update"
+        ["run 0", "update", "second update"], prune_thread, {"n": 2, **TAGGED}, "second update"
     ),
 }
 
 
-def do(saver: SQLiteCheckpointer, what: Any) -> None:
-    """Put a checkpoint by its name, or make a call."""
-    what(saver) if callable(what) else put(saver, what)
+def perform(saver: SQLiteCheckpointer, action: Any) -> None:
+    """Put a checkpoint by its name, or call a function."""
+    action(saver) if callable(action) else put_named_checkpoint(saver, action)
 
 
 def dump(saver: SQLiteCheckpointer) -> Any:
-    """Return all that a thread has: its checkpoints with their writes, and which is the head."""
+    """Return everything in a thread: its checkpoints with their writes and the head."""
     infos = saver.checkpoints("t")
     tuples = {found.checkpoint["id"]: found for found in saver.list(config_at())}
     parts = [
@@ -163,8 +169,8 @@ def dump(saver: SQLiteCheckpointer) -> Any:
     return sorted(parts, key=lambda part: part[0])
 
 
-class Dying:
-    """Kills its process when it has counted to a number."""
+class KillCounter:
+    """Kills its process when its counter reaches zero."""
 
     left: int | None = None
 
@@ -176,60 +182,62 @@ class Dying:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-DYING = Dying()
+KILL_COUNTER = KillCounter()
 
 
-class Connections(sqlite3.Connection):
-    """Counts its statements."""
+class CountingConnection(sqlite3.Connection):
+    """A connection class that counts its statements."""
 
     def execute(self, *args: Any) -> sqlite3.Cursor:
-        DYING.count()
+        KILL_COUNTER.count()
         return super().execute(*args)
 
     def executemany(self, *args: Any) -> sqlite3.Cursor:
-        DYING.count()
+        KILL_COUNTER.count()
         return super().executemany(*args)
 
 
-class CountingProxy(Proxy):
-    """Counts the messages to the server."""
+class CountingProxy(CuttingProxy):
+    """A proxy that counts the messages to the server."""
 
-    def _count(self) -> tuple[bool, bool]:
-        DYING.count()
-        return super()._count()
+    def _count_message(self) -> tuple[bool, bool]:
+        KILL_COUNTER.count()
+        return super()._count_message()
 
 
-def victim(place: Place, pipe: Connection, case: str, number: int) -> None:
-    """Store what a case stores last, unless it is killed before the N-th statement."""
+def perform_until_killed(place: Place, pipe: Connection, case: str, number: int) -> None:
+    """Perform the last action of a case, unless the process is killed before the N-th statement."""
     if place.dsn:
         place = Place(place.path, CountingProxy(place.dsn).dsn)
-    with place.saver(**({} if place.dsn else {"factory": Connections})) as saver:
+    with place.saver(**({} if place.dsn else {"factory": CountingConnection})) as saver:
         saver.get_tuple(config_at())  # the run and the update have read the thread
-        DYING.left = number
-        do(saver, CASES[case].killed)
-        DYING.left = None
+        KILL_COUNTER.left = number
+        perform(saver, CASES[case].killed)
+        KILL_COUNTER.left = None
         pipe.send("done")
 
 
-def prepared(place: Place, case: str) -> Any:
-    """Make the thread as it is before, and return all that it has."""
+def prepare_thread(place: Place, case: str) -> Any:
+    """Store the state before the action, and return everything in the thread."""
     with place.saver() as saver:
         for each in CASES[case].before:
-            do(saver, each)
+            perform(saver, each)
         return dump(saver)
 
 
 @pytest.mark.repeats
 @pytest.mark.parametrize("kind", ["file", "postgres"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_kill_at_each_statement(case: str, kind: str, tmp_path: Path) -> None:
-    """What was acknowledged before is there, and a second attempt stores the rest."""
+def test_killed_merge_leaves_thread_as_before_or_after_and_can_be_repeated(
+    case: str, kind: str, tmp_path: Path
+) -> None:
+    """Acknowledged writes are present, and a second attempt stores the rest."""
     dsn = postgres_server.dsn() if kind == "postgres" else ""
     expected = CASES[case]
     place = Place(tmp_path / "after.db", dsn)
-    before = prepared(place, case)
+    before = prepare_thread(place, case)
     with place.saver() as saver:
-        do(saver, expected.killed)
+        perform(saver, expected.killed)
         after, head = dump(saver), saver.get_tuple(config_at())
     assert head is not None
     assert (head.checkpoint["id"], head.checkpoint["channel_values"]) == (
@@ -239,10 +247,12 @@ def test_a_kill_at_each_statement(case: str, kind: str, tmp_path: Path) -> None:
     kills = 0
     for number in count(1, STRIDES[kind]):
         place = Place(tmp_path / f"{number}.db", dsn)
-        prepared(place, case)
-        context = warm()
+        prepare_thread(place, case)
+        context = forkserver_context()
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=victim, args=(place, theirs, case, number), daemon=True)
+        process = context.Process(
+            target=perform_until_killed, args=(place, theirs, case, number), daemon=True
+        )
         process.start()
         theirs.close()
         process.join()
@@ -251,7 +261,7 @@ def test_a_kill_at_each_statement(case: str, kind: str, tmp_path: Path) -> None:
             found = dump(saver)
             assert found in (before, after)
             if found == before:
-                do(saver, expected.killed)
+                perform(saver, expected.killed)
             assert dump(saver) == after
         if process.exitcode != -signal.SIGKILL:
             assert process.exitcode == 0

@@ -1,4 +1,4 @@
-"""Closing, forking, failing and shrinking at an unlucky moment."""
+"""Closing, forking, failing reads and vacuuming at unfavourable moments."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ T: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 
 
-def test_a_failed_read_leaves_the_reader_usable(template: Path, tmp_path: Path) -> None:  # noqa: F811
-    """Whichever call of a read fails, the error is perdure's and the next read succeeds."""
+def test_next_read_succeeds_after_a_failed_read(template: Path, tmp_path: Path) -> None:  # noqa: F811
+    """Any database call of the read may fail, and the error is one of perdure's."""
     path = tmp_path / "x.db"
     shutil.copy(template, path)
-    told: list[Any] = []
-    wanted: list[Any] = []
+    errors: list[Any] = []
+    expected_errors: list[Any] = []
     for make, expected, _ in FAULTS.values():
         fault = make()
-        with SQLiteCheckpointer.open(path, factory=fault.factory()) as saver:
+        with SQLiteCheckpointer.open(path, factory=fault.connection_class()) as saver:
             fresh = saver.get_tuple(config_of(5))
             for call in itertools.count(1):
                 fault.arm(call)
                 try:
                     saver.get_tuple(config_of(5))
                 except PerdureError as error:
-                    told.append((type(error), error.__cause__))
-                    wanted.append((expected, fault.error))
+                    errors.append((type(error), error.__cause__))
+                    expected_errors.append((expected, fault.error))
                 if not fault.fired:
                     break
                 fault.disarm()
                 assert fresh == saver.get_tuple(config_of(5))
 
-    assert told
-    assert wanted == told
+    assert errors
+    assert expected_errors == errors
 
 
 @pytest.mark.repeats
-def test_close_while_threads_read(tmp_path: Path) -> None:
-    """Threads that read while the database is closed are told, and the process survives."""
+def test_threads_that_read_during_close_get_an_error(tmp_path: Path) -> None:
+    """The process does not crash."""
     code = f"""
 import threading, time
 from perdure.checkpointers import SQLiteCheckpointer
@@ -86,15 +86,15 @@ for n in range({rounds(30)}):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def within(seconds: float, work: Any) -> None:
+def assert_ends_within(seconds: float, work: Any) -> None:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(seconds)
     assert not thread.is_alive()
 
 
-def test_shrink_ends_where_the_file_cannot_be_vacuumed(tmp_path: Path) -> None:
-    """An empty database that was made without auto_vacuum (by the sqlite3 shell, say)."""
+def test_prune_ends_if_the_file_cannot_be_vacuumed(tmp_path: Path) -> None:
+    """An example is an empty database that the sqlite3 shell created without auto_vacuum."""
     conn = sqlite3.connect(tmp_path / "x.db")
     conn.execute("PRAGMA journal_mode = WAL")  # writes page 1: auto_vacuum can no longer be set
     conn.execute("CREATE TABLE x (y)")
@@ -105,24 +105,24 @@ def test_shrink_ends_where_the_file_cannot_be_vacuumed(tmp_path: Path) -> None:
         checkpoint = empty_checkpoint()
         checkpoint["channel_values"] = {"a": f"{n}" * 5000}
         saver.put({"configurable": {"thread_id": str(n)}}, checkpoint, {}, {"a": 1})
-    within(20, lambda: saver.prune([str(n) for n in range(50)], strategy="delete"))
+    assert_ends_within(20, lambda: saver.prune([str(n) for n in range(50)], strategy="delete"))
 
 
-class NoVacuum(sqlite3.Connection):
+class FailingVacuum(sqlite3.Connection):
     def executescript(self, script: str) -> sqlite3.Cursor:
         if "incremental_vacuum" in script:
             raise sqlite3.OperationalError("disk I/O error")
         return super().executescript(script)
 
 
-def test_shrink_ends_where_a_vacuum_fails(tmp_path: Path) -> None:
-    """A vacuum that fails each time (a full disk, say) does not keep delete_thread for good."""
-    saver = SQLiteCheckpointer.open(tmp_path / "x.db", factory=NoVacuum)
+def test_delete_thread_ends_if_every_vacuum_fails(tmp_path: Path) -> None:
+    """A vacuum may fail each time, for example on a full disk."""
+    saver = SQLiteCheckpointer.open(tmp_path / "x.db", factory=FailingVacuum)
     saver.put(T, empty_checkpoint(), {}, {})
-    within(20, lambda: saver.delete_thread("t"))
+    assert_ends_within(20, lambda: saver.delete_thread("t"))
 
 
-def child_of(work: Any) -> int:
+def fork_and_run(work: Any) -> int:
     child = os.fork()
     if child == 0:
         try:
@@ -135,30 +135,30 @@ def child_of(work: Any) -> int:
 
 
 @POSIX
-def test_awaiting_in_a_forked_child(tmp_path: Path) -> None:
-    """In the child in_thread (hence every aget_tuple) raises instead of waiting for ever."""
+def test_async_call_in_forked_child_raises_instead_of_hanging(tmp_path: Path) -> None:
+    """Every async method runs its work in a thread, and the child has none."""
     database = opened(tmp_path / "x.db")
 
-    async def look() -> int:
+    async def run_in_thread() -> int:
         return await asyncio.wait_for(database.run_in_thread(lambda: 1), 5)
 
-    def refused() -> None:
+    def check_refusal() -> None:
         with pytest.raises(StorageUnavailable):
-            asyncio.run(look())
+            asyncio.run(run_in_thread())
 
-    asyncio.run(look())
-    status = child_of(refused)
+    asyncio.run(run_in_thread())
+    status = fork_and_run(check_refusal)
     database.close()
 
     assert status == 0
 
 
 @POSIX
-def test_closing_in_a_forked_child(tmp_path: Path) -> None:
-    """In a forked child close() is no error."""
+def test_close_in_forked_child_does_not_affect_parent(tmp_path: Path) -> None:
+    """The call is not an error in the child either."""
     database = opened(tmp_path / "x.db")
     database.write(partial(add, 1))
-    status = child_of(database.close)
+    status = fork_and_run(database.close)
     database.write(partial(add, 2))
     stored = database.read(numbers)
     database.close()
@@ -168,31 +168,31 @@ def test_closing_in_a_forked_child(tmp_path: Path) -> None:
 
 
 @POSIX
-def test_a_fork_while_another_thread_hands_work_in(tmp_path: Path) -> None:
-    """The child inherits the gate closed; there every call refuses, or closes, all the same."""
+def test_calls_in_child_forked_during_a_submit_are_refused(tmp_path: Path) -> None:
+    """The child inherits a locked submit lock. Every call raises, and close succeeds."""
     database = opened(tmp_path / "x.db")
 
-    async def look() -> int:
+    async def run_in_thread() -> int:
         return await asyncio.wait_for(database.run_in_thread(lambda: 1), 5)
 
-    def refused() -> None:
+    def check_refusals() -> None:
         faulthandler.dump_traceback_later(20, exit=True)
         with pytest.raises(StorageUnavailable):
             database.write(partial(add, 1))
         with pytest.raises(StorageUnavailable):
-            asyncio.run(look())
+            asyncio.run(run_in_thread())
         database.close()
 
     assert database._resource is not None
     with database._resource.submit_lock:
-        status = child_of(refused)
+        status = fork_and_run(check_refusals)
     database.close()
 
     assert status == 0
 
 
-def test_reading_leaves_a_file_as_it_was(tmp_path: Path) -> None:
-    """A database that was only read is as it was; beside it is at most what SQLite puts there."""
+def test_read_only_use_does_not_change_the_file(tmp_path: Path) -> None:
+    """Only the files that SQLite itself creates may appear beside the database."""
     path = tmp_path / "x.db"
     opened(path).close()
     (tmp_path / "x.db.lock").unlink(missing_ok=True)
@@ -206,13 +206,13 @@ def test_reading_leaves_a_file_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mishap", ["replaced", "moved", "deleted"])
-def test_a_file_that_is_not_there_any_more(
+def test_write_to_moved_deleted_or_replaced_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mishap: str
 ) -> None:
-    """A write would go where nobody reads it: it is refused, and says what to do."""
+    """The error says that the database must be opened again."""
     monkeypatch.setattr("perdure.storage.sqlite_writer.FILE_CHECK_INTERVAL_S", 0.0)
     path, other = tmp_path / "x.db", tmp_path / "other.db"
-    shutil.copy(_made(tmp_path / "made.db"), other)
+    shutil.copy(create_database(tmp_path / "made.db"), other)
     with SQLiteCheckpointer.open(path) as saver:
         put(saver, {"n": 1}, uid="one")
         if mishap == "replaced":
@@ -227,6 +227,6 @@ def test_a_file_that_is_not_there_any_more(
             saver.put_writes(config_at(uid="one"), [("n", 3)], "task")
 
 
-def _made(path: Path) -> Path:
+def create_database(path: Path) -> Path:
     SQLiteCheckpointer.open(path).close()
     return path

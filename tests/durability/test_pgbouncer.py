@@ -1,4 +1,4 @@
-"""Behind PgBouncer in transaction mode: the same answers, and nothing lost when it restarts."""
+"""PgBouncer in transaction mode: the same results, and no lost write when it restarts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perdure.errors import ConfigurationError
 from perdure.server import create_app
 from perdure.settings import load
 from tests import postgres_server
-from tests.durability.processes import in_processes
+from tests.durability.processes import run_in_processes
 from tests.pgbouncer import PgBouncer
 from tests.programs import PGBOUNCER
 
@@ -33,7 +33,9 @@ CONFIG: Any = {"configurable": {"thread_id": "t"}}
 @pytest.fixture(scope="module", autouse=True)
 def pooler() -> Iterator[PgBouncer]:
     PGBOUNCER.path()
-    with tempfile.TemporaryDirectory(prefix="bouncer") as folder:  # the path of a socket is short
+    with tempfile.TemporaryDirectory(
+        prefix="bouncer"
+    ) as folder:  # the path of a socket must be short
         made = PgBouncer(postgres_server.dsn(), Path(folder))
         yield made
         made.kill()
@@ -44,7 +46,7 @@ def options(tmp_path: Path) -> dict[str, Any]:
     return {"schema": postgres_server.schema(tmp_path), "pool_size": 6, "timeout_s": 20}
 
 
-def agent(saver: PostgresCheckpointer) -> Any:
+def build_graph(saver: PostgresCheckpointer) -> Any:
     builder = StateGraph(MessagesState)
     builder.add_node("say", lambda state: {"messages": [AIMessage(str(len(state["messages"])))]})
     builder.add_edge(START, "say")
@@ -52,8 +54,8 @@ def agent(saver: PostgresCheckpointer) -> Any:
 
 
 @pytest.fixture(params=["dsn", "function", "pool"])
-def way(request: pytest.FixtureRequest, pooler: PgBouncer) -> Iterator[Any]:
-    """What leads through PgBouncer: its DSN, a function that returns it, or a pool of the user."""
+def connection_source(request: pytest.FixtureRequest, pooler: PgBouncer) -> Iterator[Any]:
+    """Yield a DSN of PgBouncer, a function that returns it, or a pool of the user."""
     if request.param == "pool":
         with ConnectionPool[Any](pooler.dsn, min_size=0, max_size=3, open=True) as pool:
             yield pool
@@ -62,16 +64,18 @@ def way(request: pytest.FixtureRequest, pooler: PgBouncer) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("pooled", [True, False])
-def test_the_core_of_the_contract(pooled: bool, way: Any, options: dict[str, Any]) -> None:
-    """Also with `pooled` forgotten: PgBouncer is recognized, and nothing is prepared."""
+def test_saver_and_store_work_through_pgbouncer(
+    pooled: bool, connection_source: Any, options: dict[str, Any]
+) -> None:
+    """Without `pooled`, PgBouncer is recognised, and no statement is prepared."""
     options["pooled"] = pooled
     with (
-        PostgresCheckpointer.open(way, **options) as saver,
-        PostgresStore.open(way, **options) as store,
+        PostgresCheckpointer.open(connection_source, **options) as saver,
+        PostgresStore.open(connection_source, **options) as store,
     ):
-        graph = agent(saver)
+        graph = build_graph(saver)
 
-        def user(name: str) -> None:
+        def run_user(name: str) -> None:
             mine: Any = {"configurable": {"thread_id": name}}
             for number in range(6):
                 graph.invoke({"messages": [("user", f"hello {number}")]}, mine)
@@ -79,14 +83,14 @@ def test_the_core_of_the_contract(pooled: bool, way: Any, options: dict[str, Any
                 found = store.search(("users", name), query="tea", limit=10)
                 assert len(found) == number + 1
 
-        threads = [threading.Thread(target=user, args=(f"u{n}",)) for n in range(8)]
+        threads = [threading.Thread(target=run_user, args=(f"u{n}",)) for n in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         for number in range(8):
-            said = [item.value.content for item in saver.history(f"u{number}")]
-            assert said[0::2] == [f"hello {n}" for n in range(6)]
+            texts = [item.value.content for item in saver.history(f"u{number}")]
+            assert texts[0::2] == [f"hello {n}" for n in range(6)]
         assert store.stats().items == 48
 
         asyncio.run(graph.ainvoke({"messages": [("user", "again")]}, CONFIG))
@@ -99,8 +103,8 @@ def test_the_core_of_the_contract(pooled: bool, way: Any, options: dict[str, Any
         assert store.search(("users", "u1"), query="tea") == []
 
 
-def test_a_role_of_other_settings(options: dict[str, Any]) -> None:
-    """Each connection that PgBouncer gives has the settings that the client's session set."""
+def test_role_with_other_session_settings_works_through_pgbouncer(options: dict[str, Any]) -> None:
+    """Each connection that PgBouncer lends has the settings that the client's session set."""
     dsn = postgres_server.dsn_of("odd_behind_a_pooler")
     with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
         for setting in ("DateStyle TO German", "TimeZone TO 'Asia/Tokyo'"):
@@ -110,7 +114,7 @@ def test_a_role_of_other_settings(options: dict[str, Any]) -> None:
         pooler = PgBouncer(dsn, Path(folder))
         try:
             with PostgresCheckpointer.open(pooler.dsn, pooled=True, **options) as saver:
-                agent(saver).invoke({"messages": [("user", "hello \\ 'you'")]}, CONFIG)
+                build_graph(saver).invoke({"messages": [("user", "hello \\ 'you'")]}, CONFIG)
 
                 assert [item.value.content for item in saver.history("t")] == [
                     "hello \\ 'you'",
@@ -120,20 +124,25 @@ def test_a_role_of_other_settings(options: dict[str, Any]) -> None:
             pooler.kill()
 
 
-def test_locks_are_refused_without_a_direct_dsn(way: Any, options: dict[str, Any]) -> None:
-    """Whether the user says that there is a pooler or not."""
+def test_lock_through_pgbouncer_needs_a_direct_dsn(
+    connection_source: Any, options: dict[str, Any]
+) -> None:
+    """This holds whether or not the user passes `pooled`."""
     with (
-        PostgresCheckpointer.open(way, **options) as saver,
+        PostgresCheckpointer.open(connection_source, **options) as saver,
         pytest.raises(ConfigurationError, match="direct="),
         saver.lock("t"),
     ):
         pass
     direct = postgres_server.dsn()
-    with PostgresCheckpointer.open(way, direct=direct, **options) as saver, saver.lock("t"):
-        agent(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
+    with (
+        PostgresCheckpointer.open(connection_source, direct=direct, **options) as saver,
+        saver.lock("t"),
+    ):
+        build_graph(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
 
 
-def opening(path: Path, pipe: Connection, number: int) -> None:
+def put_item_in_process(path: Path, pipe: Connection, number: int) -> None:
     dsn, schema = path.read_text().split("\n")
     pipe.send("ready")
     pipe.recv()
@@ -142,10 +151,10 @@ def opening(path: Path, pipe: Connection, number: int) -> None:
     pipe.send("done")
 
 
-def test_a_server_needs_a_direct_dsn(
+def test_server_behind_pgbouncer_needs_a_direct_dsn(
     pooler: PgBouncer, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lock tells whether it lives: without one it does not start, and says what it takes."""
+    """The server's lock shows that it is alive. Without a direct DSN the server does not start."""
     monkeypatch.setenv("PERDURE_DB", pooler.dsn)
     said = {"messages": [{"role": "user", "content": "hello"}]}
     body = {"assistant_id": "chat", "input": said, "if_not_exists": "create"}
@@ -169,29 +178,31 @@ def test_a_server_needs_a_direct_dsn(
     assert [each["type"] for each in asyncio.run(answer())["messages"]] == ["human", "ai"]
 
 
-def test_set_up_by_several_processes_at_once(
+def test_several_processes_set_up_the_schema_through_pgbouncer_at_once(
     pooler: PgBouncer, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    told = tmp_path / "dsn"
-    told.write_text(f"{pooler.dsn}\n{options['schema']}")
-    in_processes(2, opening, told)
+    dsn_file = tmp_path / "dsn"
+    dsn_file.write_text(f"{pooler.dsn}\n{options['schema']}")
+    run_in_processes(2, put_item_in_process, dsn_file)
     with PostgresStore.open(pooler.dsn, **options) as store:
         assert len(store.search(("a",))) == 2
 
 
-def test_it_restarts_in_the_middle(pooler: PgBouncer, options: dict[str, Any]) -> None:
-    """What was acknowledged is there, and once; who waits goes on."""
+def test_puts_are_stored_once_while_pgbouncer_restarts(
+    pooler: PgBouncer, options: dict[str, Any]
+) -> None:
+    """Puts that wait during a restart succeed afterwards."""
     with PostgresStore.open(pooler.dsn, index=None, pooled=True, **options) as store:
         done: list[list[int]] = [[], [], []]
         over = threading.Event()
 
-        def writing(worker: int) -> None:
+        def put_until_over(worker: int) -> None:
             while not over.is_set():
                 number = len(done[worker])
                 store.put(("a", str(worker)), "k", {"n": number})
                 done[worker].append(number)
 
-        threads = [threading.Thread(target=writing, args=(n,)) for n in range(3)]
+        threads = [threading.Thread(target=put_until_over, args=(n,)) for n in range(3)]
         for thread in threads:
             thread.start()
         for _ in range(4):

@@ -1,4 +1,4 @@
-"""Connections to Postgres that break: nothing acknowledged is missing, nothing is there twice."""
+"""Broken connections to Postgres: no acknowledged write is missing, and none is applied twice."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from perdure.storage.postgres_requests import Pipelined
 from perdure.storage.postgres_transaction import Transaction
 from tests import postgres_server
 from tests.contracts.puts import config_at, list_checkpoint_ids, put
-from tests.durability.cutting import Proxy
+from tests.durability.cutting import CuttingProxy
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
-STEP = 5  # of the messages of a turn, one in five is cut at; each of a put is
+STEP = 5  # the connection is cut at every fifth message of a turn, and at each message of a put
 
 
 @pytest.fixture
-def proxy() -> Iterator[Proxy]:
-    """The way to the server."""
-    made = Proxy(postgres_server.dsn())
+def proxy() -> Iterator[CuttingProxy]:
+    """Yield a proxy in front of the server."""
+    made = CuttingProxy(postgres_server.dsn())
     yield made
     made.close()
 
 
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
-    """A schema of the test's own."""
+    """Return options with a schema for the test."""
     return {"schema": postgres_server.schema(tmp_path), "pool_size": 4, "timeout_s": 10}
 
 
-def agent(saver: PostgresCheckpointer) -> Any:
+def build_graph(saver: PostgresCheckpointer) -> Any:
     builder = StateGraph(MessagesState)
     builder.add_node("say", lambda state: {"messages": [AIMessage(str(len(state["messages"])))]})
     builder.add_edge(START, "say")
@@ -60,11 +60,11 @@ def agent(saver: PostgresCheckpointer) -> Any:
 
 
 @pytest.mark.parametrize("awaited", [True, False])
-@pytest.mark.parametrize("heard", [True, False])
-def test_a_turn_whose_connection_is_cut(
-    heard: bool, awaited: bool, proxy: Proxy, options: dict[str, Any]
+@pytest.mark.parametrize("delivered", [True, False])
+def test_turn_is_stored_once_if_its_connection_is_cut(
+    delivered: bool, awaited: bool, proxy: CuttingProxy, options: dict[str, Any]
 ) -> None:
-    def turn(number: int) -> None:
+    def run_turn(number: int) -> None:
         said = {"messages": [("user", f"hello {number}")]}
         if awaited:
             asyncio.run(graph.ainvoke(said, CONFIG))
@@ -72,33 +72,35 @@ def test_a_turn_whose_connection_is_cut(
             graph.invoke(said, CONFIG)
 
     with PostgresCheckpointer.open(proxy.dsn, **options) as saver:
-        graph = agent(saver)
+        graph = build_graph(saver)
         turns = 0
         for _ in range(2):
             before = proxy.messages
-            turn(turns)
+            run_turn(turns)
             turns += 1
         for number in range(1, proxy.messages - before, STEP):
-            proxy.cut_at(number, heard=heard)
-            turn(turns)
+            proxy.cut_at(number, delivered=delivered)
+            run_turn(turns)
             proxy.cut_at(None)
             turns += 1
             said = [message.content for message in graph.get_state(CONFIG).values["messages"]]
-            assert said[0::2] == [f"hello {turn}" for turn in range(turns)]
-            assert said[1::2] == [str(2 * turn + 1) for turn in range(turns)]
+            assert said[0::2] == [f"hello {run_turn}" for run_turn in range(turns)]
+            assert said[1::2] == [str(2 * run_turn + 1) for run_turn in range(turns)]
         assert proxy.cuts > turns / 2
 
 
-@pytest.mark.parametrize("heard", [True, False])
-def test_a_put_whose_connection_is_cut(heard: bool, proxy: Proxy, options: dict[str, Any]) -> None:
-    """Also where the COMMIT was heard and its answer lost: the transaction is asked after."""
+@pytest.mark.parametrize("delivered", [True, False])
+def test_put_is_stored_once_if_its_connection_is_cut(
+    delivered: bool, proxy: CuttingProxy, options: dict[str, Any]
+) -> None:
+    """If the answer to a COMMIT is lost, the state of the transaction is queried."""
     with PostgresStore.open(proxy.dsn, index=None, **options) as store:
         for _ in range(2):
             before = proxy.messages
             store.put(("a",), "k", {"n": 0})
         versions = 2
         for number in range(1, proxy.messages - before + 1):
-            proxy.cut_at(number, heard=heard)
+            proxy.cut_at(number, delivered=delivered)
             store.put(("a",), "k", {"n": number})
             proxy.cut_at(None)
             versions += 1
@@ -108,13 +110,15 @@ def test_a_put_whose_connection_is_cut(heard: bool, proxy: Proxy, options: dict[
         assert proxy.cuts > versions / 2
 
 
-def test_a_read_whose_connection_is_cut(proxy: Proxy, options: dict[str, Any]) -> None:
-    """It is done anew as a whole, however many requests it had made."""
+def test_read_is_repeated_if_its_connection_is_cut(
+    proxy: CuttingProxy, options: dict[str, Any]
+) -> None:
+    """The whole read is repeated, however many requests it had made."""
     with (
         PostgresCheckpointer.open(proxy.dsn, **options) as saver,
         PostgresStore.open(proxy.dsn, index=None, **options) as store,
     ):
-        agent(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
+        build_graph(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
         store.put(("a",), "k", {"n": "hello there"})
         reads: list[Any] = [
             lambda: [found.checkpoint["id"] for found in saver.list(CONFIG)],
@@ -134,23 +138,23 @@ def test_a_read_whose_connection_is_cut(proxy: Proxy, options: dict[str, Any]) -
         assert proxy.cuts > 10
 
 
-def test_a_commit_in_doubt_on_a_server_that_crashed(options: dict[str, Any]) -> None:
-    """Transactions after a crash may have the numbers of lost ones: "committed" proves nothing."""
+def test_commit_with_lost_answer_is_unknown_after_server_crash(options: dict[str, Any]) -> None:
+    """A crashed server may reuse transaction numbers, so "committed" proves nothing."""
     dsn = postgres_server.dsn()
 
-    def number(conn: psycopg.Connection[Any]) -> str:
+    def read_transaction_number(conn: psycopg.Connection[Any]) -> str:
         return str(conn.execute("SELECT pg_current_xact_id()").fetchall()[0][0])
 
     with psycopg.connect(dsn) as conn:
         run = conn.execute(SERVER_RUN_SQL).fetchall()[0][0]
-        aborted = number(conn)
+        aborted = read_transaction_number(conn)
         conn.rollback()
-        committed = number(conn)
+        committed = read_transaction_number(conn)
     with PostgresStore.open(dsn, index=None, **options) as store:
         database: Any = store.database
         server, future = database._connect_once(), str(int(committed) + 1_000_000)
 
-        def stands(run: Any, number: str) -> bool:
+        def was_committed(run: Any, number: str) -> bool:
             with server.connection() as conn:
                 conn.server_run = run
                 conn.close()
@@ -158,19 +162,19 @@ def test_a_commit_in_doubt_on_a_server_that_crashed(options: dict[str, Any]) -> 
                 whole._transaction_number = number
                 return whole._was_committed()
 
-        assert stands(run, committed)
+        assert was_committed(run, committed)
         for lost in (aborted, future):
-            assert not stands(run, lost)
-            assert not stands("another", lost)
+            assert not was_committed(run, lost)
+            assert not was_committed("another", lost)
         with pytest.raises(
             StorageUnavailable,
             match="the server crashed, or a standby took its place, so the result is unknown",
         ):
-            stands("another", committed)
+            was_committed("another", committed)
 
 
-def test_a_lock_that_another_holds(options: dict[str, Any]) -> None:
-    """A put waits for it as long as `timeout_s`, and says so."""
+def test_put_that_waits_too_long_for_a_lock_says_so(options: dict[str, Any]) -> None:
+    """The put waits for `timeout_s`."""
     dsn, schema = postgres_server.dsn(), options["schema"]
     with PostgresStore.open(dsn, index=None, **{**options, "timeout_s": 0.2}) as store:
         store.put(("a",), "k", {"n": 0})
@@ -183,8 +187,8 @@ def test_a_lock_that_another_holds(options: dict[str, Any]) -> None:
         assert [item.value["n"] for item in store.history(("a",), "k")] == [0, 2]
 
 
-def test_reads_that_wait_for_a_connection_hold_none(options: dict[str, Any]) -> None:
-    """A search may write an index, which nobody waits for: it takes no connection meanwhile."""
+def test_searches_do_not_hold_connections_while_waiting(options: dict[str, Any]) -> None:
+    """Searches save an index in the background, although the pool has only one connection."""
     few = {**options, "pool_size": 1}
     with PostgresStore.open(postgres_server.dsn(), index=None, **few) as store:
         for number in range(70):
@@ -196,19 +200,19 @@ def test_reads_that_wait_for_a_connection_hold_none(options: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("overtaken", [False, True])
-def test_what_a_task_wrote_shares_a_request_with_the_put_that_follows(
+def test_task_writes_share_a_request_with_the_following_put(
     overtaken: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If it rests on what is no more, as another process has put meanwhile, each is made alone."""
+    """If another process has put in the meantime, each of the two is written alone."""
     monkeypatch.setattr(postgres, "GROUP_WAIT_S", 30.0)
     requests: list[list[str]] = []
-    ask = Pipelined.send_request
+    send_request = Pipelined.send_request
 
-    def noted(conn: Pipelined, statements: Any) -> Any:
+    def record_and_send(conn: Pipelined, statements: Any) -> Any:
         requests.append([statement.sql for statement in statements])
-        return ask(conn, statements)
+        return send_request(conn, statements)
 
-    async def both(saver: PostgresCheckpointer) -> None:
+    async def write_and_put(saver: PostgresCheckpointer) -> None:
         written = saver.aput_writes(config_at(uid="1"), [("a", 1)], "task")
         checkpoint: Any = {**empty_checkpoint(), "id": "2", "channel_values": {"a": 1}}
         requests.clear()
@@ -220,22 +224,22 @@ def test_what_a_task_wrote_shares_a_request_with_the_put_that_follows(
         with PostgresCheckpointer.open(dsn, **options) as other:
             if overtaken:
                 put(other, {"a": 5}, uid="other")
-            monkeypatch.setattr(Pipelined, "send_request", noted)
-            asyncio.run(both(saver))
-            made = len(requests)
+            monkeypatch.setattr(Pipelined, "send_request", record_and_send)
+            asyncio.run(write_and_put(saver))
+            request_count = len(requests)
             before, after = other.get_tuple(config_at(uid="1")), other.get_tuple(config_at(uid="2"))
 
     assert before is not None
     assert after is not None
     assert before.pending_writes == [("task", "a", 1)]
     assert after.checkpoint["channel_values"] == {"a": 1}
-    assert (made == 1) is not overtaken
+    assert (request_count == 1) is not overtaken
 
 
-def test_nobody_is_overtaken_by_a_put_that_shares_a_request(
+def test_put_of_other_thread_sends_waiting_task_writes_first(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write of another thread ends the wait of a task's, and comes before what follows."""
+    """The waiting write of a task is stored before the writes that follow."""
     monkeypatch.setattr(postgres, "GROUP_WAIT_S", 30.0)
 
     async def run(saver: PostgresCheckpointer) -> None:
@@ -261,45 +265,45 @@ def test_nobody_is_overtaken_by_a_put_that_shares_a_request(
         (errors.LockNotAvailable, "pg_blocking_pids"),
     ],
 )
-def test_errors_say_what_to_do(error: type[psycopg.Error], advice: str) -> None:
+def test_translated_postgres_errors_contain_advice(error: type[psycopg.Error], advice: str) -> None:
     assert advice in str(translate_error(error("no"), "postgresql://server/db"))
 
 
-def test_a_dump_that_is_restored_elsewhere(options: dict[str, Any]) -> None:
-    """Of the schema alone: it opens in another database, and the thread goes on."""
+def test_dump_of_schema_opens_in_another_database(options: dict[str, Any]) -> None:
+    """The thread continues in the restored database."""
     dsn, schema = postgres_server.dsn(), options["schema"]
     with (
         PostgresCheckpointer.open(dsn, **options) as saver,
         PostgresStore.open(dsn, **options) as store,
     ):
-        agent(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
+        build_graph(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
         store.put(("a",), "k", {"text": "likes tea"})
     other = f"other_{schema}"
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(f"CREATE DATABASE {other}")
-    there = make_conninfo(dsn, dbname=other)
+    restored_dsn = make_conninfo(dsn, dbname=other)
     programs = postgres_server.programs()
     dump = subprocess.run(
         [programs / "pg_dump", "-n", schema, dsn], capture_output=True, check=True
     )
-    restore = [str(programs / "psql"), "-q", "-v", "ON_ERROR_STOP=1", "-d", there]
+    restore = [str(programs / "psql"), "-q", "-v", "ON_ERROR_STOP=1", "-d", restored_dsn]
     subprocess.run(restore, input=dump.stdout, capture_output=True, check=True)
     with (
-        PostgresCheckpointer.open(there, **options) as saver,
-        PostgresStore.open(there, **options) as store,
+        PostgresCheckpointer.open(restored_dsn, **options) as saver,
+        PostgresStore.open(restored_dsn, **options) as store,
     ):
-        agent(saver).invoke({"messages": [("user", "again")]}, CONFIG)
+        build_graph(saver).invoke({"messages": [("user", "again")]}, CONFIG)
         store.put(("a",), "k2", {"text": "drinks coffee"})
 
-        said = [item.value.content for item in saver.history("t")]
-        assert said == ["hello", "1", "again", "3"]
+        texts = [item.value.content for item in saver.history("t")]
+        assert texts == ["hello", "1", "again", "3"]
         assert [item.key for item in store.search(("a",), query="tea", mode="text")] == ["k"]
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(f"DROP DATABASE {other}")
 
 
-def test_several_that_sweep(options: dict[str, Any]) -> None:
-    """Each expired item is closed once, and counted once, though connections break meanwhile."""
+def test_concurrent_sweeps_close_each_expired_item_once(options: dict[str, Any]) -> None:
+    """This holds although connections break in the meantime."""
     dsn, schema, count = postgres_server.dsn(), options["schema"], 900
     with ExitStack() as stack:
         stores = [
@@ -326,24 +330,24 @@ def test_several_that_sweep(options: dict[str, Any]) -> None:
         assert (stats.items, stats.versions) == (0, count)
 
 
-def test_one_applies_retention_at_a_time(options: dict[str, Any]) -> None:
-    """Another is told so; one whose connection is gone keeps nobody out."""
+def test_retention_is_applied_by_one_process_at_a_time(options: dict[str, Any]) -> None:
+    """A second process gets an error. A holder whose connection is gone does not block others."""
     dsn = postgres_server.dsn()
     with (
         PostgresCheckpointer.open(dsn, **options) as dead,
         PostgresCheckpointer.open(dsn, **options) as saver,
         PostgresStore.open(dsn, index=None, **options) as store,
     ):
-        agent(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
+        build_graph(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
         rules = Rules(checkpoints_last=1)
         with dead.database.lock("\0retention"):
             with pytest.raises(StorageUnavailable, match="already"):
                 retention.apply(rules, saver, store)
-            end_locks(dsn)
+            end_lock_connections(dsn)
             assert retention.apply(rules, saver, store, timeout_s=10).count("checkpoints") == 2
 
 
-def end_locks(dsn: str) -> None:
+def end_lock_connections(dsn: str) -> None:
     """End the connections that hold locks of `lock()`."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(
@@ -353,8 +357,8 @@ def end_locks(dsn: str) -> None:
         )
 
 
-def test_a_lock_whose_connection_is_gone(options: dict[str, Any]) -> None:
-    """Who holds it learns it at the next put; another may have the lock then."""
+def test_holder_of_lost_lock_gets_error_at_next_put(options: dict[str, Any]) -> None:
+    """Another process can then take the lock."""
     dsn = postgres_server.dsn()
     ours: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
 
@@ -363,7 +367,7 @@ def test_a_lock_whose_connection_is_gone(options: dict[str, Any]) -> None:
             with pytest.raises(StorageUnavailable, match="locked by another run"):
                 async with other.lock("t", timeout_s=0.2):
                     pass
-            end_locks(dsn)
+            end_lock_connections(dsn)
             async with other.lock("t", timeout_s=10):
                 pass
             with pytest.raises(StorageUnavailable, match="lost with its connection"):
@@ -377,68 +381,70 @@ def test_a_lock_whose_connection_is_gone(options: dict[str, Any]) -> None:
         asyncio.run(scenario(one, other))
 
 
-def test_locks_need_a_connection_that_stays(options: dict[str, Any]) -> None:
+def test_lock_with_pooled_option_needs_a_direct_dsn(options: dict[str, Any]) -> None:
     dsn = postgres_server.dsn()
     with PostgresCheckpointer.open(dsn, pooled=True, **options) as saver:
-        agent(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
+        build_graph(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
         with pytest.raises(ConfigurationError, match="direct="):
             saver.lock("t")
     with (
         PostgresCheckpointer.open(dsn, pooled=True, direct=dsn, **options) as saver,
         saver.lock("t"),
     ):
-        agent(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
+        build_graph(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
 
 
-def test_what_fails_after_a_commit_undoes_no_commit(options: dict[str, Any]) -> None:
-    """The write is stored, and its caller is told so; what was kept of it is let go."""
+def test_error_after_commit_does_not_undo_the_write(options: dict[str, Any]) -> None:
+    """The caller gets the result, and cached data of the write is dropped."""
     with PostgresStore.open(postgres_server.dsn(), index=None, **options) as store:
         undone: list[int] = []
 
-        def committed(rows: Any) -> None:
+        def fail_after_commit(rows: Any) -> None:
             raise RuntimeError
 
-        made = store.database.write(
+        result = store.database.write(
             lambda: fetch_rows("SELECT 1"),
-            committed,
+            fail_after_commit,
             lambda: undone.append(1),
             exclusive_names=("x",),
         )
 
-    assert (made, undone) == ([(1,)], [1])
+    assert (result, undone) == ([(1,)], [1])
 
 
 @pytest.mark.parametrize("cancelled", [None, 1])
-def test_writes_of_one_name_keep_their_order(
+def test_writes_with_same_exclusive_name_keep_their_order(
     cancelled: int | None, options: dict[str, Any]
 ) -> None:
-    """A put of a run that was left, called first, does not come after that of the next run."""
-    entered, may = threading.Event(), threading.Event()
+    """A put of an abandoned run that was called first does not come after that of the next run."""
+    entered, released = threading.Event(), threading.Event()
     order: list[int] = []
 
-    def first() -> Flow[None]:
+    def wait_and_read() -> Flow[None]:
         entered.set()
-        assert may.wait(30)
+        assert released.wait(30)
         yield from fetch_rows("SELECT 1")
 
     async def scenario(store: PostgresStore) -> None:
-        def handed_in(number: int) -> asyncio.Future[Any]:
-            def committed(_: Any) -> None:
+        def submit_write(number: int) -> asyncio.Future[Any]:
+            def record_number(_: Any) -> None:
                 order.append(number)
 
-            made = store.database.awrite(
-                lambda: fetch_rows("SELECT 1"), committed, exclusive_names=("x", f"y{number % 2}")
+            write = store.database.awrite(
+                lambda: fetch_rows("SELECT 1"),
+                record_number,
+                exclusive_names=("x", f"y{number % 2}"),
             )
-            return asyncio.ensure_future(made)
+            return asyncio.ensure_future(write)
 
-        holds = store.database.awrite(first, exclusive_names=("x",))
+        holding_write = store.database.awrite(wait_and_read, exclusive_names=("x",))
         await asyncio.to_thread(entered.wait, 30)
-        waiting = [handed_in(number) for number in range(20)]
+        waiting = [submit_write(number) for number in range(20)]
         other = store.database.awrite(lambda: fetch_rows("SELECT 2"), exclusive_names=("z",))
         if cancelled is not None:
             waiting[cancelled].cancel()
-        may.set()
-        await asyncio.gather(holds, other, *waiting, return_exceptions=True)
+        released.set()
+        await asyncio.gather(holding_write, other, *waiting, return_exceptions=True)
 
     with PostgresStore.open(postgres_server.dsn(), index=None, **options) as store:
         asyncio.run(scenario(store))
@@ -447,18 +453,18 @@ def test_writes_of_one_name_keep_their_order(
     assert order in ([*range(20)], [number for number in range(20) if number != cancelled])
 
 
-def test_close_writes_what_was_handed_in(options: dict[str, Any]) -> None:
-    """A close that comes while writes and reads wait ends, once the writes are stored."""
-    entered, may = threading.Event(), threading.Event()
+def test_close_stores_submitted_writes_before_it_ends(options: dict[str, Any]) -> None:
+    """Writes and reads are still waiting when close is called."""
+    entered, released = threading.Event(), threading.Event()
 
-    def held() -> Flow[None]:
+    def wait_and_read() -> Flow[None]:
         entered.set()
-        assert may.wait(30)
+        assert released.wait(30)
         yield from fetch_rows("SELECT 1")
 
     async def scenario(store: PostgresStore) -> None:
         database = store.database
-        first = database.awrite(held, exclusive_names=("x",))
+        first = database.awrite(wait_and_read, exclusive_names=("x",))
         await asyncio.to_thread(entered.wait, 30)
         waiting = [
             database.awrite(
@@ -473,7 +479,7 @@ def test_close_writes_what_was_handed_in(options: dict[str, Any]) -> None:
         await asyncio.sleep(0)
         closed = asyncio.create_task(store.aclose())
         await asyncio.sleep(0.05)
-        may.set()
+        released.set()
         await asyncio.wait_for(closed, 30)
         await asyncio.gather(first, *waiting)
         await asyncio.gather(*reads, return_exceptions=True)

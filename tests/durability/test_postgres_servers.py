@@ -1,4 +1,4 @@
-"""What a server may be like, what is a DSN, and what a fork may do."""
+"""Kinds of Postgres servers and DSNs, and forks of processes that use Postgres."""
 
 from __future__ import annotations
 
@@ -22,31 +22,35 @@ from perdure.storage.foreign_postgres import ForeignPostgres
 from tests import postgres_server
 
 CONFIG: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
-SECRET = ["postgresql://u:s3@cret@db/x", "postgresql://u:s3%zzt@db/x", "mysql+x://u:s3@db/x"]
+DSNS_WITH_PASSWORD = [
+    "postgresql://u:s3@cret@db/x",
+    "postgresql://u:s3%zzt@db/x",
+    "mysql+x://u:s3@db/x",
+]
 
 
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
-    """A schema of the test's own."""
+    """Return options with a schema for the test."""
     return {"schema": postgres_server.schema(tmp_path), "pool_size": 2}
 
 
-def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+def test_open_with_unreachable_server_raises(tmp_path: Path) -> None:
     with pytest.raises(StorageUnavailable, match="can be reached"):
         PostgresCheckpointer.open(f"postgresql://nobody@/x?host={tmp_path}", timeout_s=1)
 
 
 @pytest.mark.parametrize(
-    "dsn", ["", 5, None, "agent.db", "postgresql://[", "host=x unknown=y", *SECRET]
+    "dsn", ["", 5, None, "agent.db", "postgresql://[", "host=x unknown=y", *DSNS_WITH_PASSWORD]
 )
-def test_what_is_no_dsn(dsn: Any) -> None:
+def test_invalid_dsn_is_refused_without_showing_the_password(dsn: Any) -> None:
     with pytest.raises(ConfigurationError, match="DSN") as refused:
         PostgresCheckpointer(dsn)
     assert "s3" not in str(refused.value)
 
 
-def test_without_psycopg() -> None:
-    """Who has not installed the extra is told which; nothing else needs it."""
+def test_missing_psycopg_is_reported_when_postgres_is_used() -> None:
+    """The error names the packages, and nothing else needs them."""
     code = "import sys; sys.modules['psycopg'] = None; import perdure; perdure.SQLiteStore; "
     done = subprocess.run(
         [sys.executable, "-c", code + "perdure.PostgresStore"],
@@ -58,7 +62,7 @@ def test_without_psycopg() -> None:
     assert "MissingDependency: Postgres needs psycopg and psycopg_pool" in done.stderr
 
 
-def test_a_dsn_is_no_file() -> None:
+def test_sqlite_store_refuses_dsn_and_names_postgres_store() -> None:
     with pytest.raises(ConfigurationError, match="PostgresStore"):
         SQLiteStore("postgresql://localhost/x")
 
@@ -73,8 +77,8 @@ def test_a_dsn_is_no_file() -> None:
         "keepalives=1 password = s3",
     ],
 )
-def test_a_dsn_of_keywords_is_no_file(db: str) -> None:
-    """It is a DSN for the settings, and refused by the classes for files without its password."""
+def test_sqlite_store_refuses_keyword_dsn_without_showing_the_password(db: str) -> None:
+    """The settings recognise the text as a DSN."""
     with pytest.raises(ConfigurationError, match="PostgresStore") as refused:
         SQLiteStore(db)
 
@@ -82,8 +86,8 @@ def test_a_dsn_of_keywords_is_no_file(db: str) -> None:
     assert "s3" not in str(refused.value)
 
 
-def test_an_option_of_a_dsn_that_is_wrong() -> None:
-    """It is refused before a connection is tried, and the error shows no password."""
+def test_invalid_dsn_option_is_refused_before_connecting() -> None:
+    """The error does not contain the password."""
     with pytest.raises(ConfigurationError, match="connect_timeout") as refused:
         ForeignPostgres("postgresql://u:s3@127.0.0.1:1/x?connect_timeout=abc")
 
@@ -91,8 +95,8 @@ def test_an_option_of_a_dsn_that_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("db", ["mysql://u:s3@h/x", "POSTGRESQL://u:s3@h/x"])
-def test_a_dsn_of_another_form_is_no_file(db: str) -> None:
-    """Of the settings, and of the classes for files; the password is not shown."""
+def test_dsn_with_other_scheme_is_refused_without_showing_the_password(db: str) -> None:
+    """Both the settings and the SQLite store refuse such a DSN."""
     for use in (settings.is_dsn, SQLiteStore):
         with pytest.raises(ConfigurationError, match="expected postgresql://") as refused:
             use(db)
@@ -100,18 +104,18 @@ def test_a_dsn_of_another_form_is_no_file(db: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid_option",
     [{"pool_size": 0}, {"pool_size": "1"}, {"timeout_s": 0}, {"timeout_s": None}]
     + [{"schema": each} for each in ("Large", "pg_x", None, "x" * 42)],
     ids=str,
 )
-def test_options_that_are_wrong(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=rf"{next(iter(wrong))} is "):
-        PostgresStore("postgresql://localhost/x", **wrong)
+def test_postgres_store_refuses_invalid_option_by_name(invalid_option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{next(iter(invalid_option))} is "):
+        PostgresStore("postgresql://localhost/x", **invalid_option)
 
 
-def test_a_server_that_refuses(options: dict[str, Any]) -> None:
-    """It does run, so that trying again is no help."""
+def test_refusal_by_running_server_is_not_reported_as_unreachable(options: dict[str, Any]) -> None:
+    """The error gives advice other than to retry."""
     there = make_conninfo(postgres_server.dsn(), dbname="not_there")
     with pytest.raises(ConfigurationError, match="check user, password and database"):
         PostgresStore.open(there, **options)
@@ -120,8 +124,8 @@ def test_a_server_that_refuses(options: dict[str, Any]) -> None:
         PostgresStore.open(role, **options)
 
 
-def test_a_database_in_another_encoding(options: dict[str, Any]) -> None:
-    """Refused: text would come back as bytes. The client's own encoding is ours to choose."""
+def test_database_with_other_encoding_is_refused(options: dict[str, Any]) -> None:
+    """Text would be returned as bytes. The client encoding of the DSN is overridden."""
     name, dsn = f"ascii_{options['schema']}", postgres_server.dsn()
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(
@@ -138,8 +142,10 @@ def test_a_database_in_another_encoding(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("level", ["repeatable", "serializable"])
-def test_a_role_of_another_isolation_level(level: str, options: dict[str, Any]) -> None:
-    """A write sees what was committed while it waited: of a deleted thread nothing comes back."""
+def test_role_with_other_isolation_level_leaves_no_writes_of_deleted_thread(
+    level: str, options: dict[str, Any]
+) -> None:
+    """A write sees what was committed while it waited."""
     level = {"repeatable": "repeatable\\ read"}.get(level, level)
     dsn = make_conninfo(postgres_server.dsn(), options=f"-c default_transaction_isolation={level}")
     with (
@@ -151,17 +157,17 @@ def test_a_role_of_another_isolation_level(level: str, options: dict[str, Any]) 
             config = saver.put(CONFIG, empty_checkpoint(), {"source": "loop", "step": 0}, {})
             deleted = pool.submit(other.delete_thread, "t")
             for number in range(4):
-                with suppress(ThreadDeleted):  # it was deleted before this write
+                with suppress(ThreadDeleted):  # the thread was deleted before this write
                     saver.put_writes(config, [("a", number)], f"task {number}")
             deleted.result()
             saver.delete_thread("t")
         with psycopg.connect(postgres_server.dsn()) as conn:
-            left = conn.execute(f"SELECT count(*) FROM {options['schema']}.writes").fetchall()
+            remaining = conn.execute(f"SELECT count(*) FROM {options['schema']}.writes").fetchall()
 
-    assert left == [(0,)]
+    assert remaining == [(0,)]
 
 
-ODD: dict[str, str] = {
+ODD_SETTINGS: dict[str, str] = {
     "DateStyle": "German, DMY",
     "IntervalStyle": "sql_standard",
     "TimeZone": "<+0330>-03:30",
@@ -178,15 +184,15 @@ ODD: dict[str, str] = {
 }
 
 
-def sessions_with(dsn: str, settings: dict[str, str]) -> str:
-    """A DSN whose sessions begin with other settings, as those of a role may."""
+def dsn_with_settings(dsn: str, settings: dict[str, str]) -> str:
+    """Return a DSN whose sessions begin with these settings, as those of a role may."""
     pairs = (f"-c {name}={value}".replace(" ", "\\ ") for name, value in settings.items())
     return make_conninfo(dsn, options=" ".join(pair.replace("-c\\ ", "-c ") for pair in pairs))
 
 
 @pytest.fixture
 def role(options: dict[str, Any]) -> Iterator[str]:
-    """A role of the test's own."""
+    """Create a role for the test, and yield its name."""
     name = f"r{options['schema']}"
     postgres_server.dsn_of(name)
     yield name
@@ -196,9 +202,11 @@ def role(options: dict[str, Any]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("tenant", [None, "a"])
-def test_a_role_of_other_settings(tenant: str | None, options: dict[str, Any]) -> None:
-    """Whatever a role's sessions begin with, what is written is read, searched, listed, locked."""
-    dsn = sessions_with(postgres_server.dsn_of("odd"), ODD)
+def test_role_with_odd_session_settings_can_read_search_list_and_lock(
+    tenant: str | None, options: dict[str, Any]
+) -> None:
+    """The session settings of a role do not change any result."""
+    dsn = dsn_with_settings(postgres_server.dsn_of("odd"), ODD_SETTINGS)
     text = "tea \\ 'müde' ☃"
     with (
         PostgresCheckpointer.open(dsn, tenant=tenant, **options) as saver,
@@ -223,36 +231,36 @@ def test_a_role_of_other_settings(tenant: str | None, options: dict[str, Any]) -
         assert store.forget(("a",)).items == 1
 
 
-def test_a_role_whose_idle_sessions_end(options: dict[str, Any]) -> None:
-    """A lock is held as long as it is needed; a connection that was ended is replaced."""
+def test_lock_is_held_although_idle_sessions_are_ended(options: dict[str, Any]) -> None:
+    """A connection that the server ended is replaced."""
     name = f"idle {options['schema']}"
     dsn = make_conninfo(postgres_server.dsn(), application_name=name)
-    dsn = sessions_with(dsn, {"idle_session_timeout": "500"})
-    mine = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+    dsn = dsn_with_settings(dsn, {"idle_session_timeout": "500"})
+    count_sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
     with (
         PostgresCheckpointer.open(dsn, **options) as saver,
         psycopg.connect(postgres_server.dsn(), autocommit=True) as conn,
         saver.lock("t"),
     ):
-        for _ in range(2):  # the lock's is idle for longer than the one of a put
+        for _ in range(2):  # the lock's connection is idle for longer than that of a put
             saver.put(CONFIG, empty_checkpoint(), {"source": "loop", "step": 0}, {})
-            while conn.execute(mine, (name,)).fetchone() == (2,):
+            while conn.execute(count_sql, (name,)).fetchone() == (2,):
                 conn.execute("SELECT pg_sleep(0.02)")
 
         assert saver.get_tuple(CONFIG) is not None
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "reason"),
+    ("change", "expected_error", "reason"),
     [
         ("NOLOGIN", ConfigurationError, "is not permitted to log in"),
         ("CONNECTION LIMIT 0", StorageUnavailable, "too many connections for role"),
     ],
 )
-def test_why_there_is_no_other_connection(
-    change: str, error: type[Exception], reason: str, role: str, options: dict[str, Any]
+def test_refused_connection_of_open_store_reports_reason_of_server(
+    change: str, expected_error: type[Exception], reason: str, role: str, options: dict[str, Any]
 ) -> None:
-    """Once it was open: the server's reason, and no advice about the pool."""
+    """The error gives no advice about the pool size."""
     dsn = make_conninfo(postgres_server.dsn(), user=role)
     with PostgresStore.open(dsn, timeout_s=2, **options) as store:
         with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
@@ -260,15 +268,15 @@ def test_why_there_is_no_other_connection(
             conn.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", (role,)
             )
-        with pytest.raises(error, match=reason) as refused:
+        with pytest.raises(expected_error, match=reason) as refused:
             store.get(("a",), "k")
 
     assert "pool_size" not in str(refused.value)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
-def test_a_fork_leaves_the_parent_its_locks(options: dict[str, Any]) -> None:
-    """Also one that closes what it has inherited."""
+def test_fork_does_not_release_locks_of_the_parent(options: dict[str, Any]) -> None:
+    """This holds even if the child closes the inherited saver."""
     with PostgresCheckpointer.open(postgres_server.dsn(), **options) as saver, saver.lock("t"):
         child = os.fork()
         if not child:

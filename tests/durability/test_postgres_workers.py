@@ -1,4 +1,4 @@
-"""`perdure worker` in several processes, with threads, memories and jobs in one Postgres."""
+"""Several `perdure worker` processes with threads, memories and jobs in one Postgres database."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ RUN = "from perdure.cli import main; main()"
 THREADS, WORKERS = 12, 2
 
 
-def memories(store: PostgresStore) -> list[Any]:
-    """What was extracted, of both users."""
+def list_memories(store: PostgresStore) -> list[Any]:
+    """Return the extracted memories of both users."""
     return [item for user in range(2) for item in store.search(("memories", f"u{user}"), limit=99)]
 
 
 @pytest.fixture
 def database() -> Iterator[str]:
-    """The DSN of a database of its own: commands know no schema but the default."""
+    """Create a database, because commands only use the default schema, and yield its DSN."""
     name = f"workers_{os.getpid()}"
     with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
         conn.execute(f"CREATE DATABASE {name}")
@@ -48,8 +48,8 @@ def database() -> Iterator[str]:
         conn.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-def test_two_workers_do_each_job_once(database: str) -> None:
-    """On a server that knows both; the memories are in the database, each once."""
+def test_two_postgres_workers_do_each_job_once(database: str) -> None:
+    """Each memory is in the database once."""
     with PostgresCheckpointer.open(database) as saver, PostgresStore.open(database) as store:
         for number in range(THREADS):
             talk(saver, f"t{number}", said=[f"I live in town {number}"], user_id=f"u{number % 2}")
@@ -60,23 +60,22 @@ def test_two_workers_do_each_job_once(database: str) -> None:
             for _ in range(WORKERS)
         ]
         end = time.monotonic() + PATIENCE_S
-        found: list[Any] = []
-        while len(found) < THREADS and time.monotonic() < end:
+        memories: list[Any] = []
+        while len(memories) < THREADS and time.monotonic() < end:
             time.sleep(0.2)
-            found = memories(store)
-        time.sleep(0.5)  # for what would be done twice
+            memories = list_memories(store)
+        time.sleep(0.5)  # time for a job that would wrongly be done twice
         for each in workers:
             each.terminate()
-        told = [json.loads(line) for each in workers for line in each.communicate()[0].splitlines()]
-        found = memories(store)
+        jobs = [json.loads(line) for each in workers for line in each.communicate()[0].splitlines()]
+        memories = list_memories(store)
 
-    assert Counter(job["thread_id"] for job in told) == {f"t{n}": 1 for n in range(THREADS)}
-    assert {job["state"] for job in told} == {"done"}
-    assert len(found) == len({item.provenance.message_ids for item in found}) == THREADS
+    assert Counter(job["thread_id"] for job in jobs) == {f"t{n}": 1 for n in range(THREADS)}
+    assert {job["state"] for job in jobs} == {"done"}
+    assert len(memories) == len({item.provenance.message_ids for item in memories}) == THREADS
 
 
-def test_a_dsn_of_keywords_and_another_date_style(database: str) -> None:
-    """The worker and its queue take both."""
+def test_worker_accepts_keyword_dsn_and_other_date_style(database: str) -> None:
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute(f"ALTER DATABASE {conn.info.dbname} SET DateStyle TO German")
     parts: dict[str, Any] = {**conninfo_to_dict(database)}
@@ -91,10 +90,10 @@ def test_a_dsn_of_keywords_and_another_date_style(database: str) -> None:
     assert (done.returncode, json.loads(done.stdout)["state"]) == (0, "done"), done.stderr
 
 
-def test_a_pooler_has_no_place_for_the_queue(
+def test_job_queue_behind_a_pooler_is_refused_with_advice(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who finds another session in the next transaction is told what to give instead."""
+    """Behind a pooler the next transaction may use another session."""
     monkeypatch.setattr(background, "create_engine", partial(create_engine, poolclass=StaticPool))
     with PostgresCheckpointer.open(database) as saver, PostgresStore.open(database) as store:
         asker = Background(Extraction(saver, store), work=False)
@@ -102,8 +101,7 @@ def test_a_pooler_has_no_place_for_the_queue(
             asker.jobs()
 
 
-def test_the_queue_is_beside_the_tables(database: str) -> None:
-    """Two schemas of one database, or two tenants, do not take each other's jobs."""
+def test_each_schema_and_tenant_has_its_own_job_queue(database: str) -> None:
     options: list[Any] = [{}, {"schema": "staging"}, {"tenant": "a"}, {"tenant": "b"}]
     places = [PostgresStore(database, **each).database.queue_location for each in options]
     schemas = [schema for _, schema in filter(None, places)]

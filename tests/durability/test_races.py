@@ -1,4 +1,4 @@
-"""Runs that meet on one thread, in threads, tasks and processes: no message is lost."""
+"""Runs that overlap on one thread, in OS threads, tasks and processes, lose no message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
 from tests.backends import BACKENDS, Place
-from tests.durability.processes import in_processes, integrity
+from tests.durability.processes import run_in_processes, run_integrity_check
 
 RUNS = 8
 PATIENCE_S = 30.0  # a deadlock fails the test instead of stopping it
@@ -38,37 +38,37 @@ def answer(state: MessagesState) -> dict[str, Any]:
     return {"messages": [AIMessage(f"answer to {asked.content}", id=f"answer-{asked.id}")]}
 
 
-def built(saver: Any) -> Any:
+def build_graph(saver: Any) -> Any:
     graph = StateGraph(MessagesState)
     graph.add_node("answer", answer)
     graph.add_edge(START, "answer")
     return graph.compile(checkpointer=saver)
 
 
-def message(number: int) -> dict[str, Any]:
+def human_input(number: int) -> dict[str, Any]:
     return {"messages": [HumanMessage(f"message {number}", id=f"m{number}")]}
 
 
-def in_threads(saver: SQLiteCheckpointer, *, locked: bool) -> None:
-    """Run the graph for each message in threads that begin together."""
-    gate, graph = threading.Barrier(RUNS), built(saver)
+def run_in_threads(saver: SQLiteCheckpointer, *, locked: bool) -> None:
+    """Run the graph for each message in OS threads that start together."""
+    gate, graph = threading.Barrier(RUNS), build_graph(saver)
 
     def run(number: int) -> None:
         gate.wait(PATIENCE_S)
         with saver.lock("t", timeout_s=PATIENCE_S) if locked else nullcontext():
-            graph.invoke(message(number), config_of())
+            graph.invoke(human_input(number), config_of())
 
     with ThreadPoolExecutor(RUNS) as pool:
         list(pool.map(run, range(RUNS)))
 
 
-def in_tasks(saver: SQLiteCheckpointer, *, locked: bool) -> None:
-    """The same in tasks of one event loop."""
-    graph = built(saver)
+def run_in_tasks(saver: SQLiteCheckpointer, *, locked: bool) -> None:
+    """Run the graph for each message in tasks of one event loop."""
+    graph = build_graph(saver)
 
     async def run(number: int) -> None:
         async with saver.lock("t", timeout_s=PATIENCE_S) if locked else nullcontext():
-            await graph.ainvoke(message(number), config_of())
+            await graph.ainvoke(human_input(number), config_of())
 
     async def all_at_once() -> None:
         runs = asyncio.gather(*(run(number) for number in range(RUNS)))
@@ -77,70 +77,74 @@ def in_tasks(saver: SQLiteCheckpointer, *, locked: bool) -> None:
     asyncio.run(all_at_once())
 
 
-def kept(saver: SQLiteCheckpointer, thread: str = "t") -> set[str]:
-    """The ids of the human messages in the thread's head."""
+def read_head_ids(saver: SQLiteCheckpointer, thread: str = "t") -> set[str]:
+    """Return the ids of the human messages in the thread's head."""
     found = saver.get_tuple(config_of(thread))
     assert found is not None
-    return humans(found.checkpoint)
+    return human_ids(found.checkpoint)
 
 
-def humans(checkpoint: Checkpoint) -> set[str]:
+def human_ids(checkpoint: Checkpoint) -> set[str]:
     messages = checkpoint["channel_values"].get("messages", [])
     return {str(m.id) for m in messages if isinstance(m, HumanMessage)}
 
 
-def reachable(saver: SQLiteCheckpointer, thread: str = "t") -> set[str]:
-    """The ids of the human messages in any checkpoint of the thread."""
-    return set().union(*(humans(t.checkpoint) for t in saver.list(config_of(thread))))
+def read_all_ids(saver: SQLiteCheckpointer, thread: str = "t") -> set[str]:
+    """Return the ids of the human messages in any checkpoint of the thread."""
+    return set().union(*(human_ids(t.checkpoint) for t in saver.list(config_of(thread))))
 
 
-def heads(saver: SQLiteCheckpointer, thread: str = "t") -> int:
+def count_heads(saver: SQLiteCheckpointer, thread: str = "t") -> int:
     return sum(info.is_head for info in saver.checkpoints(thread))
 
 
-EVERY = {f"m{number}" for number in range(RUNS)}
+ALL_IDS = {f"m{number}" for number in range(RUNS)}
 
 
-@pytest.mark.parametrize("run", [in_threads, in_tasks])
-def test_runs_under_the_lock(run: Callable[..., None], place: Place) -> None:
-    """Eight runs at once on one thread, one after the other: all stays, nothing branches."""
+@pytest.mark.parametrize("run", [run_in_threads, run_in_tasks])
+def test_concurrent_runs_under_the_lock_keep_all_messages_without_branches(
+    run: Callable[..., None], place: Place
+) -> None:
+    """Eight runs on one thread are executed one after the other."""
     with place.saver() as saver:
         run(saver, locked=True)
-        final, branches = kept(saver), [c for c in saver.checkpoints("t") if c.is_branch]
+        final, branches = read_head_ids(saver), [c for c in saver.checkpoints("t") if c.is_branch]
 
-    assert final == EVERY
+    assert final == ALL_IDS
     assert branches == []
 
 
-@pytest.mark.parametrize("run", [in_threads, in_tasks])
-def test_runs_at_once(run: Callable[..., None], place: Place) -> None:
-    """Eight runs at once without it: one head, and what it lacks is in history, marked."""
+@pytest.mark.parametrize("run", [run_in_threads, run_in_tasks])
+def test_concurrent_runs_without_the_lock_keep_one_head_and_mark_branches(
+    run: Callable[..., None], place: Place
+) -> None:
+    """Messages that the head lacks are in the history and marked as a branch."""
     with place.saver() as saver:
         run(saver, locked=False)
-        found, count = reachable(saver), heads(saver)
-        told = {i.value.id: i.branch for i in saver.history("t") if i.value.type == "human"}
-        final = kept(saver)
+        found, count = read_all_ids(saver), count_heads(saver)
+        branch_by_id = {i.value.id: i.branch for i in saver.history("t") if i.value.type == "human"}
+        final = read_head_ids(saver)
 
-    assert found == EVERY
+    assert found == ALL_IDS
     assert count == 1
-    assert told.keys() == EVERY
-    assert {uid for uid, branch in told.items() if not branch} == final
+    assert branch_by_id.keys() == ALL_IDS
+    assert {uid for uid, branch in branch_by_id.items() if not branch} == final
 
 
-def talk(place: Place, go: Connection, number: int) -> None:
-    """One process: four turns on a thread of its own, and four on one that all share."""
+def run_turns(place: Place, go: Connection, number: int) -> None:
+    """Run four turns on a thread of this process, and four on a thread that all processes share."""
     go.send("ready")
     go.recv()
     with place.saver() as saver:
-        graph = built(saver)
+        graph = build_graph(saver)
         for turn in range(4):
-            graph.invoke(message(turn), config_of(f"own {number}"))
-            graph.invoke(message(100 * number + turn), config_of("shared"))
+            graph.invoke(human_input(turn), config_of(f"own {number}"))
+            graph.invoke(human_input(100 * number + turn), config_of("shared"))
     go.send("done")
 
 
-def first_words(place: Place, go: Connection, number: int) -> None:
-    """One process: open the file, which may not be there yet, and put one checkpoint."""
+def put_first_checkpoint(place: Place, go: Connection, number: int) -> None:
+    """Open the database, which may not exist yet, and put one checkpoint."""
     go.send("ready")
     go.recv()
     with place.saver() as saver:
@@ -149,13 +153,13 @@ def first_words(place: Place, go: Connection, number: int) -> None:
 
 
 @needs_fork
-def test_processes_share_a_database(place: Place) -> None:
-    """Eight processes on it, each on its own thread and all on one: nothing is lost."""
-    in_processes(RUNS, talk, place)
+def test_concurrent_processes_on_one_database_lose_no_message(place: Place) -> None:
+    """Each of eight processes uses its own thread and one that all share."""
+    run_in_processes(RUNS, run_turns, place)
     with place.saver() as saver:
-        own = [kept(saver, f"own {number}") for number in range(RUNS)]
-        shared, count = reachable(saver, "shared"), heads(saver, "shared")
-        sound = place.dsn or saver.database.read(integrity)
+        own = [read_head_ids(saver, f"own {number}") for number in range(RUNS)]
+        shared, count = read_all_ids(saver, "shared"), count_heads(saver, "shared")
+        sound = place.dsn or saver.database.read(run_integrity_check)
 
     assert [{f"m{turn}" for turn in range(4)}] * RUNS == own
     assert {f"m{100 * number + turn}" for number in range(RUNS) for turn in range(4)} == shared
@@ -164,37 +168,36 @@ def test_processes_share_a_database(place: Place) -> None:
 
 
 @needs_fork
-def test_many_processes_create_one_database(place: Place) -> None:
-    """Processes that open it at once, where there is nothing yet, all succeed."""
-    count = 12 if place.dsn else 40  # each has connections, of which a server has a hundred
-    in_processes(count, first_words, place)
+def test_many_processes_can_create_one_database_at_once(place: Place) -> None:
+    """All processes succeed in opening a database that does not exist yet."""
+    count = 12 if place.dsn else 40  # each process has connections, and a server allows a hundred
+    run_in_processes(count, put_first_checkpoint, place)
     with place.saver() as saver:
         threads = {info.thread_id for info in saver.threads()}
 
     assert {f"t{number}" for number in range(count)} == threads
 
 
-def five(saver: SQLiteCheckpointer) -> list[RunnableConfig]:
-    """A thread of five checkpoints, the newest first."""
+def put_five_checkpoints(saver: SQLiteCheckpointer) -> list[RunnableConfig]:
+    """Put a thread of five checkpoints, and return their configs, newest first."""
     config, out = config_of(), []
     for step in range(5):
-        config = saver.put(config, numbered(), {"source": "loop", "step": step}, {})
+        config = saver.put(config, make_checkpoint(), {"source": "loop", "step": step}, {})
         out.append(config)
     return out[::-1]
 
 
-def numbered() -> Checkpoint:
+def make_checkpoint() -> Checkpoint:
     return {**empty_checkpoint(), "id": str(uuid6())}
 
 
 @pytest.mark.parametrize("backend", ["memory", "file", "postgres"])
-def test_any_call_within_a_list(backend: str, tmp_path: Path) -> None:
-    """While a list is read, the same saver can be read from and written to."""
+def test_saver_can_read_and_write_while_iterating_list(backend: str, tmp_path: Path) -> None:
     with BACKENDS[backend](tmp_path) as saver:
-        expected, seen = five(saver), []
+        expected, seen = put_five_checkpoints(saver), []
         for found in saver.list(config_of()):
             assert found == saver.get_tuple(found.config)
-            saver.put(found.config, numbered(), {"source": "fork"}, {})
+            saver.put(found.config, make_checkpoint(), {"source": "fork"}, {})
             saver.put_writes(found.config, [("x", 1)], "task")
             seen.append(found.config)
 
@@ -202,39 +205,39 @@ def test_any_call_within_a_list(backend: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["memory", "file", "postgres"])
-def test_any_call_within_an_alist(backend: str, tmp_path: Path) -> None:
-    """Within `alist`, also of several at once, the saver can be awaited without a deadlock."""
+def test_saver_can_be_awaited_while_iterating_alist(backend: str, tmp_path: Path) -> None:
+    """Several iterations at once do not cause a deadlock."""
 
-    async def look(saver: SQLiteCheckpointer) -> list[RunnableConfig]:
+    async def iterate_and_write(saver: SQLiteCheckpointer) -> list[RunnableConfig]:
         seen = []
         async for found in saver.alist(config_of(), filter={"source": "loop"}):
             again = await saver.aget_tuple(found.config)
             assert again is not None
             assert found.checkpoint == again.checkpoint
-            await saver.aput(found.config, numbered(), {"source": "fork"}, {})
+            await saver.aput(found.config, make_checkpoint(), {"source": "fork"}, {})
             await saver.aput_writes(found.config, [("x", 1)], "task")
             seen.append(found.config)
         return seen
 
-    async def several(saver: SQLiteCheckpointer) -> list[list[RunnableConfig]]:
-        looks = asyncio.gather(*(look(saver) for _ in range(RUNS)))
+    async def iterate_concurrently(saver: SQLiteCheckpointer) -> list[list[RunnableConfig]]:
+        looks = asyncio.gather(*(iterate_and_write(saver) for _ in range(RUNS)))
         return await asyncio.wait_for(looks, PATIENCE_S)
 
     with BACKENDS[backend](tmp_path) as saver:
-        expected = five(saver)
-        seen = asyncio.run(several(saver))
+        expected = put_five_checkpoints(saver)
+        seen = asyncio.run(iterate_concurrently(saver))
 
     assert [expected] * RUNS == seen
 
 
 @pytest.mark.parametrize("backend", ["memory", "file", "postgres"])
-def test_blocking_calls_on_an_event_loop(backend: str, tmp_path: Path) -> None:
-    """Blocking methods called on the loop's own thread return, also while tasks are at work."""
+def test_blocking_calls_of_saver_return_on_an_event_loop(backend: str, tmp_path: Path) -> None:
+    """Blocking methods may be called in the loop's own thread while tasks are running."""
 
-    async def blocking(saver: SQLiteCheckpointer) -> Any:
+    async def call_blocking_methods(saver: SQLiteCheckpointer) -> Any:
         others = [asyncio.create_task(saver.aget_tuple(config_of())) for _ in range(RUNS)]
         await asyncio.sleep(0)
-        stored = saver.put(config_of(), numbered(), {"source": "loop"}, {})
+        stored = saver.put(config_of(), make_checkpoint(), {"source": "loop"}, {})
         saver.put_writes(stored, [("x", 1)], "task")
         found = saver.get_tuple(stored)
         await asyncio.gather(*others)
@@ -242,17 +245,17 @@ def test_blocking_calls_on_an_event_loop(backend: str, tmp_path: Path) -> None:
         return found.config, found.pending_writes, stored
 
     with BACKENDS[backend](tmp_path) as saver:
-        actual, writes, expected = asyncio.run(blocking(saver))
+        actual, writes, expected = asyncio.run(call_blocking_methods(saver))
 
     assert expected == actual
     assert writes == [("task", "x", 1)]
 
 
-def test_a_cancelled_put_leaves_the_saver_usable(place: Place) -> None:
-    """A cancelled aput is stored or not, whole either way; the next calls work."""
+def test_saver_stays_usable_after_cancelled_puts(place: Place) -> None:
+    """A cancelled aput is stored completely or not at all."""
 
-    async def cancel(saver: SQLiteCheckpointer, turns: int) -> None:
-        checkpoint = {**numbered(), "channel_values": {"text": "x" * 1000}}
+    async def put_and_cancel(saver: SQLiteCheckpointer, turns: int) -> None:
+        checkpoint = {**make_checkpoint(), "channel_values": {"text": "x" * 1000}}
         put = saver.aput(config_of(), checkpoint, {"source": "loop"}, {"text": turns})  # type: ignore[arg-type]
         task = asyncio.create_task(put)
         for _ in range(turns):
@@ -261,8 +264,8 @@ def test_a_cancelled_put_leaves_the_saver_usable(place: Place) -> None:
         await asyncio.wait([task], timeout=PATIENCE_S)
 
     async def cancel_some(saver: SQLiteCheckpointer) -> RunnableConfig:
-        await asyncio.gather(*(cancel(saver, n % 4) for n in range(40)))
-        return await saver.aput(config_of(), numbered(), {"source": "loop"}, {})
+        await asyncio.gather(*(put_and_cancel(saver, n % 4) for n in range(40)))
+        return await saver.aput(config_of(), make_checkpoint(), {"source": "loop"}, {})
 
     with place.saver() as saver:
         expected = asyncio.run(cancel_some(saver))

@@ -1,4 +1,4 @@
-"""The model of random rounds of faults finds what was lost, applied twice, or has come back."""
+"""The model of the random fault rounds finds inputs that were lost, applied twice, or restored."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from benchmarks.random_faults_model import (
 SECRET = "the safe opens at nine"
 
 
-def sent(token: str = "a", *, is_accepted: bool | None = True, **fields: Any) -> Input:
+def make_input(token: str = "a", *, is_accepted: bool | None = True, **fields: Any) -> Input:
     made = Input(token, SECRET, "run", 1.0, 2.0, is_accepted, f"run {token}")
     for name, value in fields.items():
         setattr(made, name, value)
     return made
 
 
-def found(
+def make_findings(
     status: str | None,
     heard: Sequence[str] = (),
     error: str | None = None,
@@ -42,94 +42,101 @@ def found(
     return Found(rows, [*heard], said, None, checkpoints, [streamed], stored.encode(), kills)
 
 
-def kinds(talk: Conversation, there: Found) -> set[str]:
-    return {problem.kind for problem in check_conversation(talk, there)}
+def find_problem_kinds(conversation: Conversation, findings: Found) -> set[str]:
+    return {problem.kind for problem in check_conversation(conversation, findings)}
 
 
 @pytest.mark.parametrize(
-    ("input", "there"),
+    ("input", "findings"),
     [
-        (sent(), found("success", ["a"])),
-        (sent(is_accepted=None), found(None)),
-        (sent(is_accepted=None), found("success", ["a"])),
-        (sent(is_accepted=False), found(None)),
-        (sent(cancels=[("interrupt", True)]), found("interrupted")),
-        (sent(cancels=[("interrupt", None)]), found("interrupted", ["a"])),
-        (sent(cancels=[("rollback", True)]), found(None)),
-        (sent(cancels=[("rollback", False)]), found("success", ["a"])),
-        (sent(is_dropped=True), found(None, ["a"])),
-        (sent(is_erased=True), found("interrupted", ["a"])),
+        (make_input(), make_findings("success", ["a"])),
+        (make_input(is_accepted=None), make_findings(None)),
+        (make_input(is_accepted=None), make_findings("success", ["a"])),
+        (make_input(is_accepted=False), make_findings(None)),
+        (make_input(cancels=[("interrupt", True)]), make_findings("interrupted")),
+        (make_input(cancels=[("interrupt", None)]), make_findings("interrupted", ["a"])),
+        (make_input(cancels=[("rollback", True)]), make_findings(None)),
+        (make_input(cancels=[("rollback", False)]), make_findings("success", ["a"])),
+        (make_input(is_dropped=True), make_findings(None, ["a"])),
+        (make_input(is_erased=True), make_findings("interrupted", ["a"])),
     ],
 )
-def test_promises_that_are_kept(input: Input, there: Found) -> None:
-    assert kinds(Conversation("t", inputs=[input]), there) == set()
+def test_model_finds_no_problem_if_promises_are_kept(input: Input, findings: Found) -> None:
+    assert find_problem_kinds(Conversation("t", inputs=[input]), findings) == set()
 
 
 @pytest.mark.parametrize(
-    ("kind", "input", "there"),
+    ("expected_kind", "input", "findings"),
     [
-        ("lost", sent(), found(None)),
-        ("lost", sent(), found("success")),
-        ("lost", sent(), found("interrupted", ["a"])),
-        ("lost", sent(), found("error", error="ValueError")),
-        ("lost", sent(), found("error", error="RunAbandoned", kills=[1.5])),
-        ("lost", sent(), found("interrupted", ["a"], "RunOvertaken")),
-        ("lost", sent(is_dropped=True), found(None)),
-        ("twice", sent(), found("success", ["a", "a"])),
-        ("back", sent(is_accepted=False), found(None, ["a"])),
-        ("back", sent(cancels=[("rollback", True)]), found("success", ["a"])),
-        ("back", sent(cancels=[("rollback", True)]), found(None, ["a"])),
-        ("back", sent(cancels=[("rollback", True)]), found(None, stored=SECRET)),
-        ("back", sent(is_erased=True), found("success", ["a"], streamed=SECRET)),
-        ("back", sent(is_erased=True), found("success", ["a"], text=SECRET)),
+        ("lost", make_input(), make_findings(None)),
+        ("lost", make_input(), make_findings("success")),
+        ("lost", make_input(), make_findings("interrupted", ["a"])),
+        ("lost", make_input(), make_findings("error", error="ValueError")),
+        ("lost", make_input(), make_findings("error", error="RunAbandoned", kills=[1.5])),
+        ("lost", make_input(), make_findings("interrupted", ["a"], "RunOvertaken")),
+        ("lost", make_input(is_dropped=True), make_findings(None)),
+        ("twice", make_input(), make_findings("success", ["a", "a"])),
+        ("back", make_input(is_accepted=False), make_findings(None, ["a"])),
+        ("back", make_input(cancels=[("rollback", True)]), make_findings("success", ["a"])),
+        ("back", make_input(cancels=[("rollback", True)]), make_findings(None, ["a"])),
+        ("back", make_input(cancels=[("rollback", True)]), make_findings(None, stored=SECRET)),
+        ("back", make_input(is_erased=True), make_findings("success", ["a"], streamed=SECRET)),
+        ("back", make_input(is_erased=True), make_findings("success", ["a"], text=SECRET)),
     ],
 )
-def test_promises_that_are_broken(kind: str, input: Input, there: Found) -> None:
-    assert kinds(Conversation("t", inputs=[input]), there) == {kind}
+def test_model_finds_kind_of_broken_promise(
+    expected_kind: str, input: Input, findings: Found
+) -> None:
+    assert find_problem_kinds(Conversation("t", inputs=[input]), findings) == {expected_kind}
 
 
 @pytest.mark.parametrize("where", ["text", "stored", "streamed"])
-def test_a_deleted_thread_that_is_back(where: str) -> None:
-    talk = Conversation("t", inputs=[sent()])
+def test_model_finds_remains_of_deleted_thread(where: str) -> None:
+    talk = Conversation("t", inputs=[make_input()])
     talk.delete()
     what: Any = {where: SECRET}
 
-    assert kinds(talk, found(None)) == set()
-    assert kinds(talk, found(None, **what)) == {"back"}
+    assert find_problem_kinds(talk, make_findings(None)) == set()
+    assert find_problem_kinds(talk, make_findings(None, **what)) == {"back"}
 
 
-def test_a_run_is_overtaken_only_by_who_writes_after_a_kill() -> None:
-    there = found("interrupted", ["a"], "RunOvertaken", kills=[2.5])
+def test_model_allows_overtaken_run_only_for_write_after_a_kill() -> None:
+    there = make_findings("interrupted", ["a"], "RunOvertaken", kills=[2.5])
 
-    assert kinds(Conversation("t", inputs=[sent()], writes=[(2.4, 3.0)]), there) == set()
-    assert kinds(Conversation("t", inputs=[sent()], writes=[(2.1, 2.2)]), there) == {"lost"}
+    assert (
+        find_problem_kinds(Conversation("t", inputs=[make_input()], writes=[(2.4, 3.0)]), there)
+        == set()
+    )
+    assert find_problem_kinds(
+        Conversation("t", inputs=[make_input()], writes=[(2.1, 2.2)]), there
+    ) == {"lost"}
 
 
 @pytest.mark.parametrize(
     ("question", "expected"), [(1, {"lost"}), (2, set()), (3, set()), (4, {"twice"})]
 )
-def test_answers_are_counted(question: int, expected: set[str]) -> None:
-    """Two were accepted, one may have been, and one was rolled back."""
+def test_model_counts_accepted_answers(question: int, expected: set[str]) -> None:
+    """Two answers were accepted, one may have been, and one was rolled back."""
     answers = [
-        sent("a"),
-        sent("b"),
-        sent("c", is_accepted=None),
-        sent("d", cancels=[("rollback", True)]),
+        make_input("a"),
+        make_input("b"),
+        make_input("c", is_accepted=None),
+        make_input("d", cancels=[("rollback", True)]),
     ]
     rows = [Row(f"run {token}", token, "interrupted", None) for token in "ab"]
     there = Found(rows, ["q"], [], question, [], [], b"", [])
 
     assert question < QUESTIONS
-    assert kinds(Conversation("t", "ask", answers=answers), there) == expected
+    assert find_problem_kinds(Conversation("t", "ask", answers=answers), there) == expected
 
 
 @pytest.mark.parametrize(("kills", "expected"), [([0.5, 1.0, 1.5], set()), ([0.5], {"lost"})])
-def test_the_first_answer_begins_to_ask_if_the_run_that_asks_was_given_up(
+def test_model_allows_first_answer_to_ask_if_asking_run_was_abandoned(
     kills: list[float], expected: set[str]
 ) -> None:
-    answers = [sent("a"), sent("b")]
+    answers = [make_input("a"), make_input("b")]
     rows = [Row(f"run {token}", token, "interrupted", None) for token in "ab"]
     rows.append(Row("run", "", "error", "RunAbandoned"))
     there = Found(rows, ["q"], [], 1, [], [], b"", kills)
 
-    assert kinds(Conversation("t", "ask", answers=answers), there) == expected
+    assert find_problem_kinds(Conversation("t", "ask", answers=answers), there) == expected

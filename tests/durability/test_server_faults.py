@@ -1,4 +1,4 @@
-"""Runs of `perdure serve` that is killed, stopped, or loses its database, with real servers."""
+"""Runs of real `perdure serve` processes that are killed, stopped, or lose their database."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ pytestmark = [
     pytest.mark.repeats,
     pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL"),
 ]
-RIGHT = {"lost": 0, "twice": 0, "order": 0, "status": 0, "crons": 0, "untold": 0}
+NO_PROBLEMS = {"lost": 0, "twice": 0, "order": 0, "status": 0, "crons": 0, "untold": 0}
 
 
 @pytest.mark.parametrize(
-    ("fault", "on"),
+    ("fault", "database_kind"),
     [
         ("kill", "file"),
         ("kill-other", "postgres"),
@@ -34,28 +34,30 @@ RIGHT = {"lost": 0, "twice": 0, "order": 0, "status": 0, "crons": 0, "untold": 0
         pytest.param("stop", "postgres", marks=pytest.mark.slow),
     ],
 )
-def test_no_run_is_lost_or_runs_twice(fault: str, on: str, tmp_path: Path) -> None:
-    """On each thread one is under way and one waits: both end, in order, each input once.
+def test_server_fault_loses_no_run_and_runs_none_twice(
+    fault: str, database_kind: str, tmp_path: Path
+) -> None:
+    """On each thread one run is active and one waits; both end, and each input counts once.
 
-    A cron whose time comes runs once, and all ends are told.
+    The runs end in order, a cron that becomes due runs once, and all ends of runs are reported.
     """
-    if on == "file":
-        wrong = survive(fault, str(tmp_path / "m.db"), tmp_path, 4)
+    if database_kind == "file":
+        problems = survive(fault, str(tmp_path / "m.db"), tmp_path, 4)
     else:
         with database(postgres_server.dsn()) as db:
-            wrong = survive(fault, db, tmp_path, 4)
-    wrong.pop("takeover_ms")
+            problems = survive(fault, db, tmp_path, 4)
+    problems.pop("takeover_ms")
 
-    assert wrong == RIGHT
+    assert problems == NO_PROBLEMS
 
 
-@pytest.mark.parametrize(("grace_s", "told"), [(30, "to one"), (0.3, "StreamLost")])
-def test_a_server_that_stops_does_not_cancel_for_a_reader(
-    grace_s: float, told: str, tmp_path: Path
+@pytest.mark.parametrize(("grace_s", "expected_text"), [(30, "to one"), (0.3, "StreamLost")])
+def test_stopping_server_does_not_cancel_run_with_on_disconnect_cancel(
+    grace_s: float, expected_text: str, tmp_path: Path
 ) -> None:
-    """The run would end if its reader left; it is the server that leaves, after a time."""
-    asked = {"heard": ["one"], "pause_s": 3}
-    body = {"assistant_id": "slow", "input": asked, "on_disconnect": "cancel"}
+    """The run would be cancelled if its reader left, but here the server ends the connection."""
+    run_input = {"heard": ["one"], "pause_s": 3}
+    body = {"assistant_id": "slow", "input": run_input, "on_disconnect": "cancel"}
     db = str(tmp_path / "m.db")
     with (
         served(db, tmp_path, grace_s) as (process, url),
@@ -73,34 +75,37 @@ def test_a_server_that_stops_does_not_cancel_for_a_reader(
         status = client.get("/threads/t/runs").json()[0]["status"]
 
     assert status == "success"
-    assert told in text
+    assert expected_text in text
 
 
 @pytest.mark.slow
-def test_no_run_is_lost_when_postgres_is_killed() -> None:
-    wrong = measured("postmaster", "postgres", 4)
-    wrong.pop("takeover_ms")
+def test_kill_of_postgres_loses_no_run() -> None:
+    problems = measured("postmaster", "postgres", 4)
+    problems.pop("takeover_ms")
 
-    assert wrong == RIGHT
+    assert problems == NO_PROBLEMS
 
 
 @pytest.mark.parametrize(
-    ("again", "on"), [("another", "file"), ("another", "postgres"), ("restarted", "file")]
+    ("replacement", "database_kind"),
+    [("another", "file"), ("another", "postgres"), ("restarted", "file")],
 )
-def test_a_reader_goes_on_after_its_server_was_killed(again: str, on: str, tmp_path: Path) -> None:
-    """With what was stored after its last event, once, and all that the run tells then."""
-    asked: Any = {"heard": ["one"], "counts_to": 40}
+def test_reader_can_resume_stream_after_its_server_was_killed(
+    replacement: str, database_kind: str, tmp_path: Path
+) -> None:
+    """The stream contains each stored event after the last one once, and then all new events."""
+    run_input: Any = {"heard": ["one"], "counts_to": 40}
     with ExitStack() as stack:
         db = str(tmp_path / "m.db")
-        if on == "postgres":
+        if database_kind == "postgres":
             db = stack.enter_context(database(postgres_server.dsn()))
         process, url = stack.enter_context(served(db, tmp_path))
-        if again == "another":
+        if replacement == "another":
             _, other = stack.enter_context(served(db, tmp_path))
-        # not the SDK's reader, which asks a server that is dead again for many seconds
+        # not the SDK's reader, which retries a dead server for many seconds
         client = stack.enter_context(httpx.Client(base_url=url, timeout=60))
         client.post("/threads", json={"thread_id": "t"})
-        body = {"assistant_id": "slow", "input": asked, "stream_mode": "custom"}
+        body = {"assistant_id": "slow", "input": run_input, "stream_mode": "custom"}
         run = client.post("/threads/t/runs", json=body).json()["run_id"]
         read: list[Any] = []
 
@@ -119,22 +124,24 @@ def test_a_reader_goes_on_after_its_server_was_killed(again: str, on: str, tmp_p
         with pytest.raises(httpx.TransportError):
             kill_at_20()
         process.wait()
-        if again == "restarted":
+        if replacement == "restarted":
             _, other = stack.enter_context(served(db, tmp_path))
         late = stack.enter_context(get_sync_client(url=other))
         last = read[len(read) // 2][0]
-        heard: list[Any] = [
+        resumed_events: list[Any] = [
             (part.id, part.data) for part in late.runs.join_stream("t", run, last_event_id=last)
         ]
-        whole: list[Any] = [(part.id, part.data) for part in late.runs.join_stream("t", run)]
+        all_events: list[Any] = [(part.id, part.data) for part in late.runs.join_stream("t", run)]
         status = late.runs.get("t", run)["status"]
 
-    assert None not in dict(heard), heard
-    numbers = [int(number) for number, _ in heard]
-    anew = [data for _, data in heard].index({"run_id": run, "attempt": 2})
+    assert None not in dict(resumed_events), resumed_events
+    numbers = [int(number) for number, _ in resumed_events]
+    restart_position = [data for _, data in resumed_events].index({"run_id": run, "attempt": 2})
     assert status == "success"
     assert numbers == sorted({*numbers})
-    assert [data for _, data in heard[anew + 1 :]] == [*range(40)]
-    stored = [part for part in whole[1:] if int(part[0]) < numbers[anew]]
+    assert [data for _, data in resumed_events[restart_position + 1 :]] == [*range(40)]
+    stored = [part for part in all_events[1:] if int(part[0]) < numbers[restart_position]]
     assert stored == read[1 : len(stored) + 1]
-    assert heard[:anew] == [part for part in stored if int(part[0]) > int(last)]
+    assert resumed_events[:restart_position] == [
+        part for part in stored if int(part[0]) > int(last)
+    ]

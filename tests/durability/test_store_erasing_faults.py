@@ -1,4 +1,4 @@
-"""Forgetting, importing, embedding that fail or are killed anywhere: called again, complete."""
+"""Erasing, importing and embedding that fail or are killed are completed when called again."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import pytest
 
 import perdure.stores.missing
 from perdure.stores import SQLiteStore, transfer
-from tests.durability.test_faults import FAULTS, attempt
-from tests.durability.test_kill_erasing import Doomed
-from tests.durability.test_store_faults import renamed
+from tests.durability.test_faults import FAULTS, catch_error
+from tests.durability.test_kill_erasing import KillingConnection
+from tests.durability.test_store_faults import make_other_embedder
 from tests.store_backends import DIMS, Clock, Words, of_words, open_store
 
 A, B, WAITING = ("a",), ("b",), ("w",)
@@ -37,13 +37,13 @@ LINES = [
 
 @dataclass(frozen=True)
 class Work:
-    """Something that takes several transactions.
+    """An operation that takes several transactions.
 
     Attributes:
-        run: Does it.
-        done: SQL that counts how far it is.
-        steps: The counts between its transactions.
-        embedder: Of the store that does it.
+        run: Runs the operation.
+        done: SQL that counts how much is done.
+        steps: The counts between the transactions.
+        embedder: Creates the embedder of the store.
     """
 
     run: Callable[[SQLiteStore], object]
@@ -52,14 +52,14 @@ class Work:
     embedder: Callable[[], Words] = Words
 
 
-_LEFT = (
+_ERASED_COUNT_SQL = (
     "SELECT 7 - (SELECT count(*) FROM store_items JOIN store_namespaces USING (namespace_key) "
     "WHERE path = x'6100') - (SELECT count(*) FROM store_versions)"
 )
 WORKS = {
-    "forget": Work(lambda store: store.forget(A), _LEFT, (0, 7)),
-    "forget-query": Work(lambda store: store.forget(query=SECRET), _LEFT, (0, 7)),
-    "aforget": Work(lambda store: asyncio.run(store.aforget(A)), _LEFT, (0, 7)),
+    "forget": Work(lambda store: store.forget(A), _ERASED_COUNT_SQL, (0, 7)),
+    "forget-query": Work(lambda store: store.forget(query=SECRET), _ERASED_COUNT_SQL, (0, 7)),
+    "aforget": Work(lambda store: asyncio.run(store.aforget(A)), _ERASED_COUNT_SQL, (0, 7)),
     "import_lines": Work(
         lambda store: store.import_lines(LINES),
         "SELECT count(*) FROM store_items JOIN store_namespaces USING (namespace_key) "
@@ -75,29 +75,29 @@ WORKS = {
         lambda store: store.reembed(),
         "SELECT count(*) FROM store_search_data JOIN store_items USING (id) WHERE model_number = 2",
         (0, 2, 4, 6, 8, 9),
-        renamed,
+        make_other_embedder,
     ),
 }
 
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few items in one transaction."""
+    """Process few items in one transaction."""
     monkeypatch.setattr(transfer, "PAGE", PAGE)
     monkeypatch.setattr(perdure.stores.missing, "BATCH_SIZE", PAGE)
 
 
-def opened(path: Path, embedder: Words, **options: Any) -> SQLiteStore:
+def open_store_with_embedder(path: Path, embedder: Words, **options: Any) -> SQLiteStore:
     index = {"embed": embedder, "dims": DIMS}
     return open_store(path, clock=Clock(NOW), **of_words(index=index, **options))
 
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three keys to forget with versions of theirs, one to keep, five that wait for vectors."""
+    """Create a file with three keys to erase, one key to keep, and five items without vectors."""
     path = tmp_path_factory.mktemp("template") / "template.db"
     words = Words()
-    with opened(path, words) as store:
+    with open_store_with_embedder(path, words) as store:
         for n in range(2):
             for key in ("k0", "k1", "k2"):
                 store.put(A, key, {"text": f"{SECRET} {n}"})
@@ -110,15 +110,15 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def far(path: Path, work: Work) -> int:
-    """How far a piece of work is."""
+def read_progress(path: Path, work: Work) -> int:
+    """Return how much of an operation is done."""
     with closing(sqlite3.connect(path)) as db:
         return int(db.execute(work.done).fetchone()[0])
 
 
 def dump(path: Path, work: Work) -> Any:
-    """All that a file holds, and what is found in it."""
-    with opened(path, work.embedder(), read_only=True) as store:
+    """Return everything in a file, and the results of some searches."""
+    with open_store_with_embedder(path, work.embedder(), read_only=True) as store:
         modes: list[Any] = ["text", "semantic"]
         found = [
             [(i.namespace, i.key, i.score) for i in store.search((), query=query, mode=mode)]
@@ -130,38 +130,42 @@ def dump(path: Path, work: Work) -> Any:
         return list(store.export()), found, counts
 
 
-def clean(path: Path) -> bool:
-    """Whether no byte of the secret is in a file or beside it."""
+def is_secret_erased(path: Path) -> bool:
+    """Return whether no byte of the secret is left in a file or beside it."""
     files = b"".join(file.read_bytes() for file in path.parent.glob(f"{path.name}*"))
     return SECRET.encode() not in files
 
 
-def finished(template: Path, folder: Path, work: Work) -> Any:
-    """What is there when nothing failed."""
+def run_without_fault(template: Path, folder: Path, work: Work) -> Any:
+    """Run an operation without a fault, and return the resulting state."""
     path = folder / "sound.db"
     shutil.copy(template, path)
-    with opened(path, work.embedder()) as store:
+    with open_store_with_embedder(path, work.embedder()) as store:
         work.run(store)
-    assert work.steps[-1] == far(path, work)
+    assert work.steps[-1] == read_progress(path, work)
     return dump(path, work)
 
 
 @pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize("name", WORKS)
-def test_failure_at_every_call(name: str, kind: str, template: Path, tmp_path: Path) -> None:
-    """It stops between two of its transactions with perdure's error; called again, it completes."""
+def test_failed_operation_stops_between_transactions_and_can_be_completed(
+    name: str, kind: str, template: Path, tmp_path: Path
+) -> None:
+    """Each database call fails in turn, and the error is one of perdure's."""
     work, (make, expected, stride) = WORKS[name], FAULTS[kind]
-    after = finished(template, tmp_path, work)
+    after = run_without_fault(template, tmp_path, work)
     fault = make()
     seen = set()
     for call in itertools.count(1, stride):
         path = tmp_path / f"{call}.db"
         shutil.copy(template, path)
-        with opened(path, work.embedder(), connections=fault.factory()) as store:
+        with open_store_with_embedder(
+            path, work.embedder(), connections=fault.connection_class()
+        ) as store:
             fault.arm(call)
-            error = attempt(lambda: work.run(store))
+            error = catch_error(lambda: work.run(store))
             fault.disarm()
-            reached = far(path, work)
+            reached = read_progress(path, work)
             assert reached in work.steps
             if error is None:
                 assert work.steps[-1] == reached
@@ -170,7 +174,7 @@ def test_failure_at_every_call(name: str, kind: str, template: Path, tmp_path: P
                 assert error.__cause__ is fault.error
                 seen.add(reached)
             work.run(store)
-            assert ("forget" in name) <= clean(path)
+            assert ("forget" in name) <= is_secret_erased(path)
         assert after == dump(path, work)
         if not fault.fired:
             break
@@ -178,39 +182,43 @@ def test_failure_at_every_call(name: str, kind: str, template: Path, tmp_path: P
     assert seen >= set(work.steps[:-1] if kind == "io" else work.steps[:1])
 
 
-def victim(path: Path, name: str, statement: int) -> None:
-    """Work until killed."""
+def work_until_killed(path: Path, name: str, statement: int) -> None:
+    """Run an operation until the process is killed."""
     transfer.PAGE = PAGE
     work = WORKS[name]
-    with opened(path, work.embedder(), connections=Doomed) as store:
-        Doomed.left = statement
+    with open_store_with_embedder(path, work.embedder(), connections=KillingConnection) as store:
+        KillingConnection.statements_left = statement
         work.run(store)
-        Doomed.left = 0
+        KillingConnection.statements_left = 0
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 @pytest.mark.parametrize(("name", "stride"), [("forget", 4), ("import_lines", 7)])
-def test_killed(name: str, stride: int, template: Path, tmp_path: Path) -> None:
-    """kill -9 within it: the file is whole, opening it scrubs what was erased, again completes."""
+def test_killed_operation_can_be_completed_after_reopening(
+    name: str, stride: int, template: Path, tmp_path: Path
+) -> None:
+    """The file is intact after kill -9, and opening it overwrites erased data."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["pytest", "perdure.stores", "tests.store_backends"])
     work = WORKS[name]
-    after = finished(template, tmp_path, work)
+    after = run_without_fault(template, tmp_path, work)
     codes = []
     for statement in itertools.count(1, stride):
         path = tmp_path / f"{statement}.db"
         shutil.copy(template, path)
-        process = context.Process(target=victim, args=(path, name, statement), daemon=True)
+        process = context.Process(
+            target=work_until_killed, args=(path, name, statement), daemon=True
+        )
         process.start()
         process.join()
         codes.append(process.exitcode)
         process.close()
-        reached = far(path, work)
+        reached = read_progress(path, work)
         assert reached in work.steps
-        with opened(path, work.embedder()) as store:
-            assert clean(path) is (name == "forget" and reached == work.steps[-1])
+        with open_store_with_embedder(path, work.embedder()) as store:
+            assert is_secret_erased(path) is (name == "forget" and reached == work.steps[-1])
             work.run(store)
-            assert clean(path) is (name == "forget")
+            assert is_secret_erased(path) is (name == "forget")
         assert after == dump(path, work)
         if codes[-1] == 0:
             break

@@ -1,4 +1,4 @@
-"""The database fails at its N-th call, for every N of every method of a store: all or nothing."""
+"""The N-th database call of every method of a store fails, for every N: all or nothing."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import pytest
 from langgraph.store.base import GetOp, Op, PutOp, SearchOp
 
 from perdure.stores import Provenance, SQLiteStore, VersionRetention
-from tests.durability.test_faults import FAULTS, attempt
+from tests.durability.test_faults import FAULTS, catch_error
 from tests.store_backends import Clock, Words, of_words, open_store
 
 A = ("a",)
 NOW = 1_700_000_000.0
 
 
-def opened(path: Path, now: float = NOW, **options: Any) -> SQLiteStore:
+def open_store_at(path: Path, now: float = NOW, **options: Any) -> SQLiteStore:
     return open_store(path, clock=Clock(now), **of_words(**options))
 
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with items, versions, expired ones, an index, and one that waits for its vectors."""
+    """Create a file with items, versions, expired items, an index and an item without vectors."""
     path = tmp_path_factory.mktemp("template") / "template.db"
     options = of_words()
     with open_store(path, clock=Clock(NOW - 3600), **options) as store:
@@ -42,7 +42,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def renamed() -> Words:
+def make_other_embedder() -> Words:
     words = Words()
     words.name = "other"
     return words
@@ -74,8 +74,8 @@ METHODS: dict[str, Callable[[SQLiteStore], object]] = {
 
 
 def dump(path: Path) -> Any:
-    """All that a file holds, as the public methods tell it."""
-    with opened(path, read_only=True) as store:
+    """Return everything that the public methods read from a file."""
+    with open_store_at(path, read_only=True) as store:
         spaces = store.list_namespaces(limit=1000)
         items = store.search((), limit=1000)
         places = {(item.namespace, item.key) for item in items}
@@ -95,13 +95,15 @@ def dump(path: Path) -> Any:
 
 @pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize("method", METHODS)
-def test_failure_at_every_call(method: str, kind: str, template: Path, tmp_path: Path) -> None:
-    """The file is as before or as after, the error is perdure's, and a second attempt succeeds."""
+def test_failed_call_leaves_store_as_before_or_after_and_can_be_repeated(
+    method: str, kind: str, template: Path, tmp_path: Path
+) -> None:
+    """The error is one of perdure's, and a second attempt succeeds."""
     make, expected, stride = FAULTS[kind]
     path = tmp_path / "x.db"
     shutil.copy(template, path)
     before = dump(path)
-    with opened(path) as store:
+    with open_store_at(path) as store:
         METHODS[method](store)
     after = dump(path)
     assert before != after
@@ -110,9 +112,9 @@ def test_failure_at_every_call(method: str, kind: str, template: Path, tmp_path:
     for call in itertools.count(1, stride):
         path = tmp_path / f"{call}.db"
         shutil.copy(template, path)
-        with opened(path, connections=fault.factory()) as store:
+        with open_store_at(path, connections=fault.connection_class()) as store:
             fault.arm(call)
-            error = attempt(lambda: METHODS[method](store))
+            error = catch_error(lambda: METHODS[method](store))
             fault.disarm()
             if error is not None:
                 assert isinstance(error, expected)
@@ -137,12 +139,12 @@ READS: dict[str, Callable[[SQLiteStore], Any]] = {
 }
 
 
-def filled(backend: str, template: Path, folder: Path, **options: Any) -> SQLiteStore:
-    """A store that was not yet read from."""
+def open_unread_store(backend: str, template: Path, folder: Path, **options: Any) -> SQLiteStore:
+    """Open a filled store from which nothing was read yet."""
     if backend == "file":
         shutil.copy(template, folder / "read.db")
-        return opened(folder / "read.db", **options)
-    store = opened(Path(":memory:"), **options)
+        return open_store_at(folder / "read.db", **options)
+    store = open_store_at(Path(":memory:"), **options)
     store.batch([PutOp(A, f"k{n}", {"text": "tea", "n": n}) for n in range(9)])
     store.put(A, "unsearched", {"text": "tea"}, index=False)
     return store
@@ -150,18 +152,20 @@ def filled(backend: str, template: Path, folder: Path, **options: Any) -> SQLite
 
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("backend", ["file", "memory"])
-def test_a_failed_read_leaves_no_trace(
+def test_read_after_a_failed_read_returns_correct_result(
     read: str, backend: str, template: Path, tmp_path: Path
 ) -> None:
-    """Whichever call of a read fails, the same store answers the next one as a sound one does."""
-    with filled(backend, template, tmp_path) as store:
+    """Any database call of the failed read may raise."""
+    with open_unread_store(backend, template, tmp_path) as store:
         expected = READS[read](store)
     fault = FAULTS["io"][0]()
     failed = 0
     for call in itertools.count(1):
-        with filled(backend, template, tmp_path, connections=fault.factory()) as store:
+        with open_unread_store(
+            backend, template, tmp_path, connections=fault.connection_class()
+        ) as store:
             fault.arm(call)
-            error = attempt(lambda: READS[read](store))
+            error = catch_error(lambda: READS[read](store))
             fault.disarm()
             again, found = READS[read](store), store.search((), query="tea", limit=100)
 

@@ -1,4 +1,4 @@
-"""kill -9 of a process that puts and deletes: what was acknowledged is there, and searchable."""
+"""kill -9 of a process that puts and deletes: acknowledged items are stored and searchable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from langgraph.store.base import PutOp
 
 from perdure.stores import SQLiteStore
-from tests.durability.processes import integrity, killed
+from tests.durability.processes import run_and_kill, run_integrity_check
 from tests.rounds import rounds
 from tests.store_backends import of_words
 
@@ -26,12 +26,12 @@ KEYS = 12
 FILES, KILLS = rounds(4), 7
 
 
-def opened(path: Path) -> SQLiteStore:
+def open_store(path: Path) -> SQLiteStore:
     return SQLiteStore.open(path, **of_words(synchronous="full"))
 
 
-def operations(begin: int, chance: random.Random) -> Iterator[list[PutOp]]:
-    """One after another: a put or a delete, or several that belong together."""
+def iter_random_batches(begin: int, chance: random.Random) -> Iterator[list[PutOp]]:
+    """Yield batches of one put or delete, or of five."""
     for number in count(begin):
         size = chance.choice((1, 1, 1, 5))
         yield [
@@ -44,12 +44,12 @@ def operations(begin: int, chance: random.Random) -> Iterator[list[PutOp]]:
         ]
 
 
-def victim(path: Path, acks: Connection, door: str, begin: int) -> None:
-    """Work until killed, telling before and after each operation."""
+def write_until_killed(path: Path, acks: Connection, door: str, begin: int) -> None:
+    """Write batches until killed, and report the begin and the end of each batch."""
     acks.send("ready")
     chance = random.Random(begin)
-    with opened(path) as store, asyncio.Runner() as runner:
-        for ops in operations(begin, chance):
+    with open_store(path) as store, asyncio.Runner() as runner:
+        for ops in iter_random_batches(begin, chance):
             acks.send(("begun", [(op.key, op.value) for op in ops]))
             if door == "async":
                 runner.run(store.abatch(ops))
@@ -58,41 +58,45 @@ def victim(path: Path, acks: Connection, door: str, begin: int) -> None:
             acks.send(("done",))
 
 
-def applied(state: dict[str, Any], ops: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The state after a batch; of several operations on a key the last counts."""
+def apply_batch(state: dict[str, Any], ops: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the state after a batch. Of several operations on a key the last counts."""
     after = {**state, **dict(ops)}
     return {key: value for key, value in after.items() if value is not None}
 
 
 @pytest.mark.repeats
 @pytest.mark.parametrize("door", ["sync", "async"])
-def test_kill_loses_nothing_acknowledged(door: str, tmp_path: Path) -> None:
-    """The state is that after the last acknowledged batch, or that after the one begun."""
+def test_kill_loses_no_acknowledged_put_or_delete(door: str, tmp_path: Path) -> None:
+    """The state is that after the last acknowledged batch, or that after the batch in progress."""
     chance = random.Random(door)
-    told_of = 0
+    acknowledged_count = 0
     for file in range(FILES):
         path = tmp_path / f"{file}.db"
         state: dict[str, Any] = {}
         for kill in range(KILLS):
-            told = killed(victim, (path, door, 1000 * kill), chance, early=0.3, most=40)
-            begun = [each[1] for each in told if each[0] == "begun"]
-            done = sum(each[0] == "done" for each in told)
-            for ops in begun[:done]:
-                state = applied(state, ops)
-            allowed = [state, *(applied(state, ops) for ops in begun[done:])]
-            with opened(path) as store:
+            reports = run_and_kill(
+                write_until_killed, (path, door, 1000 * kill), chance, early_share=0.3, max_acks=40
+            )
+            batches = [each[1] for each in reports if each[0] == "begun"]
+            done_count = sum(each[0] == "done" for each in reports)
+            for ops in batches[:done_count]:
+                state = apply_batch(state, ops)
+            allowed = [state, *(apply_batch(state, ops) for ops in batches[done_count:])]
+            with open_store(path) as store:
                 found = {item.key: item.value for item in store.search(A, limit=100)}
                 assert found in allowed
                 state = found
-                check(store, state)
-            told_of += done
+                check_store(store, state)
+            acknowledged_count += done_count
 
-    assert told_of > 0
+    assert acknowledged_count > 0
 
 
-def check(store: SQLiteStore, state: dict[str, Any]) -> None:
-    """What is there is whole: got, found by its word and its vector, its versions in a row."""
-    assert store.database.read(integrity) == [("ok",)]
+def check_store(store: SQLiteStore, state: dict[str, Any]) -> None:
+    """Check that every item can be read and found by word and vector, and that versions are
+    complete.
+    """
+    assert store.database.read(run_integrity_check) == [("ok",)]
     stats = store.stats()
     assert (len(state), 0) == (stats.items, stats.pending)
     assert store.list_namespaces() == ([A] if state else [])

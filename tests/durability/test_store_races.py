@@ -1,4 +1,4 @@
-"""Stores that meet on one file, in processes, threads and tasks; and calls that are cancelled."""
+"""Stores on one file, used by processes, threads and tasks at once, and cancelled calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ from langgraph.store.base import PutOp
 from perdure.errors import VersionConflict
 from perdure.stores import SQLiteStore, VersionRetention
 from tests.backends import Place
-from tests.durability.processes import PATIENCE_S, in_processes, integrity, warm
+from tests.durability.processes import (
+    PATIENCE_S,
+    forkserver_context,
+    run_in_processes,
+    run_integrity_check,
+)
 from tests.rounds import rounds
 from tests.store_backends import BACKENDS, Clock, Words, keys, store_at
 
@@ -28,7 +33,7 @@ needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 
 def count_up(store: SQLiteStore) -> None:
-    """Add one by compare-and-swap, until it succeeds."""
+    """Add one to a counter by compare-and-set, and retry until it succeeds."""
     while True:
         item = store.get(A, "counter")
         try:
@@ -43,8 +48,8 @@ def count_up(store: SQLiteStore) -> None:
             continue
 
 
-def work(place: Place, pipe: Connection, number: int) -> None:
-    """One process: puts, deletes, searches of its own, and a counter that all share."""
+def use_store_in_process(place: Place, pipe: Connection, number: int) -> None:
+    """Put, delete and search in one process, and increment a counter that all processes share."""
     pipe.send("ready")
     pipe.recv()
     with store_at(place) as store:
@@ -63,14 +68,14 @@ def work(place: Place, pipe: Connection, number: int) -> None:
 
 
 @needs_fork
-def test_processes_share_a_database(place: Place) -> None:
-    """Eight processes on a new one: no error, nothing lost, each finds what it just put."""
-    in_processes(PROCESSES, work, place)
+def test_concurrent_processes_on_one_store_lose_nothing(place: Place) -> None:
+    """Eight processes use a new database, and each finds the item that it has just put."""
+    run_in_processes(PROCESSES, use_store_in_process, place)
     with store_at(place) as store:
         counter = store.get(A, "counter")
         found = {space: len(store.search(space, limit=100)) for space in store.list_namespaces()}
         by_words = len(store.search((), query="tea", mode="text", limit=1000))
-        sound = place.dsn or store.database.read(integrity)
+        sound = place.dsn or store.database.read(run_integrity_check)
 
     assert counter is not None
     assert (counter.value["n"], counter.version) == (PROCESSES * TURNS,) * 2
@@ -79,8 +84,8 @@ def test_processes_share_a_database(place: Place) -> None:
     assert sound in (place.dsn, [("ok",)])
 
 
-def other(place: Place, pipe: Connection) -> None:
-    """Another process that does as it is told."""
+def run_orders(place: Place, pipe: Connection) -> None:
+    """Call methods of a store in another process, as ordered through the pipe."""
     with store_at(place) as store:
         for order, *args in iter(pipe.recv, ("end",)):
             getattr(store, order)(*args)
@@ -88,20 +93,20 @@ def other(place: Place, pipe: Connection) -> None:
 
 
 @needs_fork
-def test_what_another_process_writes_is_seen(place: Place) -> None:
-    """Puts, updates, deletes, dropped versions of another process are seen by the next search."""
-    context = warm()
+def test_search_sees_all_changes_of_another_process(place: Place) -> None:
+    """The changes are puts, replacements, deletions and dropped versions."""
+    context = forkserver_context()
     ours, theirs = context.Pipe()
     with store_at(place) as store:
-        child = context.Process(target=other, args=(place, theirs), daemon=True)
+        child = context.Process(target=run_orders, args=(place, theirs), daemon=True)
         child.start()
 
-        def tell(*order: Any) -> None:
+        def order_and_wait(*order: Any) -> None:
             ours.send(order)
             assert ours.poll(PATIENCE_S)
             ours.recv()
 
-        def found(query: str) -> list[list[str]]:
+        def search_keys(query: str) -> list[list[str]]:
             modes: list[Any] = ["text", "semantic"]
             return [
                 [i.key for i in store.search(A, query=query, mode=mode) if i.score]
@@ -110,35 +115,35 @@ def test_what_another_process_writes_is_seen(place: Place) -> None:
 
         store.put(A, "mine", {"text": "otter"})
         store.put(A, "far", {"text": "elsewhere"})
-        assert found("otter") == [["mine"], ["mine"]]
-        tell("put", A, "theirs", {"text": "zebra"})
-        assert found("zebra") == [["theirs"], ["theirs"]]
-        tell("put", A, "theirs", {"text": "quokka"})
-        assert found("zebra") == [[], []]
-        assert found("quokka") == [["theirs"], ["theirs"]]
-        tell("delete", A, "mine")
-        tell("retain", VersionRetention(last=0))
-        assert found("otter") == [[], []]
+        assert search_keys("otter") == [["mine"], ["mine"]]
+        order_and_wait("put", A, "theirs", {"text": "zebra"})
+        assert search_keys("zebra") == [["theirs"], ["theirs"]]
+        order_and_wait("put", A, "theirs", {"text": "quokka"})
+        assert search_keys("zebra") == [[], []]
+        assert search_keys("quokka") == [["theirs"], ["theirs"]]
+        order_and_wait("delete", A, "mine")
+        order_and_wait("retain", VersionRetention(last=0))
+        assert search_keys("otter") == [[], []]
         assert "of 2 items" in store.why_not(A, "far", query="otter elsewhere").reason
         ours.send(("end",))
         child.join(PATIENCE_S)
 
 
 @pytest.mark.repeats
-def test_readers_overtake_each_other(place: Place) -> None:
-    """Filtered and plain searches in threads beside a writer: no item twice, none missing."""
+def test_concurrent_searches_find_each_item_once_beside_a_writer(place: Place) -> None:
+    """Some threads search with a filter and some without."""
     with store_at(place) as store:
         store.batch([PutOp(A, f"k{n}", {"text": "tea", "n": n}) for n in range(50)])
         stop = threading.Event()
 
-        def write() -> int:
+        def write_until_stopped() -> int:
             turn = 0
             while not stop.is_set():
                 turn += 1
                 store.put(A, f"k{turn % 50}", {"text": "tea", "n": turn})
             return turn
 
-        def read(number: int) -> bool:
+        def search_repeatedly(number: int) -> bool:
             for _ in range(rounds(60)):
                 filter = {"n": {"$gte": 0}} if number % 2 else None
                 every = keys(store.search(A, query="tea", filter=filter, limit=100))
@@ -147,8 +152,8 @@ def test_readers_overtake_each_other(place: Place) -> None:
             return True
 
         with ThreadPoolExecutor(7) as pool:
-            writer = pool.submit(write)
-            sound = list(pool.map(read, range(6)))
+            writer = pool.submit(write_until_stopped)
+            sound = list(pool.map(search_repeatedly, range(6)))
             stop.set()
             turns = writer.result(PATIENCE_S)
         found = keys(store.search(A, query="tea", limit=100))
@@ -160,12 +165,14 @@ def test_readers_overtake_each_other(place: Place) -> None:
 
 @pytest.mark.repeats
 @pytest.mark.parametrize("backend", ["memory", "file", "sealed", "postgres"])
-def test_a_storm_of_cancelled_calls(backend: str, tmp_path: Path) -> None:
-    """Of calls cancelled at any moment none hangs, leaks a task or a thread, or is half."""
+def test_many_cancelled_calls_leave_no_task_thread_or_partial_write(
+    backend: str, tmp_path: Path
+) -> None:
+    """Calls are cancelled at random times, and none of them hangs."""
     chance = random.Random(backend)
     count = rounds(10_000 if backend == "file" else 1_000)
 
-    def call(store: SQLiteStore, n: int) -> Any:
+    def make_call(store: SQLiteStore, n: int) -> Any:
         calls: list[Callable[[], Any]] = [
             lambda: store.aput(A, f"k{n % 20}", {"text": f"tea {n}", "n": n}, ttl=5),
             lambda: store.aget(A, f"k{n % 20}"),
@@ -177,8 +184,8 @@ def test_a_storm_of_cancelled_calls(backend: str, tmp_path: Path) -> None:
         ]
         return calls[n % 7]()
 
-    async def cancelled(store: SQLiteStore, n: int) -> None:
-        task = asyncio.ensure_future(call(store, n))
+    async def call_and_cancel(store: SQLiteStore, n: int) -> None:
+        task = asyncio.ensure_future(make_call(store, n))
         for _ in range(chance.randrange(4)):
             await asyncio.sleep(0)
         task.cancel()
@@ -186,9 +193,9 @@ def test_a_storm_of_cancelled_calls(backend: str, tmp_path: Path) -> None:
         assert task.done()
         assert task.cancelled() or task.exception() is None
 
-    async def storm(store: SQLiteStore) -> tuple[int, list[Any]]:
+    async def cancel_many_calls(store: SQLiteStore) -> tuple[int, list[Any]]:
         for begin in range(0, count, 250):
-            await asyncio.gather(*(cancelled(store, n) for n in range(begin, begin + 250)))
+            await asyncio.gather(*(call_and_cancel(store, n) for n in range(begin, begin + 250)))
         await store.aput(A, "last", {"text": "zebra"})
         found = await asyncio.wait_for(store.asearch(A, query="zebra", limit=1), PATIENCE_S)
         return len(asyncio.all_tasks()), found
@@ -196,8 +203,8 @@ def test_a_storm_of_cancelled_calls(backend: str, tmp_path: Path) -> None:
     with BACKENDS[backend](tmp_path, clock=Clock()) as store:
         store.search(A, query="tea")
         threads = threading.active_count()
-        tasks, found = asyncio.run(storm(store))
-        left = threading.active_count()
+        tasks, found = asyncio.run(cancel_many_calls(store))
+        threads_after = threading.active_count()
         pairs = [
             {item.key[1:] for item in store.search(A, limit=100_000) if item.key[0] == letter}
             for letter in "xy"
@@ -205,63 +212,63 @@ def test_a_storm_of_cancelled_calls(backend: str, tmp_path: Path) -> None:
 
     assert tasks == 1
     assert keys(found) == ["last"]
-    assert left <= threads + 8  # the reading threads, started with the first call
+    assert threads_after <= threads + 8  # threads for reads are started by the first call
     assert pairs[0] == pairs[1]
 
 
-class Gated(Words):
-    """Embeds in this process, once it may."""
+class GatedWords(Words):
+    """An embedder that waits until it is released."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.begun, self.may = threading.Event(), threading.Event()
+        self.started, self.released = threading.Event(), threading.Event()
 
     def embed(self, texts: Sequence[str]) -> Any:
-        self.begun.set()
-        assert self.may.wait(PATIENCE_S)
+        self.started.set()
+        assert self.released.wait(PATIENCE_S)
         return super().embed(texts)
 
 
-def test_a_call_that_was_cancelled_is_not_made(tmp_path: Path) -> None:
-    """Also if it was handed to a thread already, and waits there for others."""
-    words = Gated()
+def test_cancelled_search_does_not_call_the_embedder(tmp_path: Path) -> None:
+    """This holds for a call that already waits in a thread."""
+    words = GatedWords()
 
-    async def search(store: SQLiteStore) -> None:
+    async def search_and_cancel(store: SQLiteStore) -> None:
         tasks = [asyncio.create_task(store.asearch(A, query=f"tea {n}")) for n in range(9)]
-        await asyncio.to_thread(words.begun.wait, PATIENCE_S)
+        await asyncio.to_thread(words.started.wait, PATIENCE_S)
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        words.may.set()
+        words.released.set()
 
     with BACKENDS["file"](tmp_path, index={"embed": words}) as store:
         store.put(A, "k", {"text": "tea"}, index=False)
-        asyncio.run(search(store))
+        asyncio.run(search_and_cancel(store))
 
     assert len(words.calls) == 1
 
 
-def test_reads_do_not_wait_for_texts_that_are_embedded(tmp_path: Path) -> None:
-    """What is put beside a read is embedded in a thread of its own, also in this process."""
-    words = Gated()
+def test_get_does_not_wait_while_a_put_is_embedding(tmp_path: Path) -> None:
+    """An embedder that works in this process runs in its own thread, too."""
+    words = GatedWords()
 
-    async def both(store: SQLiteStore) -> Any:
+    async def put_and_get(store: SQLiteStore) -> Any:
         put = asyncio.create_task(store.aput(A, "k", {"text": "tea"}))
         got = await asyncio.wait_for(asyncio.gather(store.aget(A, "k")), PATIENCE_S / 2)
-        words.may.set()
+        words.released.set()
         await put
         return got
 
     with BACKENDS["file"](tmp_path, index={"embed": words}) as store:
-        assert asyncio.run(both(store)) == [None]
+        assert asyncio.run(put_and_get(store)) == [None]
         assert store.get(A, "k") is not None
 
 
 @pytest.mark.postgres
-def test_blocking_calls_on_an_event_loop(tmp_path: Path) -> None:
-    """Blocking methods called on the loop's own thread return, also while tasks are at work."""
+def test_blocking_calls_of_store_return_on_an_event_loop(tmp_path: Path) -> None:
+    """Blocking methods may be called in the loop's own thread while tasks are running."""
 
-    async def both(store: SQLiteStore) -> Any:
+    async def call_blocking_methods(store: SQLiteStore) -> Any:
         others = [asyncio.create_task(store.aput(A, f"k{n}", {"text": "tea"})) for n in range(8)]
         await asyncio.sleep(0)
         store.put(A, "k", {"text": "zebra"})
@@ -271,4 +278,4 @@ def test_blocking_calls_on_an_event_loop(tmp_path: Path) -> None:
 
     for backend in ("memory", "file", "postgres"):
         with BACKENDS[backend](tmp_path) as store:
-            assert asyncio.run(both(store)) == ["k"]
+            assert asyncio.run(call_blocking_methods(store)) == ["k"]

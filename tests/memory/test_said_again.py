@@ -23,7 +23,7 @@ from perdure.memory.extractors import Addition, Batch, Proposal, Scope
 from perdure.memory.records import FACT, TOMBSTONES, build_notes_namespace
 from perdure.stores import SQLiteStore
 from tests.backends import Place
-from tests.durability.processes import warm
+from tests.durability.processes import forkserver_context
 from tests.memory.threads import ANN, Graph, texts
 
 BEES = "I keep bees"
@@ -270,7 +270,7 @@ def test_a_forgetting_that_was_killed_can_be_repeated(place: Place) -> None:
     """Its tombstone is there before the memory goes; what is said later is new all the same."""
     with place.saver() as saver, place.store(index=None) as store:
         Talk(saver, store, "node").say("monday", id="m1")
-    child = warm().Process(target=_forget_and_die, args=(place,))
+    child = forkserver_context().Process(target=_forget_and_die, args=(place,))
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL

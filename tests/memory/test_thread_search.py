@@ -37,7 +37,7 @@ from perdure.storage.flow import fetch_rows
 from perdure.stores import SQLiteStore, indexes
 from tests.backends import KEY, Place, places
 from tests.contracts.puts import checkpoint_id_of, config_at, put
-from tests.durability.processes import in_processes, killed
+from tests.durability.processes import run_and_kill, run_in_processes
 from tests.rounds import rounds
 from tests.store_backends import Words
 from tests.talks import talk
@@ -590,7 +590,7 @@ def test_processes_that_search_at_once_keep_each_message_once(place: Place) -> N
     with closing(Opened(place)) as both:
         for number in range(150):
             talk(both.saver, f"t{number}", said=["horse", f"cow {number}"])
-    in_processes(3, _searching, place)
+    run_in_processes(3, _searching, place)
     with closing(Opened(place)) as both:
         assert both.keys() == expected_keys(both)
         assert len(both.search("horse", limit=1000)) == 150
@@ -612,7 +612,7 @@ def test_a_killed_search_loses_and_doubles_nothing(place: Place) -> None:
         for number in range(200):
             talk(both.saver, f"t{number}", said=["horse", f"cow {number}"])
     for _ in range(rounds(12)):
-        killed(_victim, (place,), chance, early=0.6, most=4)
+        run_and_kill(_victim, (place,), chance, early_share=0.6, max_acks=4)
     with closing(Opened(place)) as both:
         found = both.search("horse", limit=10_000)
         assert both.keys() == expected_keys(both)

@@ -24,7 +24,7 @@ from perdure.memory import search_threads
 from perdure.memory.background import resolve_queue_location_and_schema
 from perdure.stores import open_store
 from tests import postgres_server
-from tests.durability.test_postgres import agent
+from tests.durability.test_postgres import build_graph
 
 pytestmark = pytest.mark.postgres
 
@@ -94,7 +94,7 @@ def test_work_goes_on_after_the_password_was_changed(
         PostgresCheckpointer.open(tokens.get, **options) as saver,
         PostgresStore.open(tokens.get, **options) as store,
     ):
-        graph = agent(saver)
+        graph = build_graph(saver)
         for number, password in enumerate(("second", "third")):
             turn(number)
             old = tokens.dsn
@@ -349,7 +349,7 @@ def test_everything_that_opens_postgres_takes_a_function(
         PostgresStore.open(dsn=lambda: tokens.dsn, **options) as other,
         PostgresStore.open(tokens.dsn, **{**options, "schema": f"{options['schema']}x"}) as far,
     ):
-        agent(cast(PostgresCheckpointer, saver)).invoke(
+        build_graph(cast(PostgresCheckpointer, saver)).invoke(
             {"messages": [("user", "I like figs")]}, CONFIG
         )
         for each in (store, other):

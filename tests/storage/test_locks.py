@@ -24,7 +24,7 @@ from perdure.storage.postgres import PostgresDatabase
 from perdure.storage.sqlite import SQLiteDatabase
 from tests import postgres_server
 from tests.backends import Place, places
-from tests.durability.processes import in_processes, warm
+from tests.durability.processes import forkserver_context, run_in_processes
 from tests.storage.test_storage import opened
 
 PATIENCE_S = 30.0  # a deadlock fails the test instead of stopping it
@@ -357,7 +357,7 @@ def test_eight_processes(place: Place) -> None:
     """Eight processes count together and none of their counts is lost."""
     place.path.with_suffix(".total").write_text("0")
     at(place).close()
-    in_processes(8, counts, place)
+    run_in_processes(8, counts, place)
 
     assert place.path.with_suffix(".total").read_text() == "80"
 
@@ -371,7 +371,7 @@ def holds(place: Place, said: Connection) -> None:
 
 def test_a_holder_that_is_killed(place: Place) -> None:
     """The lock of a process that is killed is free, also for who waits for it already."""
-    context = warm()
+    context = forkserver_context()
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=holds, args=(place, theirs), daemon=True)
     process.start()
@@ -411,7 +411,7 @@ def test_a_forked_child_does_not_hold_it(place: Place) -> None:
         finally:
             os._exit(1)
     _, status = os.waitpid(child, 0)
-    context = warm()
+    context = forkserver_context()
     other = context.Process(target=tries, args=(place,), daemon=True)
     other.start()
     other.join(60)

@@ -28,8 +28,8 @@ from perdure.storage.postgres_connection import SERVER_RUN_SQL
 from perdure.storage.postgres_transaction import Transaction
 from perdure.stores import open_store
 from tests import postgres_server
-from tests.durability.cutting import Proxy
-from tests.durability.test_postgres import agent
+from tests.durability.cutting import CuttingProxy
+from tests.durability.test_postgres import build_graph
 from tests.user_pool import WatchedPool, watched_pool
 
 pytestmark = pytest.mark.postgres
@@ -54,7 +54,7 @@ def pool() -> Iterator[WatchedPool]:
 def talk(saver: Any, thread_id: str = "t", text: str = "hello") -> list[Any]:
     """Run a turn, and return what was said."""
     config: Any = {"configurable": {"thread_id": thread_id}}
-    agent(saver).invoke({"messages": [("user", text)]}, config)
+    build_graph(saver).invoke({"messages": [("user", text)]}, config)
     return [item.value.content for item in saver.history(thread_id)]
 
 
@@ -73,7 +73,7 @@ def test_savers_and_stores_of_one_pool(pool: WatchedPool, options: dict[str, Any
     async def turns(saver: PostgresCheckpointer, store: PostgresStore, name: str) -> None:
         config: Any = {"configurable": {"thread_id": f"async-{name}"}}
         await asyncio.gather(
-            agent(saver).ainvoke({"messages": [("user", "hello")]}, config),
+            build_graph(saver).ainvoke({"messages": [("user", "hello")]}, config),
             *(store.aput(("a", name), f"k{n}", {"text": f"tea {n}"}) for n in range(5)),
         )
         assert len(await store.asearch(("a", name), query="tea")) == 5
@@ -172,7 +172,7 @@ def test_a_connection_comes_back_after_a_cancellation(
 @pytest.mark.parametrize("heard", [True, False])
 def test_a_connection_that_is_cut(heard: bool, options: dict[str, Any]) -> None:
     """At each message of a put: nothing is missing or twice, and the pool goes on."""
-    proxy = Proxy(postgres_server.dsn())
+    proxy = CuttingProxy(postgres_server.dsn())
     try:
         with (
             watched_pool(proxy.dsn, max_size=1) as pool,
@@ -183,7 +183,7 @@ def test_a_connection_that_is_cut(heard: bool, options: dict[str, Any]) -> None:
                 store.put(("a",), "k", {"n": 0})
             versions = 2
             for number in range(1, proxy.messages - before + 1):
-                proxy.cut_at(number, heard=heard)
+                proxy.cut_at(number, delivered=heard)
                 store.put(("a",), "k", {"n": number})
                 proxy.cut_at(None)
                 versions += 1
