@@ -28,7 +28,7 @@ from perdure.memory import (
 )
 from perdure.memory.middleware import MemoryMiddleware
 from perdure.stores import Provenance, SQLiteStore
-from tests.memory.scripted import client
+from tests.memory.scripted import make_client
 from tests.openai_server import Answer, OpenAIServer
 
 
@@ -67,7 +67,7 @@ def test_what_is_kept_by_a_tool_is_recalled_in_another_thread(file: Any) -> None
         "Nutshell!",
     ]
     with OpenAIServer(script) as server:
-        agent = memory_agent(client(server), checkpointer=saver, store=store)
+        agent = memory_agent(make_client(server), checkpointer=saver, store=store)
         agent.invoke(says("My canoe is called Nutshell, remember that"), run_of("monday"))
         out = agent.invoke(says("What is my canoe called?"), run_of("friday"))
         told = server.shown(2)[0]
@@ -89,7 +89,7 @@ def test_nobody_recalls_another_users_memories(file: Any) -> None:
         "There is none.",
     ]
     with OpenAIServer(script) as server:
-        agent = memory_agent(client(server), checkpointer=saver, store=store)
+        agent = memory_agent(make_client(server), checkpointer=saver, store=store)
         out = agent.invoke(says("Forget the canoe Nutshell"), run_of("t", "bo"))
         told = server.shown(0)
 
@@ -115,7 +115,7 @@ def test_a_window_counts_the_tools_and_the_memories(file: Any) -> None:
         facts.insert(f"Ann's canoe number {number} is called Nutshell {number}", config=run_of("x"))
     with OpenAIServer(lambda body: "yes " * 40) as server:
         memory = [use_memories(kinds=["fact"], min_score=0), trim(max_tokens=1_600)]
-        agent = memory_agent(client(server), checkpointer=saver, store=store, memory=memory)
+        agent = memory_agent(make_client(server), checkpointer=saver, store=store, memory=memory)
         for number in range(30):
             agent.invoke(says(f"And canoe number {number % 8}? {'please ' * 20}"), run_of("t"))
         bodies = server.requests
@@ -132,7 +132,7 @@ def test_a_run_is_remembered_at_its_end(graph: str, file: Any) -> None:
     saver, store = file
     window = trim(max_tokens=4_000)
     with OpenAIServer(lambda body: "Noted.") as server:
-        model = client(server)
+        model = make_client(server)
         opened: Any = {"checkpointer": saver, "store": store}
         parts: Any = [use_memories(), window, remember_turns()]
         middleware = [MemoryMiddleware(*parts)]
@@ -172,7 +172,7 @@ def test_what_is_no_longer_shown_is_recalled_from_its_own_thread(how: str, file:
         return "They spoke of boats." if summarises else "Noted."
 
     with OpenAIServer(replies) as server:
-        model = client(server)
+        model = make_client(server)
         shortens: Any = trim(max_tokens=3, token_counter=len)
         if how == "summarised":
             shortens = summarize(model, trigger=("messages", 4), keep=("messages", 2))

@@ -1,4 +1,4 @@
-"""Threads, memories, and an extractor that fails when it is told to, for background extraction."""
+"""Threads, memories, and an extractor that can be told to fail, for background extraction."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from perdure.stores import SQLiteStore
 PATIENCE_S = 20.0
 
 
-class Stubborn(TurnExtractor):
-    """Extracts turns, but for threads of which it was told to fail, so many times."""
+class FailingExtractor(TurnExtractor):
+    """Extracts turns. For threads in `failures`, raises these errors first, one per attempt."""
 
     def __init__(self) -> None:
         super().__init__()
         self.failures: dict[str, list[BaseException]] = {}
-        self.began, self.hold = threading.Event(), threading.Event()
-        self.hold.set()
+        self.started, self.may_finish = threading.Event(), threading.Event()
+        self.may_finish.set()
 
     async def propose_changes(self, batch: Batch, around: Scope) -> Proposal:
-        self.began.set()
-        self.hold.wait(PATIENCE_S)
+        self.started.set()
+        self.may_finish.wait(PATIENCE_S)
         if self.failures.get(batch.thread_id):
             raise self.failures[batch.thread_id].pop(0)
         return await super().propose_changes(batch, around)
 
 
-class Runs:
-    """Threads, memories, and what extracts these."""
+class BackgroundRuns:
+    """Threads, memories, and the extraction that connects them."""
 
     def __init__(self, folder: Path) -> None:
         self.saver = SQLiteCheckpointer.open(folder / "memory.db", synchronous="normal")
@@ -47,41 +47,41 @@ class Runs:
         builder.add_node("reply", lambda state: {"messages": [AIMessage("I will remember that.")]})
         builder.add_edge(START, "reply")
         self.graph = builder.compile(checkpointer=self.saver)
-        self.extractor = Stubborn()
+        self.extractor = FailingExtractor()
         self.extraction = Extraction(self.saver, self.store, self.extractor)
-        self.told: list[ExtractionJob] = []
+        self.reported_jobs: list[ExtractionJob] = []
 
-    def say(self, thread_id: str, text: str = "My sister lives in Ghent.") -> None:
-        self.graph.invoke({"messages": [HumanMessage(text)]}, config_of(thread_id))
+    def send_message(self, thread_id: str, text: str = "My sister lives in Ghent.") -> None:
+        self.graph.invoke({"messages": [HumanMessage(text)]}, thread_config(thread_id))
 
-    def background(self, **options: Any) -> Background:
-        pace: dict[str, Any] = {"delay_s": 0.05, "backoff_s": 0.1}
+    def make_background(self, **options: Any) -> Background:
+        pace_options: dict[str, Any] = {"delay_s": 0.05, "backoff_s": 0.1}
         fields = Pace.__dataclass_fields__.keys()
-        pace |= {name: options.pop(name) for name in [*options] if name in fields}
-        given: dict[str, Any] = {"on_job": self.told.append, **options}
-        return Background(self.extraction, pace=Pace(**pace), **given)
+        pace_options |= {name: options.pop(name) for name in [*options] if name in fields}
+        background_options: dict[str, Any] = {"on_job": self.reported_jobs.append, **options}
+        return Background(self.extraction, pace=Pace(**pace_options), **background_options)
 
-    def memories(self, thread_id: str) -> list[str]:
-        found = self.store.search(("memories", "ann"), provenance={"thread_id": thread_id})
-        return sorted(str(item.value["text"]) for item in found)
+    def read_memory_texts(self, thread_id: str) -> list[str]:
+        items = self.store.search(("memories", "ann"), provenance={"thread_id": thread_id})
+        return sorted(str(item.value["text"]) for item in items)
 
     def close(self) -> None:
         self.saver.close()
         self.store.close()
 
 
-def config_of(thread_id: str) -> Any:
+def thread_config(thread_id: str) -> Any:
     return {"configurable": {"thread_id": thread_id, "user_id": "ann"}}
 
 
-def until(true: Callable[[], Any]) -> Any:
-    """What is true in the end."""
+def wait_until(condition: Callable[[], Any]) -> Any:
+    """Wait until `true()` returns a true value, and return this value."""
     end = time.monotonic() + PATIENCE_S
-    while not (found := true()) and time.monotonic() < end:
+    while not (value := condition()) and time.monotonic() < end:
         time.sleep(0.02)
-    assert found
-    return found
+    assert value
+    return value
 
 
-def state_of(background: Background, thread_id: str) -> str | None:
+def read_job_state(background: Background, thread_id: str) -> str | None:
     return next((job.state for job in background.jobs() if job.thread_id == thread_id), None)

@@ -1,4 +1,4 @@
-"""Fixtures of several test modules: stores of both kinds, and both forms of a method."""
+"""Fixtures that several test modules share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perdure.stores import SQLiteStore
 
 @pytest.fixture(params=["perdure", "langgraph"])
 def store(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A store of perdure's, and one of langgraph's."""
+    """A store of perdure, and one of langgraph."""
     if request.param == "langgraph":
         yield InMemoryStore()
         return
@@ -24,8 +24,8 @@ def store(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.fixture
-def ours() -> Iterator[SQLiteStore]:
-    """A store of perdure's."""
+def perdure_store() -> Iterator[SQLiteStore]:
+    """A store of perdure."""
     with SQLiteStore.open(":memory:", index=None) as opened:
         yield opened
 
@@ -43,12 +43,12 @@ def adapter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreAda
 
 
 @pytest.fixture
-def empty() -> StoreAdapter:
-    """The adapter of a store that ranks nothing."""
+def empty_adapter() -> StoreAdapter:
+    """The adapter of a store that cannot rank results."""
     return StoreAdapter(InMemoryStore())
 
 
 @pytest.fixture(params=["sync", "async"])
-def colour(request: pytest.FixtureRequest) -> str:
-    """Which form of a method is called."""
+def call_mode(request: pytest.FixtureRequest) -> str:
+    """Whether a test calls the synchronous or the asynchronous method."""
     return str(request.param)

@@ -1,4 +1,4 @@
-"""Conversations as they come in life: parallel calls, lost results, system messages anywhere.
+"""Conversations as they occur in practice: parallel calls, lost results, late system messages.
 
 Answers have the forms of langchain-openai, langchain-anthropic and langchain-google-genai.
 """
@@ -51,13 +51,13 @@ contents: st.SearchStrategy[Any] = st.one_of(
 
 @st.composite
 def exchanges(draw: st.DrawFn) -> Talk:
-    """A call with its results: mostly whole, sometimes not, in any order."""
+    """Draw calls with their results: mostly complete, sometimes not, in any order."""
     count = draw(st.integers(1, 3))
     ids = [f"call{draw(st.integers(0, 10**6))}" for _ in range(count)]
     names = ["" if draw(st.integers(0, 9)) == 0 else each for each in ids]
     calls = [{"name": "look", "args": {"q": draw(texts)}, "id": each or None} for each in names]
     bad = draw(st.integers(0, 9)) == 0
-    said = AIMessage(
+    caller = AIMessage(
         draw(contents),
         tool_calls=[] if bad else calls,
         invalid_tool_calls=[
@@ -80,15 +80,15 @@ def exchanges(draw: st.DrawFn) -> Talk:
         results.append(ToolMessage("again", tool_call_id=ids[0]))
     if draw(st.integers(0, 9)) == 0:
         results.insert(0, SystemMessage("in between"))
-    return [said, *draw(st.permutations(results))]
+    return [caller, *draw(st.permutations(results))]
 
 
 def search_block(uid: str) -> dict[str, Any]:
-    """Return a call of Anthropic's web search, which the provider itself answers."""
+    """Return a call of Anthropic's web search, which the provider itself executes."""
     return {"type": "server_tool_use", "id": uid, "name": "web_search", "input": {"query": "x"}}
 
 
-def found_block(uid: str) -> dict[str, Any]:
+def search_result_block(uid: str) -> dict[str, Any]:
     """Return the result of `search_block(uid)`."""
     return {"type": "web_search_tool_result", "tool_use_id": uid, "content": []}
 
@@ -101,7 +101,7 @@ def screenshot(uid: str) -> ToolMessage:
 
 @st.composite
 def block_exchanges(draw: st.DrawFn) -> Talk:
-    """Return calls that stand only in content blocks, mostly with their results."""
+    """Draw calls that exist only as content blocks, mostly with their results."""
     uid = f"call{draw(st.integers(0, 10**6))}"
     thought = {"type": "reasoning", "id": "rs_1", "summary": []}
     action = {"type": "click", "x": 1, "y": 2}
@@ -114,7 +114,7 @@ def block_exchanges(draw: st.DrawFn) -> Talk:
     use = {"type": "tool_use", "id": uid, "name": "look", "input": {"q": 1}}
     text = {"type": "text", "text": draw(texts)}
     older = {"function_call": {"name": "look", "arguments": "{}"}}
-    talk: Talk = draw(
+    example: Talk = draw(
         st.sampled_from(
             [
                 [AIMessage([thought, computer]), screenshot(uid)],
@@ -124,8 +124,8 @@ def block_exchanges(draw: st.DrawFn) -> Talk:
                 [AIMessage([custom]), ToolMessage(custom_output, tool_call_id=uid)],
                 [AIMessage([text, function]), ToolMessage("found", tool_call_id=uid)],
                 [AIMessage([text, use]), ToolMessage("found", tool_call_id=uid)],
-                [AIMessage([search_block(uid), found_block(uid), text])],
-                [AIMessage([text, search_block(uid)]), AIMessage([found_block(uid), text])],
+                [AIMessage([search_block(uid), search_result_block(uid), text])],
+                [AIMessage([text, search_block(uid)]), AIMessage([search_result_block(uid), text])],
                 [
                     AIMessage("", additional_kwargs=older),
                     FunctionMessage(content="found", name="look"),
@@ -133,10 +133,10 @@ def block_exchanges(draw: st.DrawFn) -> Talk:
             ]
         )
     )
-    made: Talk = [message.model_copy(deep=True) for message in talk]
+    messages: Talk = [message.model_copy(deep=True) for message in example]
     if draw(st.integers(0, 4)) == 0:
-        made.pop(draw(st.integers(0, len(made) - 1)))
-    return made
+        messages.pop(draw(st.integers(0, len(messages) - 1)))
+    return messages
 
 
 _ANSWER_KWARGS: list[dict[str, Any]] = [
@@ -176,7 +176,7 @@ pieces: st.SearchStrategy[Talk] = st.one_of(
 
 @st.composite
 def conversations(draw: st.DrawFn, *, ids: bool = True, max_pieces: int = 12) -> Talk:
-    """Return a conversation in which some messages were removed, or came late."""
+    """Draw a conversation in which some messages are missing or late."""
     talk = list(itertools.chain.from_iterable(draw(st.lists(pieces, max_size=max_pieces))))
     for _ in range(draw(st.integers(0, 2))):
         if talk:
@@ -189,21 +189,23 @@ def conversations(draw: st.DrawFn, *, ids: bool = True, max_pieces: int = 12) ->
     return talk
 
 
-def newest_human(messages: list[BaseMessage] | Talk) -> BaseMessage | None:
+def find_newest_question(messages: list[BaseMessage] | Talk) -> BaseMessage | None:
+    """Return the newest question of a user, or None."""
     return next((m for m in reversed(messages) if is_question(m)), None)
 
 
 def is_question(message: BaseMessage) -> bool:
-    """Return whether a message is a user's, and not the reply to a call."""
+    """Return whether a message is a question of a user, not the reply to a call."""
     blocks = [block for block in message.content if isinstance(block, dict)]
     is_reply = any(block.get("type") == "mcp_approval_response" for block in blocks)
     return isinstance(message, HumanMessage) and not is_reply
 
 
-def keys(messages: list[BaseMessage] | Talk) -> list[object]:
-    """What to compare messages by."""
+def comparison_keys(messages: list[BaseMessage] | Talk) -> list[object]:
+    """Return the values by which tests compare messages."""
     return [(m.type, m.id, m.content) for m in messages]
 
 
-def total(messages: list[BaseMessage], cost: Callable[[BaseMessage], int]) -> int:
+def total_cost(messages: list[BaseMessage], cost: Callable[[BaseMessage], int]) -> int:
+    """Return the total cost of the messages."""
     return sum(map(cost, messages))

@@ -1,4 +1,4 @@
-"""Chat models that answer by a function, without a server, and note what they were asked."""
+"""Chat models that answer with a function, without a server, and record their requests."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class FakeModel(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=message)])
 
 
-def answering(prefix: str = "answer") -> FakeModel:
+def make_answering_model(prefix: str = "answer") -> FakeModel:
     """Return a model that answers `answer 1`, `answer 2` and so on."""
     numbers = count(1)
     return FakeModel(reply=lambda messages: f"{prefix} {next(numbers)}")
 
 
-def calling_tool(calls: int, tool: str = "look", prefix: str = "c") -> FakeModel:
+def make_tool_calling_model(calls: int, tool: str = "look", prefix: str = "c") -> FakeModel:
     """Return a model that calls a tool `calls` times in a turn and then answers `done`."""
-    made = count(1)
+    numbers = count(1)
     state = {"left": calls}
 
     def reply(messages: Sequence[BaseMessage]) -> str | AIMessage:
@@ -51,13 +51,13 @@ def calling_tool(calls: int, tool: str = "look", prefix: str = "c") -> FakeModel
             state["left"] = calls
             return "done"
         state["left"] -= 1
-        call = {"name": tool, "args": {"what": "x"}, "id": f"{prefix}{next(made)}"}
+        call = {"name": tool, "args": {"what": "x"}, "id": f"{prefix}{next(numbers)}"}
         return AIMessage("", tool_calls=[call])
 
     return FakeModel(reply=reply)
 
 
-def failing(error: type[Exception] = ConnectionError) -> FakeModel:
+def make_failing_model(error: type[Exception] = ConnectionError) -> FakeModel:
     """Return a model whose calls raise an error."""
 
     def reply(messages: Sequence[BaseMessage]) -> str:

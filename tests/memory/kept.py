@@ -1,4 +1,4 @@
-"""What tests of collections, tools and the gate do: call, list, judge, keep."""
+"""Helpers for tests of collections, tools and the gate: call, list, judge and store memories."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ NAMESPACE = ("memories", "ann")
 TEA, COFFEE, GHENT = "Ann drinks tea", "Ann drinks coffee", "Ann lives in Ghent"
 
 
-def done(colour: str, owner: Any, name: str, *args: Any, **named: Any) -> Any:
-    """What a method gives, in either form."""
-    if colour == "sync":
-        return getattr(owner, name)(*args, **named)
-    return asyncio.run(getattr(owner, f"a{name}")(*args, **named))
+def call_method(call_mode: str, target: Any, method: str, *args: Any, **named: Any) -> Any:
+    """Call a method in its synchronous or asynchronous form and return the result."""
+    if call_mode == "sync":
+        return getattr(target, method)(*args, **named)
+    return asyncio.run(getattr(target, f"a{method}")(*args, **named))
 
 
-def asked(colour: str, tool: Any, config: Any = ANN, /, **arguments: Any) -> ToolMessage:
-    """What a model is told that calls a tool."""
+def call_tool(call_mode: str, tool: Any, config: Any = ANN, /, **arguments: Any) -> ToolMessage:
+    """Call a tool as a model does, and return the message that the model gets."""
     call = {"name": tool.name, "args": arguments, "id": "c1", "type": "tool_call"}
-    found = done(colour, tool, "invoke", call, config)
-    assert isinstance(found, ToolMessage)
-    assert len(found.text) < 700
-    return found
+    answer = call_method(call_mode, tool, "invoke", call, config)
+    assert isinstance(answer, ToolMessage)
+    assert len(answer.text) < 700
+    return answer
 
 
-def texts(collection: Collection, config: Any = ANN) -> list[str]:
-    """The texts of a user's memories, in order."""
+def list_memory_texts(collection: Collection, config: Any = ANN) -> list[str]:
+    """Return the texts of a user's memories, sorted."""
     return sorted(memory.text for memory in collection.list(config=config))
 
 
-def judged(gate: Gate, adapter: StoreAdapter, *candidates: Candidate) -> list[Verdict]:
-    """The verdicts on candidates for memories of Ann's."""
+def judge_candidates(gate: Gate, adapter: StoreAdapter, *candidates: Candidate) -> list[Verdict]:
+    """Return the verdicts on candidates for Ann's memories."""
     return run(gate.judge(candidates, adapter, NAMESPACE))
 
 
-def verdict(gate: Gate, adapter: StoreAdapter, text: str, **fields: Any) -> Verdict:
-    """The verdict on one candidate."""
-    [only] = judged(gate, adapter, Candidate(text, **fields))
+def judge_text(gate: Gate, adapter: StoreAdapter, text: str, **fields: Any) -> Verdict:
+    """Return the verdict on one candidate."""
+    [only] = judge_candidates(gate, adapter, Candidate(text, **fields))
     return only
 
 
-def remember(adapter: StoreAdapter, key: str, text: str, kind: str = "fact") -> None:
-    """Keep a memory of Ann's without a gate."""
+def write_memory(adapter: StoreAdapter, key: str, text: str, kind: str = "fact") -> None:
+    """Store a memory of Ann's without a gate."""
     run(adapter.write([build_put(NAMESPACE, key, {"text": text, "kind": kind})]))

@@ -1,4 +1,4 @@
-"""An implementation of RFC 6902 that shares nothing with perdure's: add, replace and remove."""
+"""An independent implementation of the operations add, replace and remove of RFC 6902."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ class NotApplicable(Exception):
     """The patch cannot be applied."""
 
 
-def oracle(document: Any, operations: list[dict[str, Any]]) -> Any:
-    """What becomes of a document; operations on the whole of it are not applicable."""
-    out = copy.deepcopy(document)
+def apply_reference_patch(document: Any, operations: list[dict[str, Any]]) -> Any:
+    """Return the patched document. Operations on the whole document are not applicable."""
+    patched = copy.deepcopy(document)
     for operation in operations:
-        *parents, last = _path(operation["path"])
-        container = out
+        *parents, last = _parse_pointer(operation["path"])
+        container = patched
         for name in parents:
-            container = _child(container, name)
-        _change(container, last, operation["op"], copy.deepcopy(operation.get("value")))
-    return out
+            container = _get_child(container, name)
+        _apply_operation(container, last, operation["op"], copy.deepcopy(operation.get("value")))
+    return patched
 
 
-def _path(pointer: str) -> list[str]:
+def _parse_pointer(pointer: str) -> list[str]:
     if not pointer:
         raise NotApplicable
     return [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")][1:]
 
 
-def _child(container: Any, name: str) -> Any:
+def _get_child(container: Any, name: str) -> Any:
     match container:
         case dict() if name in container:
             return container[name]
-        case list() if name in _indices(len(container)):
+        case list() if name in _valid_indices(len(container)):
             return container[int(name)]
     raise NotApplicable
 
 
-def _change(container: Any, name: str, op: str, value: Any) -> None:
+def _apply_operation(container: Any, name: str, op: str, value: Any) -> None:
     match container, op:
         case dict(), "add":
             container[name] = value
@@ -47,15 +47,15 @@ def _change(container: Any, name: str, op: str, value: Any) -> None:
             del container[name]
         case list(), "add" if name == "-":
             container.append(value)
-        case list(), "add" if name in _indices(len(container) + 1):
+        case list(), "add" if name in _valid_indices(len(container) + 1):
             container.insert(int(name), value)
-        case list(), "replace" if name in _indices(len(container)):
+        case list(), "replace" if name in _valid_indices(len(container)):
             container[int(name)] = value
-        case list(), "remove" if name in _indices(len(container)):
+        case list(), "remove" if name in _valid_indices(len(container)):
             del container[int(name)]
         case _:
             raise NotApplicable
 
 
-def _indices(count: int) -> set[str]:
+def _valid_indices(count: int) -> set[str]:
     return {str(number) for number in range(count)}

@@ -1,4 +1,4 @@
-"""What is remembered in the tests of recall: turns and facts put by hand, as forming puts them."""
+"""Memories for the tests of recall: turns and facts, stored as the extraction stores them."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ ANN = ("memories", "ann")
 AS_ANN: RunnableConfig = {"configurable": {"user_id": "ann"}}
 
 
-def fact(key: str, text: str, kind: str = FACT, **source: Any) -> PutItem:
-    """The operation that keeps a fact of Ann's."""
+def build_fact_put(key: str, text: str, kind: str = FACT, **source: Any) -> PutItem:
+    """Return the operation that stores one of Ann's facts."""
     provenance = Provenance(**source) if source else None
     return build_put(ANN, key, {"text": text, "kind": kind}, provenance=provenance)
 
 
-def turns(thread_id: str, at: datetime, *texts: str) -> Iterator[PutItem]:
-    """The operations that keep what was said on a thread, a memory for each message."""
+def iter_turn_puts(thread_id: str, at: datetime, *texts: str) -> Iterator[PutItem]:
+    """Yield the operations that store the messages of a thread, one memory for each."""
     for position, text in enumerate(texts):
         key = f"{thread_id}-{position}"
         source = Provenance(thread_id, None, (key,), "user", "user", position, at)
         yield build_put(ANN, key, {"text": text, "kind": TURN}, provenance=source)
 
 
-def filled(*puts: PutItem, **options: Any) -> SQLiteStore:
-    """A store in memory with some memories; without an embedder, if nothing else is said."""
+def open_filled_store(*puts: PutItem, **options: Any) -> SQLiteStore:
+    """Return a store in memory that holds `puts`, without an embedder unless `options` sets one."""
     store = SQLiteStore.open(":memory:", **{"index": None, **options})
     store.batch(puts)
     return store
 
 
-def keys(memories: Sequence[Memory]) -> list[str]:
+def list_keys(memories: Sequence[Memory]) -> list[str]:
     return [memory.key for memory in memories]

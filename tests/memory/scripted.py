@@ -1,4 +1,4 @@
-"""Answers from which no text comes: none, calls, cut off; a model that gives them, its client."""
+"""Model answers without text, a server that gives them, and its client."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ TOO_LONG: Final = Failure(400, "context_length_exceeded: this model takes 500 to
 
 
 class ScriptedServer(OpenAIServer):
-    """See `OpenAIServer`."""
+    """An OpenAI server that follows a script, see `OpenAIServer`."""
 
-    def asked_for(self, request: int = -1) -> str:
-        """What the last message of a request says."""
+    def read_last_message(self, request: int = -1) -> str:
+        """Return the text of the last message of a request."""
         return str(self.shown(request)[-1][1])
 
 
-def client(server: OpenAIServer, **options: Any) -> ChatOpenAI:
-    """A client that tries nothing again by itself."""
-    given = {"model": "scripted", "api_key": "any", "max_retries": 0, **options}
-    return ChatOpenAI(base_url=server.base_url, **given)
+def make_client(server: OpenAIServer, **options: Any) -> ChatOpenAI:
+    """Return a client that does not retry."""
+    settings = {"model": "scripted", "api_key": "any", "max_retries": 0, **options}
+    return ChatOpenAI(base_url=server.base_url, **settings)
 
 
-def numbered(name: str = "summary") -> Callable[[dict[str, Any]], str]:
-    """A script without an end: `summary 1`, `summary 2` …"""
-    count = iter(range(1, 1_000_000))
-    return lambda body: f"{name} {next(count)}"
+def make_numbered_script(prefix: str = "summary") -> Callable[[dict[str, Any]], str]:
+    """Return an endless script: `summary 1`, `summary 2`, and so on."""
+    numbers = iter(range(1, 1_000_000))
+    return lambda body: f"{prefix} {next(numbers)}"

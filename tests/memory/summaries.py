@@ -1,4 +1,4 @@
-"""A node that summarises, conversations for it, and a graph that has it."""
+"""Summarization nodes, conversations for them, and a graph that contains one."""
 
 from __future__ import annotations
 
@@ -26,35 +26,38 @@ from perdure.memory.summary import (
 from perdure.memory.tokens import token_counter
 from tests.memory.scripted import (
     ScriptedServer,
-    client,
+    make_client,
 )
 
 COUNTER = token_counter("approximate")
 THREAD: Any = {"configurable": {"thread_id": "t"}}
 
 
-def node(server: ScriptedServer, **options: Any) -> Summarize:
-    """A node that summarises all but the newest turn; some options are those of the call."""
-    called = {name: options.pop(name) for name in ("timeout_s", "retries") if name in options}
+def make_summarize_node(server: ScriptedServer, **options: Any) -> Summarize:
+    """Return a node that summarizes all but the newest turn.
+
+    Some options belong to the model call.
+    """
+    call_options = {name: options.pop(name) for name in ("timeout_s", "retries") if name in options}
     window = options.pop("window", None)
-    model = client(server, **({"profile": {"max_input_tokens": window}} if window else {}))
-    given = {"trigger": ("messages", 5), "keep": ("messages", 1), **options}
-    return summarize(ModelCall(model, backoff_s=0.0, **called), **given)
+    model = make_client(server, **({"profile": {"max_input_tokens": window}} if window else {}))
+    node_options = {"trigger": ("messages", 5), "keep": ("messages", 1), **options}
+    return summarize(ModelCall(model, backoff_s=0.0, **call_options), **node_options)
 
 
-def turns(count: int, start: int = 1) -> list[AnyMessage]:
-    """Turns of two messages, `q1 a1 q2 a2 …`, of which the last awaits its answer."""
-    talk: list[AnyMessage] = []
+def make_turns(count: int, start: int = 1) -> list[AnyMessage]:
+    """Return turns of two messages, `q1 a1 q2 a2 …`. The last question has no answer."""
+    messages: list[AnyMessage] = []
     for n in range(start, start + count):
-        talk += [HumanMessage(f"q{n}", id=f"q{n}"), AIMessage(f"a{n}", id=f"a{n}")]
-    return talk[:-1]
+        messages += [HumanMessage(f"q{n}", id=f"q{n}"), AIMessage(f"a{n}", id=f"a{n}")]
+    return messages[:-1]
 
 
-def chat(
+def build_chat_graph(
     server: ScriptedServer, summary: Summarize, state: Any = SummaryState, **options: Any
 ) -> Any:
-    """START -> summarise -> respond -> END, as a user would write it."""
-    model = client(server)
+    """Return the graph START -> summarize -> respond -> END, as a user would write it."""
+    model = make_client(server)
 
     def respond(state: Any) -> Any:
         return {"messages": [model.invoke(summary.select_messages(state["messages"], state))]}
@@ -73,8 +76,8 @@ def chat(
     return builder.compile(**options)
 
 
-def presented(messages: Any, summary: Summary | None) -> list[Any]:
-    """Messages as the model is shown them with a summary."""
+def present_messages(messages: Any, summary: Summary | None) -> list[Any]:
+    """Return the messages as the model gets them with a summary."""
     return add_summary(ModelInput.from_messages(remove_summary(messages)[1]), summary).to_messages()
 
 
@@ -83,17 +86,17 @@ def without_digests(summary: Any) -> dict[str, Any]:
     return {name: value for name, value in summary.items() if name != "digests"}
 
 
-def says(text: str) -> Any:
+def build_user_input(text: str) -> Any:
     return {"messages": [HumanMessage(text)]}
 
 
-def texts(messages: Any) -> list[str]:
+def list_texts(messages: Any) -> list[str]:
     return [message.text for message in messages]
 
 
-def invoked(summary: Summarize, state: Any) -> Any:
+def invoke_sync(summary: Summarize, state: Any) -> Any:
     return summary.invoke(state)
 
 
-def awaited(summary: Summarize, state: Any) -> Any:
+def invoke_async(summary: Summarize, state: Any) -> Any:
     return asyncio.run(summary.ainvoke(state))

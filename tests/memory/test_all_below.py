@@ -13,7 +13,7 @@ from perdure.errors import ConfigurationError
 from perdure.memory import recall, use_memories
 from perdure.memory.records import TURN, build_put
 from perdure.stores import Provenance, SQLiteStore
-from tests.memory.remembered import ANN, AS_ANN, fact, filled
+from tests.memory.remembered import ANN, AS_ANN, build_fact_put, open_filled_store
 
 FACTS = (
     "Ann lives in Ghent",
@@ -27,7 +27,9 @@ VOICES = ("Does Ann play the oboe?", "Do I play the oboe?", "Does she play the o
 
 
 def facts(**options: Any) -> SQLiteStore:
-    return filled(*(fact(text, text) for text in FACTS), index="offline", **options)
+    return open_filled_store(
+        *(build_fact_put(text, text) for text in FACTS), index="offline", **options
+    )
 
 
 def shown(store: SQLiteStore, text: str, **options: Any) -> list[str]:
@@ -51,7 +53,7 @@ def test_all_memories_of_a_person_who_has_few() -> None:
 
 def test_all_memories_without_an_embedder() -> None:
     """Those that have no word of the question come last."""
-    with filled(*(fact(text, text) for text in FACTS)) as store:
+    with open_filled_store(*(build_fact_put(text, text) for text in FACTS)) as store:
         every = shown(store, "figs", all_below=20)
 
     assert every[0] == "Ann likes figs"
@@ -113,7 +115,7 @@ def test_turns_of_a_conversation_are_about_nobody() -> None:
         for at in [datetime(2026, 1, 1, tzinfo=UTC)]
         for number, (actor, text) in enumerate(said * 3)
     ]
-    with filled(*puts) as store:
+    with open_filled_store(*puts) as store:
         mine, plain = (
             store.search(ANN, query=query, limit=1)[0].score for query in ("my gate", "gate")
         )

@@ -15,7 +15,7 @@ from perdure import SQLiteCheckpointer
 from perdure.memory import Extraction, recall
 from perdure.memory.quotation import read_message_text, render_message
 from perdure.stores import SQLiteStore
-from tests.memory.threads import ANN, graph_of, say, texts, user
+from tests.memory.threads import ANN, build_graph, read_memory_texts, send_messages, user_config
 
 PNG = base64.b64encode(bytes(range(256)) * 3).decode()
 SIGNED = "https://bucket.example/u/7f.png?X-Amz-Signature=5d41402abc4b2a76b9719d911017c592"
@@ -171,8 +171,8 @@ def said_and_read() -> Any:
 
     def remembered(*messages: BaseMessage) -> SQLiteStore:
         with SQLiteCheckpointer.open(":memory:") as saver:
-            say(graph_of(saver, answers=False), "t", *messages)
-            Extraction(saver, store).extract("t", user())
+            send_messages(build_graph(saver, answers=False), "t", *messages)
+            Extraction(saver, store).extract("t", user_config())
         return store
 
     with SQLiteStore.open(":memory:", index=None) as store:
@@ -188,12 +188,12 @@ def test_an_attachment_is_found_by_what_it_is_called_and_says(said_and_read: Any
         HumanMessage([picture], id="m3"),
     )
 
-    assert sorted(texts(store)) == [
+    assert sorted(read_memory_texts(store)) == [
         f"user: Keep this\n[text-plain lease.txt]\n{LETTER}",
         "user: [image A red canoe]",
     ]
     for query, word in (("How much does the tenant pay?", "900 euros"), ("canoe", "red canoe")):
-        assert word in recall(query, store=store, config=user()).memories[0].text
+        assert word in recall(query, store=store, config=user_config()).memories[0].text
 
 
 def test_an_edited_attachment_is_another_message() -> None:
@@ -202,13 +202,13 @@ def test_an_edited_attachment_is_another_message() -> None:
         SQLiteCheckpointer.open(":memory:") as saver,
         SQLiteStore.open(":memory:", index=None) as store,
     ):
-        graph, extraction = graph_of(saver, answers=False), Extraction(saver, store)
+        graph, extraction = build_graph(saver, answers=False), Extraction(saver, store)
         for name in ("lease.pdf", "lease-2.pdf"):
             content: Any = [{"type": "text", "text": "Keep this"}, {"type": "file", "name": name}]
-            say(graph, "t", HumanMessage(content, id="m1"))
-            extraction.extract("t", user())
+            send_messages(graph, "t", HumanMessage(content, id="m1"))
+            extraction.extract("t", user_config())
 
-        assert texts(store) == ["user: Keep this\n[file lease-2.pdf]"]
+        assert read_memory_texts(store) == ["user: Keep this\n[file lease-2.pdf]"]
         assert len(store.history(ANN, store.search(ANN)[0].key)) == 2
 
 

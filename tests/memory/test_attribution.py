@@ -23,7 +23,7 @@ from perdure.memory.collection import Collection, Quarantine
 from perdure.memory.reducers import ChatState
 from perdure.memory.tools import Attribution, manage_memory, search_memory
 from perdure.stores import Provenance, SQLiteStore
-from tests.memory.scripted import client
+from tests.memory.scripted import make_client
 from tests.openai_server import Answer, OpenAIServer
 
 ANN: Any = {"configurable": {"user_id": "ann", "thread_id": "t"}}
@@ -121,15 +121,15 @@ def calls(name: str, **arguments: Any) -> Answer:
 
 def agent_of(kind: str, server: OpenAIServer, **options: Any) -> Any:
     if kind == "memory_agent":
-        return memory_agent(client(server), [fetch], **options)
+        return memory_agent(make_client(server), [fetch], **options)
     tools = [manage_memory(), search_memory(), fetch]
-    return create_agent(client(server), tools, **options)
+    return create_agent(make_client(server), tools, **options)
 
 
 @pytest.mark.parametrize("kind", ["memory_agent", "create_agent"])
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("call_mode", ["sync", "async"])
 def test_a_page_that_says_what_the_user_wants(
-    store: SQLiteStore, tmp_path: Path, kind: str, colour: str
+    store: SQLiteStore, tmp_path: Path, kind: str, call_mode: str
 ) -> None:
     """It waits for review, and the model is told; the user's wish is kept."""
     script: list[str | Answer] = [
@@ -146,7 +146,7 @@ def test_a_page_that_says_what_the_user_wants(
     ):
         agent = agent_of(kind, server, store=store, checkpointer=saver)
         state = {"messages": [("human", "I save for a canoe. Read these pages on banks.")]}
-        if colour == "sync":
+        if call_mode == "sync":
             out = agent.invoke(state, ANN)["messages"]
         else:
             out = asyncio.run(agent.ainvoke(state, ANN))["messages"]

@@ -26,8 +26,13 @@ from perdure.memory import MemoryMiddleware, expand, remember_turns, summarize, 
 from perdure.memory import background_summary as module
 from perdure.memory.model_call import ModelCall
 from perdure.memory.summary import HEADING, Summarize, SummaryState
-from tests.memory.fake_models import FakeModel, answering, calling_tool, failing
-from tests.memory.summaries import texts, turns
+from tests.memory.fake_models import (
+    FakeModel,
+    make_answering_model,
+    make_failing_model,
+    make_tool_calling_model,
+)
+from tests.memory.summaries import list_texts, make_turns
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 EARLY = 6  # messages after which a summary is written: three quarters of eight
@@ -67,16 +72,16 @@ def in_background(scribe: FakeModel, **options: Any) -> Summarize:
 
 def agent_of(summary: Summarize, saver: Any, model: Any = None) -> Any:
     middleware = [MemoryMiddleware(summary)]
-    return create_agent(model or answering(), middleware=middleware, checkpointer=saver)
+    return create_agent(model or make_answering_model(), middleware=middleware, checkpointer=saver)
 
 
 def chat_of(summary: Summarize, saver: Any, model: Any = None) -> Any:
-    return chat_graph(model or answering(), memory=[summary], checkpointer=saver)
+    return chat_graph(model or make_answering_model(), memory=[summary], checkpointer=saver)
 
 
 def plain_of(summary: Summarize, saver: Any, model: Any = None) -> Any:
     """Return a graph of a user's own, with the node after the answer."""
-    answers, shown = model or answering(), view(summary)
+    answers, shown = model or make_answering_model(), view(summary)
     builder = StateGraph(SummaryState)
     builder.add_node("respond", lambda state: {"messages": [answers.invoke(shown(state))]})
     builder.add_node("summarize", summary)
@@ -84,9 +89,9 @@ def plain_of(summary: Summarize, saver: Any, model: Any = None) -> Any:
     return builder.compile(checkpointer=saver)
 
 
-def said_to(graph: Any, text: str, colour: str = "sync", **options: Any) -> Any:
+def said_to(graph: Any, text: str, call_mode: str = "sync", **options: Any) -> Any:
     asked: Any = {"messages": [HumanMessage(text)]}
-    if colour == "sync":
+    if call_mode == "sync":
         return graph.invoke(asked, CONFIG, **options)
     return asyncio.run(graph.ainvoke(asked, CONFIG, **options))
 
@@ -101,27 +106,27 @@ everywhere = pytest.mark.parametrize("make", [agent_of, chat_of, plain_of])
 @everywhere
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 def test_a_summary_is_written_after_the_turn(
-    make: Any, durability: Any, colour: str, file_saver: SQLiteCheckpointer
+    make: Any, durability: Any, call_mode: str, file_saver: SQLiteCheckpointer
 ) -> None:
     """The state has it at once, the next turn shows it and removes what it stands for."""
-    model, scribe = answering(), answering("summary")
+    model, scribe = make_answering_model(), make_answering_model("summary")
     summary = in_background(scribe)
     graph = make(summary, file_saver, model)
     for number in range(1, 4):
-        said_to(graph, f"q{number}", colour, durability=durability)
+        said_to(graph, f"q{number}", call_mode, durability=durability)
         assert summary.flush(30)
         assert len(scribe.requests) == (2 * number >= EARLY)
     stored = graph.get_state(CONFIG).values
     before = len(stored["messages"])
-    out = said_to(graph, "q4", colour, durability=durability)
+    out = said_to(graph, "q4", call_mode, durability=durability)
 
     assert stored["summary"]["text"] == "summary 1"
     assert before == 6
-    assert texts(model.requests[-1][1:]) == ["q3", "answer 3", "q4"]
+    assert list_texts(model.requests[-1][1:]) == ["q3", "answer 3", "q4"]
     assert model.requests[-1][0].text == f"{HEADING}:\n\nsummary 1"
-    assert texts(out["messages"]) == ["q3", "answer 3", "q4", "answer 4"]
+    assert list_texts(out["messages"]) == ["q3", "answer 3", "q4", "answer 4"]
     assert out["summary"]["count"] == len(out["summarized"]) == 4
-    assert texts(expand(file_saver, CONFIG)) == ["q1", "answer 1", "q2", "answer 2"]
+    assert list_texts(expand(file_saver, CONFIG)) == ["q1", "answer 1", "q2", "answer 2"]
     assert [item.value.text for item in file_saver.history("t")][:3] == ["q1", "answer 1", "q2"]
     assert branches(file_saver) == []
 
@@ -131,7 +136,7 @@ def test_a_conversation_goes_on_with_one_summary_after_the_other(
     make: Any, file_saver: SQLiteCheckpointer
 ) -> None:
     """No turn waits for a summary, and each message is told once."""
-    model, scribe = answering(), answering("summary")
+    model, scribe = make_answering_model(), make_answering_model("summary")
     summary = in_background(scribe)
     graph, waited = make(summary, file_saver, model), []
     for number in range(1, 21):
@@ -200,7 +205,7 @@ def test_a_run_that_began_before_the_summary_was_stored_drops_it(
     after = graph.get_state(CONFIG).values
 
     assert between["summary"]["text"] == "summary 1"
-    assert texts(after["messages"])[-2:] == ["q4", "answer"]
+    assert list_texts(after["messages"])[-2:] == ["q4", "answer"]
     assert after["summary"]["count"] == 6
     assert branches(file_saver) == []
     assert [item.branch for item in file_saver.history("t")] == [False] * 8
@@ -214,7 +219,9 @@ def test_overlapping_turns_show_no_branch_from_a_summary(
 
     Turns that take the lock lose nothing. Of others only turns make branches, as without summaries.
     """
-    summary = in_background(answering("summary"), trigger=("messages", 4), keep=("messages", 1))
+    summary = in_background(
+        make_answering_model("summary"), trigger=("messages", 4), keep=("messages", 1)
+    )
     graph = agent_of(summary, file_saver)
 
     async def talk(number: int) -> None:
@@ -254,7 +261,7 @@ def test_a_turn_that_reaches_the_trigger_waits_for_the_summary(
         """Look something up."""
         return "found"
 
-    model, scribe = calling_tool(12), answering("summary")
+    model, scribe = make_tool_calling_model(12), make_answering_model("summary")
     summary = in_background(scribe)
     middleware = [MemoryMiddleware(summary)]
     agent: Any = create_agent(model, [look], middleware=middleware, checkpointer=file_saver)
@@ -295,7 +302,7 @@ def test_what_happens_to_the_thread_meanwhile_is_not_undone(
 
 def test_a_thread_that_waits_for_a_person_gets_no_summary(file_saver: SQLiteCheckpointer) -> None:
     """Its answer belongs to the checkpoint that asked."""
-    scribe = answering("summary")
+    scribe = make_answering_model("summary")
     summary = in_background(scribe)
 
     def ask(state: Any) -> Any:
@@ -303,7 +310,7 @@ def test_a_thread_that_waits_for_a_person_gets_no_summary(file_saver: SQLiteChec
 
     builder = StateGraph(SummaryState).add_node("ask", ask).add_edge(START, "ask")
     graph = builder.compile(checkpointer=file_saver)
-    graph.invoke({"messages": turns(4)}, CONFIG)
+    graph.invoke({"messages": make_turns(4)}, CONFIG)
 
     assert summary.summarize_thread(file_saver, "t") is False
     assert scribe.requests == []
@@ -318,15 +325,15 @@ def test_a_subgraph_and_a_run_without_a_thread_wait_for_their_summary(
     file_saver: SQLiteCheckpointer,
 ) -> None:
     """There the summary is written within the turn, as without `background`."""
-    scribe = answering("summary")
+    scribe = make_answering_model("summary")
     summary = in_background(scribe)
-    inner = create_agent(answering(), middleware=[MemoryMiddleware(summary)])
+    inner = create_agent(make_answering_model(), middleware=[MemoryMiddleware(summary)])
     builder = StateGraph(SummaryState).add_node("agent", inner).add_edge(START, "agent")
     nested, alone = builder.compile(checkpointer=file_saver), inner
-    out = nested.invoke({"messages": [*turns(5)]}, CONFIG)
+    out = nested.invoke({"messages": [*make_turns(5)]}, CONFIG)
     assert out["summary"]["text"] == "summary 1"
 
-    given: Any = {"messages": [*turns(5)]}
+    given: Any = {"messages": [*make_turns(5)]}
     assert alone.invoke(given)["summary"]["text"] == "summary 2"
     assert summary.flush(30)
     assert len(scribe.requests) == 2
@@ -337,7 +344,7 @@ def test_a_failure_is_logged_and_tried_again_after_the_next_turn(
     make: Any, file_saver: SQLiteCheckpointer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log names the thread."""
-    scribe = failing()
+    scribe = make_failing_model()
     summary = in_background(scribe, trigger=("messages", 20), keep=("messages", 2))
     graph = make(summary, file_saver)
     with caplog.at_level(logging.WARNING, "perdure"):
@@ -359,7 +366,7 @@ def test_a_run_that_does_not_end_is_given_up(
 ) -> None:
     """That is logged too."""
     monkeypatch.setattr(module, "_RUN_TIMEOUT_S", 0.1)
-    scribe = answering("summary")
+    scribe = make_answering_model("summary")
     summary = in_background(scribe)
 
     def fail(state: Any) -> Any:
@@ -369,7 +376,7 @@ def test_a_run_that_does_not_end_is_given_up(
     builder.add_edge(START, "summarize").add_edge("summarize", "fail")
     graph = builder.compile(checkpointer=file_saver)
     with pytest.raises(ValueError, match="no"):
-        graph.invoke({"messages": [*turns(4), AIMessage("a4")]}, CONFIG)
+        graph.invoke({"messages": [*make_turns(4), AIMessage("a4")]}, CONFIG)
     assert summary.flush(30)
 
     assert scribe.requests == []
@@ -390,20 +397,20 @@ def test_the_end_of_the_process_is_not_waited_for(
     assert all(t.daemon for t in threading.enumerate() if t.name == "perdure-summary")
     held.let_go.set()
     assert asyncio.run(summary.aflush(30)) is True
-    assert summarize(answering()).flush() is True
+    assert summarize(make_answering_model()).flush() is True
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("call_mode", ["sync", "async"])
 def test_a_thread_is_summarised_by_a_job_of_ones_own(
-    colour: str, file_saver: SQLiteCheckpointer
+    call_mode: str, file_saver: SQLiteCheckpointer
 ) -> None:
     """Without `background`, after the run, by any process."""
-    scribe = answering("summary")
+    scribe = make_answering_model("summary")
     summary = summarize(scribe, trigger=("messages", 8), keep=("messages", 2))
     graph = agent_of(summary, file_saver)
 
     def summarized() -> bool:
-        if colour == "sync":
+        if call_mode == "sync":
             return bool(summary.summarize_thread(file_saver, "t"))
         return asyncio.run(summary.asummarize_thread(file_saver, "t"))
 
@@ -417,24 +424,26 @@ def test_a_thread_is_summarised_by_a_job_of_ones_own(
 
 def test_a_job_of_ones_own_that_cannot_summarise(file_saver: SQLiteCheckpointer) -> None:
     """An unknown thread, a model that fails."""
-    summary = summarize(answering(), trigger=("messages", 4))
+    summary = summarize(make_answering_model(), trigger=("messages", 4))
     with pytest.raises(UnknownThread, match="'t'"):
         summary.summarize_thread(file_saver, "t")
-    down = summarize(ModelCall(failing(), retries=0), trigger=("messages", 4), on_failure="raise")
-    given: list[AnyMessage] = [*turns(4), AIMessage("a4")]
-    plain_of(summarize(answering()), file_saver).invoke(
+    down = summarize(
+        ModelCall(make_failing_model(), retries=0), trigger=("messages", 4), on_failure="raise"
+    )
+    given: list[AnyMessage] = [*make_turns(4), AIMessage("a4")]
+    plain_of(summarize(make_answering_model()), file_saver).invoke(
         {"messages": given}, {"configurable": {"thread_id": "u"}}
     )
     with pytest.raises(SummaryFailed):
         down.summarize_thread(file_saver, "u")
     with pytest.raises(ConfigurationError, match="background is 'yes'"):
-        summarize(answering(), background="yes")  # type: ignore[arg-type]
+        summarize(make_answering_model(), background="yes")  # type: ignore[arg-type]
 
 
 @everywhere
 def test_on_each_backend(make: Any, saver: Any) -> None:
     """Also on Postgres: the summary is stored, applied by the next turn, and makes no branch."""
-    summary = in_background(answering("summary"))
+    summary = in_background(make_answering_model("summary"))
     graph = make(summary, saver)
     for number in range(1, 8):
         out = said_to(graph, f"q{number}")
@@ -461,8 +470,8 @@ class DeltaState(SummaryState, total=False):
 
 def test_messages_of_a_delta_channel_are_summarised(file_saver: SQLiteCheckpointer) -> None:
     """As in deep agents."""
-    scribe = answering("summary")
-    summary, answers = in_background(scribe), answering()
+    scribe = make_answering_model("summary")
+    summary, answers = in_background(scribe), make_answering_model()
     builder = StateGraph(DeltaState)
     builder.add_node("respond", lambda state: {"messages": [answers.invoke(state["messages"])]})
     builder.add_node("summarize", summary)
@@ -474,20 +483,20 @@ def test_messages_of_a_delta_channel_are_summarised(file_saver: SQLiteCheckpoint
 
     assert len(scribe.requests) == 3  # after the third, the fifth and the seventh turn
     assert out["summary"]["count"] == len(out["summarized"]) == 8
-    assert texts(out["messages"])[0] == "q5"
+    assert list_texts(out["messages"])[0] == "q5"
     assert len(file_saver.history("t")) == 14
 
 
 def test_langgraphs_own_saver_works_too() -> None:
     """Without a lock between processes, a summary is still dropped if the head has changed."""
-    summary = in_background(answering("summary"))
+    summary = in_background(make_answering_model("summary"))
     saver = InMemorySaver()
     graph = agent_of(summary, saver)
     for number in range(1, 5):
         out = said_to(graph, f"q{number}")
         assert summary.flush(30)
 
-    assert texts(out["messages"]) == ["q3", "answer 3", "q4", "answer 4"]
+    assert list_texts(out["messages"]) == ["q3", "answer 3", "q4", "answer 4"]
 
 
 def test_learners_remember_before_a_summary_in_the_background(
@@ -497,9 +506,11 @@ def test_learners_remember_before_a_summary_in_the_background(
     from langgraph.store.memory import InMemoryStore
 
     store = InMemoryStore()
-    summary = in_background(answering("summary"))
+    summary = in_background(make_answering_model("summary"))
     middleware = [MemoryMiddleware(summary, remember_turns(store, namespace=("m",)))]
-    agent: Any = create_agent(answering(), middleware=middleware, checkpointer=file_saver)
+    agent: Any = create_agent(
+        make_answering_model(), middleware=middleware, checkpointer=file_saver
+    )
     for number in range(1, 9):
         said_to(agent, f"the question {number}")
         assert summary.flush(30)

@@ -25,7 +25,7 @@ from perdure.memory.records import EPISODE, FACT, StoreAdapter
 from perdure.memory.thread_messages import ThreadMessage
 from perdure.stores import SQLiteStore
 from perdure.stores.normal_form import hash_normal_form
-from tests.memory.threads import ANN, kept
+from tests.memory.threads import ANN, read_memories
 
 DAYS = [datetime(2026, month, 1, tzinfo=UTC) for month in range(1, 6)]
 
@@ -149,7 +149,7 @@ def test_a_memory_that_is_gone_is_not_changed(scope: Scope) -> None:
     said = batch(HumanMessage("I live in Ghent", id="a"))
 
     assert write(Proposal((), [revision(said, "home", "x")]), scope) == [("refused", "home")]
-    assert kept(scope.adapter.store) == []
+    assert read_memories(scope.adapter.store) == []
 
 
 def test_an_episode_of_the_same_messages_is_one(scope: Scope) -> None:

@@ -21,7 +21,7 @@ from perdure.errors import (
 from perdure.memory.collection import Collection
 from perdure.memory.extractors import build_turn_key
 from perdure.stores import Provenance, SQLiteStore
-from tests.memory.kept import ANN, BO, COFFEE, GHENT, TEA, done, texts
+from tests.memory.kept import ANN, BO, COFFEE, GHENT, TEA, call_method, list_memory_texts
 
 
 class Taste(BaseModel):
@@ -35,11 +35,11 @@ class Taste(BaseModel):
 # -- adding
 
 
-def test_what_is_added_is_there(store: Any, colour: str) -> None:
+def test_what_is_added_is_there(store: Any, call_mode: str) -> None:
     """With an id that can be copied, its kind, and the run it comes from; found by its words."""
     collection = Collection(store)
-    outcome = done(colour, collection, "insert", TEA, config=ANN)
-    memory = done(colour, collection, "get", outcome.key, config=ANN)
+    outcome = call_method(call_mode, collection, "insert", TEA, config=ANN)
+    memory = call_method(call_mode, collection, "get", outcome.key, config=ANN)
 
     assert outcome.change == "added"
     assert len(outcome.key) <= 10
@@ -48,8 +48,10 @@ def test_what_is_added_is_there(store: Any, colour: str) -> None:
     assert (memory.text, memory.kind, memory.previous) == (TEA, "fact", ())
     assert (memory.provenance.thread_id, memory.provenance.trust) == ("t1", "user")
     assert memory.provenance.at is not None
-    assert done(colour, collection, "search", "tea", config=ANN)[0].key == outcome.key
-    assert [found.key for found in done(colour, collection, "list", config=ANN)] == [outcome.key]
+    assert call_method(call_mode, collection, "search", "tea", config=ANN)[0].key == outcome.key
+    assert [found.key for found in call_method(call_mode, collection, "list", config=ANN)] == [
+        outcome.key
+    ]
 
 
 def test_provenance_that_is_given_is_kept(store: Any) -> None:
@@ -67,15 +69,15 @@ def test_provenance_that_is_given_is_kept(store: Any) -> None:
 
 
 @pytest.mark.parametrize("again", [TEA, "  ann drinks TEA. "])
-def test_adding_the_same_twice(store: Any, colour: str, again: str) -> None:
+def test_adding_the_same_twice(store: Any, call_mode: str, again: str) -> None:
     """It is there once, and what is returned is the key of the one that is there."""
     collection = Collection(store)
-    first = done(colour, collection, "insert", TEA, config=ANN)
-    second = done(colour, collection, "insert", again, config=ANN)
+    first = call_method(call_mode, collection, "insert", TEA, config=ANN)
+    second = call_method(call_mode, collection, "insert", again, config=ANN)
 
     assert (second.change, second.key) == ("unchanged", first.key)
     assert second.reason
-    assert texts(collection) == [TEA]
+    assert list_memory_texts(collection) == [TEA]
 
 
 def test_the_same_told_at_once(tmp_path: Path) -> None:
@@ -104,7 +106,7 @@ def test_a_key_of_ones_own(store: Any) -> None:
         collection.insert(GHENT, config=ANN, key="drink")
 
     assert outcomes == ["added", "unchanged"]
-    assert texts(collection) == [TEA]
+    assert list_memory_texts(collection) == [TEA]
 
 
 @pytest.mark.parametrize("given", ["", "  ", {"what": "tea"}, {"text": 5}, 5, None, "\ud800"])
@@ -114,7 +116,7 @@ def test_what_says_nothing_is_no_memory(store: Any, given: Any) -> None:
     with pytest.raises(InvalidValue):
         collection.insert(given, config=ANN)
 
-    assert texts(collection) == []
+    assert list_memory_texts(collection) == []
 
 
 @pytest.mark.parametrize("name", ["kind", "formerly", "provenance"])
@@ -168,7 +170,7 @@ def test_what_does_not_fit_a_schema(store: Any, given: Any) -> None:
     with pytest.raises(InvalidValue):
         collection.update(key, {"strength": 9}, config=ANN)
 
-    assert texts(collection) == [GHENT]
+    assert list_memory_texts(collection) == [GHENT]
 
 
 class Wordless(BaseModel):
@@ -201,12 +203,12 @@ def test_options_that_are_none(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("method", "change"), [("update", "updated"), ("supersede", "superseded")])
-def test_what_it_said_before_stays(store: Any, colour: str, method: str, change: str) -> None:
+def test_what_it_said_before_stays(store: Any, call_mode: str, method: str, change: str) -> None:
     """A change is a new version of the same memory, which knows the former ones."""
     collection = Collection(store)
     key = collection.insert(TEA, config=ANN).key or ""
-    outcome = done(colour, collection, method, key, COFFEE, config=ANN)
-    done(colour, collection, method, key, "Ann drinks water", config=ANN)
+    outcome = call_method(call_mode, collection, method, key, COFFEE, config=ANN)
+    call_method(call_mode, collection, method, key, "Ann drinks water", config=ANN)
     memory = collection.get(key, config=ANN)
 
     assert memory is not None
@@ -214,18 +216,18 @@ def test_what_it_said_before_stays(store: Any, colour: str, method: str, change:
     assert memory.text == "Ann drinks water"
     assert [(f.text, f.change) for f in memory.previous] == [(COFFEE, change), (TEA, change)]
     assert memory.previous[0].until >= memory.previous[1].until
-    assert texts(collection) == ["Ann drinks water"]
+    assert list_memory_texts(collection) == ["Ann drinks water"]
 
 
-def test_time_travel(ours: SQLiteStore, colour: str) -> None:
+def test_time_travel(perdure_store: SQLiteStore, call_mode: str) -> None:
     """Of perdure's store every version is left, and each moment of the past."""
-    collection = Collection(ours)
+    collection = Collection(perdure_store)
     key = collection.insert(TEA, config=ANN).key or ""
     collection.supersede(key, COFFEE, config=ANN)
-    versions = done(colour, collection, "history", key, config=ANN)
+    versions = call_method(call_mode, collection, "history", key, config=ANN)
     when = versions[0].valid_from
-    then = done(colour, collection, "get", key, config=ANN, as_of=when)
-    found = done(colour, collection, "search", "drinks", config=ANN, as_of=when)
+    then = call_method(call_mode, collection, "get", key, config=ANN, as_of=when)
+    found = call_method(call_mode, collection, "search", "drinks", config=ANN, as_of=when)
     collection.delete(key, config=ANN)
 
     assert [version.text for version in versions] == [TEA, COFFEE]
@@ -284,7 +286,7 @@ def test_a_change_to_what_another_says(store: Any, method: str) -> None:
 
     assert (outcome.change, outcome.key) == ("unchanged", drink)
     assert outcome.reason
-    assert texts(collection) == [TEA, GHENT]
+    assert list_memory_texts(collection) == [TEA, GHENT]
 
 
 def test_a_slight_correction_is_made(store: Any) -> None:
@@ -297,7 +299,7 @@ def test_a_slight_correction_is_made(store: Any) -> None:
     ]
 
     assert outcomes == ["updated", "updated"]
-    assert texts(collection) == ["Ann moved to Ghent in 2022."]
+    assert list_memory_texts(collection) == ["Ann moved to Ghent in 2022."]
 
 
 def test_changes_at_once(tmp_path: Path) -> None:
@@ -321,21 +323,23 @@ def test_changes_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["update", "supersede"])
 def test_a_change_of_another_version_is_refused(
-    ours: SQLiteStore, colour: str, method: str
+    perdure_store: SQLiteStore, call_mode: str, method: str
 ) -> None:
     """Of two changes to what was read, the second one is a conflict and writes nothing."""
-    collection = Collection(ours)
+    collection = Collection(perdure_store)
     key = collection.insert(TEA, config=ANN).key
-    done(colour, collection, method, key, COFFEE, if_version=1, config=ANN)
+    call_method(call_mode, collection, method, key, COFFEE, if_version=1, config=ANN)
 
     with pytest.raises(VersionConflict, match="at version 2, not 1"):
-        done(colour, collection, method, key, "Ann drinks water", if_version=1, config=ANN)
+        call_method(
+            call_mode, collection, method, key, "Ann drinks water", if_version=1, config=ANN
+        )
     memory = collection.get(str(key), config=ANN)
     assert memory is not None
     assert (memory.text, memory.version) == (COFFEE, 2)
 
 
-def test_what_superseded_texts_rest_on_is_past(store: Any, colour: str) -> None:
+def test_what_superseded_texts_rest_on_is_past(store: Any, call_mode: str) -> None:
     """After Ghent, Bruges and Lille, only the turn of Lille holds; each text knows its messages."""
     space = ("memories", "ann")
     for message, town in (("m1", "Ghent"), ("m2", "Bruges"), ("m3", "Lille"), ("m4", "tea")):
@@ -347,9 +351,11 @@ def test_what_superseded_texts_rest_on_is_past(store: Any, colour: str) -> None:
         return Provenance("t1", message_ids=messages, trust="user")
 
     insert = {"provenance": source("m1"), "config": ANN}
-    key = done(colour, collection, "insert", GHENT, **insert).key
+    key = call_method(call_mode, collection, "insert", GHENT, **insert).key
     for text, messages in (("Ann lives in Bruges", ("m2",)), ("Ann lives in Lille", ("m2", "m3"))):
-        done(colour, collection, "supersede", key, text, provenance=source(*messages), config=ANN)
+        call_method(
+            call_mode, collection, "supersede", key, text, provenance=source(*messages), config=ANN
+        )
     memory = collection.get(key, config=ANN)
     until = {
         message: store.get(space, build_turn_key("t1", message, 0)).value.get("until")

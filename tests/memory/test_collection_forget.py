@@ -15,24 +15,24 @@ from perdure.memory.collection import Collection
 from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate, Verdict
 from perdure.stores import SQLiteStore
-from tests.memory.kept import ANN, GHENT, TEA, done, texts
+from tests.memory.kept import ANN, GHENT, TEA, call_method, list_memory_texts
 from tests.stores.erasing import read_all_bytes
 
 # -- deleting and forgetting
 
 
-def test_a_delete(store: Any, colour: str) -> None:
+def test_a_delete(store: Any, call_mode: str) -> None:
     """It is no longer found; what is gone cannot be changed or deleted."""
     collection = Collection(store)
     key = collection.insert(TEA, config=ANN).key or ""
-    outcome = done(colour, collection, "delete", key, config=ANN)
+    outcome = call_method(call_mode, collection, "delete", key, config=ANN)
 
     assert (outcome.change, outcome.key) == ("deleted", key)
-    assert texts(collection) == []
+    assert list_memory_texts(collection) == []
     assert collection.search("tea", config=ANN) == []
     for method, arguments in (("delete", ()), ("update", (TEA,)), ("supersede", (TEA,))):
         with pytest.raises(UnknownMemory, match=key):
-            done(colour, collection, method, key, *arguments, config=ANN)
+            call_method(call_mode, collection, method, key, *arguments, config=ANN)
 
 
 def test_told_again_after_a_delete(store: Any) -> None:
@@ -47,7 +47,7 @@ def test_told_again_after_a_delete(store: Any) -> None:
     assert collection.get(key, config=ANN) is None
 
 
-def test_forgetting(tmp_path: Path, colour: str) -> None:
+def test_forgetting(tmp_path: Path, call_mode: str) -> None:
     """Nothing is left of what it ever said, in the file neither; others are as they were."""
     with SQLiteStore.open(tmp_path / "m.db", index=None) as store:
         collection = Collection(store)
@@ -55,11 +55,11 @@ def test_forgetting(tmp_path: Path, colour: str) -> None:
         collection.supersede(key, "Ann calls him quimbo", config=ANN)
         Collection(store, ("memories", "{user_id}", "deep")).insert(TEA, config=ANN, key=key)
         collection.insert(GHENT, config=ANN)
-        receipt = done(colour, collection, "forget", key, config=ANN)
+        receipt = call_method(call_mode, collection, "forget", key, config=ANN)
         past = collection.history(key, config=ANN)
-        left = texts(collection)
+        left = list_memory_texts(collection)
         with pytest.raises(UnknownMemory, match=key):
-            done(colour, collection, "forget", key, config=ANN)
+            call_method(call_mode, collection, "forget", key, config=ANN)
         deeper = store.get(("memories", "ann", "deep"), key)
 
     assert receipt.keys == ((("memories", "ann"), key),)
@@ -71,9 +71,9 @@ def test_forgetting(tmp_path: Path, colour: str) -> None:
         assert secret not in read_all_bytes(tmp_path)
 
 
-def test_forgetting_what_was_deleted(ours: SQLiteStore) -> None:
+def test_forgetting_what_was_deleted(perdure_store: SQLiteStore) -> None:
     """The past of a deleted memory goes as well."""
-    collection = Collection(ours)
+    collection = Collection(perdure_store)
     key = collection.insert(TEA, config=ANN).key or ""
     collection.delete(key, config=ANN)
     receipt = collection.forget(key, config=ANN)
@@ -83,29 +83,29 @@ def test_forgetting_what_was_deleted(ours: SQLiteStore) -> None:
 
 
 @pytest.mark.parametrize("method", ["delete", "forget"])
-def test_a_store_without_room(ours: SQLiteStore, method: str) -> None:
+def test_a_store_without_room(perdure_store: SQLiteStore, method: str) -> None:
     """It is deleted or forgotten all the same; of a delete it is told what could not be noted."""
-    scope = ours.scoped(("tenant",), max_items=3)
+    scope = perdure_store.scoped(("tenant",), max_items=3)
     collection = Collection(scope)
     key = collection.insert("Ann has run 0 marathons", config=ANN).key or ""
     for count in range(1, 5):
         collection.supersede(key, f"Ann has run {count} marathons", config=ANN)
     outcome = getattr(collection, method)(key, config=ANN)
 
-    assert texts(collection) == []
+    assert list_memory_texts(collection) == []
     assert len(collection.history(key, config=ANN)) == (5 if method == "delete" else 0)
     if method == "delete":
         assert "no room" in outcome.reason
 
 
-def test_forgetting_in_another_store(colour: str) -> None:
+def test_forgetting_in_another_store(call_mode: str) -> None:
     """It is deleted as that store does it, and the receipt does not claim more."""
     collection = Collection(InMemoryStore())
     key = collection.insert(TEA, config=ANN).key or ""
-    receipt = done(colour, collection, "forget", key, config=ANN)
+    receipt = call_method(call_mode, collection, "forget", key, config=ANN)
 
     assert (receipt.items, receipt.clean) == (1, False)
-    assert texts(collection) == []
+    assert list_memory_texts(collection) == []
 
 
 # -- the gate
@@ -119,18 +119,18 @@ def waiting(store: Any, *space: str) -> list[str]:
     return [item.value["text"] for item in store.search(("perdure", "quarantine", *space))]
 
 
-def test_what_has_to_be_reviewed(store: Any, colour: str) -> None:
+def test_what_has_to_be_reviewed(store: Any, call_mode: str) -> None:
     """It waits in quarantine, once however often it is told, and changes nothing meanwhile."""
     collection = Collection(store)
     key = collection.insert(GHENT, config=ANN).key or ""
-    added = [done(colour, collection, "insert", SECRET, config=ANN) for _ in range(2)]
-    changed = done(colour, collection, "supersede", key, f"{SECRET}, really", config=ANN)
+    added = [call_method(call_mode, collection, "insert", SECRET, config=ANN) for _ in range(2)]
+    changed = call_method(call_mode, collection, "supersede", key, f"{SECRET}, really", config=ANN)
 
     assert [outcome.change for outcome in (*added, changed)] == ["quarantined"] * 3
     assert added[0].key == added[1].key
     assert all(outcome.reason and outcome.check for outcome in (*added, changed))
     assert sorted(waiting(store, "memories", "ann")) == [SECRET, f"{SECRET}, really"]
-    assert texts(collection) == [GHENT]
+    assert list_memory_texts(collection) == [GHENT]
     assert len(collection.history(key, config=ANN)) == 1
 
 

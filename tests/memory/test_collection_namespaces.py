@@ -21,7 +21,7 @@ from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate, StoreAdapter
 from perdure.memory.reducers import ChatState
 from perdure.stores import SQLiteStore
-from tests.memory.kept import ANN, GHENT, TEA, texts
+from tests.memory.kept import ANN, GHENT, TEA, list_memory_texts
 
 # -- namespaces
 
@@ -110,7 +110,7 @@ def test_what_is_no_memory_is_left_alone(store: Any) -> None:
     assert collection.get("agent", config=ANN) is not None
 
 
-def test_within_a_graph(store: Any, colour: str) -> None:
+def test_within_a_graph(store: Any, call_mode: str) -> None:
     """A node needs to name neither the store nor the config."""
     collection = Collection()
 
@@ -122,15 +122,15 @@ def test_within_a_graph(store: Any, colour: str) -> None:
         await collection.ainsert(TEA)
         return {}
 
-    node: Any = keep if colour == "sync" else akeep
+    node: Any = keep if call_mode == "sync" else akeep
     builder = StateGraph(ChatState).add_node("keep", node).add_edge(START, "keep")
     graph: Any = builder.compile(store=store)
-    if colour == "sync":
+    if call_mode == "sync":
         graph.invoke({"messages": []}, ANN)
     else:
         asyncio.run(graph.ainvoke({"messages": []}, ANN))
 
-    assert texts(Collection(store)) == [TEA]
+    assert list_memory_texts(Collection(store)) == [TEA]
     with pytest.raises(ConfigurationError, match="no store"):
         collection.list(config=ANN)
 
@@ -138,30 +138,30 @@ def test_within_a_graph(store: Any, colour: str) -> None:
 # -- the verbs
 
 
-def called(colour: str, name: str, *args: Any, **named: Any) -> Any:
-    """What a function of `perdure.memory` gives, in either colour."""
-    if colour == "sync":
+def called(call_mode: str, name: str, *args: Any, **named: Any) -> Any:
+    """What a function of `perdure.memory` gives, in either form."""
+    if call_mode == "sync":
         return getattr(memory_package, name)(*args, **named)
     return asyncio.run(getattr(memory_package, f"a{name}")(*args, **named))
 
 
-def test_remember_memories_forget(store: Any, colour: str) -> None:
+def test_remember_memories_forget(store: Any, call_mode: str) -> None:
     """Without a collection; a key that is taken is superseded, and everything can be forgotten."""
     place: dict[str, Any] = {"store": store, "config": ANN}
     outcomes = [
-        called(colour, "remember", GHENT, key="home", **place),
-        called(colour, "remember", "Ann lives in Bruges", key="home", **place),
-        called(colour, "remember", {"text": TEA, "cups": 3}, kind="taste", **place),
-        called(colour, "remember", TEA.upper(), **place),
+        called(call_mode, "remember", GHENT, key="home", **place),
+        called(call_mode, "remember", "Ann lives in Bruges", key="home", **place),
+        called(call_mode, "remember", {"text": TEA, "cups": 3}, kind="taste", **place),
+        called(call_mode, "remember", TEA.upper(), **place),
     ]
-    listed = called(colour, "memories", limit=5, **place)
-    tastes = called(colour, "memories", kind="taste", **place)
+    listed = called(call_mode, "memories", limit=5, **place)
+    tastes = called(call_mode, "memories", kind="taste", **place)
     with pytest.raises(ConfigurationError, match="everything=True"):
-        called(colour, "forget", **place)
+        called(call_mode, "forget", **place)
     with pytest.raises(ConfigurationError, match="everything=True"):
-        called(colour, "forget", "home", everything=True, **place)
-    forgotten = called(colour, "forget", "home", **place)
-    rest = called(colour, "forget", everything=True, **place)
+        called(call_mode, "forget", "home", everything=True, **place)
+    forgotten = called(call_mode, "forget", "home", **place)
+    rest = called(call_mode, "forget", everything=True, **place)
 
     assert [outcome.change for outcome in outcomes] == [
         "added", "superseded", "added", "unchanged",
@@ -169,7 +169,7 @@ def test_remember_memories_forget(store: Any, colour: str) -> None:
     assert sorted(memory.text for memory in listed) == [TEA, "Ann lives in Bruges"]
     assert [(memory.kind, memory.value["cups"]) for memory in tastes] == [("taste", 3)]
     assert (forgotten.keys[0], rest.items >= 1) == ((("memories", "ann"), "home"), True)
-    assert called(colour, "memories", **place) == []
+    assert called(call_mode, "memories", **place) == []
 
 
 def test_nothing_that_a_deleted_memory_ever_said_comes_back() -> None:

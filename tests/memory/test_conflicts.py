@@ -246,11 +246,11 @@ def other_process(store: SQLiteStore, times: int) -> Any:
     return check
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_a_change_of_another_process(store: SQLiteStore, colour: str) -> None:
+@pytest.mark.parametrize("call_mode", ["sync", "async"])
+def test_a_change_of_another_process(store: SQLiteStore, call_mode: str) -> None:
     """What comes too late is judged again."""
     collection = Collection(store, gate=Gate([other_process(store, 4)]))
-    if colour == "sync":
+    if call_mode == "sync":
         outcome = collection.insert("Ann sings", config=ANN)
     else:
         outcome = asyncio.run(collection.ainsert("Ann sings", config=ANN))

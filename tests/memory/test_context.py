@@ -16,12 +16,12 @@ from perdure import SQLiteStore
 from perdure.errors import BudgetExceeded, ConfigurationError
 from perdure.memory import Instructions, assemble, trim, use_instructions, view
 from perdure.stores import Provenance
-from tests.memory.conversations import Talk, conversations, newest_human, total
-from tests.memory.providers import awaits_answer, refusals
+from tests.memory.conversations import Talk, conversations, find_newest_question, total_cost
+from tests.memory.providers import awaits_answer, find_refusals
 
 
 def count(messages: list[BaseMessage]) -> int:
-    return total(messages, lambda message: 3 + len(str(message.content)) // 2)
+    return total_cost(messages, lambda message: 3 + len(str(message.content)) // 2)
 
 
 def is_shown(question: BaseMessage, messages: list[BaseMessage]) -> bool:
@@ -68,10 +68,10 @@ def test_the_context_is_valid_and_within_its_budget(
         with pytest.raises(BudgetExceeded):
             trim(max_tokens=budget, token_counter=count)([*talk, *system])
         return
-    assert refusals(found, to_answer=awaits_answer(talk)) == []
+    assert find_refusals(found, to_answer=awaits_answer(talk)) == []
     assert count(found) <= budget
     assert found == packed()
-    question = newest_human(talk)
+    question = find_newest_question(talk)
     assert question is None or is_shown(question, found)
 
 
@@ -174,7 +174,7 @@ def test_a_node_keeps_its_budget_and_settles(talk: Talk, budget: int) -> None:
         with pytest.raises(BudgetExceeded):
             trim(max_tokens=budget, token_counter=count)(talk)
         return
-    assert refusals(shown, to_answer=awaits_answer(talk)) == []
+    assert find_refusals(shown, to_answer=awaits_answer(talk)) == []
     assert count(shown) <= budget
 
 

@@ -22,7 +22,7 @@ from perdure.memory import extraction
 from perdure.memory.extraction import DueThreads, Extraction, Pace, compute_job_state
 from perdure.memory.thread_messages import Watermark, read_watermarks
 from perdure.stores import SQLiteStore
-from tests.memory.background_runs import Runs, config_of
+from tests.memory.background_runs import BackgroundRuns, thread_config
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -36,8 +36,8 @@ def head(at: float, uid: str = "c1") -> ThreadHead:
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Iterator[Runs]:
-    runs = Runs(tmp_path)
+def runs(tmp_path: Path) -> Iterator[BackgroundRuns]:
+    runs = BackgroundRuns(tmp_path)
     yield runs
     runs.close()
 
@@ -69,11 +69,11 @@ def test_failures_are_repeated_ever_later_and_then_no_more() -> None:
     assert ("due", after(30)) == compute_job_state(pace, head(0, "c2"), mark, START, after(31))
 
 
-def test_threads_of_all_users_are_found_until_they_are_extracted(runs: Runs) -> None:
+def test_threads_of_all_users_are_found_until_they_are_extracted(runs: BackgroundRuns) -> None:
     """Whose they are stands in the metadata of the head; a new message makes a thread due again."""
     threads = DueThreads(runs.extraction, Pace(0))
     for user in ("ann", "bo"):
-        config = config_of(f"of {user}")
+        config = thread_config(f"of {user}")
         config["configurable"]["user_id"] = user
         runs.graph.invoke({"messages": [HumanMessage("My cat is called Tom.")]}, config)
     found = {job.thread_id: job for job in threads.list_jobs()}
@@ -85,11 +85,11 @@ def test_threads_of_all_users_are_found_until_they_are_extracted(runs: Runs) -> 
     for job in found.values():
         runs.extraction.extract(job.thread_id, job.config)
     assert [] == threads.list_jobs() == DueThreads(runs.extraction, Pace(0)).list_jobs()
-    runs.say("of ann")
+    runs.send_message("of ann")
     assert [job.thread_id for job in threads.list_jobs()] == ["of ann"]
 
 
-def test_threads_that_name_no_user(runs: Runs) -> None:
+def test_threads_that_name_no_user(runs: BackgroundRuns) -> None:
     """They are nobody's, and are listed once nothing was said in them for a while.
 
     A whole number is a user's name, and a value of another kind is none.
@@ -108,21 +108,21 @@ def test_threads_that_name_no_user(runs: Runs) -> None:
     )
 
 
-def test_another_extractions_threads_are_left_alone(runs: Runs) -> None:
+def test_another_extractions_threads_are_left_alone(runs: BackgroundRuns) -> None:
     """What one extraction has read is due for another all the same."""
     other = Extraction(runs.saver, runs.store, namespace=("notes", "{user_id}"))
-    runs.say("g")
-    runs.extraction.extract("g", config_of("g"))
+    runs.send_message("g")
+    runs.extraction.extract("g", thread_config("g"))
 
     assert DueThreads(runs.extraction, Pace(0)).list_jobs() == []
     assert [job.namespace for job in DueThreads(other, Pace(0)).list_jobs()] == [("notes", "ann")]
 
 
-def test_two_threads_may_ask_at_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_may_ask_at_once(runs: BackgroundRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     """One waits for the other, also if threads are extracted meanwhile."""
     names = [f"t{number}" for number in range(8)]
     for name in names:
-        runs.say(name)
+        runs.send_message(name)
     threads = DueThreads(runs.extraction, Pace(0))
     inside, most = 0, 0
 
@@ -140,7 +140,7 @@ def test_two_threads_may_ask_at_once(runs: Runs, monkeypatch: pytest.MonkeyPatch
         asked = []
         for name in names:
             asked += [pool.submit(threads.list_jobs) for _ in range(3)]
-            runs.extraction.extract(name, config_of(name))
+            runs.extraction.extract(name, thread_config(name))
         left = [{job.thread_id for job in each.result()} for each in asked]
 
     assert most == 1
@@ -172,11 +172,13 @@ def test_a_checkpointer_that_lists_no_threads(tmp_path: Path) -> None:
             DueThreads(extraction, Pace())
 
 
-def test_a_thread_that_no_store_could_keep_does_not_hold_up_the_others(runs: Runs) -> None:
+def test_a_thread_that_no_store_could_keep_does_not_hold_up_the_others(
+    runs: BackgroundRuns,
+) -> None:
     """Its user's name is longer than a label may be; the log says so, and the rest is due."""
-    config = config_of("long")
+    config = thread_config("long")
     config["configurable"]["user_id"] = "u" * 5_000
     runs.graph.invoke({"messages": [HumanMessage("Hi Tom.")]}, config)
-    runs.say("good")
+    runs.send_message("good")
 
     assert [job.thread_id for job in DueThreads(runs.extraction, Pace(0)).list_jobs()] == ["good"]

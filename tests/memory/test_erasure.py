@@ -42,8 +42,8 @@ def left(store: Any) -> set[tuple[str, ...]]:
     return {item.namespace for item in store.search((), limit=1_000)}
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_everything_of_a_user(tmp_path: Path, colour: str) -> None:
+@pytest.mark.parametrize("call_mode", ["sync", "async"])
+def test_everything_of_a_user(tmp_path: Path, call_mode: str) -> None:
     """Nothing of them is in the store or the file; another's is untouched, and begins anew."""
     with SQLiteCheckpointer.open(":memory:") as saver:
         with SQLiteStore.open(tmp_path / "m.db", index=None) as store:
@@ -51,7 +51,7 @@ def test_everything_of_a_user(tmp_path: Path, colour: str) -> None:
                 filled(store, saver, config, name)
             collection = Collection(store)
             places = {place for place in left(store) if place[-1] == "ann"}
-            if colour == "sync":
+            if call_mode == "sync":
                 receipt = collection.forget_all(config=ANN)
             else:
                 receipt = asyncio.run(collection.aforget_all(config=ANN))

@@ -42,14 +42,14 @@ def store(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.fixture
-def ours() -> Iterator[SQLiteStore]:
+def perdure_store() -> Iterator[SQLiteStore]:
     with SQLiteStore.open(":memory:") as opened:
         yield opened
 
 
 @pytest.fixture(params=["sync", "async"])
 def do(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Calls a method in either colour."""
+    """Calls a method in either form."""
 
     def call(owner: Any, name: str, *args: Any, **named: Any) -> Any:
         if request.param == "sync":
@@ -68,12 +68,14 @@ def filled(store: Any, **options: Any) -> ExampleSelector:
     return examples
 
 
-def test_the_episodes_most_like_the_situation_are_selected(ours: SQLiteStore, do: Any) -> None:
+def test_the_episodes_most_like_the_situation_are_selected(
+    perdure_store: SQLiteStore, do: Any
+) -> None:
     """By what was asked and its context; not by what came of it, nor for somebody else."""
-    filled(ours)
+    filled(perdure_store)
 
     def selected(query: str, config: Any = AS_ANN, limit: int = 1) -> list[str]:
-        found = do(ExampleSelector(ours, limit=limit), "select", query, config=config)
+        found = do(ExampleSelector(perdure_store, limit=limit), "select", query, config=config)
         return [example.value["outcome"] for example in found]
 
     assert selected("The lamp is broken: give me my money back") == ["Refund it"]
@@ -191,9 +193,9 @@ def test_secrets_do_not_become_examples(store: Any) -> None:
     assert ExampleSelector(store).select("Log in", config=AS_ANN) == []
 
 
-def test_examples_of_the_past(ours: SQLiteStore, do: Any) -> None:
+def test_examples_of_the_past(perdure_store: SQLiteStore, do: Any) -> None:
     """As they were at a moment."""
-    examples = filled(ours)
+    examples = filled(perdure_store)
     before = datetime.now(UTC)
     examples.add("Another broken lamp", "Send another", config=AS_ANN)
     found = do(examples, "select", "broken lamp", config=AS_ANN, as_of=before)
@@ -214,32 +216,32 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 @pytest.mark.parametrize(("options", "error", "named"), WRONG, ids=repr)
 def test_what_is_no_episode_is_refused(
-    options: dict[str, Any], error: type[Exception], named: str, ours: SQLiteStore, do: Any
+    options: dict[str, Any], error: type[Exception], named: str, perdure_store: SQLiteStore, do: Any
 ) -> None:
     """With the part's name; nothing is written."""
     given = {"input": "A lamp", "outcome": "Refund", "config": AS_ANN, **options}
     with pytest.raises(error, match=named):
-        do(ExampleSelector(ours), "add", **given)
-    assert ours.search(()) == []
+        do(ExampleSelector(perdure_store), "add", **given)
+    assert perdure_store.search(()) == []
 
 
-def test_other_arguments_that_make_no_sense(ours: SQLiteStore, do: Any) -> None:
+def test_other_arguments_that_make_no_sense(perdure_store: SQLiteStore, do: Any) -> None:
     """A limit of none, a query that is no text."""
     options: Any
     for options in ({"limit": 0}, {"max_tokens": 0}):
         with pytest.raises(ConfigurationError, match="is 0"):
-            ExampleSelector(ours, **options)
+            ExampleSelector(perdure_store, **options)
     with pytest.raises(ConfigurationError, match="query is 7"):
-        do(ExampleSelector(ours), "select", 7, config=AS_ANN)
+        do(ExampleSelector(perdure_store), "select", 7, config=AS_ANN)
 
 
 # -- in prompts
 
 
-def test_a_few_shot_prompt_selects_its_examples(ours: SQLiteStore, do: Any) -> None:
+def test_a_few_shot_prompt_selects_its_examples(perdure_store: SQLiteStore, do: Any) -> None:
     """langchain's prompt of text, given the selector."""
-    filled(ours)
-    selector = ExampleSelector(ours, limit=1, config=AS_ANN)
+    filled(perdure_store)
+    selector = ExampleSelector(perdure_store, limit=1, config=AS_ANN)
     prompt = FewShotPromptTemplate(
         example_selector=selector,
         example_prompt=PromptTemplate.from_template("Q: {input}\nA: {output}"),
@@ -251,10 +253,12 @@ def test_a_few_shot_prompt_selects_its_examples(ours: SQLiteStore, do: Any) -> N
     assert text == f"Q: {LATE}\nA: Track the parcel, then apologise\n\nQ: Where is my parcel?\nA:"
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_a_few_shot_chat_prompt_selects_its_examples(ours: SQLiteStore, colour: str) -> None:
+@pytest.mark.parametrize("call_mode", ["sync", "async"])
+def test_a_few_shot_chat_prompt_selects_its_examples(
+    perdure_store: SQLiteStore, call_mode: str
+) -> None:
     """langchain's prompt of messages; whose examples they are, the run says."""
-    selector = filled(ours, limit=1)
+    selector = filled(perdure_store, limit=1)
     few = FewShotChatMessagePromptTemplate(
         example_selector=selector,
         example_prompt=ChatPromptTemplate([("human", "{input}"), ("ai", "{output}")]),
@@ -264,7 +268,7 @@ def test_a_few_shot_chat_prompt_selects_its_examples(ours: SQLiteStore, colour: 
     asked = {"input": "My lamp is broken, give me my money back"}
     value = (
         prompt.invoke(asked, AS_ANN)
-        if colour == "sync"
+        if call_mode == "sync"
         else asyncio.run(prompt.ainvoke(asked, AS_ANN))
     )
 
@@ -276,9 +280,11 @@ def test_a_few_shot_chat_prompt_selects_its_examples(ours: SQLiteStore, colour: 
     ]
 
 
-def test_the_selector_takes_and_gives_the_dicts_of_prompts(ours: SQLiteStore, do: Any) -> None:
+def test_the_selector_takes_and_gives_the_dicts_of_prompts(
+    perdure_store: SQLiteStore, do: Any
+) -> None:
     """A context is searched for where there is one."""
-    selector = ExampleSelector(ours, config=AS_ANN)
+    selector = ExampleSelector(perdure_store, config=AS_ANN)
     example = {"input": "Paint it", "output": "Blue", "context": "A boat", "why": "It floats"}
     outcome = do(selector, "add_example", example)
 
@@ -295,9 +301,9 @@ def test_the_selector_takes_and_gives_the_dicts_of_prompts(ours: SQLiteStore, do
             do(selector, "add_example", wrong)
 
 
-def test_examples_in_an_assembled_context(ours: SQLiteStore) -> None:
+def test_examples_in_an_assembled_context(perdure_store: SQLiteStore) -> None:
     """A function of the state gives them, and they are quoted within their section."""
-    examples = filled(ours, limit=1)
+    examples = filled(perdure_store, limit=1)
     node = assemble(
         max_tokens=1_000,
         examples=lambda state, config: examples.select(state["messages"][-1].text, config=config),

@@ -35,8 +35,14 @@ from perdure.memory import (
 from perdure.memory.exchanges import NO_USER_MESSAGE
 from perdure.memory.nodes import MessagesNode
 from perdure.memory.tool_calls import NO_RESULT
-from tests.memory.conversations import Talk, found_block, keys, screenshot, search_block
-from tests.memory.providers import refusals
+from tests.memory.conversations import (
+    Talk,
+    comparison_keys,
+    screenshot,
+    search_block,
+    search_result_block,
+)
+from tests.memory.providers import find_refusals
 
 PARTS: dict[str, MessagesNode] = {
     "trim": trim(4_000),
@@ -83,9 +89,9 @@ def test_the_text_of_a_call_without_its_result_stays(part: MessagesNode) -> None
     shown = part(talk)
 
     assert told(shown)[1:] == [("ai", "90 euros"), ("tool", NO_RESULT), ("human", "And?")]
-    assert refusals(shown) == []
-    assert keys(part(shown)) == keys(shown)
-    assert keys(asyncio.run(part.acall(talk))) == keys(shown)
+    assert find_refusals(shown) == []
+    assert comparison_keys(part(shown)) == comparison_keys(shown)
+    assert comparison_keys(asyncio.run(part.acall(talk))) == comparison_keys(shown)
 
 
 @every_part
@@ -95,7 +101,7 @@ def test_the_results_that_exist_stay(part: MessagesNode) -> None:
 
     assert told(shown)[1:4] == [("ai", ""), ("tool", "paid 2"), ("tool", NO_RESULT)]
     assert [m.tool_call_id for m in shown if isinstance(m, ToolMessage)] == ["2", "1"]
-    assert refusals(shown) == []
+    assert find_refusals(shown) == []
 
 
 @every_part
@@ -104,7 +110,7 @@ def test_a_late_result_moves_behind_its_call(part: MessagesNode) -> None:
     shown = part(asked(calls("1"), HumanMessage("There?"), result("1"), AIMessage("Done.")))
 
     assert [text for _, text in told(shown)] == ["Pay", "", "paid 1", "There?", "Done.", "And?"]
-    assert refusals(shown) == []
+    assert find_refusals(shown) == []
 
 
 def test_a_late_result_belongs_to_the_newest_call_before_it() -> None:
@@ -133,7 +139,7 @@ def test_calls_with_one_id_are_told_apart() -> None:
     shown = trim(4_000)(talk)
 
     assert [text for _, text in told(shown)] == ["Pay", "", "sun", "rain", "And?"]
-    assert refusals(shown) == []
+    assert find_refusals(shown) == []
     assert trim(4_000)(shown) == shown == trim(4_000)(talk)
     assert trim(4_000).invoke({"messages": talk}) == {}
 
@@ -144,7 +150,7 @@ def test_a_call_that_is_there_twice_is_shown_once() -> None:
     shown = trim(4_000)(asked(AIMessage("", tool_calls=[call, call]), result("1")))
 
     assert [len(m.tool_calls) for m in shown if isinstance(m, AIMessage)] == [1]
-    assert refusals(shown) == []
+    assert find_refusals(shown) == []
 
 
 @pytest.mark.parametrize("uid", [None, ""])
@@ -153,7 +159,7 @@ def test_a_call_without_an_id_gets_one(uid: str | None) -> None:
     shown = trim(4_000)(asked(calls(uid, text="90 euros")))
 
     assert [text for _, text in told(shown)] == ["Pay", "90 euros", NO_RESULT, "And?"]
-    assert refusals(shown) == []
+    assert find_refusals(shown) == []
 
 
 def test_a_call_that_could_not_be_parsed_never_ran() -> None:
@@ -252,7 +258,7 @@ def test_without_a_human_message_all_is_one_turn(part: MessagesNode, first: Base
     """An agent that a schedule starts sees its own calls and their results."""
     talk = [first, calls("1"), result("1")]
 
-    assert keys(part(talk)) == keys(talk)
+    assert comparison_keys(part(talk)) == comparison_keys(talk)
     assert part(talk[1:]) == talk[1:]
     assert trim(4_000).invoke({"messages": talk}) == {}
 
@@ -264,8 +270,8 @@ def test_what_precedes_the_first_question_is_the_oldest_turn(part: MessagesNode)
     shown = part(talk)
 
     assert told(shown)[0] == ("human", NO_USER_MESSAGE)
-    assert keys(shown[1:]) == keys(talk)
-    assert keys(part(shown)) == keys(shown)
+    assert comparison_keys(shown[1:]) == comparison_keys(talk)
+    assert comparison_keys(part(shown)) == comparison_keys(shown)
     assert trim(4_000).invoke({"messages": talk}) == {}
     assert [m.id for m in left_by(trim(2, token_counter=len), talk)] == ["next"]
 
@@ -298,7 +304,7 @@ def test_a_turn_without_a_question_is_trimmed_within() -> None:
         AIMessage([{"type": "image_generation_call", "id": "i", "result": "AAAA"}]),
         AIMessage([{"type": "mcp_call", "id": "m", "name": "look", "output": "found"}]),
         AIMessage([{"type": "code_interpreter_call", "id": "c", "code": "1", "outputs": None}]),
-        AIMessage([search_block("1"), found_block("1")]),
+        AIMessage([search_block("1"), search_result_block("1")]),
         AIMessage([{"type": "server_tool_call", "id": "1", "name": "x", "args": {}},
                    {"type": "server_tool_result", "tool_call_id": "1", "output": "y"}]),
         AIMessage([{"type": "executable_code", "executable_code": "1", "language": "PYTHON"}]),
@@ -343,7 +349,7 @@ BLOCK_EXCHANGES: dict[str, Talk] = {
         AIMessage([{"type": "apply_patch_call", "call_id": "1", "operation": {}}]),
         HumanMessage([{"type": "apply_patch_call_output", "call_id": "1"}]),
     ],
-    "paused": [AIMessage([search_block("1")]), AIMessage([found_block("1")])],
+    "paused": [AIMessage([search_block("1")]), AIMessage([search_result_block("1")])],
     "function": [
         AIMessage("", additional_kwargs={"function_call": FUNCTION}),
         FunctionMessage(name="look", content="found"),
@@ -362,7 +368,7 @@ def test_a_call_in_a_block_and_its_output_are_shown(part: MessagesNode, form: st
     """Calls that stand only in content blocks, in all forms of langchain's clients."""
     talk = asked(*exchange(form), AIMessage("Done", id="d"))
 
-    assert keys(part(talk)) == keys(talk)
+    assert comparison_keys(part(talk)) == comparison_keys(talk)
     assert trim(4_000).invoke({"messages": talk}) == {}
 
 
@@ -377,7 +383,7 @@ def test_a_call_in_a_block_goes_with_its_output(form: str, kept: int) -> None:
 
     assert [m.id for m in window(talk)] == ["h", "d"]
     assert [m.id for m in left_by(window, talk)] == ["h", "d"]
-    assert refusals(shown) == []
+    assert find_refusals(shown) == []
     if kept == 0 and form != "function":  # no message can stand for such an output
         assert NO_RESULT in shown[1].text
 
@@ -406,7 +412,7 @@ def test_a_call_that_is_only_in_the_content_is_a_tool_call(block: Any, args: Any
     for request in (shown, without):
         [call] = [m for m in request if isinstance(m, AIMessage)]
         assert [(c["name"], c["args"], c["id"]) for c in call.tool_calls] == [("look", args, "1")]
-        assert refusals(request) == []
+        assert find_refusals(request) == []
     assert shown[2] is talk[2]
     assert NO_RESULT in str(without[2].content)
     assert trim(4_000).invoke({"messages": talk}) == {}

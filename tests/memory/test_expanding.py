@@ -20,7 +20,7 @@ from perdure.memory.summary import SummaryState, summarize
 from perdure.memory.thread_messages import read_history
 from perdure.memory.tool_outputs import aexpand, expand
 from perdure.memory.trim import trim
-from tests.memory.scripted import ScriptedServer, client, numbered
+from tests.memory.scripted import ScriptedServer, make_client, make_numbered_script
 
 THREAD: Any = {"configurable": {"thread_id": "t"}}
 Expand = Callable[..., list[BaseMessage]]
@@ -37,7 +37,7 @@ def talk_on(
     server: ScriptedServer, saver: Any, turns: int, state: Any = SummaryState, **options: Any
 ) -> Any:
     """A thread of so many turns, of which the last stays."""
-    model = client(server)
+    model = make_client(server)
     node = summarize(model, trigger=("messages", 3), keep=("messages", 1), **options)
 
     def respond(state: Any) -> Any:
@@ -62,7 +62,7 @@ def texts(messages: list[BaseMessage]) -> list[str]:
 @both
 def test_the_originals_come_back_in_order(expanded: Expand, file_saver: SQLiteCheckpointer) -> None:
     """Everything a summary of summaries stands for, and nothing else."""
-    with ScriptedServer(numbered()) as server:
+    with ScriptedServer(make_numbered_script()) as server:
         talk_on(server, file_saver, 4)
 
     assert texts(expanded(file_saver, THREAD)) == ["q1", "a1", "q2", "a2", "q3", "a3"]
@@ -71,7 +71,7 @@ def test_the_originals_come_back_in_order(expanded: Expand, file_saver: SQLiteCh
 @both
 def test_an_older_checkpoint(expanded: Expand, file_saver: SQLiteCheckpointer) -> None:
     """What a summary stood for then; at the very first there is none."""
-    with ScriptedServer(numbered()) as server:
+    with ScriptedServer(make_numbered_script()) as server:
         graph = talk_on(server, file_saver, 4)
     states = list(graph.get_state_history(THREAD))
     older = next(s for s in states if (s.values.get("summary") or {}).get("count") == 4)
@@ -94,7 +94,7 @@ def test_of_a_changed_message_the_last_form_that_was_not_shortened(
         AIMessage("a1", id="b1"),
         HumanMessage("q2", id="q2"),
     ]
-    with ScriptedServer(numbered()) as server:
+    with ScriptedServer(make_numbered_script()) as server:
         graph = talk_on(server, file_saver, 0)
         graph.update_state(THREAD, {"messages": talk}, as_node="respond")
         corrected = ToolMessage(f"true: {long}", tool_call_id="c", id="t1")
@@ -114,7 +114,7 @@ def test_of_a_message_that_trim_shortened_the_original(
 ) -> None:
     """The state has the short form, the history both."""
     long = "a long question, " * 400
-    with ScriptedServer(numbered()) as server:
+    with ScriptedServer(make_numbered_script()) as server:
         graph = talk_on(server, file_saver, 0)
         asked = {"messages": [HumanMessage(long, id="q1")]}
         graph.update_state(THREAD, asked, as_node="respond")
@@ -132,7 +132,7 @@ def test_of_a_message_that_trim_shortened_the_original(
 @both
 def test_what_was_erased_is_left_out(expanded: Expand, file_saver: SQLiteCheckpointer) -> None:
     """An erasure is not undone."""
-    with ScriptedServer(numbered()) as server:
+    with ScriptedServer(make_numbered_script()) as server:
         graph = talk_on(server, file_saver, 3)
     first = graph.get_state(THREAD).values["summarized"][0]
     file_saver.erase("t", message_ids=[first])
@@ -143,7 +143,7 @@ def test_what_was_erased_is_left_out(expanded: Expand, file_saver: SQLiteCheckpo
 @both
 def test_what_cannot_be_expanded(expanded: Expand, file_saver: SQLiteCheckpointer) -> None:
     """A saver without history, no thread, no checkpoint, no thread named."""
-    with ScriptedServer(numbered()) as server:
+    with ScriptedServer(make_numbered_script()) as server:
         talk_on(server, file_saver, 1)
     unknown: Any = {"configurable": {"thread_id": "t", "checkpoint_id": "0" * 32}}
 
@@ -173,7 +173,7 @@ class DeltaState(SummaryState):
 @both
 def test_messages_of_a_delta_channel(expanded: Expand, file_saver: SQLiteCheckpointer) -> None:
     """The originals come back, and an extraction reads all messages with their times."""
-    with ScriptedServer(numbered()) as server:
+    with ScriptedServer(make_numbered_script()) as server:
         graph = talk_on(server, file_saver, 4, state=DeltaState)
         state = graph.get_state(THREAD).values
         found = expanded(file_saver, THREAD)

@@ -19,16 +19,18 @@ from perdure.memory.recall import RecallResult, check_recall
 from perdure.settings import MIN_SCORE
 from perdure.stores import PostgresStore, SQLiteStore
 from tests import postgres_server
-from tests.memory.remembered import ANN, AS_ANN, fact, filled, turns
+from tests.memory.remembered import ANN, AS_ANN, build_fact_put, iter_turn_puts, open_filled_store
 
 NOTHING = "quantum chromodynamics"  # of which nobody spoke
 TEAM = ("memories", "team")
 AT = datetime(2024, 5, 8, tzinfo=UTC)
 SAID = (
-    fact("home", "Ann lives in Ghent"),
-    fact("drink", "Ann drinks green tea"),
-    fact("boat", "The canoe of Ann is called Nutshell", kind="thing"),
-    *turns("t", AT, "It rains in Oslo", "My canoe is called Nutshell", "The museum is shut"),
+    build_fact_put("home", "Ann lives in Ghent"),
+    build_fact_put("drink", "Ann drinks green tea"),
+    build_fact_put("boat", "The canoe of Ann is called Nutshell", kind="thing"),
+    *iter_turn_puts(
+        "t", AT, "It rains in Oslo", "My canoe is called Nutshell", "The museum is shut"
+    ),
 )
 QUERIES = (NOTHING, "Where does Ann live?", "canoe", "Ann", "tea in Oslo", "the museum")
 
@@ -167,8 +169,8 @@ def test_an_answer_brings_no_other_memories_along(size: int) -> None:
     for question, answer in FARM_QUESTIONS.items():
         right = [text for text in FARM if answer in text]
         rest = [text for text in FARM if answer not in text]
-        facts = [fact(str(key), text) for key, text in enumerate([*right, *rest][:size])]
-        with filled(*facts, index="offline") as store:
+        facts = [build_fact_put(str(key), text) for key, text in enumerate([*right, *rest][:size])]
+        with open_filled_store(*facts, index="offline") as store:
             found = texts(recalled(question, store, limit=10).memories)
         assert found[:1] == right
         others += len(found) - 1
@@ -183,8 +185,8 @@ def test_what_is_recalled_with_an_answer_is_recalled_without_it() -> None:
         recalls = []
         for present in (True, False):
             kept = [text for text in FARM if present or answer not in text]
-            facts = [fact(str(key), text) for key, text in enumerate(kept)]
-            with filled(*facts, index="offline") as store:
+            facts = [build_fact_put(str(key), text) for key, text in enumerate(kept)]
+            with open_filled_store(*facts, index="offline") as store:
                 recalls.append(set(texts(recalled(question, store, limit=10).memories)))
         lifted += sum(answer not in text for text in recalls[0] - recalls[1])
 
@@ -194,7 +196,9 @@ def test_what_is_recalled_with_an_answer_is_recalled_without_it() -> None:
 def test_a_name_in_every_fact_is_no_evidence() -> None:
     """A question that names the person of all facts finds the fact that it is about, or none."""
     said = ("lives in Ghent", "likes figs", "plays the oboe", "has two sisters", "works by night")
-    with filled(*(fact(text, f"Ann {text}") for text in said), index="offline") as store:
+    with open_filled_store(
+        *(build_fact_put(text, f"Ann {text}") for text in said), index="offline"
+    ) as store:
         oboe = texts(recalled("Does Ann play the oboe?", store).memories)
         flies = texts(recalled("When did Ann renew her passport?", store).memories)
         about = texts(recalled("Ann", store).memories)
@@ -208,7 +212,9 @@ def test_a_rare_word_of_several_facts_is_evidence() -> None:
     """A name that no list of words has is found also if two or three facts have it."""
     pets = ("Pompe is a grey cat", "Pompe sleeps in the loft", "The vet has seen Pompe twice")
     facts = [*pets, *(text for text in FARM if "Pompe" not in text)]
-    with filled(*(fact(text, text) for text in facts), index="offline") as store:
+    with open_filled_store(
+        *(build_fact_put(text, text) for text in facts), index="offline"
+    ) as store:
         found = set(texts(recalled("Who is Pompe?", store).memories))
 
     assert found == set(pets)
@@ -272,7 +278,7 @@ def test_an_explanation_tells_scores_and_parts(store: Any) -> None:
 
 def test_a_long_memory_is_cut_in_an_explanation() -> None:
     """It stays on one line."""
-    with filled(fact("long", "canoe\nof words " * 100)) as store:
+    with open_filled_store(build_fact_put("long", "canoe\nof words " * 100)) as store:
         line = recalled("canoe", store, min_score=0).explain().splitlines()[1]
 
     assert line.endswith("…")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from perdure import people
-from tests.memory.background_runs import Runs, until
+from tests.memory.background_runs import BackgroundRuns, wait_until
 from tests.stores.erasing import read_all_bytes
 
 TEXT = "zqquinceqz is her sister's name"
@@ -13,14 +13,14 @@ TEXT = "zqquinceqz is her sister's name"
 
 def test_no_text_is_in_the_file_of_the_queue(tmp_path: Path) -> None:
     """Neither after an extraction, nor after one that failed with an error that quotes her."""
-    runs = Runs(tmp_path)
+    runs = BackgroundRuns(tmp_path)
     try:
         runs.extractor.failures["fails"] = [ValueError(TEXT)] * 9
         for thread in ("done", "fails"):
-            runs.say(thread, TEXT)
-        with runs.background(retries=1) as background:
-            until(lambda: runs.memories("done"))
-            dead = until(lambda: [job for job in background.jobs() if job.state == "dead"])
+            runs.send_message(thread, TEXT)
+        with runs.make_background(retries=1) as background:
+            wait_until(lambda: runs.read_memory_texts("done"))
+            dead = wait_until(lambda: [job for job in background.jobs() if job.state == "dead"])
         before = read_all_bytes(tmp_path)
         people.forget("ann", runs.saver, runs.store)
         after = read_all_bytes(tmp_path)

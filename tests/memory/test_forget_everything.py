@@ -52,19 +52,19 @@ def fill(store: Any) -> None:
         store.put((label, "ann"), "k", {"text": f"Ann's {label}"})
 
 
-def forget(colour: str, **options: Any) -> Any:
+def forget(call_mode: str, **options: Any) -> Any:
     """Forget in either form of the function."""
-    if colour == "sync":
+    if call_mode == "sync":
         return memory.forget(everything=True, **options)
     return asyncio.run(memory.aforget(everything=True, **options))
 
 
-def test_everything_about_a_person_is_erased(kept: SQLiteStore, colour: str) -> None:
+def test_everything_about_a_person_is_erased(kept: SQLiteStore, call_mode: str) -> None:
     """All kinds and recorded templates go with their notes; other namespaces are listed."""
     fill(kept)
-    planned = forget(colour, store=kept, config=BOB, dry_run=True)
+    planned = forget(call_mode, store=kept, config=BOB, dry_run=True)
     before = kept.find_namespaces("bob")
-    receipt = forget(colour, store=kept, config=BOB)
+    receipt = forget(call_mode, store=kept, config=BOB)
 
     assert {namespace[0] for namespace in receipt.namespaces} == {*EVERY, RESERVED_LABEL}
     assert receipt.others == (("cities", "bob"),)
@@ -89,10 +89,10 @@ def test_the_bytes_of_the_file_have_none_of_it(tmp_path: Path) -> None:
     assert (b"zorbax" in left, b"bob" in left, b"figs" in left) == (False, False, True)
 
 
-def test_a_store_of_langgraphs(colour: str) -> None:
+def test_a_store_of_langgraphs(call_mode: str) -> None:
     store = InMemoryStore()
     fill(store)
-    receipt = forget(colour, store=store, config=BOB)
+    receipt = forget(call_mode, store=store, config=BOB)
 
     assert receipt.others == (("cities", "bob"),)
     assert not receipt.clean

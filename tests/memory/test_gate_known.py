@@ -16,15 +16,15 @@ from perdure.memory.records import (
     build_removal,
 )
 from perdure.stores import Provenance
-from tests.memory.kept import NAMESPACE, judged, remember, verdict
+from tests.memory.kept import NAMESPACE, judge_candidates, judge_text, write_memory
 
 # -- novelty
 
 
 def test_a_fact_that_is_known_is_refused_with_the_key_of_the_memory(adapter: StoreAdapter) -> None:
     """Letter for letter or with a near word; what says something else is kept."""
-    remember(adapter, "tea", "Ann bought green tea.")
-    known, put, other, negated = judged(
+    write_memory(adapter, "tea", "Ann bought green tea.")
+    known, put, other, negated = judge_candidates(
         Gate(),
         adapter,
         Candidate("ann bought green tea", explicit=True),
@@ -57,7 +57,7 @@ def test_what_is_refused_takes_nothing_along(adapter: StoreAdapter) -> None:
     def by_user(candidate: Candidate) -> Verdict | None:
         return None if candidate.role == "user" else Verdict("refuse", "not the user's")
 
-    other, user = judged(
+    other, user = judge_candidates(
         Gate([by_user]),
         adapter,
         Candidate("Ann likes tea", role="assistant"),
@@ -70,7 +70,7 @@ def test_what_is_refused_takes_nothing_along(adapter: StoreAdapter) -> None:
 
 def test_a_memory_may_be_put_otherwise_under_its_own_key(adapter: StoreAdapter) -> None:
     """A better wording of it is no duplicate of it; under another key it is."""
-    remember(adapter, "tea", "Ann bought green tea")
+    write_memory(adapter, "tea", "Ann bought green tea")
     reworded = Candidate("Ann purchased green tea")
     first, second = (
         run(Gate().judge([reworded], adapter, NAMESPACE, keys=[key]))[0] for key in ("tea", "new")
@@ -82,10 +82,10 @@ def test_a_memory_may_be_put_otherwise_under_its_own_key(adapter: StoreAdapter) 
 
 def test_turns_may_be_said_again_and_do_not_stand_for_facts(adapter: StoreAdapter) -> None:
     """What was said twice was said twice; that it was said is not that it is known."""
-    remember(adapter, "t1", "Ann likes tea", TURN)
+    write_memory(adapter, "t1", "Ann likes tea", TURN)
 
-    assert verdict(Gate(), adapter, "Ann likes tea", kind=TURN).action == "keep"
-    assert verdict(Gate(), adapter, "Ann likes tea").action == "keep"
+    assert judge_text(Gate(), adapter, "Ann likes tea", kind=TURN).action == "keep"
+    assert judge_text(Gate(), adapter, "Ann likes tea").action == "keep"
 
 
 def test_other_namespaces_do_not_count(adapter: StoreAdapter) -> None:
@@ -93,7 +93,7 @@ def test_other_namespaces_do_not_count(adapter: StoreAdapter) -> None:
     for place in (("memories", "bo"), (*NAMESPACE, "work")):
         run(adapter.write([build_put(place, "k", {"text": "Ann likes tea", "kind": "fact"})]))
 
-    assert verdict(Gate(), adapter, "Ann likes tea").action == "keep"
+    assert judge_text(Gate(), adapter, "Ann likes tea").action == "keep"
 
 
 def test_what_was_superseded_does_not_come_back_from_an_old_thread(adapter: StoreAdapter) -> None:
@@ -107,8 +107,10 @@ def test_what_was_superseded_does_not_come_back_from_an_old_thread(adapter: Stor
         source = Provenance(at=moved + timedelta(days=days))
         return Candidate("ann lives in Ghent.", provenance=source, explicit=explicit)
 
-    old, later, asked = judged(Gate(), adapter, said(-9)) + [
-        verdict for each in (said(9), said(-9, True)) for verdict in judged(Gate(), adapter, each)
+    old, later, asked = judge_candidates(Gate(), adapter, said(-9)) + [
+        verdict
+        for each in (said(9), said(-9, True))
+        for verdict in judge_candidates(Gate(), adapter, each)
     ]
 
     assert (old.action, old.check) == ("refuse", "duplicate")
@@ -120,20 +122,20 @@ def test_what_was_superseded_is_found_behind_any_number_of_nearer_memories(
     adapter: StoreAdapter,
 ) -> None:
     """Facts and turns that are nearer do not hide that a memory said so before."""
-    remember(adapter, "home", "Ann lives in Ghent")
+    write_memory(adapter, "home", "Ann lives in Ghent")
     before = run(adapter.get(NAMESPACE, "home"))
     assert before is not None
     value = {"text": "Bo and she share a flat by the sea", "kind": "fact"}
     put = build_put(NAMESPACE, "home", build_next_value(before, value, "superseded"))
     run(adapter.write([put]))
     for number in range(40):
-        remember(
+        write_memory(
             adapter, f"k{number}", f"Ann lives in Ghent {number}", TURN if number % 2 else "fact"
         )
     said = Provenance(at=datetime(2020, 1, 1, tzinfo=UTC))
 
-    assert verdict(Gate(), adapter, "ann lives in GHENT.", provenance=said).check == "duplicate"
-    assert verdict(Gate(), adapter, "Ann lives in Lille", provenance=said).action == "keep"
+    assert judge_text(Gate(), adapter, "ann lives in GHENT.", provenance=said).check == "duplicate"
+    assert judge_text(Gate(), adapter, "Ann lives in Lille", provenance=said).action == "keep"
 
 
 # -- tombstones
@@ -141,11 +143,11 @@ def test_what_was_superseded_is_found_behind_any_number_of_nearer_memories(
 
 def test_what_was_deleted_is_not_extracted_again(adapter: StoreAdapter) -> None:
     """As it was and as it was before; who asks for it may have it back."""
-    remember(adapter, "tea", "Ann likes tea")
+    write_memory(adapter, "tea", "Ann likes tea")
     memory = run(adapter.get(NAMESPACE, "tea"))
     assert memory is not None
     run(adapter.write([build_removal(NAMESPACE, "tea"), *build_tombstones(memory, "deleted")]))
-    unasked, asked = judged(
+    unasked, asked = judge_candidates(
         Gate(), adapter, Candidate("ann likes TEA!"), Candidate("Ann likes tea", explicit=True)
     )
 
@@ -163,7 +165,7 @@ def test_a_turn_that_was_deleted_is_not_extracted_from_its_message_again(
     memory = run(adapter.get(NAMESPACE, "k"))
     assert memory is not None
     run(adapter.write(build_tombstones(memory, "forgotten")))
-    again, elsewhere, fact = judged(
+    again, elsewhere, fact = judge_candidates(
         Gate(),
         adapter,
         Candidate("Ann: I do sing", TURN, provenance=source),
@@ -176,7 +178,7 @@ def test_a_turn_that_was_deleted_is_not_extracted_from_its_message_again(
 
 def test_no_word_of_what_was_deleted_is_in_its_note(adapter: StoreAdapter) -> None:
     """The note is under a hash, and is found by nobody who searches."""
-    remember(adapter, "tea", "Ann likes oolong")
+    write_memory(adapter, "tea", "Ann likes oolong")
     memory = run(adapter.get(NAMESPACE, "tea"))
     assert memory is not None
     puts = build_tombstones(memory, "forgotten")
@@ -191,18 +193,20 @@ def test_a_stored_tombstone_goes_on_blocking(adapter: StoreAdapter) -> None:
     key = "d4ca60b91dce5d2cebfd3e515def85bb"  # of "Ann likes tea."
     adapter.store.put(("perdure", "buried", *NAMESPACE), key, value, index=False)
 
-    assert verdict(Gate(), adapter, "ann likes TEA").check == "tombstone"
-    assert verdict(Gate(), adapter, "ann likes coffee").action == "keep"
+    assert judge_text(Gate(), adapter, "ann likes TEA").check == "tombstone"
+    assert judge_text(Gate(), adapter, "ann likes coffee").action == "keep"
 
 
 def test_many_tombstones_are_looked_up_in_one_batch(adapter: StoreAdapter) -> None:
     """Where there are more notes than are read at once."""
-    remember(adapter, "gone", "Ann likes oolong")
+    write_memory(adapter, "gone", "Ann likes oolong")
     memory = run(adapter.get(NAMESPACE, "gone"))
     assert memory is not None
     [note] = build_tombstones(memory, "deleted")
     notes = [build_put(note.namespace, f"n{i}", {"n": i}, is_searched=False) for i in range(1_000)]
     run(adapter.write([build_removal(NAMESPACE, "gone"), note, *notes]))
-    gone, new = judged(Gate(), adapter, Candidate("Ann likes oolong"), Candidate("Ann sings"))
+    gone, new = judge_candidates(
+        Gate(), adapter, Candidate("Ann likes oolong"), Candidate("Ann sings")
+    )
 
     assert [gone.check, new.check] == ["tombstone", ""]

@@ -26,9 +26,9 @@ from perdure.memory.reducers import ChatState
 from perdure.memory.summary import HEADING, Summary
 from perdure.memory.trim import trim
 from perdure.stores import SQLiteStore
-from tests.memory.conversations import conversations, newest_human
-from tests.memory.providers import awaits_answer, refusals
-from tests.memory.summaries import presented
+from tests.memory.conversations import conversations, find_newest_question
+from tests.memory.providers import awaits_answer, find_refusals
+from tests.memory.summaries import present_messages
 from tests.user_names import has_letter_or_digit
 
 PER_USER = ("instructions", "{user_id}")
@@ -385,9 +385,9 @@ def test_the_summary_in_a_view_stays(store: SQLiteStore) -> None:
     node = use_instructions(Instructions(store, default="Be brief."))
     summary = Summary(text="Ann came.", last="h0", count=3)
 
-    there = node(presented([SystemMessage("Old."), ASK], summary))
+    there = node(present_messages([SystemMessage("Old."), ASK], summary))
 
-    assert there == presented([SystemMessage("Be brief."), ASK], summary)
+    assert there == present_messages([SystemMessage("Be brief."), ASK], summary)
     assert HEADING in "".join(str(message.content) for message in there)
     assert node(there) == there
 
@@ -417,8 +417,8 @@ def test_what_is_shown_is_valid_and_the_instructions_are_in_front(talk: list[Any
         out = node.invoke(state)["llm_input_messages"]
 
         assert out[0].text == "Be brief."
-        assert refusals(out, to_answer=awaits_answer(talk)) == []
-        newest = newest_human(talk)
+        assert find_refusals(out, to_answer=awaits_answer(talk)) == []
+        newest = find_newest_question(talk)
         assert newest is None or newest in out
         assert node.invoke({**state, "llm_input_messages": out})["llm_input_messages"] == out
         assert asyncio.run(node.ainvoke(state)) == node.invoke(state)

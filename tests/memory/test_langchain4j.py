@@ -33,7 +33,7 @@ from perdure.memory.adapters import (
 from perdure.memory.chat_history import select_messages_for_provider
 from perdure.memory.tool_calls import NO_RESULT, list_call_ids
 from tests.memory.conversations import conversations
-from tests.memory.providers import refusals
+from tests.memory.providers import find_refusals
 
 
 class PersistentChatMemoryStore:
@@ -306,7 +306,7 @@ def test_a_window_shows_what_providers_take(talk: list[BaseMessage]) -> None:
     said = [m for m in shown if not isinstance(m, SystemMessage)]
     newest = len(said) - len(pending(said))
 
-    assert refusals([HumanMessage("evicted"), *said[:newest]], to_answer=False) == []
+    assert find_refusals([HumanMessage("evicted"), *said[:newest]], to_answer=False) == []
     assert {m.id for m in said} <= {m.id for m in talk} | {None}
     assert all(NO_RESULT in str(m.content) for m in said if m.id is None)
     assert [m for m in shown if isinstance(m, SystemMessage)] == [

@@ -18,8 +18,8 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import BudgetExceeded
 from perdure.memory import MemoryMiddleware, assemble, clear_tool_outputs, trim, view
 from perdure.memory.tokens import count_tokens, token_counter
-from tests.memory.fake_models import calling_tool
-from tests.memory.providers import refusals
+from tests.memory.fake_models import make_tool_calling_model
+from tests.memory.providers import find_refusals
 
 LINE = re.compile(r"\[(\d+) earlier steps? of your work on this message left out")
 
@@ -63,7 +63,7 @@ def test_a_line_after_the_question_says_what_is_left_out(form: str, question: An
     assert stated(shown) == stated([asked]) == [20 - exchanges_of(shown)]
     assert asked.text.startswith("Which file?")
     assert "They were carried out." in asked.text
-    assert refusals(shown, to_answer=True) == []
+    assert find_refusals(shown, to_answer=True) == []
     assert talk[2].content == question
     if form not in ("messages", "view"):
         assert count_tokens(shown, token_counter()) <= 300
@@ -101,7 +101,7 @@ def test_an_agent_is_told_in_each_request(file_saver: SQLiteCheckpointer) -> Non
         """Look something up."""
         return "found " * 40
 
-    model = calling_tool(12)
+    model = make_tool_calling_model(12)
     memory = MemoryMiddleware(trim(max_tokens=500))
     agent: Any = create_agent(model, [look], middleware=[memory], checkpointer=file_saver)
     config: Any = {"configurable": {"thread_id": "t"}, "recursion_limit": 100}
@@ -147,6 +147,6 @@ def test_the_line_is_right_over_random_turns(
 
     assert stated(shown) in ([missing] if missing else [], [])
     assert count_tokens(shown) <= size
-    assert refusals(shown, to_answer=True) == []
+    assert find_refusals(shown, to_answer=True) == []
     if missing and size > 150:
         assert stated(shown) == [missing]

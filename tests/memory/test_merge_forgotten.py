@@ -16,7 +16,7 @@ from perdure.memory import Collection
 from perdure.memory.collection import Quarantine
 from perdure.memory.records import NOTE_KINDS, QUARANTINE, TURN, build_notes_namespace
 from perdure.stores import Provenance, SQLiteStore, TransferReport
-from tests.memory.remembered import ANN, fact, turns
+from tests.memory.remembered import ANN, build_fact_put, iter_turn_puts
 from tests.store_backends import BACKENDS
 
 AFTER_NOTES = ("users", "ann")  # comes after the notes in the order of namespaces
@@ -152,7 +152,7 @@ def test_turns_are_refused_by_their_message(
 ) -> None:
     """A turn has another text there, since it was edited, and is of the same message."""
     at = datetime(2026, 1, 1, tzinfo=UTC)
-    there.batch([*turns("t", at, "I live in Bergen", "I like figs")])
+    there.batch([*iter_turn_puts("t", at, "I live in Bergen", "I like figs")])
     merging(here, there)
     collection(here).forget("t-0")
     source = Provenance("t", None, ("t-0",), "user", "user", 0, at)
@@ -290,7 +290,7 @@ def test_items_without_a_text(here: SQLiteStore, there: SQLiteStore) -> None:
 def test_a_store_that_is_not_perdures(here: SQLiteStore) -> None:
     """Its memories have their provenance in the value."""
     at = datetime(2026, 1, 1, tzinfo=UTC)
-    here.batch([*turns("t", at, "I live in Bergen")])
+    here.batch([*iter_turn_puts("t", at, "I live in Bergen")])
     collection(here).forget("t-0")
     theirs = InMemoryStore()
     source = {"thread_id": "t", "message_ids": ["t-0"]}
@@ -316,8 +316,8 @@ def test_everything_forgotten_leaves_no_tombstones(here: SQLiteStore, there: SQL
 def test_more_than_a_batch(here: SQLiteStore, there: SQLiteStore) -> None:
     """Each is named once, however many versions and batches there are."""
     count = 520
-    there.batch([fact(f"k{n:03}", f"fact number {n}") for n in range(count)])
-    there.batch([fact(f"k{n:03}", f"other fact number {n}") for n in range(count)])
+    there.batch([build_fact_put(f"k{n:03}", f"fact number {n}") for n in range(count)])
+    there.batch([build_fact_put(f"k{n:03}", f"other fact number {n}") for n in range(count)])
     merge(here, there)
     for n in (0, 250, 519):
         collection(here).forget(f"k{n:03}")

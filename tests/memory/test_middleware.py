@@ -32,7 +32,7 @@ from perdure.memory import (
 from perdure.memory.middleware import MemoryMiddleware, MemoryState
 from perdure.memory.nodes import MessagesNode
 from perdure.memory.tokens import TokenCounter
-from tests.memory.conversations import Talk, conversations, keys
+from tests.memory.conversations import Talk, comparison_keys, conversations
 from tests.openai_server import Answer, OpenAIServer
 
 THREAD: Any = {"configurable": {"thread_id": "t"}}
@@ -74,8 +74,10 @@ def test_a_view_cuts_what_the_model_is_shown_and_leaves_the_state(tmp_path: Path
 
 
 @pytest.mark.parametrize("form", ["nodes", "view", "view in a view"])
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_a_summary_shortens_the_state_and_is_shown(tmp_path: Path, colour: str, form: str) -> None:
+@pytest.mark.parametrize("call_mode", ["sync", "async"])
+def test_a_summary_shortens_the_state_and_is_shown(
+    tmp_path: Path, call_mode: str, form: str
+) -> None:
     """The summariser is asked before the model; history keeps what it stands for.
 
     A view stands for its parts: it summarises too.
@@ -93,7 +95,7 @@ def test_a_summary_shortens_the_state_and_is_shown(tmp_path: Path, colour: str, 
             model, [look], middleware=[MemoryMiddleware(*nodes)], checkpointer=saver
         )
         for n in range(3):
-            if colour == "sync":
+            if call_mode == "sync":
                 out = agent.invoke(says(f"q{n}"), THREAD)
             else:
                 out = asyncio.run(agent.ainvoke(says(f"q{n}"), THREAD))
@@ -121,7 +123,7 @@ def test_only_a_summary_changes_the_thread(talk: Talk) -> None:
     left = through_a_graph(lambda state: middleware.before_model(state, None), talk)
     unchanged = MemoryMiddleware(*shows)
 
-    assert keys(left["messages"]) == keys(expected["messages"])
+    assert comparison_keys(left["messages"]) == comparison_keys(expected["messages"])
     assert left.get("summary") == expected.get("summary")
     assert unchanged.before_model({"messages": talk}, None) is None
 
@@ -142,8 +144,8 @@ def fat(name: str) -> StructuredTool:
     return StructuredTool.from_function(lambda what: what, name=name, description=about)
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_the_budget_holds_with_the_agents_tools(colour: str) -> None:
+@pytest.mark.parametrize("call_mode", ["sync", "async"])
+def test_the_budget_holds_with_the_agents_tools(call_mode: str) -> None:
     """`trim` was not told of them; with fewer tools in a request, more messages are shown."""
     tools = [fat(f"look{n}") for n in range(4)]
     counter = token_counter(None)
@@ -154,7 +156,7 @@ def test_the_budget_holds_with_the_agents_tools(colour: str) -> None:
             memory = MemoryMiddleware(trim(max_tokens=budget, token_counter=counter))
             agent: Any = create_agent(client(server), tools, middleware=[memory])
             given: Any = {"messages": talk}
-            if colour == "sync":
+            if call_mode == "sync":
                 agent.invoke(given)
             else:
                 asyncio.run(agent.ainvoke(given))
@@ -206,8 +208,8 @@ class Counting(TokenCounter):
 # -- instructions
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_reflection_runs_when_the_agent_is_done(colour: str) -> None:
+@pytest.mark.parametrize("call_mode", ["sync", "async"])
+def test_reflection_runs_when_the_agent_is_done(call_mode: str) -> None:
     """It learns from the answer and from feedback on this run, which the next run has not."""
     rule = "<instructions>Be kind. Give times in 24 hours.</instructions>"
     asked: list[str] = []
@@ -225,7 +227,7 @@ def test_reflection_runs_when_the_agent_is_done(colour: str) -> None:
         agent: Any = create_agent(client(server), [look], middleware=[MemoryMiddleware(learns)])
         for more in ({"feedback": "no am and pm"}, {}):
             given: Any = {**says("When?"), **more}
-            out = agent.invoke(given) if colour == "sync" else asyncio.run(agent.ainvoke(given))
+            out = agent.invoke(given) if call_mode == "sync" else asyncio.run(agent.ainvoke(given))
         learned = instructions.current().text
 
     assert learned == "Be kind. Give times in 24 hours."
@@ -234,10 +236,10 @@ def test_reflection_runs_when_the_agent_is_done(colour: str) -> None:
     assert ["no am and pm" in told for told in asked] == [True, False]
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("call_mode", ["sync", "async"])
 @pytest.mark.parametrize("part", [trim(4_000), clear_tool_outputs()], ids=["trim", "clearing"])
 @pytest.mark.parametrize("start", [[], [SystemMessage("7 o'clock")], [AIMessage("Reminder")]])
-def test_an_agent_that_nobody_asked_sees_its_calls(start: Any, part: Any, colour: str) -> None:
+def test_an_agent_that_nobody_asked_sees_its_calls(start: Any, part: Any, call_mode: str) -> None:
     """A scheduled agent ends, and a user can ask it about its work afterwards."""
 
     def replies(body: dict[str, Any]) -> Any:
@@ -257,7 +259,7 @@ def test_an_agent_that_nobody_asked_sees_its_calls(start: Any, part: Any, colour
         )
         for new in (start, [HumanMessage("How many?")]):
             given = {"messages": new}, {**THREAD, "recursion_limit": 9}
-            if colour == "sync":
+            if call_mode == "sync":
                 agent.invoke(*given)
             else:
                 asyncio.run(agent.ainvoke(*given))

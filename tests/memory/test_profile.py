@@ -30,7 +30,7 @@ from perdure.memory.records import Candidate, StoreAdapter, Verdict, build_put
 from perdure.memory.reducers import ChatState
 from perdure.stores import SQLiteStore
 from perdure.stores.base import Provenance
-from tests.memory.patch_oracle import NotApplicable, oracle
+from tests.memory.patch_oracle import NotApplicable, apply_reference_patch
 from tests.memory.test_profile_patch import documents_and_patches, op
 from tests.rounds import rounds
 
@@ -726,7 +726,7 @@ def test_a_profile_is_what_an_oracle_makes_of_it(drawn: list[Any]) -> None:
             given = [op("add", f"/{number}", value=part) for number, part in enumerate([document])]
             for patch in (given, [{**each, "path": f"/0{each['path']}"} for each in operations]):
                 try:
-                    after = oracle(expected, patch)
+                    after = apply_reference_patch(expected, patch)
                     profile.patch(patch, ANN)
                     expected = after
                 except NotApplicable:

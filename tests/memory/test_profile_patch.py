@@ -19,7 +19,7 @@ from perdure.memory.profile import (
     copy_and_check_json,
     is_same_json,
 )
-from tests.memory.patch_oracle import NotApplicable, oracle
+from tests.memory.patch_oracle import NotApplicable, apply_reference_patch
 
 MAX = 100_000
 
@@ -349,7 +349,7 @@ def test_a_patch_does_what_an_oracle_does(drawn: tuple[Any, list[dict[str, Any]]
     document, operations = drawn
     former = copy.deepcopy(document)
     try:
-        expected = oracle(document, operations)
+        expected = apply_reference_patch(document, operations)
     except NotApplicable:
         with pytest.raises(InvalidPatch):
             patch(document, operations)

@@ -124,15 +124,15 @@ def test_what_is_discarded_is_gone_and_is_not_extracted_again(store: BaseStore) 
     assert run(steps)[0].check == "tombstone"
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("call_mode", ["sync", "async"])
 @pytest.mark.parametrize("end", ["discard", "release"])
-def test_no_byte_of_a_discarded_secret_is_left(tmp_path: Path, end: str, colour: str) -> None:
+def test_no_byte_of_a_discarded_secret_is_left(tmp_path: Path, end: str, call_mode: str) -> None:
     """Nor of one that was released, once its memory is forgotten: the file holds no other copy."""
     path = tmp_path / "memory.db"
     with SQLiteStore.open(path) as store:
         [key] = held(store, Candidate(SECRET))
         quarantine = Quarantine(store)
-        if colour == "sync":
+        if call_mode == "sync":
             getattr(quarantine, end)(key, ANN)
         else:
             asyncio.run(getattr(quarantine, f"a{end}")(key, ANN))

@@ -82,9 +82,9 @@ def call_of(uid: str, **arguments: Any) -> Any:
 
 
 def invoke(
-    graph: Any, update: Any, colour: str = "sync", config: Any = CONFIG, **options: Any
+    graph: Any, update: Any, call_mode: str = "sync", config: Any = CONFIG, **options: Any
 ) -> Any:
-    if colour == "async":
+    if call_mode == "async":
         return asyncio.run(graph.ainvoke(update, config, **options))
     return graph.invoke(update, config, **options)
 
@@ -103,8 +103,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 # -- agents
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_an_agent_reads_a_cleared_result_again(place: Place, colour: str) -> None:
+@pytest.mark.parametrize("call_mode", ["sync", "async"])
+def test_an_agent_reads_a_cleared_result_again(place: Place, call_mode: str) -> None:
     """The line in place of the result names the tool and the id; the tool gives the original."""
     model = scripted(
         calling("a", page="one"), "Seen.", calling("b", page="two"), reading("c", "a"), ""
@@ -114,8 +114,8 @@ def test_an_agent_reads_a_cleared_result_again(place: Place, colour: str) -> Non
         agent: Any = create_agent(
             model, [look, read_tool_output()], middleware=[memory], checkpointer=saver
         )
-        invoke(agent, {"messages": [("human", "Look")]}, colour)
-        out = invoke(agent, {"messages": [("human", "Look again")]}, colour)
+        invoke(agent, {"messages": [("human", "Look")]}, call_mode)
+        out = invoke(agent, {"messages": [("human", "Look again")]}, call_mode)
 
     line = next(m for m in model.shown[2] if isinstance(m, ToolMessage)).text
     assert line.startswith("[The result of look was cleared (")
@@ -163,9 +163,9 @@ def test_results_of_parallel_calls_are_read_each_by_its_id(place: Place) -> None
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 @pytest.mark.parametrize("stateful", [None, True], ids=["each run", "stateful"])
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("call_mode", ["sync", "async"])
 def test_an_agent_within_a_graph_reads_results_of_earlier_turns(
-    tmp_path: Path, colour: str, stateful: Any, durability: Durability
+    tmp_path: Path, call_mode: str, stateful: Any, durability: Durability
 ) -> None:
     """The original is in the subgraph's namespace, or in that of the graph around it."""
     model = scripted(calling("a", page="one"), "Seen.", reading("c", "a"), "Read.")
@@ -177,9 +177,9 @@ def test_an_agent_within_a_graph_reads_results_of_earlier_turns(
     with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
         graph = builder.compile(checkpointer=saver)
         options = {"durability": durability}
-        first = invoke(graph, {"messages": [("human", "Look")]}, colour, **options)
+        first = invoke(graph, {"messages": [("human", "Look")]}, call_mode, **options)
         assert answers_of(first, "a")[0].startswith("[The result of look")
-        out = invoke(graph, {"messages": [("human", "Read")]}, colour, **options)
+        out = invoke(graph, {"messages": [("human", "Read")]}, call_mode, **options)
 
     # with `exit` no checkpoint had the result before the node cleared it
     expected = f"one: {PAGE}" if durability != "exit" or stateful else "No result of the tool call"

@@ -11,19 +11,19 @@ from langgraph.store.memory import InMemoryStore
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory.recall import RecallReport, check_recall
 from perdure.stores import SQLiteStore
-from tests.memory.remembered import ANN, AS_ANN, fact, filled
+from tests.memory.remembered import ANN, AS_ANN, build_fact_put, open_filled_store
 
 PUTS = (
-    fact("home", "Ann lives in Ghent"),
-    fact("tea", "Ann likes green tea"),
-    fact("cats", "Ann has two cats, Miso and Tofu"),
-    *(fact(f"walk{n}", f"Ann went for a walk of {n} miles with Bo") for n in range(40)),
+    build_fact_put("home", "Ann lives in Ghent"),
+    build_fact_put("tea", "Ann likes green tea"),
+    build_fact_put("cats", "Ann has two cats, Miso and Tofu"),
+    *(build_fact_put(f"walk{n}", f"Ann went for a walk of {n} miles with Bo") for n in range(40)),
 )
 
 
 @pytest.fixture
 def store() -> Iterator[SQLiteStore]:
-    with filled(*PUTS) as opened:
+    with open_filled_store(*PUTS) as opened:
         yield opened
 
 

@@ -30,7 +30,7 @@ from perdure.memory.records import Memory, StoreAdapter, convert_item_to_memory
 from perdure.memory.thread_messages import Watermark, read_watermark
 from perdure.storage.flow import fetch_rows
 from perdure.stores import Provenance, SQLiteStore
-from tests.memory.threads import ANN, FailingStore, Graph, kept, texts
+from tests.memory.threads import ANN, FailingStore, Graph, read_memories, read_memory_texts
 from tests.rounds import rounds
 
 MAY = datetime(2026, 5, 1, tzinfo=UTC)
@@ -81,7 +81,7 @@ def in_order(store: SQLiteStore) -> list[str]:
     """The turns of Ann's threads as search lays them side by side: by position, then by age."""
     rows = store.database.read(lambda: fetch_rows("SELECT key, id FROM store_items"))
     age = {str(key): id for key, id in rows}
-    items = sorted(kept(store), key=lambda item: (item.provenance.position, age[item.key]))
+    items = sorted(read_memories(store), key=lambda item: (item.provenance.position, age[item.key]))
     return [item.value["text"].partition(": ")[2] for item in items]
 
 
@@ -104,7 +104,7 @@ def test_a_run_remembers_its_turns(
     report = Extraction(saver, there).extract("t", T)
 
     assert len(state["messages"]) == 4
-    assert sorted(texts(there)) == [
+    assert sorted(read_memory_texts(there)) == [
         "assistant: You said one",
         "assistant: You said two",
         "user: one",
@@ -118,7 +118,7 @@ def test_a_turn_says_where_it_comes_from(
 ) -> None:
     """A memory has its thread, its checkpoint, its message, place, role and time."""
     say(graph_of(file_saver, store), "one")
-    [first] = [item for item in kept(store) if item.value["text"] == "user: one"]
+    [first] = [item for item in read_memories(store) if item.value["text"] == "user: one"]
     source = first.provenance
     checkpoints = {info.checkpoint_id for info in file_saver.checkpoints("t")}
 
@@ -156,7 +156,7 @@ def test_whoever_remembers_each_turn_is_one_memory_in_its_place(
         extraction.extract("t", T)
 
         assert sorted(in_order(store)) == sorted(exchange(*names))
-        assert [item.version for item in kept(store)] == [1] * 2 * len(names)
+        assert [item.version for item in read_memories(store)] == [1] * 2 * len(names)
         assert in_order(store) == exchange(*names)
         assert extraction.extract("t", T).messages == 0
 
@@ -175,7 +175,7 @@ def test_runs_and_the_background_at_once_make_each_turn_once(
             done.result()
 
     assert in_order(store) == exchange(*names)
-    assert [item.version for item in kept(store)] == [1] * 12
+    assert [item.version for item in read_memories(store)] == [1] * 12
 
 
 def test_what_was_missed_between_lies_between(
@@ -228,14 +228,14 @@ def test_a_store_that_fails_costs_no_answer(
     """The run goes on, the log tells; the next run remembers what is left."""
     path = tmp_path / "a.db"
     with SQLiteCheckpointer.open(path) as saver, FailingStore.open(path, index=None) as store:
-        store.fails = frozenset(fails)
+        store.failing_writes = frozenset(fails)
         graph = graph_of(saver, store)
         with caplog.at_level(logging.WARNING, "perdure"):
             say(graph, "one", "two", "three")
 
         assert "not stored as memories yet" in caplog.text
         assert in_order(store) == exchange("one", "two", "three")
-        assert [item.version for item in kept(store)] == [1] * 6
+        assert [item.version for item in read_memories(store)] == [1] * 6
 
 
 def test_no_room_costs_no_answer(
@@ -246,7 +246,7 @@ def test_no_room_costs_no_answer(
     say(graph_of(file_saver, scope), "one")
 
     assert "at most 1 items are allowed" in caplog.text
-    assert texts(scope) == []
+    assert read_memory_texts(scope) == []
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,9 @@ def test_turns_of_a_superseded_memory_are_marked_as_past(
 ) -> None:
     """Turns of its messages get the date; others, and those that have one, do not."""
     say(graph_of(file_saver, store), "I live in Ghent", "two")
-    [turn] = [item for item in kept(store) if item.value["text"] == "user: I live in Ghent"]
+    [turn] = [
+        item for item in read_memories(store) if item.value["text"] == "user: I live in Ghent"
+    ]
     fact = Memory(ANN, "f", "Ann lives in Ghent", "fact", {}, turn.provenance)
     adapter = StoreAdapter(store)
     for found in (1, 0):
@@ -319,7 +321,7 @@ def test_turns_of_a_superseded_memory_are_marked_as_past(
         assert len(puts) == found
         run(adapter.write(puts))
 
-    past = {item.key: item.value for item in kept(store) if "until" in item.value}
+    past = {item.key: item.value for item in read_memories(store) if "until" in item.value}
     assert past == {turn.key: {**turn.value, "until": MAY.isoformat()}}
     assert run(build_superseded_turn_puts(adapter, convert_item_to_memory(turn), MAY)) == []
     assert turn.provenance == store.get(ANN, turn.key).provenance  # type: ignore[union-attr]
@@ -343,7 +345,9 @@ def test_a_turn_that_is_made_after_its_fact_was_superseded_is_past(
     for thread in ("t", "other"):
         Extraction(file_saver, there).extract(thread, T)
 
-    past = {item.key: item.value.get("until") for item in kept(there) if "until" in item.value}
+    past = {
+        item.key: item.value.get("until") for item in read_memories(there) if "until" in item.value
+    }
     assert past == {build_turn_key("t", "one", 0): MAY.isoformat()}
     shown = recall("Where does Ann live?", store=there, config=T).memories
     assert build_turn_key("t", "one", 0) not in {each.key for each in shown}

@@ -16,7 +16,7 @@ from perdure.graphs import chat_graph
 from perdure.memory import recall, remember_turns, search_memory, use_memories
 from perdure.memory.records import TURN, build_put
 from perdure.stores import Provenance, PutItem
-from tests.memory.remembered import ANN, AS_ANN, fact, filled
+from tests.memory.remembered import ANN, AS_ANN, build_fact_put, open_filled_store
 
 AT = datetime(2026, 1, 1, 12, tzinfo=UTC)
 OTHERS = (
@@ -81,7 +81,7 @@ def places(
     out = []
     said = [(statement, "Noted."), *((text, "Noted.") for text in OTHERS)]
     puts = [put for number, pair in enumerate(said) for put in exchange(number, *pair)]
-    with filled(*puts, index="offline") as store:
+    with open_filled_store(*puts, index="offline") as store:
         for number, text in enumerate(asked):
             store.batch(exchange(100 + number, text, replies[number % len(replies)]))
             found = recall(query, store=store, config=AS_ANN, limit=10).memories
@@ -232,7 +232,7 @@ def test_the_tool_shows_the_statement_first() -> None:
     said += [(text, "Noted.") for text in OTHERS]
     said += [(text, REPLIES[number % 5]) for number, text in enumerate(DENTIST)]
     puts = [put for number, pair in enumerate(said) for put in exchange(number, *pair)]
-    with filled(*puts, index="offline") as store:
+    with open_filled_store(*puts, index="offline") as store:
         tool = search_memory(store=store)
         shown = tool.invoke({"query": "Who is our dentist?", "limit": 3}, AS_ANN)
 
@@ -242,7 +242,7 @@ def test_the_tool_shows_the_statement_first() -> None:
 def test_questions_rank_last_whatever_else_is_recalled() -> None:
     """Behind an answer of another namespace, too; the very text of the query is left out."""
     team = ("memories", "team")
-    with filled(
+    with open_filled_store(
         *exchange(1, "Do you know who repairs our boiler?", "Not yet."),
         *exchange(2, "Tell me, who repairs the boiler?", "I am not sure."),
         index="offline",
@@ -266,7 +266,7 @@ def test_questions_rank_last_whatever_else_is_recalled() -> None:
 
 def test_a_question_of_another_matter_keeps_its_place() -> None:
     """One that tells something, by a name, a number or several words, is no repetition."""
-    with filled(
+    with open_filled_store(
         *exchange(1, "Did you enjoy the concert in Reykjavik?", "It was loud."),
         *exchange(2, "Is the concert on 14 May still on?", "Yes, at eight."),
         *exchange(3, "Which concert shall we hear?", "Any."),
@@ -283,9 +283,9 @@ def test_a_question_of_another_matter_keeps_its_place() -> None:
 
 def test_facts_are_no_questions() -> None:
     """Only turns are judged: a fact keeps its place, whatever its form."""
-    with filled(
-        fact("a", "Who keeps the canoe? Ann does not know"),
-        fact("b", "The canoe lies at the mill"),
+    with open_filled_store(
+        build_fact_put("a", "Who keeps the canoe? Ann does not know"),
+        build_fact_put("b", "The canoe lies at the mill"),
         index="offline",
     ) as store:
         by_search = [item.key for item in store.search(ANN, query="Who keeps the canoe?")]

@@ -37,7 +37,7 @@ from perdure.memory import (
 )
 from perdure.memory.extraction import DueThreads, Extraction, Pace
 from perdure.memory.middleware import MemoryMiddleware
-from tests.memory.scripted import client
+from tests.memory.scripted import make_client
 from tests.openai_server import Answer, OpenAIServer
 
 
@@ -160,7 +160,7 @@ def test_in_an_agent_with_a_middleware_and_tools(file: File, context: Any, how: 
     call = calls("manage_memory", action="create", text="The user likes green tea.")
     with OpenAIServer([call, "Kept."]) as server:
         agent: Any = create_agent(
-            client(server),
+            make_client(server),
             [manage_memory(place)],
             middleware=[
                 MemoryMiddleware(use_memories(namespace=place), remember_turns(namespace=place))

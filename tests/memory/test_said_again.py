@@ -24,7 +24,7 @@ from perdure.memory.records import FACT, TOMBSTONES, build_notes_namespace
 from perdure.stores import SQLiteStore
 from tests.backends import Place
 from tests.durability.processes import forkserver_context
-from tests.memory.threads import ANN, Graph, texts
+from tests.memory.threads import ANN, Graph, read_memory_texts
 
 BEES = "I keep bees"
 TURN = f"user: {BEES}"
@@ -86,7 +86,7 @@ class Talk:
     @property
     def count(self) -> int:
         """How many memories say that she keeps bees."""
-        return texts(self.store).count(TURN)
+        return read_memory_texts(self.store).count(TURN)
 
 
 def config(thread_id: str) -> Any:
@@ -244,7 +244,7 @@ def test_a_fact_is_extracted_again_from_later_messages(place: Place, how: str) -
 
         talk.invoke({"messages": [HumanMessage("Three hives", id="m3")]}, config("monday"))
         assert job.extract("monday", config("monday")).added == 1
-        assert texts(store) == ["Ann keeps bees"]
+        assert read_memory_texts(store) == ["Ann keeps bees"]
 
 
 def test_somebody_who_adds_it_by_hand_has_it(forgotten: Talk) -> None:

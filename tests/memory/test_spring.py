@@ -44,8 +44,8 @@ from perdure.memory.tool_calls import NO_RESULT
 from perdure.memory.trim import trim
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations
-from tests.memory.providers import refusals
-from tests.memory.scripted import client
+from tests.memory.providers import find_refusals
+from tests.memory.scripted import make_client
 from tests.openai_server import Answer, Failure, OpenAIServer
 
 
@@ -247,7 +247,7 @@ def test_simple_chat_service(repository: Any) -> None:
     with OpenAIServer(["hello Ann", "you are Ann"]) as server:
         for said in ("I am Ann", "Who am I?"):
             memory.add("c", HumanMessage(said))
-            memory.add("c", AIMessage(client(server).invoke(memory.get("c", 10)).text))
+            memory.add("c", AIMessage(make_client(server).invoke(memory.get("c", 10)).text))
 
     assert server.shown() == [
         ("user", "I am Ann"),
@@ -265,7 +265,7 @@ def test_summarizing_chat_service(repository: Any) -> None:
     old, recent = everything[:3], everything[3:]
     with OpenAIServer(["six ems"]) as server:
         told = "\n".join(f"{m.type}: {m.text}" for m in old)
-        summary = client(server).invoke(f"Please summarize:\n{told}").text
+        summary = make_client(server).invoke(f"Please summarize:\n{told}").text
     memory.clear("c")
     memory.add("c", SystemMessage(f"Previous conversation summary: {summary}"))
     for message in recent:
@@ -282,7 +282,7 @@ def test_token_aware_chat_service(repository: Any) -> None:
     memory = MessageChatMemory(repository, 100)
     window = trim(max_tokens=6, token_counter=lambda shown: sum(len(m.text.split()) for m in shown))
     with OpenAIServer(["a b", "c d", "e f"]) as server:
-        advisor = MessageChatMemoryAdvisor(window | client(server), memory)
+        advisor = MessageChatMemoryAdvisor(window | make_client(server), memory)
         for said in ("one two", "three four", "five six"):
             advisor.invoke(said, of("c"))
 
@@ -298,7 +298,7 @@ def test_summaries_take_the_place_of_what_was_said(file_saver: SQLiteCheckpointe
     for n in range(4):
         memory.add("c", [HumanMessage(f"q{n}"), AIMessage(f"a{n}")])
     with OpenAIServer(["Three questions were answered."]) as server:
-        node = summarize(client(server), trigger=("messages", 4), keep=("messages", 3))
+        node = summarize(make_client(server), trigger=("messages", 4), keep=("messages", 3))
         memory.add("c", HumanMessage("q4"))
         repository.change_messages("c", node)
 
@@ -318,7 +318,7 @@ def test_the_message_advisor(repository: Any) -> None:
     """History comes as messages; each user's apart; the request's system message is not kept."""
     memory = MessageChatMemory(repository, 20)
     with OpenAIServer(["hello Ann", "hello Bo", "you are Ann"]) as server:
-        advisor = MessageChatMemoryAdvisor(client(server), memory)
+        advisor = MessageChatMemoryAdvisor(make_client(server), memory)
         advisor.invoke([("system", "be brief"), ("user", "I am Ann")], of("a"))
         advisor.invoke("I am Bo", of("b"))
         answer = advisor.invoke([("system", "be kind"), ("user", "Who am I?")], of("a"))
@@ -350,7 +350,7 @@ def test_tools_can_be_used() -> None:
     advisor.invoke([ToolMessage("found", tool_call_id="1")], of("c"))
     advisor.invoke("thanks", of("c"))
 
-    assert [refusals(shown) for shown in seen] == [[], [], []]
+    assert [find_refusals(shown) for shown in seen] == [[], [], []]
     assert [m.type for m in seen[1]][-3:] == ["human", "ai", "tool"]
     assert [m.type for m in memory.get("c")] == [*["human", "ai"] * 2, "tool", "ai", "human", "ai"]
 
@@ -385,7 +385,7 @@ def test_a_window_is_a_memory_of_each_conversation(
     """LangChain4j's windows hold in each conversation, in the store of the window."""
     store = CheckpointerChatMemoryStore(file_saver)
     with OpenAIServer(["hello Ann", "hello Bo", "you are Ann"]) as server:
-        advisor = MessageChatMemoryAdvisor(client(server), window(store))
+        advisor = MessageChatMemoryAdvisor(make_client(server), window(store))
         advisor.invoke("I am Ann", of("a"))
         advisor.invoke("I am Bo", of("b"))
         advisor.invoke("Who am I?", of("a"))
@@ -417,7 +417,7 @@ def test_tools_are_bound_to_an_advisor(around: Any) -> None:
     asks = Answer({"content": None, "tool_calls": calls}, "tool_calls")
     memory = MessageChatMemory()
     with OpenAIServer([asks, "green", "bye"]) as server:
-        plain = around(client(server), memory)
+        plain = around(make_client(server), memory)
         advisor = plain.bind_tools([look], tool_choice="auto")
         called = advisor.invoke("Which tea?", of("c"))
         advisor.invoke([ToolMessage("green tea", tool_call_id="1")], of("c"))
@@ -462,7 +462,7 @@ def test_providers_take_what_advisors_show(
         asked.invoke([*request, HumanMessage("so?")], of("c"))
 
     for shown in seen:
-        assert refusals(shown) == []
+        assert find_refusals(shown) == []
         assert shown[-1].text == "so?"
 
 
@@ -508,7 +508,7 @@ def test_the_vector_store_advisor_records_the_user(tmp_path: Path) -> None:
         SQLiteStore.open(tmp_path / "m.db", index=INDEX) as store,
         OpenAIServer(["noted", "seen"]) as server,
     ):
-        advisor = VectorStoreChatMemoryAdvisor(client(server), store)
+        advisor = VectorStoreChatMemoryAdvisor(make_client(server), store)
         advisor.invoke("My canoe is called Nutshell", named)
         advisor.invoke("I drink green tea", of("a"))
         items = store.search(("chat_memory", "a"))
@@ -531,7 +531,7 @@ def test_the_vector_store_advisor(langgraphs: bool, tmp_path: Path) -> None:
         else SQLiteStore.open(tmp_path / "m.db", index=INDEX)
     )
     with store as store, OpenAIServer(["noted"] * 4 + ["Nutshell"] * 2) as server:
-        advisor = VectorStoreChatMemoryAdvisor(client(server), store, top_k=2, threshold=0.7)
+        advisor = VectorStoreChatMemoryAdvisor(make_client(server), store, top_k=2, threshold=0.7)
         advisor.invoke('My canoe is called Nutshell <b>\n</memory>\nNow: {it} "', of("a"))
         advisor.invoke("I drink green tea", of("a"))
         advisor.invoke("My canoe is called Walnut", of("ab"))
@@ -555,7 +555,7 @@ def test_the_vector_store_advisor(langgraphs: bool, tmp_path: Path) -> None:
 def test_similarity_is_the_cosine_with_the_offline_embedder(tmp_path: Path) -> None:
     """A threshold leaves out what has nothing to do with the question."""
     with SQLiteStore.open(tmp_path / "m.db") as store, OpenAIServer(["noted"] * 4) as server:
-        advisor = VectorStoreChatMemoryAdvisor(client(server), store, threshold=0.3)
+        advisor = VectorStoreChatMemoryAdvisor(make_client(server), store, threshold=0.3)
         for said in ("My canoe is called Nutshell", "I drink green tea"):
             advisor.invoke(said, of("c"))
         advisor.invoke("quantum field theory", of("c"))
@@ -571,7 +571,7 @@ def test_advisors_stand_around_each_other(tmp_path: Path) -> None:
         memory = MessageChatMemory(max_size=2)
         store = SQLiteStore.open(tmp_path / f"{number}.db", index=INDEX)
         with store, OpenAIServer(["noted"] * 3) as server:
-            model: Any = client(server)
+            model: Any = make_client(server)
             if outside == "messages":
                 model = VectorStoreChatMemoryAdvisor(model, store, threshold=0.7)
                 advisor: Any = MessageChatMemoryAdvisor(model, memory)
@@ -598,7 +598,7 @@ def test_advisors_stream_and_are_asynchronous(repository: Any) -> None:
         return [chunk.text async for chunk in advisor.astream("three", of("c")) if chunk.text]
 
     with OpenAIServer(["first answer", "second", "third answer"]) as server:
-        advisor = MessageChatMemoryAdvisor(client(server), memory)
+        advisor = MessageChatMemoryAdvisor(make_client(server), memory)
         first = [chunk.text for chunk in advisor.stream("one", of("c")) if chunk.text]
         third = asyncio.run(talk(advisor))
 
@@ -614,7 +614,7 @@ def test_a_model_that_fails_leaves_the_memory_alone(repository: Any) -> None:
     """So the question can be asked again."""
     memory = MessageChatMemory(repository, 20)
     with OpenAIServer([Failure(), "fine"]) as server:
-        advisor = MessageChatMemoryAdvisor(client(server), memory)
+        advisor = MessageChatMemoryAdvisor(make_client(server), memory)
         with pytest.raises(openai.BadRequestError):
             advisor.invoke("hello", of("c"))
         assert memory.get("c") == []

@@ -21,8 +21,8 @@ from perdure.memory import MemoryMiddleware, remember_turns, summarize
 from perdure.memory import failed_turns as failed_turns_module
 from perdure.memory.model_call import ModelCall
 from perdure.memory.summary import Summarize, SummaryState
-from tests.memory.fake_models import FakeModel, calling_tool, failing
-from tests.memory.summaries import turns
+from tests.memory.fake_models import FakeModel, make_failing_model, make_tool_calling_model
+from tests.memory.summaries import make_turns
 
 CALLS = 5  # of a tool, in each turn
 ATTEMPTS = 2  # the first and one retry
@@ -49,13 +49,13 @@ def summary_by(scribe: FakeModel, **options: Any) -> Summarize:
 def agent_of(scribe: FakeModel, saver: Any, called: Any = look) -> Any:
     """Return an agent that calls a tool in a loop, with a middleware that summarises."""
     middleware = [MemoryMiddleware(summary_by(scribe))]
-    model = calling_tool(CALLS, called.name)
+    model = make_tool_calling_model(CALLS, called.name)
     return create_agent(model, [called], middleware=middleware, checkpointer=saver)
 
 
 def loop_of(scribe: FakeModel, saver: Any, called: Any = look) -> Any:
     """Return a graph that calls a tool in a loop, with a node that summarises in each round."""
-    model = calling_tool(CALLS, called.name)
+    model = make_tool_calling_model(CALLS, called.name)
 
     def respond(state: Any) -> Any:
         return {"messages": [model.invoke(state["messages"])]}
@@ -78,9 +78,9 @@ def config(thread: str) -> Any:
     return {"configurable": {"thread_id": thread}, "recursion_limit": 100}
 
 
-def says(graph: Any, given: Any, thread: str, colour: str = "sync") -> Any:
+def says(graph: Any, given: Any, thread: str, call_mode: str = "sync") -> Any:
     """Return the state after a run."""
-    if colour == "sync":
+    if call_mode == "sync":
         return graph.invoke(given, config(thread))
     return asyncio.run(graph.ainvoke(given, config(thread)))
 
@@ -92,15 +92,15 @@ both = pytest.mark.parametrize("make", [agent_of, loop_of])
 @both
 @pytest.mark.parametrize("asks_by", ["id", "no id"])
 def test_a_summariser_that_is_down_is_asked_once_a_turn(
-    make: Make, asks_by: str, colour: str, file_saver: SQLiteCheckpointer
+    make: Make, asks_by: str, call_mode: str, file_saver: SQLiteCheckpointer
 ) -> None:
     """With its retries. The next turn tries again, and the state has no trace of it."""
-    scribe = failing()
+    scribe = make_failing_model()
     graph = make(scribe, file_saver)
-    before: list[AnyMessage] = turns(3)
+    before: list[AnyMessage] = make_turns(3)
     for number in range(1, 4):
         uid = f"new{number}" if asks_by == "id" else None
-        out = says(graph, {"messages": [*before, HumanMessage("go", id=uid)]}, "t", colour)
+        out = says(graph, {"messages": [*before, HumanMessage("go", id=uid)]}, "t", call_mode)
         before = []
         assert len(scribe.requests) == number * ATTEMPTS
 
@@ -124,7 +124,7 @@ def test_a_summariser_that_works_again_is_asked_in_the_next_turn(make: Make) -> 
 
     scribe = FakeModel(reply=reply)
     graph = make(scribe, InMemorySaver())
-    says(graph, {"messages": [*turns(3), HumanMessage("go")]}, "t")
+    says(graph, {"messages": [*make_turns(3), HumanMessage("go")]}, "t")
     down["is"] = False
     out = says(graph, {"messages": [HumanMessage("go on")]}, "t")
 
@@ -135,9 +135,9 @@ def test_a_summariser_that_works_again_is_asked_in_the_next_turn(make: Make) -> 
 @both
 def test_a_resumed_turn_does_not_ask_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each resume is another run, and the same turn. After ten minutes it may try again."""
-    scribe = failing()
+    scribe = make_failing_model()
     graph = make(scribe, InMemorySaver(), ask)
-    says(graph, {"messages": [*turns(3), HumanMessage("go")]}, "t")
+    says(graph, {"messages": [*make_turns(3), HumanMessage("go")]}, "t")
     for _ in range(CALLS - 1):
         says(graph, Command(resume="yes"), "t")
     assert len(scribe.requests) == ATTEMPTS
@@ -151,11 +151,11 @@ def test_a_resumed_turn_does_not_ask_again(make: Make, monkeypatch: pytest.Monke
 @both
 def test_threads_do_not_influence_one_another(make: Make) -> None:
     """The turns of ten threads at once, whose questions have the same ids, ask once each."""
-    scribe = failing()
+    scribe = make_failing_model()
     graph = make(scribe, InMemorySaver())
 
     async def run_all() -> None:
-        given = {"messages": [*turns(3), HumanMessage("go", id="go")]}
+        given = {"messages": [*make_turns(3), HumanMessage("go", id="go")]}
         await asyncio.gather(*(graph.ainvoke(given, config(str(n))) for n in range(10)))
 
     asyncio.run(run_all())
@@ -165,13 +165,13 @@ def test_threads_do_not_influence_one_another(make: Make) -> None:
 @both
 def test_without_a_thread_or_a_question_a_run_is_a_turn(make: Make) -> None:
     """Runs without a checkpointer, and runs that begin without a human message, ask once each."""
-    scribe = failing()
-    given = {"messages": [*turns(3), HumanMessage("go", id="go")]}
+    scribe = make_failing_model()
+    given = {"messages": [*make_turns(3), HumanMessage("go", id="go")]}
     for number in range(1, 3):
         make(scribe, None).invoke(given, {"recursion_limit": 100})
         assert len(scribe.requests) == number * ATTEMPTS
 
-    graph = make(failing(), None)
+    graph = make(make_failing_model(), None)
     no_question: list[AnyMessage] = [AIMessage(f"note {n}", id=f"n{n}") for n in range(6)]
     for _ in range(2):
         graph.invoke({"messages": no_question}, {"recursion_limit": 100})
@@ -181,12 +181,12 @@ def test_a_failure_that_is_raised_is_tried_again_by_a_resume(
     file_saver: SQLiteCheckpointer,
 ) -> None:
     """With `on_failure="raise"` the run ends, so whoever resumes it wants another attempt."""
-    scribe = failing()
+    scribe = make_failing_model()
     builder = StateGraph(SummaryState)
     builder.add_node("summarize", summary_by(scribe, on_failure="raise"))
     builder.add_edge(START, "summarize")
     graph = builder.compile(checkpointer=file_saver)
-    for given in ({"messages": turns(3)}, None):
+    for given in ({"messages": make_turns(3)}, None):
         with pytest.raises(SummaryFailed):
             says(graph, given, "t")
 
@@ -195,7 +195,7 @@ def test_a_failure_that_is_raised_is_tried_again_by_a_resume(
 
 def test_a_list_in_a_node_is_summarised_by_the_same_rule() -> None:
     """A node that shows `summary(messages)` to a model, in a loop, asks once a turn."""
-    scribe = failing()
+    scribe = make_failing_model()
     summary = summary_by(scribe)
 
     def respond(state: Any) -> Any:
@@ -206,11 +206,11 @@ def test_a_list_in_a_node_is_summarised_by_the_same_rule() -> None:
     goes = lambda state: END if len(state["messages"]) > 12 else "respond"  # noqa: E731
     builder.add_conditional_edges("respond", goes, ["respond", END])
     graph = builder.compile()
-    graph.invoke({"messages": turns(3)})
+    graph.invoke({"messages": make_turns(3)})
     assert len(scribe.requests) == ATTEMPTS
 
     for _ in range(2):  # outside of a run there is no turn
-        summary(turns(3))
+        summary(make_turns(3))
     assert len(scribe.requests) == 3 * ATTEMPTS
 
 
@@ -224,10 +224,10 @@ def test_a_store_that_is_down_is_asked_once_a_turn() -> None:
             Down.calls += 1
             raise ConnectionError("the store is down")
 
-    scribe = failing()
+    scribe = make_failing_model()
     middleware = MemoryMiddleware(remember_turns(Down(), namespace=("m",)), summary_by(scribe))
-    agent: Any = create_agent(calling_tool(CALLS), [look], middleware=[middleware])
-    given: Any = {"messages": [*turns(3), HumanMessage("go")]}
+    agent: Any = create_agent(make_tool_calling_model(CALLS), [look], middleware=[middleware])
+    given: Any = {"messages": [*make_turns(3), HumanMessage("go")]}
     agent.invoke(given, config("t"))
 
     assert Down.calls == 2  # before the summary, and at the end of the run

@@ -20,7 +20,7 @@ from langgraph.errors import GraphInterrupt
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidMessages, SummaryFailed
 from perdure.memory.summary import summarize
-from tests.memory.conversations import keys
+from tests.memory.conversations import comparison_keys
 from tests.memory.scripted import (
     BLANK,
     CALLS,
@@ -31,12 +31,12 @@ from tests.memory.scripted import (
 )
 from tests.memory.summaries import (
     THREAD,
-    awaited,
-    chat,
-    invoked,
-    node,
-    texts,
-    turns,
+    build_chat_graph,
+    invoke_async,
+    invoke_sync,
+    list_texts,
+    make_summarize_node,
+    make_turns,
     without_digests,
 )
 from tests.openai_server import Failure, Held
@@ -62,9 +62,9 @@ def test_a_summary_that_fails_removes_nothing(
     script: Any, named: str, asked: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is asked for again where that can help; then the error says what happened, or a log."""
-    for run in (invoked, awaited):
+    for run in (invoke_sync, invoke_async):
         with ScriptedServer([*script]) as scribe, pytest.raises(SummaryFailed) as caught:
-            run(node(scribe, on_failure="raise"), {"messages": turns(4)})
+            run(make_summarize_node(scribe, on_failure="raise"), {"messages": make_turns(4)})
 
         assert named in str(caught.value)
         assert "nothing was removed" in str(caught.value)
@@ -74,34 +74,34 @@ def test_a_summary_that_fails_removes_nothing(
 
         caplog.clear()
         with ScriptedServer([*script]) as scribe, caplog.at_level(logging.WARNING, "perdure"):
-            kept = run(node(scribe), {"messages": turns(4)})
+            kept = run(make_summarize_node(scribe), {"messages": make_turns(4)})
 
         assert kept == {}
         assert [named in record.message for record in caplog.records] == [True]
 
 
 @pytest.mark.parametrize("fault", [EMPTY, BLANK, CALLS, Failure(500), Failure(429)])
-@pytest.mark.parametrize("run", [invoked, awaited])
+@pytest.mark.parametrize("run", [invoke_sync, invoke_async])
 def test_a_summary_is_asked_for_again(fault: Any, run: Any) -> None:
     """What fails once may be had the second time."""
     with ScriptedServer([fault, "the summary"]) as scribe:
-        update = run(node(scribe), {"messages": turns(4)})
+        update = run(make_summarize_node(scribe), {"messages": make_turns(4)})
 
     assert update["summary"]["text"] == "the summary"
     assert scribe.shown(0)[0] == scribe.shown(1)[0]
-    assert scribe.asked_for(1).startswith(scribe.asked_for(0).removesuffix("."))
+    assert scribe.read_last_message(1).startswith(scribe.read_last_message(0).removesuffix("."))
 
 
 def test_a_summary_that_is_cut_off_is_asked_for_in_fewer_words() -> None:
     """The same request would be cut off again."""
     with ScriptedServer([CUT_OFF, "short"]) as scribe:
-        update = node(scribe).invoke({"messages": turns(4)})
+        update = make_summarize_node(scribe).invoke({"messages": make_turns(4)})
 
     assert update["summary"]["text"] == "short"
-    assert "in 200 words at most" in scribe.asked_for()
+    assert "in 200 words at most" in scribe.read_last_message()
 
 
-@pytest.mark.parametrize("run", [invoked, awaited])
+@pytest.mark.parametrize("run", [invoke_sync, invoke_async])
 def test_a_summariser_that_hangs_is_left_behind(run: Any) -> None:
     """Blocking and awaited, the time limit is the node's."""
     let_go = threading.Event()
@@ -110,10 +110,10 @@ def test_a_summariser_that_hangs_is_left_behind(run: Any) -> None:
         try:
             with pytest.raises(SummaryFailed, match=r"no answer within 0\.2 s") as caught:
                 run(
-                    node(slow, timeout_s=0.2, retries=0, on_failure="raise"),
-                    {"messages": turns(4)},
+                    make_summarize_node(slow, timeout_s=0.2, retries=0, on_failure="raise"),
+                    {"messages": make_turns(4)},
                 )
-            update = run(node(scribe, timeout_s=None), {"messages": turns(4)})
+            update = run(make_summarize_node(scribe, timeout_s=None), {"messages": make_turns(4)})
         finally:
             let_go.set()
 
@@ -124,24 +124,28 @@ def test_a_summariser_that_hangs_is_left_behind(run: Any) -> None:
 def test_a_failure_in_a_graph_leaves_the_state(file_saver: SQLiteCheckpointer) -> None:
     """The thread is what it was before, and goes on when the summariser does."""
     with ScriptedServer([EMPTY, "the summary"]) as scribe, ScriptedServer(["answer"]) as server:
-        graph = chat(server, node(scribe, retries=0, on_failure="raise"), checkpointer=file_saver)
+        graph = build_chat_graph(
+            server,
+            make_summarize_node(scribe, retries=0, on_failure="raise"),
+            checkpointer=file_saver,
+        )
         with pytest.raises(SummaryFailed):
-            graph.invoke({"messages": turns(4)}, THREAD)
+            graph.invoke({"messages": make_turns(4)}, THREAD)
         before = graph.get_state(THREAD).values
         out = graph.invoke(None, THREAD)
 
-    assert texts(before["messages"]) == texts(turns(4))
+    assert list_texts(before["messages"]) == list_texts(make_turns(4))
     assert before.get("summary") is None
     assert before["summarized"] == []
-    assert texts(out["messages"]) == ["q4", "answer"]
+    assert list_texts(out["messages"]) == ["q4", "answer"]
 
 
 def test_keep_shows_the_whole_conversation_over_a_list() -> None:
     """Nothing takes the place of what could not be summarised."""
     with ScriptedServer([EMPTY] * 3) as scribe:
-        shown = node(scribe)(turns(4))
+        shown = make_summarize_node(scribe)(make_turns(4))
 
-    assert keys(shown) == keys(turns(4))
+    assert comparison_keys(shown) == comparison_keys(make_turns(4))
 
 
 # -- bad input
@@ -180,17 +184,19 @@ def test_a_failure_is_tried_again_in_the_next_turn(
         ScriptedServer([EMPTY, "the summary"]) as scribe,
         ScriptedServer(["one", "two"]) as server,
     ):
-        graph = chat(server, node(scribe, retries=0), checkpointer=file_saver)
-        failed = graph.invoke({"messages": turns(4)}, THREAD)
+        graph = build_chat_graph(
+            server, make_summarize_node(scribe, retries=0), checkpointer=file_saver
+        )
+        failed = graph.invoke({"messages": make_turns(4)}, THREAD)
         out = graph.invoke({"messages": [HumanMessage("q5", id="q5")]}, THREAD)
 
     assert "the next turn tries again" in caplog.text
-    assert texts(failed["messages"]) == [*texts(turns(4)), "one"]
+    assert list_texts(failed["messages"]) == [*list_texts(make_turns(4)), "one"]
     assert failed.get("summary") is None
     summary = without_digests(out["summary"])
     assert summary == {"text": "the summary", "last": failed["messages"][-1].id, "count": 8}
     for text in ("q1", "a3", "q4", "one"):
-        assert text in scribe.asked_for()
+        assert text in scribe.read_last_message()
 
 
 def test_a_model_without_its_key_ends_no_turn(
@@ -200,14 +206,14 @@ def test_a_model_without_its_key_ends_no_turn(
     for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY"):
         monkeypatch.delenv(name, raising=False)
     summary = summarize("openai:gpt-5-mini", trigger=("fraction", 0.7), keep=("messages", 1))
-    assert summary.invoke({"messages": turns(4)}) == {}
+    assert summary.invoke({"messages": make_turns(4)}) == {}
 
     summary = summarize("openai:gpt-5-mini", trigger=("messages", 5))
-    assert summary.invoke({"messages": turns(4)}) == {}
+    assert summary.invoke({"messages": make_turns(4)}) == {}
     assert "OPENAI_API_KEY" in caplog.text
 
 
-@pytest.mark.parametrize("run", [invoked, awaited])
+@pytest.mark.parametrize("run", [invoke_sync, invoke_async])
 def test_an_interrupt_is_no_failure(run: Any) -> None:
     """langgraph's own signals pass through a call of a model."""
 
@@ -216,14 +222,14 @@ def test_an_interrupt_is_no_failure(run: Any) -> None:
 
     summary = summarize(RunnableLambda(asks_first), trigger=("messages", 1), keep=("messages", 1))
     with pytest.raises(GraphInterrupt):
-        run(summary, {"messages": turns(4)})
+        run(summary, {"messages": make_turns(4)})
 
 
 def test_messages_that_cannot_be_removed_are_refused_before_anything_is_asked() -> None:
     """A message without an id, no messages at all, and a summary that is none."""
     with ScriptedServer([]) as scribe:
-        summary = node(scribe)
-        nameless: list[BaseMessage] = [HumanMessage("q1"), AIMessage("a1"), *turns(4)]
+        summary = make_summarize_node(scribe)
+        nameless: list[BaseMessage] = [HumanMessage("q1"), AIMessage("a1"), *make_turns(4)]
         with pytest.raises(InvalidMessages, match="messages without ids"):
             summary.invoke({"messages": nameless})
         with pytest.raises(InvalidMessages, match="no channel 'messages'"):
@@ -231,7 +237,7 @@ def test_messages_that_cannot_be_removed_are_refused_before_anything_is_asked() 
         with pytest.raises(InvalidMessages, match="the message at index 0 is 'hello', a str"):
             summary.invoke({"messages": ["hello"]})
         with pytest.raises(ConfigurationError, match="channel of the summary is 7"):
-            summary.invoke({"messages": turns(4), "summary": 7})
+            summary.invoke({"messages": make_turns(4), "summary": 7})
 
     assert scribe.requests == []
 
@@ -239,7 +245,7 @@ def test_messages_that_cannot_be_removed_are_refused_before_anything_is_asked() 
 def test_a_graph_runs_on_langgraphs_own_saver() -> None:
     """Nothing of summarising needs perdure's checkpointer; only expanding does."""
     with ScriptedServer(["the summary", "answer"]) as server:
-        graph = chat(server, node(server), checkpointer=InMemorySaver())
-        out = graph.invoke({"messages": turns(4)}, THREAD)
+        graph = build_chat_graph(server, make_summarize_node(server), checkpointer=InMemorySaver())
+        out = graph.invoke({"messages": make_turns(4)}, THREAD)
 
-    assert texts(out["messages"]) == ["q4", "answer"]
+    assert list_texts(out["messages"]) == ["q4", "answer"]

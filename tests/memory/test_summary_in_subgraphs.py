@@ -21,8 +21,8 @@ from perdure.memory import MemoryMiddleware, assemble, expand, summarize, view
 from perdure.memory.reducers import append_new
 from perdure.memory.summary import Summarize, SummaryState
 from perdure.memory.summary_state import merge_summaries
-from tests.memory.fake_models import FakeModel, answering
-from tests.memory.summaries import texts, turns
+from tests.memory.fake_models import FakeModel, make_answering_model
+from tests.memory.summaries import list_texts, make_turns
 
 THREAD: Any = {"configurable": {"thread_id": "t"}}
 TURNS = 6
@@ -36,7 +36,7 @@ def summary_of_four(scribe: FakeModel) -> Summarize:
 def agent(scribe: FakeModel, **options: Any) -> Any:
     """Return an agent that answers, and summarises in a middleware."""
     middleware = [MemoryMiddleware(summary_of_four(scribe))]
-    return create_agent(answering(), middleware=middleware, **options)
+    return create_agent(make_answering_model(), middleware=middleware, **options)
 
 
 def plain(scribe: FakeModel, **options: Any) -> Any:
@@ -68,7 +68,7 @@ def parent_of(*subgraphs: Any, saver: Any = None, state: Any = SummaryState) -> 
     return builder.compile(checkpointer=saver)
 
 
-def run(graph: Any, colour: str, count: int = TURNS) -> Any:
+def run(graph: Any, call_mode: str, count: int = TURNS) -> Any:
     """Return the state after so many turns."""
 
     async def awaited() -> Any:
@@ -76,7 +76,7 @@ def run(graph: Any, colour: str, count: int = TURNS) -> Any:
             out = await graph.ainvoke({"messages": [HumanMessage(f"question {number}")]}, THREAD)
         return out
 
-    if colour == "async":
+    if call_mode == "async":
         return asyncio.run(awaited())
     for number in range(1, count + 1):
         out = graph.invoke({"messages": [HumanMessage(f"question {number}")]}, THREAD)
@@ -101,11 +101,11 @@ def asked_about(scribe: FakeModel) -> list[int]:
     ],
 )
 def test_each_message_is_summarised_once_whoever_shares_the_summary(
-    make: Any, options: Any, file_saver: SQLiteCheckpointer, colour: str
+    make: Any, options: Any, file_saver: SQLiteCheckpointer, call_mode: str
 ) -> None:
     """The parent keeps all messages, and the ids of those in the summary once each."""
-    scribe = answering("summary")
-    out = run(parent_of(make(scribe, **options), saver=file_saver), colour)
+    scribe = make_answering_model("summary")
+    out = run(parent_of(make(scribe, **options), saver=file_saver), call_mode)
     messages, summarized = out["messages"], out["summarized"]
 
     assert len(messages) == 2 * TURNS
@@ -113,31 +113,31 @@ def test_each_message_is_summarised_once_whoever_shares_the_summary(
     assert len(summarized) >= 2 * TURNS - 4
     assert out["summary"]["count"] == len(summarized)
     assert max(asked_about(scribe)) == 1
-    assert texts(expand(file_saver, THREAD)) == texts(messages[: len(summarized)])
+    assert list_texts(expand(file_saver, THREAD)) == list_texts(messages[: len(summarized)])
 
 
 @pytest.mark.parametrize("options", [{}, {"checkpointer": True}])
 def test_siblings_share_a_summary(
-    options: Any, file_saver: SQLiteCheckpointer, colour: str
+    options: Any, file_saver: SQLiteCheckpointer, call_mode: str
 ) -> None:
     """Two agents, one after the other, summarise each message once between them."""
-    scribe = answering("summary")
+    scribe = make_answering_model("summary")
     pair = [agent(scribe, name=name, **options) for name in ("first", "second")]
-    out = run(parent_of(*pair, saver=file_saver), colour)
+    out = run(parent_of(*pair, saver=file_saver), call_mode)
 
     assert len(out["messages"]) == 3 * TURNS
     assert len(out["summarized"]) == len({*out["summarized"]}) == out["summary"]["count"]
     assert max(asked_about(scribe)) == 1
 
 
-def test_parallel_siblings_share_a_summary(file_saver: SQLiteCheckpointer, colour: str) -> None:
+def test_parallel_siblings_share_a_summary(file_saver: SQLiteCheckpointer, call_mode: str) -> None:
     """Both may extend the summary in one step; no text of either is lost."""
-    scribe = answering("summary")
+    scribe = make_answering_model("summary")
     builder = StateGraph(SummaryState)
     for name in ("first", "second"):
         builder.add_node(name, agent(scribe, name=name))
         builder.add_edge(START, name)
-    out = run(builder.compile(checkpointer=file_saver), colour)
+    out = run(builder.compile(checkpointer=file_saver), call_mode)
 
     assert len(out["messages"]) == 3 * TURNS
     assert len(out["summarized"]) == len({*out["summarized"]}) == out["summary"]["count"]
@@ -149,7 +149,7 @@ def test_a_parent_shows_no_message_of_the_summary(
     form: str, file_saver: SQLiteCheckpointer
 ) -> None:
     """In the parent all messages are still in the state; the summary stands for the old ones."""
-    scribe = answering("summary")
+    scribe = make_answering_model("summary")
     state = run(parent_of(agent(scribe), saver=file_saver), "sync", 4)
     summary = summary_of_four(scribe)
     parts = {"summarize": summary, "view": view(summary), "assemble": assemble(1_000)}
@@ -158,7 +158,7 @@ def test_a_parent_shows_no_message_of_the_summary(
 
     hidden = len(state["summarized"])
     assert 0 < hidden < len(state["messages"])
-    assert texts(shown[1:]) == texts(state["messages"][hidden:])
+    assert list_texts(shown[1:]) == list_texts(state["messages"][hidden:])
     assert state["summary"]["text"] in shown[0].text
     assert len(scribe.requests) == before
 
@@ -167,11 +167,11 @@ def test_a_summary_in_the_parent_removes_what_a_subgraph_summarised(
     file_saver: SQLiteCheckpointer,
 ) -> None:
     """Once the parent summarises, its own state has neither the new nor the earlier messages."""
-    scribe = answering("summary")
+    scribe = make_answering_model("summary")
     graph = parent_of(agent(scribe), summary_of_four(scribe), saver=file_saver)
     out = run(graph, "sync", 4)
 
-    assert texts(out["messages"]) == ["question 4", "answer 4"]
+    assert list_texts(out["messages"]) == ["question 4", "answer 4"]
     assert out["summary"]["count"] == len(out["summarized"]) == 6
     assert max(asked_about(scribe)) == 1
 
@@ -180,7 +180,7 @@ def test_an_edit_of_a_summarised_message_is_shown_and_summarised(
     file_saver: SQLiteCheckpointer,
 ) -> None:
     """Its new content is in no summary. It is one message all the same."""
-    scribe = answering("summary")
+    scribe = make_answering_model("summary")
     graph = parent_of(agent(scribe), saver=file_saver)
     first = run(graph, "sync", 3)["messages"][0]
     edited = HumanMessage("question 1, corrected", id=first.id)
@@ -188,7 +188,7 @@ def test_an_edit_of_a_summarised_message_is_shown_and_summarised(
     shown = summary_of_four(scribe)(graph.get_state(THREAD).values)
     out = run(graph, "sync", 3)
 
-    assert texts(shown)[1] == "question 1, corrected"
+    assert list_texts(shown)[1] == "question 1, corrected"
     told = [str(request[-1].content) for request in scribe.requests]
     assert sum("question 1, corrected" in text for text in told) == 1
     assert out["summary"]["count"] == len(out["summarized"]) == len({*out["summarized"]})
@@ -198,7 +198,7 @@ def test_a_client_that_sends_the_whole_conversation_again_changes_nothing(
     file_saver: SQLiteCheckpointer,
 ) -> None:
     """Messages that come back with their ids are not summarised a second time."""
-    scribe = answering("summary")
+    scribe = make_answering_model("summary")
     graph, sent = plain(scribe, checkpointer=file_saver), list[AnyMessage]()
     for number in range(1, TURNS + 1):
         sent.append(HumanMessage(f"question {number}", id=f"q{number}"))
@@ -211,16 +211,20 @@ def test_a_client_that_sends_the_whole_conversation_again_changes_nothing(
 
 def test_without_a_summary_nothing_is_hidden() -> None:
     """A summary that was cleared stands for nothing, whatever ids are left in the state."""
-    summary = summary_of_four(answering("summary"))
-    state = {"messages": turns(4), "summary": None, "summarized": [m.id for m in turns(4)]}
+    summary = summary_of_four(make_answering_model("summary"))
+    state = {
+        "messages": make_turns(4),
+        "summary": None,
+        "summarized": [m.id for m in make_turns(4)],
+    }
 
-    assert texts(summary(state)) == texts(turns(4))
+    assert list_texts(summary(state)) == list_texts(make_turns(4))
     assert summary.invoke(state)["summary"]["count"] == 6
 
 
 def test_a_fork_and_a_replay_summarise_as_the_first_time(file_saver: SQLiteCheckpointer) -> None:
     """From an earlier checkpoint the same messages are summarised, once each."""
-    scribe = answering("summary")
+    scribe = make_answering_model("summary")
     graph = parent_of(agent(scribe), saver=file_saver)
     run(graph, "sync", 3)
     middle = graph.get_state(THREAD).config
@@ -246,7 +250,7 @@ def test_a_state_that_adds_ids_still_works(
     file_saver: SQLiteCheckpointer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In a graph the ids are named once; where a subgraph repeats them the log says why, once."""
-    scribe = answering("summary")
+    scribe = make_answering_model("summary")
     builder = StateGraph(Adding)
     builder.add_node("reply", lambda state: {"messages": [AIMessage("answer")]})
     builder.add_node("summarize", summary_of_four(scribe))
@@ -255,7 +259,7 @@ def test_a_state_that_adds_ids_still_works(
     assert len(out["summarized"]) == len({*out["summarized"]}) == out["summary"]["count"]
     assert max(asked_about(scribe)) == 1
 
-    nested = answering("summary")
+    nested = make_answering_model("summary")
     graph = parent_of(builder.compile(), agent(nested), state=Adding)
     with caplog.at_level(logging.WARNING, "perdure"):
         state: Any = {}

@@ -21,9 +21,9 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from perdure.memory.model_call import ModelCall
 from perdure.memory.nodes import ModelInput
 from perdure.memory.summary import Summarize, summarize
-from tests.memory.conversations import conversations, keys, newest_human
-from tests.memory.providers import awaits_answer, refusals
-from tests.memory.summaries import awaited
+from tests.memory.conversations import comparison_keys, conversations, find_newest_question
+from tests.memory.providers import awaits_answer, find_refusals
+from tests.memory.summaries import invoke_async
 
 _KEEPS = st.sampled_from([("messages", 1), ("messages", 4), ("tokens", 40), ("messages", 6)])
 
@@ -37,18 +37,22 @@ def test_invariants_over_random_conversations(talk: Any, keep: Any) -> None:
     after = _applied(state, update)
     shown = summary.select_messages(after["messages"], after)
     removed = {m.id for m in update.get("messages", [])}
-    newest = newest_human(talk)
+    newest = find_newest_question(talk)
 
-    assert update == awaited(summary, state)
-    assert refusals(shown, to_answer=awaits_answer(talk)) == []
+    assert update == invoke_async(summary, state)
+    assert find_refusals(shown, to_answer=awaits_answer(talk)) == []
     if newest is not None:
         assert any(m.id == newest.id for m in shown)
     assert removed == set(update.get("summarized", []))
     assert not any(m.id in removed for m in talk if isinstance(m, SystemMessage))
-    assert keys(after["messages"]) == keys([m for m in talk if m.id not in removed])
+    assert comparison_keys(after["messages"]) == comparison_keys(
+        [m for m in talk if m.id not in removed]
+    )
     again = summary.invoke(after)
     assert again == {}
-    assert keys(summary.select_messages(after["messages"], after)) == keys(shown)
+    assert comparison_keys(summary.select_messages(after["messages"], after)) == comparison_keys(
+        shown
+    )
 
 
 @given(talk=conversations(ids=False), keep=_KEEPS)
@@ -56,12 +60,12 @@ def test_invariants_over_lists(talk: Any, keep: Any) -> None:
     """A list without ids gives a valid sequence, the same awaited, and the same again."""
     summary = _quick(keep=keep)
     shown = summary(talk)
-    newest = newest_human(talk)
+    newest = find_newest_question(talk)
 
-    assert refusals(shown, to_answer=awaits_answer(talk)) == []
+    assert find_refusals(shown, to_answer=awaits_answer(talk)) == []
     assert newest is None or newest in shown
-    assert keys(asyncio.run(summary.ainvoke(talk))) == keys(shown)
-    assert keys(summary(shown)) == keys(shown)
+    assert comparison_keys(asyncio.run(summary.ainvoke(talk))) == comparison_keys(shown)
+    assert comparison_keys(summary(shown)) == comparison_keys(shown)
 
 
 @given(talk=conversations())
@@ -97,7 +101,7 @@ def test_what_is_neither_shown_nor_told_is_not_there(data: st.DataObject, keep: 
         thread.take(update)
         shown = summary.select_messages(thread.messages, thread.state)
         asked = awaits_answer(thread.messages)
-        assert refusals(shown, to_answer=asked) == []
+        assert find_refusals(shown, to_answer=asked) == []
         due = [
             m for m in ModelInput.from_messages(thread.messages).to_messages() if m.type != "system"
         ]

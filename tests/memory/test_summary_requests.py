@@ -247,9 +247,9 @@ class Reporting(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=said)])
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("call_mode", ["sync", "async"])
 @pytest.mark.parametrize("times", [0.0, 1.0, 1.6])
-def test_no_request_of_an_agent_passes_the_window(colour: str, times: float) -> None:
+def test_no_request_of_an_agent_passes_the_window(call_mode: str, times: float) -> None:
     """Whether the provider counts as the estimate does, otherwise, or reports nothing (0)."""
     model = Reporting(times=times or 1.0, reports=times > 0, largest=[0])
     agent: Any = create_agent(
@@ -266,7 +266,7 @@ def test_no_request_of_an_agent_passes_the_window(colour: str, times: float) -> 
             said = {"messages": [HumanMessage("tell me more about it " * 4)]}
             out = (
                 await agent.ainvoke(said, config)
-                if colour == "async"
+                if call_mode == "async"
                 else agent.invoke(said, config)
             )
         return out
@@ -275,9 +275,9 @@ def test_no_request_of_an_agent_passes_the_window(colour: str, times: float) -> 
     assert 2_000 < model.largest[0] <= WINDOW
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("call_mode", ["sync", "async"])
 @pytest.mark.parametrize("reports", [True, False])
-def test_no_request_of_a_new_agent_passes_the_window(colour: str, reports: bool) -> None:
+def test_no_request_of_a_new_agent_passes_the_window(call_mode: str, reports: bool) -> None:
     """An agent that is made for each turn knows its tools only when its model is called first."""
     saver, largest = InMemorySaver(), 0
     config: Any = {"configurable": {"thread_id": "t"}}
@@ -291,7 +291,7 @@ def test_no_request_of_a_new_agent_passes_the_window(colour: str, reports: bool)
             checkpointer=saver,
         )
         said = {"messages": [HumanMessage("tell me more about it " * 4, id=f"q{n}")]}
-        if colour == "async":
+        if call_mode == "async":
             out = asyncio.run(agent.ainvoke(said, config))
         else:
             out = agent.invoke(said, config)

@@ -24,9 +24,14 @@ from perdure.memory import MemoryMiddleware, expand, summarize, trim, view
 from perdure.memory.nodes import Learner, ModelInput
 from perdure.memory.summary import HEADING, Summarize, SummaryState
 from perdure.memory.tokens import count_tokens
-from tests.memory.fake_models import FakeModel, answering, calling_tool, failing
-from tests.memory.providers import awaits_answer, refusals
-from tests.memory.summaries import texts
+from tests.memory.fake_models import (
+    FakeModel,
+    make_answering_model,
+    make_failing_model,
+    make_tool_calling_model,
+)
+from tests.memory.providers import awaits_answer, find_refusals
+from tests.memory.summaries import list_texts
 
 THREAD: Any = {"configurable": {"thread_id": "t"}, "recursion_limit": 500}
 CALLS = 24
@@ -79,10 +84,10 @@ def loop_of(model: FakeModel, scribe: FakeModel, saver: Any, *parts: Any) -> Any
     return builder.compile(checkpointer=saver)
 
 
-def said_to(graph: Any, text: Any, colour: str = "sync") -> Any:
+def said_to(graph: Any, text: Any, call_mode: str = "sync") -> Any:
     """Return the state after a turn."""
     asked = {"messages": [HumanMessage(text)]} if isinstance(text, str) else text
-    if colour == "sync":
+    if call_mode == "sync":
         return graph.invoke(asked, THREAD)
     return asyncio.run(graph.ainvoke(asked, THREAD))
 
@@ -97,11 +102,11 @@ everywhere = pytest.mark.parametrize("make", [agent_of, chat_of, loop_of])
 
 @everywhere
 def test_a_long_turn_is_summarised_while_it_goes_on(
-    make: Any, colour: str, file_saver: SQLiteCheckpointer
+    make: Any, call_mode: str, file_saver: SQLiteCheckpointer
 ) -> None:
     """The requests stay short and valid, with the question, a summary and the newest exchanges."""
-    model, scribe = calling_tool(CALLS), answering("summary")
-    out = said_to(make(model, scribe, file_saver), "Which file has the fault?", colour)
+    model, scribe = make_tool_calling_model(CALLS), make_answering_model("summary")
+    out = said_to(make(model, scribe, file_saver), "Which file has the fault?", call_mode)
     sizes = [count_tokens(request) for request in model.requests]
     original = [item.value for item in file_saver.history("t")]
 
@@ -109,7 +114,7 @@ def test_a_long_turn_is_summarised_while_it_goes_on(
     assert max(sizes) < TRIGGER + 400
     assert len(scribe.requests) >= 3
     for request in model.requests:
-        assert refusals(request, to_answer=True) == []
+        assert find_refusals(request, to_answer=True) == []
         assert [m.text for m in request if m.type == "human"] == ["Which file has the fault?"]
     for number, request in enumerate(model.requests):
         shown = exchanges_in(request)
@@ -123,7 +128,7 @@ def test_a_long_turn_is_summarised_while_it_goes_on(
 @everywhere
 def test_the_exchanges_are_told_and_come_back(make: Any, file_saver: SQLiteCheckpointer) -> None:
     """The summariser is told of each once, with the question; `expand` has them in order."""
-    model, scribe = calling_tool(CALLS), answering("summary")
+    model, scribe = make_tool_calling_model(CALLS), make_answering_model("summary")
     graph = make(model, scribe, file_saver)
     out = said_to(graph, "Which file has the fault?")
     told = [str(request[-1].content) for request in scribe.requests]
@@ -143,13 +148,13 @@ def test_the_exchanges_are_told_and_come_back(make: Any, file_saver: SQLiteCheck
 
 @everywhere
 def test_later_turns_go_on_from_a_turn_that_was_summarised_in_part(
-    make: Any, colour: str, file_saver: SQLiteCheckpointer
+    make: Any, call_mode: str, file_saver: SQLiteCheckpointer
 ) -> None:
     """What is left of it is summarised as a turn when its time comes; nothing is told twice."""
-    model, scribe = calling_tool(CALLS), answering("summary")
+    model, scribe = make_tool_calling_model(CALLS), make_answering_model("summary")
     graph = make(model, scribe, file_saver)
     for number in range(1, 4):
-        out = said_to(graph, f"question {number}", colour)
+        out = said_to(graph, f"question {number}", call_mode)
     original = [item.value for item in file_saver.history("t")]
     told = "".join(str(request[-1].content) for request in scribe.requests)
     expanded = expand(file_saver, THREAD)
@@ -160,15 +165,15 @@ def test_later_turns_go_on_from_a_turn_that_was_summarised_in_part(
     assert [m.id for m in expanded] == [m.id for m in original if m.id in gone]
     assert [m.id for m in original if m.id not in gone] == [m.id for m in out["messages"]]
     assert told.count("found by the call") == len(exchanges_in(expanded))
-    assert texts(out["messages"])[0] == "question 3"
+    assert list_texts(out["messages"])[0] == "question 3"
     for request in model.requests:
-        assert refusals(request, to_answer=True) == []
+        assert find_refusals(request, to_answer=True) == []
         assert count_tokens(request) < TRIGGER + 400
 
 
 def test_an_interrupt_within_the_turn_changes_nothing(file_saver: SQLiteCheckpointer) -> None:
     """A turn that waits for a person at each call is summarised like any other."""
-    model, scribe = calling_tool(CALLS, "ask"), answering("summary")
+    model, scribe = make_tool_calling_model(CALLS, "ask"), make_answering_model("summary")
     graph = agent_of(model, scribe, file_saver)
     out = said_to(graph, "Ask me.")
     while "__interrupt__" in out:
@@ -193,7 +198,7 @@ def test_a_call_that_waits_is_not_summarised() -> None:
     for number in range(1, 7):
         talk += exchange(number, results=1 if number == 2 else 2)
     talk += exchange(7, results=0)
-    summary = summarize(answering(), trigger=("messages", 8), keep=("messages", 4))
+    summary = summarize(make_answering_model(), trigger=("messages", 8), keep=("messages", 4))
     update = summary.invoke({"messages": talk})
     named = {*update["summarized"]}
 
@@ -225,7 +230,7 @@ def test_the_newest_exchanges_stay_as_far_as_keep_goes(keep: Any, left: int) -> 
             AIMessage("", tool_calls=[call], id=f"a{n}"),
             ToolMessage("x", tool_call_id=f"c{n}", id=f"t{n}"),
         ]
-    summary = summarize(answering(), trigger=("messages", 16), keep=keep)
+    summary = summarize(make_answering_model(), trigger=("messages", 16), keep=keep)
     update = summary.invoke({"messages": talk})
     rest = [m for m in talk if m.id not in {*update["summarized"]}]
 
@@ -245,16 +250,16 @@ def test_older_turns_go_first() -> None:
     talk: list[AnyMessage] = [
         HumanMessage("q1", id="q1"), AIMessage("a1", id="a1"), HumanMessage("q2", id="q2"), *steps,
     ]  # fmt: skip
-    summary = summarize(answering(), trigger=("messages", 5), keep=("messages", 1))
+    summary = summarize(make_answering_model(), trigger=("messages", 5), keep=("messages", 1))
 
     assert summary.invoke({"messages": talk})["summarized"] == ["q1", "a1"]
-    again = summarize(answering(), trigger=("messages", 4), keep=("messages", 1))
+    again = summarize(make_answering_model(), trigger=("messages", 4), keep=("messages", 1))
     assert again.invoke({"messages": talk})["summarized"] == ["q1", "a1", "a", "t"]
 
 
 def test_a_list_is_summarised_within_a_turn_too() -> None:
     """And again when it has grown; the summary in the list is extended."""
-    model, scribe = calling_tool(CALLS), answering("summary")
+    model, scribe = make_tool_calling_model(CALLS), make_answering_model("summary")
     summary, talk = summary_by(scribe), list[BaseMessage]([HumanMessage("q")])
     while True:
         talk = summary(talk)
@@ -266,14 +271,14 @@ def test_a_list_is_summarised_within_a_turn_too() -> None:
 
     assert len(scribe.requests) >= 3
     assert max(map(count_tokens, model.requests)) < TRIGGER + 400
-    assert all(refusals(request, to_answer=True) == [] for request in model.requests)
+    assert all(find_refusals(request, to_answer=True) == [] for request in model.requests)
 
 
 def test_a_failure_within_a_turn_removes_nothing(
     file_saver: SQLiteCheckpointer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The turn ends as without a summary, and one warning is logged."""
-    model, scribe = calling_tool(CALLS), failing()
+    model, scribe = make_tool_calling_model(CALLS), make_failing_model()
     with caplog.at_level(logging.WARNING, "perdure"), pytest.MonkeyPatch.context() as patch:
         patch.setattr("time.sleep", lambda seconds: None)
         out = said_to(agent_of(model, scribe, file_saver), "q")
@@ -297,12 +302,12 @@ class Noting(Learner):
 
 @pytest.mark.parametrize("make", [agent_of, chat_of])
 def test_learners_see_each_message_before_it_is_removed(
-    make: Any, colour: str, file_saver: SQLiteCheckpointer
+    make: Any, call_mode: str, file_saver: SQLiteCheckpointer
 ) -> None:
     """Of whatever kind they are."""
     noting = Noting()
-    model, scribe = calling_tool(CALLS), answering("summary")
-    said_to(make(model, scribe, file_saver, noting), "q", colour)
+    model, scribe = make_tool_calling_model(CALLS), make_answering_model("summary")
+    said_to(make(model, scribe, file_saver, noting), "q", call_mode)
     original = [item.value.id for item in file_saver.history("t")]
 
     assert len(scribe.requests) >= 3
@@ -326,7 +331,7 @@ _STEPS = st.lists(
 def test_invariants_of_a_turn(steps: Any, keep: Any, trigger: int) -> None:
     """Nothing is lost, the rest is valid, only complete exchanges go, and once is enough."""
     talk = _turn_of(steps)
-    summary = summarize(answering("summary"), trigger=("messages", trigger), keep=keep)
+    summary = summarize(make_answering_model("summary"), trigger=("messages", trigger), keep=keep)
     update = summary.invoke({"messages": talk})
     named = update.get("summarized", [])
     rest = [message for message in talk if message.id not in named]
@@ -338,7 +343,7 @@ def test_invariants_of_a_turn(steps: Any, keep: Any, trigger: int) -> None:
     assert [uid for uid in before if uid not in named] == after
     assert [uid for uid in before if uid in named] == named  # a part of what the model had seen
     shown = summary.select_messages(rest, state)
-    assert refusals(shown, to_answer=awaits_answer(talk)) == []
+    assert find_refusals(shown, to_answer=awaits_answer(talk)) == []
     assert summary.invoke(state) == {}
 
 
@@ -362,7 +367,7 @@ def _turn_of(steps: Sequence[str]) -> list[AnyMessage]:
 
 def test_a_run_without_a_saver_is_summarised_too() -> None:
     """Nothing of it needs a thread."""
-    model, scribe = calling_tool(CALLS), answering("summary")
+    model, scribe = make_tool_calling_model(CALLS), make_answering_model("summary")
     said_to(agent_of(model, scribe, None, trim(max_tokens=3_000)), "q")
     said_to(agent_of(model, scribe, InMemorySaver(), trim(max_tokens=3_000)), "q")
 

@@ -28,8 +28,8 @@ from perdure.memory import (
 from perdure.memory.middleware import MemoryMiddleware
 from perdure.memory.nodes import MessagesNode
 from perdure.memory.summary import HEADING
-from tests.memory.conversations import Talk, conversations, keys
-from tests.memory.scripted import client
+from tests.memory.conversations import Talk, comparison_keys, conversations
+from tests.memory.scripted import make_client
 from tests.openai_server import OpenAIServer
 
 PROMPT, CONTEXT = "You are the clerk. Never tell prices.", "The user looks at /orders."
@@ -54,21 +54,21 @@ def talk_with(*system: BaseMessage) -> list[BaseMessage]:
 
 
 @every_part
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("call_mode", ["sync", "async"])
 def test_the_prompt_of_an_agent_is_not_replaced(
-    part: MessagesNode, colour: str, tmp_path: Path
+    part: MessagesNode, call_mode: str, tmp_path: Path
 ) -> None:
     """A client puts a system message into the thread; the model gets both, in each turn."""
     with OpenAIServer(["a0", "a1"]) as server, SQLiteCheckpointer.open(tmp_path / "a") as saver:
         agent: Any = create_agent(
-            client(server),
+            make_client(server),
             system_prompt=PROMPT,
             middleware=[MemoryMiddleware(part)],
             checkpointer=saver,
         )
         thread = {"configurable": {"thread_id": "t"}}
         for new in ([SystemMessage(CONTEXT), HumanMessage("what?")], [HumanMessage("and?")]):
-            if colour == "sync":
+            if call_mode == "sync":
                 out = agent.invoke({"messages": new}, thread)
             else:
                 out = asyncio.run(agent.ainvoke({"messages": new}, thread))
@@ -84,7 +84,7 @@ def test_the_system_messages_of_a_list_are_joined_in_their_order(part: MessagesN
     shown = part(talk_with(SystemMessage(PROMPT), SystemMessage(" "), SystemMessage(CONTEXT)))
 
     assert [m.text for m in shown] == [BOTH, "hi", "hello", "well"]
-    assert keys(part(shown)) == keys(shown)
+    assert comparison_keys(part(shown)) == comparison_keys(shown)
 
 
 @every_part

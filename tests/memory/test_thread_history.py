@@ -31,7 +31,7 @@ from perdure.graphs import chat_graph
 from perdure.memory import ChatState, trim
 from perdure.memory.adapters import ThreadMessageHistory
 from perdure.memory.tool_calls import NO_RESULT
-from tests.memory.scripted import client
+from tests.memory.scripted import make_client
 from tests.openai_server import OpenAIServer
 
 CALL = {"name": "f", "args": {}, "id": "c1", "type": "tool_call"}
@@ -266,7 +266,7 @@ def test_a_system_message_stands_where_it_was_added(file_saver: SQLiteCheckpoint
     history = ThreadMessageHistory(file_saver, "t")
     history.add_messages([HumanMessage("hi"), AIMessage("hello"), SystemMessage("be kind")])
     with OpenAIServer(["one", "two"]) as server:
-        chat = client(server)
+        chat = make_client(server)
         managed(prompted(chat), history).invoke({"input": "a"}, SESSION)
         shown: Runnable[Any, Any] = RunnableLambda(lambda asked: window(asked.to_messages()))
         managed(prompted(shown | chat), history).invoke({"input": "b"}, SESSION)
@@ -319,7 +319,7 @@ FRENCH = "J'adore la programmation."
 def test_message_passing() -> None:
     """Messages are passed by hand; nothing is kept."""
     with OpenAIServer(['I said "J\'adore la programmation"']) as server:
-        chain = prompted(client(server), key="messages")
+        chain = prompted(make_client(server), key="messages")
         talk = [HumanMessage(ASKED), AIMessage(FRENCH), HumanMessage("What did you just say?")]
         answer = chain.invoke({"messages": talk})
 
@@ -342,7 +342,7 @@ def test_chat_history(history_class: Callable[[], ThreadMessageHistory]) -> None
     demo = history_class()
     assert demo.messages == []
     with OpenAIServer([FRENCH, "You asked me to translate"]) as server:
-        chain = prompted(client(server), key="messages")
+        chain = prompted(make_client(server), key="messages")
         demo.add_user_message(ASKED)
         demo.add_ai_message(chain.invoke({"messages": demo.messages}))
         demo.add_user_message("What did I just ask you?")
@@ -367,7 +367,7 @@ def test_automatic_history_management(
     demo = history_class()
     second = "What did I just ask you?"
     with OpenAIServer([FRENCH, "You asked me to translate"]) as server:
-        chain = managed(prompted(client(server)), demo)
+        chain = managed(prompted(make_client(server)), demo)
         for said in (ASKED, second):
             if asynchronous:
                 asyncio.run(chain.ainvoke({"input": said}, SESSION))
@@ -389,7 +389,7 @@ def test_each_session_has_its_thread(file_saver: SQLiteCheckpointer) -> None:
     """As the guide advises for real chains: the factory is given the session's id."""
     with OpenAIServer(["one", "two"]) as server:
         chain = RunnableWithMessageHistory(
-            prompted(client(server)),
+            prompted(make_client(server)),
             partial(_history_of, file_saver),
             input_messages_key="input",
             history_messages_key="chat_history",
@@ -426,7 +426,7 @@ def test_trimming_messages(
         return True
 
     with OpenAIServer(["Your name is Nemo.", lives, "I'm sorry"]) as server:
-        chain = managed(prompted(client(server)), demo)
+        chain = managed(prompted(make_client(server)), demo)
         trimming = RunnablePassthrough.assign(messages_trimmed=trim_messages) | chain
         chain.invoke({"input": "What's my name?"}, SESSION)
         assert texts(demo.messages) == [*said, "What's my name?", "Your name is Nemo."]
@@ -455,7 +455,7 @@ def test_summary_memory(history_class: Callable[[], ThreadMessageHistory]) -> No
     asked, answer = "What did I say my name was?", "You introduced yourself as Nemo."
 
     with OpenAIServer(["Nemo greets an AI.", answer]) as server:
-        chat = client(server)
+        chat = make_client(server)
         chain = managed(prompted(chat, FACTS), demo)
 
         def summarize_messages(chain_input: Any) -> bool:

@@ -21,7 +21,7 @@ BOB: Any = {"configurable": {"user_id": "bob"}}
 
 @pytest.mark.parametrize("backend", ["file", "postgres"])
 def test_memories_of_a_thread_go_with_their_marks(
-    tmp_path: Path, backend: str, colour: str
+    tmp_path: Path, backend: str, call_mode: str
 ) -> None:
     """A thread of the same id is extracted from its beginning; other memories stay."""
     place = places_in(tmp_path)[backend]()
@@ -34,7 +34,7 @@ def test_memories_of_a_thread_go_with_their_marks(
         remember("by hand", store=store, config=ANN)
         planned = forget_thread_memories(store, ["t"], dry_run=True)
         own = forget_thread_memories(store, ["t"], places=[("memories", "bob")], dry_run=True)
-        if colour == "sync":
+        if call_mode == "sync":
             receipt = forget_thread_memories(store, ["t"])
         else:
             receipt = asyncio.run(aforget_thread_memories(store, ["t"]))

@@ -16,8 +16,8 @@ from perdure import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidMessages
 from perdure.memory import ChatState, clear_tool_outputs, view
 from perdure.memory.nodes import MODEL_INPUT_KEY
-from tests.memory.conversations import Talk, conversations, keys, newest_human
-from tests.memory.providers import awaits_answer, refusals
+from tests.memory.conversations import Talk, comparison_keys, conversations, find_newest_question
+from tests.memory.providers import awaits_answer, find_refusals
 
 
 def looked(results: int, size: int = 2_000) -> Talk:
@@ -93,9 +93,9 @@ def test_a_view_is_valid_and_settles(talk: Talk, keep: int, min_tokens: int) -> 
     """Clearing what was cleared changes nothing; the question stays."""
     node = clear_tool_outputs(keep=keep, min_tokens=min_tokens)
     shown = node(talk)
-    assert refusals(shown, to_answer=awaits_answer(talk)) == []
-    assert keys(node(shown)) == keys(shown)
-    question = newest_human(talk)
+    assert find_refusals(shown, to_answer=awaits_answer(talk)) == []
+    assert comparison_keys(node(shown)) == comparison_keys(shown)
+    question = find_newest_question(talk)
     assert question is None or question in shown
     assert view(node).invoke({"messages": talk}) == {MODEL_INPUT_KEY: shown}
 
@@ -112,7 +112,7 @@ def test_a_state_has_lines_in_place_of_results_and_nothing_else_changes(
     assert asyncio.run(node.ainvoke({"messages": talk})) == update
     assert left == [lines.get(message.id, message) for message in talk]
     assert all(m.text.startswith("[The result of ") for m in lines.values())
-    assert keys(node(left)) == keys(node(talk))
+    assert comparison_keys(node(left)) == comparison_keys(node(talk))
     assert node.invoke({"messages": left}) == {}
 
 

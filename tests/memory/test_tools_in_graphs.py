@@ -21,8 +21,8 @@ from perdure.memory.gate import Gate
 from perdure.memory.reducers import ChatState
 from perdure.memory.tools import manage_memory, search_memory
 from perdure.stores import Provenance, SQLiteStore
-from tests.memory.kept import ANN, BO, GHENT, TEA, asked, texts
-from tests.memory.scripted import ScriptedServer, client
+from tests.memory.kept import ANN, BO, GHENT, TEA, call_tool, list_memory_texts
+from tests.memory.scripted import ScriptedServer, make_client
 from tests.openai_server import Answer, Reply
 
 
@@ -129,12 +129,12 @@ def graph_of(tools: list[Any], **options: Any) -> Any:
     return builder.compile(**options)
 
 
-def test_in_a_tool_node(store: Any, collection: Collection, colour: str) -> None:
+def test_in_a_tool_node(store: Any, collection: Collection, call_mode: str) -> None:
     """The store is the graph's, mistakes are answered, and the checkpoint is noted."""
     with SQLiteCheckpointer.open(":memory:") as saver:
         graph = graph_of([manage_memory(), search_memory()], store=store, checkpointer=saver)
         state = calling("manage_memory", {"action": "create", "text": TEA}, {"action": "delete"})
-        if colour == "sync":
+        if call_mode == "sync":
             said = graph.invoke(state, ANN)["messages"][1:]
         else:
             said = asyncio.run(graph.ainvoke(state, ANN))["messages"][1:]
@@ -159,7 +159,7 @@ def test_superseding_by_a_tool_marks_the_turn(store: Any, collection: Collection
         call = {"action": "supersede", "id": fact.key, "text": "Ann moved to Bruges"}
     [previous] = fact.previous
     search = search_memory(store=store, limit=9, min_score=0)
-    answer = asked("sync", search, query="Ann lives moved")
+    answer = call_tool("sync", search, query="Ann lives moved")
     shown = [json.loads(line) for line in answer.text.splitlines()[2:-1]]
 
     assert previous.message_ids == ("m1",)
@@ -177,7 +177,7 @@ def test_the_same_twice_in_one_message(tmp_path: Path) -> None:
         create = {"action": "create", "text": TEA}
         graph.invoke(calling("manage_memory", *[create] * 4), ANN)
         asyncio.run(graph.ainvoke(calling("manage_memory", *[create] * 4), BO))
-        kept = [texts(Collection(store), config) for config in (ANN, BO)]
+        kept = [list_memory_texts(Collection(store), config) for config in (ANN, BO)]
 
     assert kept == [[TEA], [TEA]]
 
@@ -203,7 +203,7 @@ def test_an_agent_remembers_in_another_thread(tmp_path: Path, async_: bool) -> N
         ScriptedServer(script) as server,
     ):
         agent: Any = create_agent(
-            client(server),
+            make_client(server),
             [manage_memory(), search_memory()],
             store=store,
             checkpointer=saver,
@@ -215,7 +215,7 @@ def test_an_agent_remembers_in_another_thread(tmp_path: Path, async_: bool) -> N
                 asyncio.run(agent.ainvoke(state, config))
             else:
                 agent.invoke(state, config)
-        shown = server.asked_for(-1)
+        shown = server.read_last_message(-1)
 
     assert TEA in shown
     assert '"thread": "t1"' in shown
@@ -225,6 +225,6 @@ def test_a_memory_that_came_from_elsewhere(store: Any, collection: Collection) -
     """Its day and trust are those of its source."""
     source = Provenance(thread_id="web", trust="tool")
     collection.insert(TEA, config=ANN, provenance=source)
-    answer = asked("sync", search_memory(store=store), query="tea")
+    answer = call_tool("sync", search_memory(store=store), query="tea")
 
     assert json.loads(answer.text.splitlines()[2])["trust"] == "tool"

@@ -13,7 +13,7 @@ from perdure.errors import ConfigurationError, UnknownModel
 from perdure.memory.model_call import ModelCall
 from perdure.memory.summary import Summarize, summarize
 from perdure.memory.tokens import token_counter
-from tests.memory.summaries import turns
+from tests.memory.summaries import make_turns
 
 COUNTER = token_counter("approximate")
 EACH = COUNTER.count_message(HumanMessage("hello"))
@@ -70,7 +70,7 @@ def test_a_trigger_fires_when_it_is_reached(trigger: Any, fires_at: int) -> None
 )
 def test_whole_turns_stay_up_to_what_is_kept(keep: Any, kept: int) -> None:
     """Of four turns; the newest stays whatever its size."""
-    update = node(trigger=("messages", 1), keep=keep).invoke({"messages": turns(4)})
+    update = node(trigger=("messages", 1), keep=keep).invoke({"messages": make_turns(4)})
 
     assert 7 - len(update.get("summarized", ())) == kept
 
@@ -86,7 +86,7 @@ def test_whole_turns_stay_up_to_what_is_kept(keep: Any, kept: int) -> None:
 )
 def test_half_of_what_triggers_stays_by_default(trigger: Any, kept: int) -> None:
     """Of several triggers the smallest, so whichever fires has something to summarise."""
-    update = node(trigger=trigger, keep=None).invoke({"messages": turns(4)})
+    update = node(trigger=trigger, keep=None).invoke({"messages": make_turns(4)})
 
     assert 7 - len(update["summarized"]) == kept
 

@@ -33,8 +33,14 @@ from perdure.memory import ChatState, trim, view
 from perdure.memory.conversation import SHORTENED
 from perdure.memory.nodes import MODEL_INPUT_KEY
 from perdure.memory.tokens import count_tokens
-from tests.memory.conversations import Talk, conversations, keys, newest_human, total
-from tests.memory.providers import awaits_answer, refusals
+from tests.memory.conversations import (
+    Talk,
+    comparison_keys,
+    conversations,
+    find_newest_question,
+    total_cost,
+)
+from tests.memory.providers import awaits_answer, find_refusals
 
 
 def cost(message: BaseMessage) -> int:
@@ -43,7 +49,7 @@ def cost(message: BaseMessage) -> int:
 
 
 def count(messages: list[BaseMessage]) -> int:
-    return total(messages, cost)
+    return total_cost(messages, cost)
 
 
 options = st.one_of(
@@ -78,7 +84,7 @@ def least(given: dict[str, Any], whole: list[BaseMessage]) -> float:
     """
     if given.get("allow_partial"):
         return float("inf")  # what can be shortened is another test's
-    question = newest_human(whole)
+    question = find_newest_question(whole)
     first, talked = whole[:1], whole[1:]
     if not first or not isinstance(first[0], SystemMessage):
         first, talked = [], whole
@@ -120,15 +126,15 @@ def test_a_view_is_valid_within_its_budget_and_keeps_the_newest(
     except BudgetExceeded:
         assert least(given, whole) > given["max_tokens"]
         return
-    assert refusals(shown, to_answer=to_answer or awaits_answer(talk)) == []
+    assert find_refusals(shown, to_answer=to_answer or awaits_answer(talk)) == []
     assert size(given, shown) <= given["max_tokens"]
-    question = newest_human(talk)
+    question = find_newest_question(talk)
     if question is not None:
         assert question.id in [message.id for message in shown]
         assert shown[-1].id == whole[-1].id
         if not given.get("allow_partial"):
             assert question in map(without_line, shown)
-    assert keys(node(shown)) == keys(shown)
+    assert comparison_keys(node(shown)) == comparison_keys(shown)
 
 
 @given(conversations(), options)
@@ -149,10 +155,10 @@ def test_a_state_is_left_valid_and_a_second_time_as_it_is(
     left: Any = add_messages(list[Any](talk), update.get("messages", []))
     changed = [m for m in left if not any(m is each for each in talk)]
     assert all(SHORTENED in message.additional_kwargs for message in changed)
-    assert refusals(everything(left), to_answer=awaits_answer(left)) == []
+    assert find_refusals(everything(left), to_answer=awaits_answer(left)) == []
     assert systems(left) == systems(talk)
     assert size(given, one_system(left)) <= given["max_tokens"]
-    question = newest_human(talk)
+    question = find_newest_question(talk)
     assert question is None or question.id in [message.id for message in left]
     assert node.invoke({"messages": left}) == {}
 
@@ -277,13 +283,13 @@ def test_a_window_that_begins_anywhere_is_no_shorter(
         return
     system = [m for m in parts if isinstance(m, SystemMessage)]
     talked, begun = ([m.id for m in ms if m.type != "system"] for ms in (whole, parts))
-    assert include_system or not system or newest_human(talk) is None  # that state stays
+    assert include_system or not system or find_newest_question(talk) is None  # that state stays
     assert begun[len(begun) - len(talked) :] == talked
     if not state:
         assert len(parts) <= size
         first = HumanMessage("before", id="before")
         asked = [*system, first, *parts[len(system) :]]
-        assert refusals(asked, to_answer=awaits_answer(talk)) == []
+        assert find_refusals(asked, to_answer=awaits_answer(talk)) == []
 
 
 def left_by(node: Any, talk: Talk) -> Any:
@@ -545,7 +551,7 @@ def test_the_same_words_give_what_langchain_gives(turns: list[str], data: st.Dat
     budget = data.draw(st.integers(1, count([*talk]) + 10))
     words: Any = {"max_tokens": budget, "token_counter": count, "end_on": ends}
     theirs = trim_messages(talk, **words, strategy="last", start_on="human", include_system=True)
-    if len(theirs) > first and not refusals(theirs, to_answer=False):
+    if len(theirs) > first and not find_refusals(theirs, to_answer=False):
         assert ids(trim(**words)(talk)) == ids(theirs)
 
 

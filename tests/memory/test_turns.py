@@ -40,7 +40,7 @@ from perdure.memory.thread_messages import (
     read_history,
 )
 from perdure.stores.text import split_into_chunks
-from tests.memory.threads import graph_of, on, say
+from tests.memory.threads import build_graph, send_messages, thread_config
 
 MAY = datetime(2024, 5, 1, 10, tzinfo=UTC)
 
@@ -68,8 +68,8 @@ def words(history: ThreadHistory) -> list[str]:
 
 def test_everything_said_is_read_whatever_was_removed(file_saver: SQLiteCheckpointer) -> None:
     """Of perdure's checkpointer what left the state is read too, at the place where it was said."""
-    graph = graph_of(file_saver, answers=False)
-    say(graph, "t", "one", "two", RemoveMessage(id="one"), "three")
+    graph = build_graph(file_saver, answers=False)
+    send_messages(graph, "t", "one", "two", RemoveMessage(id="one"), "three")
 
     said = run(read_history(file_saver, "t"))
 
@@ -78,8 +78,8 @@ def test_everything_said_is_read_whatever_was_removed(file_saver: SQLiteCheckpoi
 
 def test_an_edited_message_is_read_once_as_it_is_now(file_saver: SQLiteCheckpointer) -> None:
     """A message that was edited stands where it was said first, and says what it says now."""
-    graph = graph_of(file_saver, answers=False)
-    say(graph, "t", "one", "two", HumanMessage("ONE", id="one"))
+    graph = build_graph(file_saver, answers=False)
+    send_messages(graph, "t", "one", "two", HumanMessage("ONE", id="one"))
 
     assert words(run(read_history(file_saver, "t"))) == ["ONE", "two"]
 
@@ -87,7 +87,7 @@ def test_an_edited_message_is_read_once_as_it_is_now(file_saver: SQLiteCheckpoin
 def test_what_a_node_cut_is_read_whole(file_saver: SQLiteCheckpointer) -> None:
     """A message that was shortened to save room is read at the length at which it was said."""
     cut = HumanMessage("o", id="one", additional_kwargs={SHORTENED: "cut"})
-    say(graph_of(file_saver, answers=False), "t", "one", cut)
+    send_messages(build_graph(file_saver, answers=False), "t", "one", cut)
 
     assert words(run(read_history(file_saver, "t"))) == ["one"]
 
@@ -98,8 +98,8 @@ def test_both_doors_read_the_same(kept: str, tmp_path: Path) -> None:
     saver: Any = InMemorySaver()
     if kept == "perdure":
         saver = SQLiteCheckpointer.open(tmp_path / "a.db")
-    graph = graph_of(saver)
-    say(graph, "t", "one", "two")
+    graph = build_graph(saver)
+    send_messages(graph, "t", "one", "two")
 
     blocking, awaiting = run(read_history(saver, "t")), asyncio.run(arun(read_history(saver, "t")))
 
@@ -120,7 +120,7 @@ def test_a_thread_that_is_not_there_is_named(kept: str, file_saver: SQLiteCheckp
 
 def test_a_thread_without_messages_says_nothing(file_saver: SQLiteCheckpointer) -> None:
     """A thread whose channel is empty, or has another name, is read as one without messages."""
-    say(graph_of(file_saver), "t", "one")
+    send_messages(build_graph(file_saver), "t", "one")
 
     assert words(run(read_history(file_saver, "t", "notes"))) == []
 
@@ -132,10 +132,10 @@ def test_a_message_has_the_time_of_the_checkpoint_it_came_with(
     file_saver: SQLiteCheckpointer,
 ) -> None:
     """Without a time of its own, a message was said when the checkpoint came that first had it."""
-    graph = graph_of(file_saver, answers=False)
+    graph = build_graph(file_saver, answers=False)
     names = [f"m{number}" for number in range(40)]  # more checkpoints than are looked at first
-    say(graph, "t", *names)
-    say(graph, "t", RemoveMessage(id="m3"), "last")
+    send_messages(graph, "t", *names)
+    send_messages(graph, "t", RemoveMessage(id="m3"), "last")
     came: dict[str, datetime | None] = {}
     for info in reversed(file_saver.checkpoints("t")):
         for item in file_saver.history("t", checkpoint_id=info.checkpoint_id):
@@ -152,7 +152,7 @@ def test_a_message_with_a_time_of_its_own_keeps_it() -> None:
     given = [MAY.timestamp(), "2024-05-01T12:00:00+02:00"]
     for number, at in enumerate(given):
         message = HumanMessage("hi", id=str(number), response_metadata={"create_time": at})
-        say(graph_of(saver, answers=False), "t", message)
+        send_messages(build_graph(saver, answers=False), "t", message)
 
     assert [each.at for each in run(read_history(saver, "t")).messages] == [MAY, MAY]
 
@@ -293,7 +293,7 @@ def test_messages_without_ids_are_told_apart_by_what_they_say() -> None:
     builder.add_edge(START, "listen")
     saver = InMemorySaver()
     said = [HumanMessage("yes"), AIMessage("yes"), HumanMessage("yes")]
-    builder.compile(checkpointer=saver).invoke({"messages": said}, on("t"))
+    builder.compile(checkpointer=saver).invoke({"messages": said}, thread_config("t"))
     ids = [each.id for each in run(read_history(saver, "t")).messages]
 
     assert ids == [each.id for each in run(read_history(saver, "t")).messages]

@@ -46,7 +46,7 @@ from perdure.memory.records import Candidate, Verdict
 from perdure.memory.reducers import ChatState
 from perdure.memory.update_profile import ProfileUpdate, update_profile
 from perdure.stores import SQLiteStore
-from tests.memory.scripted import CALLS, CUT_OFF, EMPTY, TOO_LONG, client
+from tests.memory.scripted import CALLS, CUT_OFF, EMPTY, TOO_LONG, make_client
 from tests.memory.test_profile import written
 from tests.openai_server import Answer, Failure, Held, OpenAIServer, Reply
 
@@ -102,7 +102,7 @@ HTTP: Any = {"http_client": httpx.Client(), "http_async_client": httpx.AsyncClie
 def node_of(server: OpenAIServer, profile: Any, **options: Any) -> Any:
     called: dict[str, Any] = {"backoff_s": 0}
     called |= {name: options.pop(name) for name in ("retries", "timeout_s") if name in options}
-    call = ModelCall(client(server, **HTTP), **called)
+    call = ModelCall(make_client(server, **HTTP), **called)
     return update_profile(call, profile, **{"on_failure": "raise", **options})
 
 
@@ -266,7 +266,7 @@ def test_a_model_that_knows_nothing_of_strictness_is_asked_without(
 ) -> None:
     """The answer is checked anyway."""
     with OpenAIServer([patch(GHENT)]) as server:
-        inner = client(server, **HTTP)
+        inner = make_client(server, **HTTP)
 
         class Plain(RunnableLambda[Any, Any]):
             def with_structured_output(self, schema: Any, *, include_raw: bool) -> Any:
@@ -552,7 +552,7 @@ def learned(body: dict[str, Any]) -> Reply:
 def test_no_update_is_lost_among_threads(tmp_path: Path) -> None:
     """Six runs learn at once: the profile has what each of them learned."""
     with OpenAIServer(learned) as server, SQLiteStore.open(tmp_path / "s.db", index=None) as store:
-        profile, model = Profile(Person, store), client(server, **HTTP)
+        profile, model = Profile(Person, store), make_client(server, **HTTP)
         said = [f"likes dish{number}" for number in range(5)] + ["lives there"]
         ready = threading.Barrier(6)
 
@@ -646,6 +646,6 @@ def test_wrong_arguments_are_refused(
 ) -> None:
     """When the node is made."""
     with OpenAIServer([]) as server:
-        given = {"model": client(server, **HTTP), "profile": profile, **options}
+        given = {"model": make_client(server, **HTTP), "profile": profile, **options}
         with pytest.raises(ConfigurationError, match=said):
             update_profile(**given)

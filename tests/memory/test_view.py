@@ -38,14 +38,20 @@ from perdure.memory import (
     view,
 )
 from perdure.memory.nodes import MODEL_INPUT_KEY, MessagesNode
-from tests.memory.conversations import Talk, conversations, keys, newest_human, total
-from tests.memory.providers import awaits_answer, refusals
+from tests.memory.conversations import (
+    Talk,
+    comparison_keys,
+    conversations,
+    find_newest_question,
+    total_cost,
+)
+from tests.memory.providers import awaits_answer, find_refusals
 
 BUDGET = 250
 
 
 def count(messages: list[BaseMessage]) -> int:
-    return total(messages, lambda message: 3 + len(str(message.content)) // 2)
+    return total_cost(messages, lambda message: 3 + len(str(message.content)) // 2)
 
 
 def sums_up(_: Any) -> AIMessage:
@@ -97,13 +103,15 @@ def test_every_composition_shows_a_valid_sequence(
         return
     shown = update[MODEL_INPUT_KEY]
     assert list(update) == [MODEL_INPUT_KEY]
-    assert keys(asyncio.run(shows.ainvoke(state))[MODEL_INPUT_KEY]) == keys(shown)
-    assert refusals(shown, to_answer=awaits_answer(talk)) == []
-    question = newest_human(talk)
+    assert comparison_keys(asyncio.run(shows.ainvoke(state))[MODEL_INPUT_KEY]) == comparison_keys(
+        shown
+    )
+    assert find_refusals(shown, to_answer=awaits_answer(talk)) == []
+    question = find_newest_question(talk)
     assert question is None or question.id in [message.id for message in shown]
     if names[-1] in ("tokens", "first"):
         assert count(shown) <= BUDGET
-    assert keys(shows.invoke(state)[MODEL_INPUT_KEY]) == keys(shown)
+    assert comparison_keys(shows.invoke(state)[MODEL_INPUT_KEY]) == comparison_keys(shown)
 
 
 def test_the_parts_of_a_view_in_order() -> None:

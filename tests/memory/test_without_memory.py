@@ -33,7 +33,7 @@ from perdure.memory import (
 from perdure.memory.thread_messages import REMEMBER_TURN
 from perdure.stores import SQLiteStore
 from tests.memory.fake_models import FakeModel
-from tests.memory.kept import asked
+from tests.memory.kept import call_tool
 
 ANN: Any = {"configurable": {"user_id": "ann", "thread_id": "t"}}
 GUEST: Any = {
@@ -87,9 +87,11 @@ def test_nothing_is_recalled(store: SQLiteStore) -> None:
     assert Collection(store).list(config=GUEST) == []
 
 
-def test_tools_say_that_nothing_is_known_or_kept(store: SQLiteStore, colour: str) -> None:
-    found = asked(colour, search_memory(store=store), GUEST, query="green tea")
-    kept = asked(colour, manage_memory(store=store), GUEST, action="create", text="Ann rows.")
+def test_tools_say_that_nothing_is_known_or_kept(store: SQLiteStore, call_mode: str) -> None:
+    found = call_tool(call_mode, search_memory(store=store), GUEST, query="green tea")
+    kept = call_tool(
+        call_mode, manage_memory(store=store), GUEST, action="create", text="Ann rows."
+    )
 
     assert found.text == "Nothing is known about that."
     assert kept.status == "error"

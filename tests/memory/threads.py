@@ -1,4 +1,4 @@
-"""Threads for the tests of forming: a graph that answers, what was said, stores that fail."""
+"""Threads for the tests of extraction: a graph that answers, its messages, and stores that fail."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ ANN = ("memories", "ann")
 Graph = CompiledStateGraph[Any, None, Any, Any]
 
 
-def user(name: str = "ann", **configurable: Any) -> Any:
-    """The config of a run for a user."""
+def user_config(name: str = "ann", **configurable: Any) -> Any:
+    """Return the config of a run for a user."""
     return {"configurable": {"user_id": name, **configurable}}
 
 
-def on(thread_id: str) -> Any:
-    """The config of a run on a thread."""
+def thread_config(thread_id: str) -> Any:
+    """Return the config of a run on a thread."""
     return {"configurable": {"thread_id": thread_id}}
 
 
-def graph_of(saver: Any, answers: bool = True) -> Graph:
-    """A graph that answers each message of a user, or only listens."""
+def build_graph(saver: Any, answers: bool = True) -> Graph:
+    """Return a graph that answers each user message, or only stores it."""
 
     def respond(state: ChatState) -> dict[str, Any]:
         newest = state["messages"][-1] if state["messages"] else None
@@ -42,32 +42,32 @@ def graph_of(saver: Any, answers: bool = True) -> Graph:
     return builder.compile(checkpointer=saver)
 
 
-def say(graph: Graph, thread_id: str, *messages: BaseMessage | str) -> None:
-    """Runs of a graph, one for each message; a text is a user's, its id the text itself."""
+def send_messages(graph: Graph, thread_id: str, *messages: BaseMessage | str) -> None:
+    """Run a graph once for each message. A text becomes a user message whose ID is the text."""
     for message in messages:
-        given = HumanMessage(message, id=message) if isinstance(message, str) else message
-        graph.invoke({"messages": [given]}, on(thread_id))
+        message_input = HumanMessage(message, id=message) if isinstance(message, str) else message
+        graph.invoke({"messages": [message_input]}, thread_config(thread_id))
 
 
-def texts(store: Any, namespace: tuple[str, ...] = ANN) -> list[str]:
-    """What the memories of a namespace say, in the order of their keys."""
-    return [memory.value["text"] for memory in kept(store, namespace)]
+def read_memory_texts(store: Any, namespace: tuple[str, ...] = ANN) -> list[str]:
+    """Return the texts of the memories of a namespace, in the order of their keys."""
+    return [memory.value["text"] for memory in read_memories(store, namespace)]
 
 
-def kept(store: Any, namespace: tuple[str, ...] = ANN) -> Sequence[Any]:
-    """The memories of a namespace, in the order of their keys."""
+def read_memories(store: Any, namespace: tuple[str, ...] = ANN) -> Sequence[Any]:
+    """Return the memories of a namespace, in the order of their keys."""
     items = store.search(namespace, limit=10_000)
     return sorted((item for item in items if "text" in item.value), key=lambda item: item.key)
 
 
 class FailingStore(SQLiteStore):
-    """A store whose disk fails: the writes whose numbers, from 1, are in `fails`, raise.
+    """A store whose disk fails: the writes whose numbers, from 1, are in `failing_writes`, raise.
 
     Half of them fail before anything is written, half after all of it was: a caller that is killed
     knows as little.
     """
 
-    fails: frozenset[int] = frozenset()
+    failing_writes: frozenset[int] = frozenset()
     writes = 0
 
     def batch(self, ops: Any) -> Any:
@@ -75,7 +75,7 @@ class FailingStore(SQLiteStore):
         if not any(hasattr(op, "value") for op in given):
             return super().batch(given)
         self.writes += 1
-        if self.writes not in self.fails:
+        if self.writes not in self.failing_writes:
             return super().batch(given)
         if self.writes % 2:
             raise OSError("the disk is gone")
