@@ -1,4 +1,4 @@
-"""Threads as plain dicts: what the state machine checks perdure against."""
+"""A model of threads in plain dicts, with which the state machine compares perdure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from tests.contracts.puts import render_with_types
 
-PAD = "x" * 160  # more than stands in place, so that each element is an item of its own
-SPLIT = ("messages", "notes", "facts")  # channels whose history is kept
+PAD = "x" * 160  # long enough that each element is stored as its own item
+SPLIT = ("messages", "notes", "facts")  # channels that have a history
 
-SPECIAL = {ERROR: -1, INTERRUPT: -3}  # where langgraph keeps such writes
+SPECIAL = {ERROR: -1, INTERRUPT: -3}  # the indexes that langgraph gives to such writes
 
 Values = dict[str, Any]
 Edit = Callable[[Values, int], str]
 
 
-def items_of(channel: str, value: Any) -> list[tuple[str, str]]:
-    """The items a value is stored as."""
+def render_items(channel: str, value: Any) -> list[tuple[str, str]]:
+    """Return the items as which the value of a channel is stored, rendered as texts."""
     parts = list(map(list, value.items())) if isinstance(value, dict) else value
     if isinstance(parts, list):
         return [(channel, render_with_types(part)) for part in parts]
@@ -31,59 +31,67 @@ def items_of(channel: str, value: Any) -> list[tuple[str, str]]:
 
 @dataclass
 class Put:
-    """One checkpoint, as it should read back."""
+    """The expected content of one checkpoint."""
 
     checkpoint: Any
     metadata: dict[str, Any]
     parent: str | None
     order: int
     put_at: float
-    said: dict[str, list[str]]
-    began: int
+    history: dict[str, list[str]]
+    run_start: int
     writes: dict[str, dict[int, tuple[str, Any]]] = field(default_factory=dict)
-    written: dict[tuple[str, int], list[tuple[str, str]]] = field(default_factory=dict)  # as items
+    written_items: dict[tuple[str, int], list[tuple[str, str]]] = field(
+        default_factory=dict
+    )  # rendered items of each write
 
 
 @dataclass
-class Line:
-    """One namespace of a thread."""
+class NamespaceModel:
+    """The expected checkpoints of one namespace of a thread."""
 
-    puts: dict[str, Put] = field(default_factory=dict)  # in the order of the first put
+    puts: dict[str, Put] = field(default_factory=dict)  # in the order of their first puts
     head: str | None = None
 
-    def trunk(self) -> list[str]:
-        """The checkpoints that lead to the head, itself first."""
-        out: list[str] = []
+    def head_ancestor_ids(self) -> list[str]:
+        """Return the ids of the head and its ancestors, the head first."""
+        ancestor_ids: list[str] = []
         uid = self.head
         while uid in self.puts:
-            out.append(uid)
+            ancestor_ids.append(uid)
             uid = self.puts[uid].parent
-        return out
+        return ancestor_ids
 
-    def tips(self) -> list[str]:
-        """The ends of the branches."""
-        inner = {put.parent for put in self.puts.values()}
-        return [uid for uid in self.puts if uid not in inner and uid not in self.trunk()]
+    def branch_tip_ids(self) -> list[str]:
+        """Return the ids of the last checkpoints of all branches."""
+        parent_ids = {put.parent for put in self.puts.values()}
+        return [
+            uid
+            for uid in self.puts
+            if uid not in parent_ids and uid not in self.head_ancestor_ids()
+        ]
 
-    def listed(self) -> list[str]:
-        """The head, then the others, the last put first."""
+    def listed_ids(self) -> list[str]:
+        """Return the head's id, then the other ids, latest put first."""
         return [uid for uid in self.puts if uid == self.head] + [
             uid for uid in reversed(self.puts) if uid != self.head
         ]
 
 
 @dataclass
-class Talk:
-    """One thread."""
+class ThreadModel:
+    """The expected content of one thread."""
 
     number: int
     created_at: float
     updated_at: float
-    lines: dict[str, Line] = field(default_factory=dict)
+    namespaces: dict[str, NamespaceModel] = field(default_factory=dict)
     log: set[tuple[str, str]] = field(default_factory=set)
-    referred: set[tuple[str, str]] = field(default_factory=set)  # by pending writes alone, perhaps
+    write_items: set[tuple[str, str]] = field(
+        default_factory=set
+    )  # items that perhaps only pending writes refer to
     order: int = 0
-    like_langgraph: bool = True  # whether InMemorySaver was told all of it
+    equals_langgraph: bool = True  # whether InMemorySaver has the same thread
 
     def put(
         self,
@@ -95,200 +103,228 @@ class Talk:
         *,
         on_purpose: bool,
     ) -> None:
-        """A checkpoint; put once more, it keeps its place.
+        """Add a checkpoint. If its id exists, the checkpoint is replaced and keeps its order.
 
-        With `on_purpose`, its parent was read by its id while it was not the head.
+        With `on_purpose`, the parent was read by its id while it was not the head.
         """
-        line = self.lines.setdefault(ns, Line())
+        namespace = self.namespaces.setdefault(ns, NamespaceModel())
         uid = checkpoint["id"]
-        former = line.puts.get(uid)
-        said = {c: list(items) for c, items in (line.puts[parent].said if parent else {}).items()}
+        former = namespace.puts.get(uid)
+        history = {
+            c: list(items)
+            for c, items in (namespace.puts[parent].history if parent else {}).items()
+        }
         for channel, value in checkpoint["channel_values"].items():
-            items = items_of(channel, value)
+            items = render_items(channel, value)
             self.log.update(items)
             if channel in SPLIT:
-                known = said.get(channel, [])
-                said[channel] = list(dict.fromkeys(known + [item for _, item in items]))
-        new = Put(checkpoint, dict(metadata), parent, 0, now, said, 0)
+                known_items = history.get(channel, [])
+                history[channel] = list(dict.fromkeys(known_items + [item for _, item in items]))
+        new = Put(checkpoint, dict(metadata), parent, 0, now, history, 0)
         if former is None:
             new.order = self.order = self.order + 1
-            before = line.puts.get(parent or "")
-            begins = before is None or self.begins(new, before, on_purpose and parent != line.head)
-            new.began = new.order if begins or before is None else before.began
-            if self.takes_head(line, new, uid):
-                line.head = uid
+            parent_put = namespace.puts.get(parent or "")
+            begins = parent_put is None or self.starts_run(
+                new, parent_put, on_purpose and parent != namespace.head
+            )
+            new.run_start = new.order if begins or parent_put is None else parent_put.run_start
+            if self.takes_head(namespace, new, uid):
+                namespace.head = uid
         else:
-            new.order, new.began = former.order, former.began
-            new.writes, new.written = former.writes, former.written
-        line.puts[uid] = new
+            new.order, new.run_start = former.order, former.run_start
+            new.writes, new.written_items = former.writes, former.written_items
+        namespace.puts[uid] = new
 
     @staticmethod
-    def begins(new: Put, before: Put, on_purpose: bool) -> bool:
-        """Whether a put is the beginning of something."""
-        skips = new.metadata["step"] != before.metadata["step"] + 1
+    def starts_run(new: Put, parent_put: Put, on_purpose: bool) -> bool:
+        """Return whether a put starts a run, an update or a fork."""
+        skips = new.metadata["step"] != parent_put.metadata["step"] + 1
         return new.metadata["source"] != "loop" or skips or on_purpose
 
     @staticmethod
-    def takes_head(line: Line, new: Put, uid: str) -> bool:
-        """The later beginning has it."""
-        if line.head is None or new.parent == line.head or new.began == new.order:
+    def takes_head(namespace: NamespaceModel, new: Put, uid: str) -> bool:
+        """Return whether a put becomes the head: the run that started later owns the head."""
+        if namespace.head is None or new.parent == namespace.head or new.run_start == new.order:
             return True
-        return (new.began, uid) > (line.puts[line.head].began, line.head)
+        return (new.run_start, uid) > (namespace.puts[namespace.head].run_start, namespace.head)
 
     def put_writes(self, ns: str, uid: str, task: str, writes: list[tuple[str, Any]]) -> None:
-        """What a task wrote; what is there stays, but for interrupts and errors."""
-        put = self.lines[ns].puts[uid]
-        had = put.writes.setdefault(task, {})
+        """Add the writes of a task. Only interrupts and errors replace existing writes."""
+        put = self.namespaces[ns].puts[uid]
+        stored_writes = put.writes.setdefault(task, {})
         for i, (channel, value) in enumerate(writes):
-            items = items_of(channel, value)
+            items = render_items(channel, value)
             index = SPECIAL.get(channel, i)
-            if index < 0 or index not in had:
-                had[index] = (channel, copy.deepcopy(value))
-                put.written[task, index] = items
+            if index < 0 or index not in stored_writes:
+                stored_writes[index] = (channel, copy.deepcopy(value))
+                put.written_items[task, index] = items
 
-    def keep(self, which: Callable[[Line], Iterable[str]], *, history: bool) -> None:
-        """Only some checkpoints, and the head, of each line."""
-        dropped = 0
-        for line in self.lines.values():
-            stay = {line.head, *which(line)}
-            dropped += len(line.puts.keys() - stay)
-            line.puts = {uid: put for uid, put in line.puts.items() if uid in stay}
-            for put in [] if history else line.puts.values():
+    def keep_only(
+        self, select_ids: Callable[[NamespaceModel], Iterable[str]], *, history: bool
+    ) -> None:
+        """Remove all checkpoints except the selected ones and the head of each namespace."""
+        dropped_count = 0
+        for namespace in self.namespaces.values():
+            kept_ids = {namespace.head, *select_ids(namespace)}
+            dropped_count += len(namespace.puts.keys() - kept_ids)
+            namespace.puts = {uid: put for uid, put in namespace.puts.items() if uid in kept_ids}
+            for put in [] if history else namespace.puts.values():
                 values = put.checkpoint["channel_values"]
-                put.said = {
-                    channel: list(dict.fromkeys(i for _, i in items_of(channel, values[channel])))
+                put.history = {
+                    channel: list(
+                        dict.fromkeys(i for _, i in render_items(channel, values[channel]))
+                    )
                     for channel in SPLIT
                     if channel in values
                 }
-        if dropped or not history:
-            self.sweep()
+        if dropped_count or not history:
+            self.drop_unreferenced_items()
 
-    def cut(self, uid: str) -> None:
-        """Only the way to a checkpoint, and what was put elsewhere before it."""
-        root, last = self.lines[""], self.lines[""].puts[uid].order
-        path, step = [], root.puts.get(uid)
-        while step is not None:
-            path.append(step.checkpoint["id"])
-            step = root.puts.get(step.parent or "")
-        root.puts = {u: p for u, p in root.puts.items() if u in path}
+    def cut_after(self, uid: str) -> None:
+        """Keep a checkpoint, its ancestors, and the earlier checkpoints of other namespaces."""
+        root, last = self.namespaces[""], self.namespaces[""].puts[uid].order
+        path_ids, put = [], root.puts.get(uid)
+        while put is not None:
+            path_ids.append(put.checkpoint["id"])
+            put = root.puts.get(put.parent or "")
+        root.puts = {u: p for u, p in root.puts.items() if u in path_ids}
         root.head = uid
-        for ns in [ns for ns in self.lines if ns]:
-            line = self.lines[ns]
-            line.puts = {u: p for u, p in line.puts.items() if p.order <= last}
-            line.head = list(line.puts)[-1] if line.puts else None
-            if not line.puts:
-                del self.lines[ns]
-        self.sweep()
+        for ns in [ns for ns in self.namespaces if ns]:
+            namespace = self.namespaces[ns]
+            namespace.puts = {u: p for u, p in namespace.puts.items() if p.order <= last}
+            namespace.head = list(namespace.puts)[-1] if namespace.puts else None
+            if not namespace.puts:
+                del self.namespaces[ns]
+        self.drop_unreferenced_items()
 
-    def sweep(self) -> None:
-        """Only items that something still refers to.
+    def drop_unreferenced_items(self) -> None:
+        """Drop the items that nothing refers to.
 
-        A write refers to the items of the checkpoint that came of it, or has bytes of its own: what
-        is remembered of it decides.
+        A write either refers to the items of the checkpoint that resulted from it, or has its own
+        bytes. This depends on the cache.
         """
-        held, written = set(), set()
-        for put in (put for line in self.lines.values() for put in line.puts.values()):
+        referenced, written = set(), set()
+        for put in (
+            put for namespace in self.namespaces.values() for put in namespace.puts.values()
+        ):
             for channel, value in put.checkpoint["channel_values"].items():
-                held.update(items_of(channel, value))
-            held.update((channel, item) for channel, said in put.said.items() for item in said)
-            for items in put.written.values():
+                referenced.update(render_items(channel, value))
+            referenced.update(
+                (channel, item) for channel, said in put.history.items() for item in said
+            )
+            for items in put.written_items.values():
                 written.update(items)
-        self.referred = (self.log | self.referred) & written
-        self.log = held
+        self.write_items = (self.log | self.write_items) & written
+        self.log = referenced
 
 
-# -- what a super-step does to the values it was given; each returns the channel it changed
+# -- edits of a super-step; each one returns the channel that it changed
 
 
-def say(values: Values, n: int) -> str:
-    talk = values.setdefault("messages", [])
-    if all(message.id != f"m{n}" for message in talk):
-        talk.append(HumanMessage(f"text {n}", id=f"m{n}"))
+def add_message(values: Values, n: int) -> str:
+    messages = values.setdefault("messages", [])
+    if all(message.id != f"m{n}" for message in messages):
+        messages.append(HumanMessage(f"text {n}", id=f"m{n}"))
     return "messages"
 
 
-def replace(values: Values, n: int) -> str:
-    talk = values.setdefault("messages", [])
-    if talk:
-        talk[n % len(talk)] = HumanMessage(f"again {n}", id=talk[n % len(talk)].id)
+def replace_message(values: Values, n: int) -> str:
+    messages = values.setdefault("messages", [])
+    if messages:
+        messages[n % len(messages)] = HumanMessage(f"again {n}", id=messages[n % len(messages)].id)
     return "messages"
 
 
-def edit_in_place(values: Values, n: int) -> str:
+def edit_messages_in_place(values: Values, n: int) -> str:
     for message in values.get("messages", [])[n % 3 :: 3]:
         message.additional_kwargs["edited"] = n
         message.content = f"edited {n}"
     return "messages"
 
 
-def repeat(values: Values, n: int) -> str:
-    talk = values.setdefault("messages", [])
-    talk += copy.deepcopy(talk[n : n + 1])
+def repeat_message(values: Values, n: int) -> str:
+    messages = values.setdefault("messages", [])
+    messages += copy.deepcopy(messages[n : n + 1])
     return "messages"
 
 
-def remove(values: Values, n: int) -> str:
+def remove_messages(values: Values, n: int) -> str:
     del values.setdefault("messages", [])[n % 4 : n % 4 + 2]
     return "messages"
 
 
-def reorder(values: Values, n: int) -> str:
-    talk = values.setdefault("messages", [])
-    values["messages"] = talk[n:] + talk[:n][::-1]
+def reorder_messages(values: Values, n: int) -> str:
+    messages = values.setdefault("messages", [])
+    values["messages"] = messages[n:] + messages[:n][::-1]
     return "messages"
 
 
-def say_much(values: Values, n: int) -> str:
-    talk = values.setdefault("messages", [])
-    talk += [HumanMessage(f"much {n} {i}", id=f"much-{n}-{i}") for i in range(24)]
+def add_many_messages(values: Values, n: int) -> str:
+    messages = values.setdefault("messages", [])
+    messages += [HumanMessage(f"much {n} {i}", id=f"much-{n}-{i}") for i in range(24)]
     return "messages"
 
 
-def reverse(values: Values, n: int) -> str:
+def reverse_messages(values: Values, n: int) -> str:
     values.setdefault("messages", []).reverse()
     return "messages"
 
 
-def thin_out(values: Values, n: int) -> str:
-    talk = values.setdefault("messages", [])
-    values["messages"] = talk[: n % 3] + talk[n % 3 :: 2]
+def remove_every_other_message(values: Values, n: int) -> str:
+    messages = values.setdefault("messages", [])
+    values["messages"] = messages[: n % 3] + messages[n % 3 :: 2]
     return "messages"
 
 
-def note(values: Values, n: int) -> str:
+def insert_note(values: Values, n: int) -> str:
     values.setdefault("notes", []).insert(n % 2, {"n": n, "text": PAD, "tags": []})
     return "notes"
 
 
 def tag_notes_in_place(values: Values, n: int) -> str:
-    for each in values.get("notes", [])[::2]:
-        each["tags"].append(n)
+    for stored_note in values.get("notes", [])[::2]:
+        stored_note["tags"].append(n)
     return "notes"
 
 
-def learn(values: Values, n: int) -> str:
+def set_fact(values: Values, n: int) -> str:
     values.setdefault("facts", {})[f"key {n % 3}"] = {"v": n, "text": PAD}
     return "facts"
 
 
-def forget(values: Values, n: int) -> str:
+def remove_fact(values: Values, n: int) -> str:
     values.setdefault("facts", {}).pop(f"key {n % 3}", None)
     return "facts"
 
 
-def count(values: Values, n: int) -> str:
+def set_number(values: Values, n: int) -> str:
     values["n"] = n if n % 2 else PAD
     return "n"
 
 
-def drop(values: Values, n: int) -> str:
+def drop_channel(values: Values, n: int) -> str:
     channel = ("messages", "notes", "facts", "n")[n % 4]
     values.pop(channel, None)
     return channel
 
 
 EDITS: list[Edit] = [
-    *(say, say, say, say_much, say_much, replace, edit_in_place, repeat),
-    *(remove, reorder, reverse, reverse, thin_out),
-    *(note, tag_notes_in_place, learn, forget, count, drop),
+    *(
+        add_message,
+        add_message,
+        add_message,
+        add_many_messages,
+        add_many_messages,
+        replace_message,
+        edit_messages_in_place,
+        repeat_message,
+    ),
+    *(
+        remove_messages,
+        reorder_messages,
+        reverse_messages,
+        reverse_messages,
+        remove_every_other_message,
+    ),
+    *(insert_note, tag_notes_in_place, set_fact, remove_fact, set_number, drop_channel),
 ]

@@ -42,7 +42,7 @@ from tests.contracts.plain_classes import (
     Web,
     store_and_read_back,
 )
-from tests.contracts.test_types import dump
+from tests.contracts.test_types import describe_with_types
 from tests.openai_server import Answer, OpenAIServer
 
 VALUES = {
@@ -81,7 +81,7 @@ def test_value_round_trips_with_equal_types_and_bytes(name: str) -> None:
     decoded = CODEC.decode(stored)
 
     assert value == decoded
-    assert dump(value) == dump(decoded)
+    assert describe_with_types(value) == describe_with_types(decoded)
     assert stored == CODEC.encode(decoded, lambda: "value")
 
 
@@ -157,7 +157,9 @@ def test_random_values_are_rebuilt_like_by_langgraphs_serializer(value: Any) -> 
     serde = JsonPlusSerializer(allowed_msgpack_modules=None)
     name, data = serde.dumps_typed(value)
 
-    assert dump(serde.loads_typed((name, data))) == dump(store_and_read_back(value))
+    assert describe_with_types(serde.loads_typed((name, data))) == describe_with_types(
+        store_and_read_back(value)
+    )
     if not isinstance(value, HumanMessage):  # these have a form of their own
         assert data == CODEC.encode(value, lambda: "value")[1:]
 
@@ -180,7 +182,7 @@ def test_random_nested_objects_round_trip(value: Any) -> None:
     """Nested data classes are restored with the same types, and encoded to the same bytes."""
     decoded = store_and_read_back(value)
 
-    assert dump(value) == dump(decoded)
+    assert describe_with_types(value) == describe_with_types(decoded)
     assert CODEC.encode(value, lambda: "") == CODEC.encode(decoded, lambda: "")
 
 

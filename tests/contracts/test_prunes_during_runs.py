@@ -22,17 +22,17 @@ from tests.contracts.test_updates_during_runs import (
     TITLE,
     Model,
     Program,
-    Run,
     Turn,
-    asks,
-    elsewhere,
-    fails,
-    head,
+    UpdatedRun,
+    answer_node,
+    ask,
+    call_in_thread,
+    fail,
+    make_update,
     put_later,
-    says,
-    stored,
-    turns,
-    update,
+    put_with_versions,
+    read_head_id,
+    turn_lists,
 )
 
 Prune = Callable[[SQLiteCheckpointer], Any]
@@ -83,14 +83,18 @@ def test_run_takes_over_an_update_made_before_a_prune(
         graph.update_state(config_at(), TITLE, "b")
         PRUNES[prune](saver)
 
-    run = Run(saver, {"a": says("A"), "b": says("B"), "c": says("C")}, {"b": title_and_prune})
+    run = UpdatedRun(
+        saver,
+        {"a": answer_node("A"), "b": answer_node("B"), "c": answer_node("C")},
+        {"b": title_and_prune},
+    )
     run.invoke(ASK, mode, durability)
 
-    assert run.said() == ["q", "A", "B", "C"]
-    assert run.value("title") == "A question"
+    assert run.message_texts() == ["q", "A", "B", "C"]
+    assert run.read_value("title") == "A question"
     run.invoke({"messages": [("human", "next")]}, mode, durability)
-    assert run.said() == ["q", "A", "B", "C", "next", "A", "B", "C"]
-    assert run.value("title") == "A question"
+    assert run.message_texts() == ["q", "A", "B", "C", "next", "A", "B", "C"]
+    assert run.read_value("title") == "A question"
 
 
 @kept_or_pruned_update
@@ -99,41 +103,43 @@ def test_run_takes_over_several_updates_each_followed_by_a_prune(
     node: str, saver: SQLiteCheckpointer
 ) -> None:
     """The parent of each update is the previous update, which the next prune removes."""
-    updates = [update({"tags": [f"t{n}"]}, "b") for n in range(4)]
-    nodes = {name: says(name) for name in ("a", "b", "c")}
-    run = Run(saver, nodes, {node: prune_after_each(*updates, update(TITLE, "c"))})
+    updates = [make_update({"tags": [f"t{n}"]}, "b") for n in range(4)]
+    nodes = {name: answer_node(name) for name in ("a", "b", "c")}
+    run = UpdatedRun(saver, nodes, {node: prune_after_each(*updates, make_update(TITLE, "c"))})
     run.invoke(ASK)
 
-    assert run.said() == ["q", "a", "b", "c"]
-    assert run.value("tags") == ["t0", "t1", "t2", "t3"]
-    assert run.value("title") == "A question"
+    assert run.message_texts() == ["q", "a", "b", "c"]
+    assert run.read_value("tags") == ["t0", "t1", "t2", "t3"]
+    assert run.read_value("title") == "A question"
 
 
 @kept_or_pruned_update
 def test_run_takes_over_updates_and_prunes_in_every_step(saver: SQLiteCheckpointer) -> None:
     """A step that has taken an update over is itself pruned after the next update."""
     updates = {
-        name: prune_after_each(update({"tags": [name]}, "a"), update({"title": name}, "b"))
+        name: prune_after_each(
+            make_update({"tags": [name]}, "a"), make_update({"title": name}, "b")
+        )
         for name in ("a", "b", "c")
     }
-    run = Run(saver, {name: says(name) for name in ("a", "b", "c")}, updates)
+    run = UpdatedRun(saver, {name: answer_node(name) for name in ("a", "b", "c")}, updates)
     run.invoke(ASK)
 
-    assert run.said() == ["q", "a", "b", "c"]
-    assert run.value("tags") == ["a", "b", "c"]
-    assert run.value("title") == "c"
+    assert run.message_texts() == ["q", "a", "b", "c"]
+    assert run.read_value("tags") == ["a", "b", "c"]
+    assert run.read_value("title") == "c"
 
 
 @kept_or_pruned_update
 def test_update_and_prune_before_the_first_step_are_kept(saver: SQLiteCheckpointer) -> None:
     """The state is updated and pruned while the run is in its first node."""
-    run = Run(saver, {"a": says("A")}, {})
+    run = UpdatedRun(saver, {"a": answer_node("A")}, {})
     run.invoke(ASK)
-    run.updates["a"] = prune_after_each(update(TITLE, "a"))
+    run.updates["a"] = prune_after_each(make_update(TITLE, "a"))
     run.invoke({"messages": [("human", "next")]})
 
-    assert run.said() == ["q", "A", "next", "A"]
-    assert run.value("title") == "A question"
+    assert run.message_texts() == ["q", "A", "next", "A"]
+    assert run.read_value("title") == "A question"
 
 
 @kept_or_pruned_update
@@ -141,23 +147,27 @@ def test_update_keeps_the_head_if_run_and_update_wrote_one_channel(
     saver: SQLiteCheckpointer,
 ) -> None:
     """The run becomes a branch, as without a prune."""
-    nodes = {"a": says("A"), "b": lambda state: {"title": "The run's"}, "c": says("C")}
-    run = Run(saver, nodes, {"b": prune_after_each(update(TITLE, "b"))})
+    nodes = {
+        "a": answer_node("A"),
+        "b": lambda state: {"title": "The run's"},
+        "c": answer_node("C"),
+    }
+    run = UpdatedRun(saver, nodes, {"b": prune_after_each(make_update(TITLE, "b"))})
     run.invoke(ASK)
 
-    assert run.value("title") == "A question"
-    assert run.said() == ["q", "A"]
+    assert run.read_value("title") == "A question"
+    assert run.message_texts() == ["q", "A"]
     assert "C" in [item.value.text for item in saver.history("t") if item.branch]
     run.invoke({"messages": [("human", "next")]})
-    assert run.said()[:3] == ["q", "A", "next"]
+    assert run.message_texts()[:3] == ["q", "A", "next"]
 
 
 def test_interrupt_after_update_and_prune_can_be_answered(saver: SQLiteCheckpointer) -> None:
     """The interrupt and the update are in the state, and the answer continues the run."""
-    run = Run(
+    run = UpdatedRun(
         saver,
-        {"a": says("A"), "b": asks, "c": says("C")},
-        {"b": prune_after_each(update(TITLE, "a"))},
+        {"a": answer_node("A"), "b": ask, "c": answer_node("C")},
+        {"b": prune_after_each(make_update(TITLE, "a"))},
     )
     run.invoke(ASK)
     saver._cache.drop_thread("t")
@@ -166,22 +176,22 @@ def test_interrupt_after_update_and_prune_can_be_answered(saver: SQLiteCheckpoin
     assert [each.value for each in state.interrupts] == ["Really?"]
     assert (state.next, state.values["title"]) == (("b",), "A question")
     run.invoke(Command(resume="Yes"))
-    assert run.said() == ["q", "A", "Yes", "C"]
-    assert run.value("title") == "A question"
+    assert run.message_texts() == ["q", "A", "Yes", "C"]
+    assert run.read_value("title") == "A question"
 
 
 def test_run_that_failed_after_a_prune_can_be_retried(saver: SQLiteCheckpointer) -> None:
     """The retry starts at the node that failed."""
-    nodes = {"a": says("A"), "b": fails, "c": says("C")}
-    run = Run(saver, nodes, {"b": prune_after_each(update(TITLE, "a"))})
+    nodes = {"a": answer_node("A"), "b": fail, "c": answer_node("C")}
+    run = UpdatedRun(saver, nodes, {"b": prune_after_each(make_update(TITLE, "a"))})
     with pytest.raises(LookupError):
         run.invoke(ASK)
     saver._cache.drop_thread("t")
-    retried = Run(saver, {**nodes, "b": says("B")}, {})
+    retried = UpdatedRun(saver, {**nodes, "b": answer_node("B")}, {})
     retried.invoke(None)
 
-    assert retried.said() == ["q", "A", "B", "C"]
-    assert retried.value("title") == "A question"
+    assert retried.message_texts() == ["q", "A", "B", "C"]
+    assert retried.read_value("title") == "A question"
 
 
 @kept_or_pruned_update
@@ -190,10 +200,10 @@ def test_abandoned_run_does_not_take_the_head_after_a_prune(saver: SQLiteCheckpo
     run_newer_turn = prune_after_each(
         lambda graph: graph.invoke({"messages": [("human", "newer")]}, config_at())
     )
-    run = Run(saver, {"a": says("A"), "b": says("B")}, {"a": run_newer_turn})
+    run = UpdatedRun(saver, {"a": answer_node("A"), "b": answer_node("B")}, {"a": run_newer_turn})
     run.invoke(ASK)
 
-    assert run.said() == ["q", "newer", "A", "B"]
+    assert run.message_texts() == ["q", "newer", "A", "B"]
 
 
 @kept_or_pruned_update
@@ -204,13 +214,15 @@ def test_abandoned_run_ignores_the_update_of_a_newer_turn(saver: SQLiteCheckpoin
         graph.invoke({"messages": [("human", "newer")]}, config_at())
         graph.update_state(config_at(), TITLE, "b")
 
-    run = Run(
-        saver, {"a": says("A"), "b": says("B")}, {"a": prune_after_each(run_newer_turn_and_update)}
+    run = UpdatedRun(
+        saver,
+        {"a": answer_node("A"), "b": answer_node("B")},
+        {"a": prune_after_each(run_newer_turn_and_update)},
     )
     run.invoke(ASK)
 
-    assert run.said() == ["q", "newer", "A", "B"]
-    assert run.value("title") == "A question"
+    assert run.message_texts() == ["q", "newer", "A", "B"]
+    assert run.read_value("title") == "A question"
 
 
 @kept_or_pruned_update
@@ -229,46 +241,48 @@ def test_update_read_before_and_put_after_a_prune_is_taken_over(
         prepared_puts.pop()()
 
     names = ["a", "b", "c", "d"]
-    run = Run(
+    run = UpdatedRun(
         saver,
-        {name: says(name) for name in names},
+        {name: answer_node(name) for name in names},
         {"a": prepare_update, names[count]: prune_and_put},
     )
     run.invoke(ASK)
 
-    assert run.said() == ["q", *names]
-    assert run.value("title") == "A question"
+    assert run.message_texts() == ["q", *names]
+    assert run.read_value("title") == "A question"
 
 
 def test_prune_keeps_the_update_and_for_a_day_the_updated_checkpoint(
     updated_checkpoint: str, saver: SQLiteCheckpointer
 ) -> None:
     """The updated checkpoint stays for a day, because a run may continue from it."""
-    run = Run(saver, {"a": says("A")}, {})
+    run = UpdatedRun(saver, {"a": answer_node("A")}, {})
     run.invoke(ASK)
-    before = head(saver)
+    before = read_head_id(saver)
     for number in range(3):
         run.graph.update_state(config_at(), {"count": number}, "a")
-    expected = [head(saver), before] if updated_checkpoint == "kept" else [head(saver)]
+    expected = (
+        [read_head_id(saver), before] if updated_checkpoint == "kept" else [read_head_id(saver)]
+    )
     preview = saver.retain(Retention(last=0), thread_ids=["t"], dry_run=True)
     stored = len(saver.checkpoints("t"))
     saver.prune(["t"], strategy="keep_latest")
 
     assert [each.checkpoint_id for each in saver.checkpoints("t")] == expected
     assert preview.checkpoints == stored - len(expected)
-    assert (run.said(), read_history_texts(saver), run.value("count")) == (
+    assert (run.message_texts(), read_history_texts(saver), run.read_value("count")) == (
         ["q", "A"],
         ["q", "A"],
         2,
     )
     run.invoke({"messages": [("human", "next")]})
     saver.prune(["t"], strategy="keep_latest")
-    assert [each.checkpoint_id for each in saver.checkpoints("t")] == [head(saver)]
+    assert [each.checkpoint_id for each in saver.checkpoints("t")] == [read_head_id(saver)]
 
 
 def test_rollback_of_a_run_removes_the_updated_checkpoint(saver: SQLiteCheckpointer) -> None:
     """The updated checkpoint belongs to the run that is rolled back."""
-    run = Run(saver, {"a": says("A")}, {})
+    run = UpdatedRun(saver, {"a": answer_node("A")}, {})
     run.graph.invoke(ASK, {**config_at(), "metadata": {"run_id": "r"}})
     run.graph.update_state(config_at(), TITLE, "a")
     saver.delete_for_runs(["r"])
@@ -292,11 +306,15 @@ def test_run_takes_over_an_update_without_the_erased_message(
             action()
             saver.prune(["t"], strategy="keep_latest")
 
-    run = Run(saver, {"a": says("A"), "b": says("B"), "c": says("C")}, {"b": title_and_erase})
+    run = UpdatedRun(
+        saver,
+        {"a": answer_node("A"), "b": answer_node("B"), "c": answer_node("C")},
+        {"b": title_and_erase},
+    )
     run.invoke({"messages": [HumanMessage("My PIN is 4711, keep it", id="q1")]})
 
-    assert run.said() == ["A", "B", "C"]
-    assert run.value("title") == "A question"
+    assert run.message_texts() == ["A", "B", "C"]
+    assert run.read_value("title") == "A question"
     assert "4711" not in str([*saver.list(config_at())])
 
 
@@ -309,13 +327,13 @@ def test_thread_copied_after_an_update_continues_independently(saver: SQLiteChec
         saver.copy_thread("t", "copy")
         saver.prune(["t", "copy"], strategy="keep_latest")
 
-    run = Run(saver, {"a": says("A"), "b": says("B")}, {"b": title_and_copy})
+    run = UpdatedRun(saver, {"a": answer_node("A"), "b": answer_node("B")}, {"b": title_and_copy})
     run.invoke(ASK)
     copied = run.graph.get_state(config_at("copy")).values
     run.graph.invoke({"messages": [("human", "in the copy")]}, config_at("copy"))
     after = run.graph.get_state(config_at("copy")).values
 
-    assert (run.said(), run.value("title")) == (["q", "A", "B"], "A question")
+    assert (run.message_texts(), run.read_value("title")) == (["q", "A", "B"], "A question")
     assert ([m.text for m in copied["messages"]], copied["title"]) == (["q", "A"], "A question")
     assert [m.text for m in after["messages"]] == ["q", "A", "in the copy", "A", "B"]
     assert after["title"] == "A question"
@@ -329,7 +347,7 @@ def test_run_of_deleted_thread_stores_nothing_in_the_new_thread(saver: SQLiteChe
         saver.delete_thread("t")
         graph.update_state(config_at(), {"count": 1}, "a")
 
-    run = Run(saver, {"a": says("A"), "b": says("B")}, {"b": title_and_delete})
+    run = UpdatedRun(saver, {"a": answer_node("A"), "b": answer_node("B")}, {"b": title_and_delete})
     with pytest.raises(ThreadDeleted):
         run.invoke(ASK)
 
@@ -349,15 +367,15 @@ def test_update_of_a_subgraph_is_taken_over_after_a_prune(saver: SQLiteCheckpoin
 
     def update_and_prune_once(state: Any) -> Any:
         if updates:
-            (task,) = elsewhere(graph.get_state, config_at(), subgraphs=True).tasks
-            elsewhere(graph.update_state, task.state.config, updates.pop(), "second")
-            elsewhere(saver.prune, ["t"], strategy="keep_latest")
+            (task,) = call_in_thread(graph.get_state, config_at(), subgraphs=True).tasks
+            call_in_thread(graph.update_state, task.state.config, updates.pop(), "second")
+            call_in_thread(saver.prune, ["t"], strategy="keep_latest")
         return {"messages": [AIMessage("inner")]}
 
-    inner_nodes: list[Any] = [("first", update_and_prune_once), ("second", says("second"))]
+    inner_nodes: list[Any] = [("first", update_and_prune_once), ("second", answer_node("second"))]
     child = StateGraph(Nested).add_sequence(inner_nodes)
     compiled = child.add_edge(START, "first").compile(checkpointer=True)
-    nodes: list[Any] = [("child", compiled), ("last", says("last"))]
+    nodes: list[Any] = [("child", compiled), ("last", answer_node("last"))]
     builder = StateGraph(Nested).add_sequence(nodes)
     graph: Any = builder.add_edge(START, "child").compile(checkpointer=saver)
     graph.invoke(ASK, config_at(), durability="sync")
@@ -383,19 +401,21 @@ def test_versions_of_a_pruned_checkpoint_are_inferred_from_the_put(
         return f"{number:032}.{random}" if is_text else number
 
     first, title, answer = make_version(1, 5), make_version(2, 1), make_version(2, 9)
-    run = stored(saver, None, "input", "c0", {"n": first}, {"n": 0})
+    run = put_with_versions(saver, None, "input", "c0", {"n": first}, {"n": 0})
     versions = {"n": first, "title": title}
-    stored(saver, run, "update", "c1", versions, {"n": 0, "title": "T"})
-    stored(
+    put_with_versions(saver, run, "update", "c1", versions, {"n": 0, "title": "T"})
+    put_with_versions(
         saver, {"config": config_at(uid="c1"), "versions": versions}, "update", "c2", versions, {}
     )
     saver.prune(["t"], strategy="keep_latest")
     written_versions = {"n": answer, "title": answer} if writes_title else {"n": answer}
-    stored(saver, run, "loop", "c3", written_versions, dict.fromkeys(written_versions, 1))
+    put_with_versions(
+        saver, run, "loop", "c3", written_versions, dict.fromkeys(written_versions, 1)
+    )
     record = saver.get_tuple(config_at())
 
     assert record is not None
-    assert head(saver) == ("c2" if writes_title else "c3")
+    assert read_head_id(saver) == ("c2" if writes_title else "c3")
     assert record.checkpoint["channel_values"] == {"n": 0 if writes_title else 1, "title": "T"}
 
 
@@ -431,15 +451,15 @@ def compare_with_model(program: list[Turn], actions: list[str]) -> None:
     with SQLiteCheckpointer.open(":memory:") as saver:
         model, runner = Model(), ProgramWithMaintenance(saver, iter(actions))
         for number, turn in enumerate(program):
-            model.turn(number, turn)
-            values = runner.run(number, turn)
+            model.run_turn(number, turn)
+            values = runner.run_turn(number, turn)
             saver._cache.drop_thread("t")
 
             assert values == model.state
             assert runner.graph.get_state(config_at()).values == model.state
 
 
-@given(turns(), MAINTENANCE_LISTS)
+@given(turn_lists(), MAINTENANCE_LISTS)
 def test_random_turns_updates_and_prunes_agree_with_the_model(
     program: list[Turn], actions: list[str]
 ) -> None:
@@ -447,12 +467,12 @@ def test_random_turns_updates_and_prunes_agree_with_the_model(
     compare_with_model(program, actions)
 
 
-@given(turns(), MAINTENANCE_LISTS)
+@given(turn_lists(), MAINTENANCE_LISTS)
 def test_random_turns_agree_with_model_if_updated_checkpoint_is_pruned(
     program: list[Turn], actions: list[str]
 ) -> None:
     """The prune also removes the updated checkpoint, so the programs have no interrupts."""
-    program = [turn._replace(asking=None, durability="sync") for turn in program]
+    program = [turn._replace(asking_node=None, durability="sync") for turn in program]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(maintenance, "RUN_DAYS", -1)
         compare_with_model(program, actions)

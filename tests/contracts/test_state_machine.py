@@ -1,4 +1,4 @@
-"""Any course of puts, edits, forks, copies, prunes and restarts, against a model of plain dicts."""
+"""Random puts, edits, forks, copies, prunes and restarts agree with a model of plain dicts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,16 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from tests.backends import KEY
-from tests.contracts.model import EDITS, PAD, SPLIT, Edit, Line, Put, Talk, items_of
+from tests.contracts.model import (
+    EDITS,
+    PAD,
+    SPLIT,
+    Edit,
+    NamespaceModel,
+    Put,
+    ThreadModel,
+    render_items,
+)
 from tests.contracts.puts import checkpoint_id_of, config_at, list_checkpoint_ids, render_with_types
 from tests.rounds import rounds
 
@@ -30,14 +39,14 @@ DAY = 86400.0
 Edits = list[tuple[Edit, int]]
 Kind = tuple[str, int]  # the metadata's source, and by how much its step is more than the parent's
 small = st.integers(0, 7)
-threads_ = st.sampled_from(["t0", "t1", "u0"])
-spaces = st.sampled_from(["", "", "", "sub"])
+thread_ids = st.sampled_from(["t0", "t1", "u0"])
+namespaces = st.sampled_from(["", "", "", "sub"])
 kinds = st.sampled_from([*[("loop", 1)] * 5, ("input", 1), ("update", 1), ("fork", 1), ("loop", 3)])
 edits = st.lists(st.tuples(st.sampled_from(EDITS), small), max_size=4)
 
 
 class Clock:
-    """Stands in for the module `time`; tells what it is told."""
+    """A replacement of the module `time` that returns the time of the test."""
 
     now = 1_700_000_000.0
 
@@ -45,8 +54,8 @@ class Clock:
         return self.now
 
 
-class Threads(RuleBasedStateMachine):
-    """The rules; `key` is what the file is encrypted with."""
+class ThreadMachine(RuleBasedStateMachine):
+    """The rules; `key` encrypts the file."""
 
     key: ClassVar[bytes | None] = None
 
@@ -57,19 +66,19 @@ class Threads(RuleBasedStateMachine):
         for module in ("writer", "maintenance", "thread_copy"):
             self.patch.setattr(f"perdure.checkpointers.{module}.time", self.clock)
         self.folder = tempfile.TemporaryDirectory()
-        self.talks: dict[str, Talk] = {}
+        self.models: dict[str, ThreadModel] = {}
         self.read_by_id: set[tuple[str, str, str]] = set()
         self.memory = InMemorySaver()
         self.numbers = itertools.count(1)
-        self.saver = self.open()
+        self.saver = self.open_saver()
 
-    def open(self) -> SQLiteCheckpointer:
+    def open_saver(self) -> SQLiteCheckpointer:
         path = Path(self.folder.name) / "talks.db"
         return SQLiteCheckpointer.open(path, key=self.key, synchronous="normal")
 
     def teardown(self) -> None:
         try:
-            self.everything_reads_back()
+            self.check_everything()
         finally:
             self.saver.close()
             self.folder.cleanup()
@@ -77,46 +86,51 @@ class Threads(RuleBasedStateMachine):
 
     # -- choosing
 
-    def line(self, thread: str, ns: str) -> Line:
-        talk = self.talks.get(thread)
-        return (talk.lines.get(ns) if talk else None) or Line()
+    def get_namespace(self, thread: str, ns: str) -> NamespaceModel:
+        model = self.models.get(thread)
+        return (model.namespaces.get(ns) if model else None) or NamespaceModel()
 
-    def choose(self, thread: str, ns: str, n: int) -> str | None:
-        """The head for 0, else any checkpoint of the line."""
-        line = self.line(thread, ns)
-        return list(line.puts)[n % len(line.puts)] if n and line.puts else line.head
+    def choose_checkpoint(self, thread: str, ns: str, n: int) -> str | None:
+        """Return the head for 0, otherwise any checkpoint of the namespace."""
+        namespace = self.get_namespace(thread, ns)
+        return (
+            list(namespace.puts)[n % len(namespace.puts)]
+            if n and namespace.puts
+            else namespace.head
+        )
 
-    def each(self) -> Iterator[tuple[str, str, Line]]:
-        for thread, talk in self.talks.items():
-            for ns, line in talk.lines.items():
-                yield thread, ns, line
+    def iter_namespaces(self) -> Iterator[tuple[str, str, NamespaceModel]]:
+        for thread, model in self.models.items():
+            for ns, namespace in model.namespaces.items():
+                yield thread, ns, namespace
 
     def has_updated_head(self, thread: str) -> bool:
         """Return whether a head is an update of the state.
 
-        A run may still go on from the updated checkpoint, so retention keeps it for a day, and what
-        the run writes there reaches the head. test_prunes_during_runs.py and
-        test_updates_during_runs.py have models of that; this one does not know it.
+        A run may still continue from the updated checkpoint, so retention keeps it for a day, and
+        the writes of the run reach the head. This model does not cover that behaviour.
+        test_prunes_during_runs.py and test_updates_during_runs.py have models of it.
         """
-        lines = self.talks[thread].lines.values() if thread in self.talks else ()
+        namespace_models = self.models[thread].namespaces.values() if thread in self.models else ()
         return any(
-            line.head is not None and line.puts[line.head].metadata["source"] == "update"
-            for line in lines
+            namespace.head is not None
+            and namespace.puts[namespace.head].metadata["source"] == "update"
+            for namespace in namespace_models
         )
 
-    def note_read(self, thread: str, ns: str, uid: str) -> None:
-        """A head that is looked at by its id tells nothing of a run that goes on from it."""
-        if uid != self.line(thread, ns).head:
+    def record_read_by_id(self, thread: str, ns: str, uid: str) -> None:
+        """Record a read by id, except of a head, from which any run may continue."""
+        if uid != self.get_namespace(thread, ns).head:
             self.read_by_id.add((thread, ns, uid))
 
     # -- putting
 
     @rule(
-        thread=threads_,
-        ns=spaces,
-        on=small,
+        thread=thread_ids,
+        ns=namespaces,
+        parent_choice=small,
         edits=edits,
-        mixed=small,
+        id_seed=small,
         kind=kinds,
         by_id=st.booleans(),
     )
@@ -124,41 +138,45 @@ class Threads(RuleBasedStateMachine):
         self,
         thread: str,
         ns: str,
-        on: int,
+        parent_choice: int,
         edits: Edits,
-        mixed: int,
+        id_seed: int,
         kind: Kind,
         by_id: bool,
     ) -> None:
-        """A run's step: what was read is changed, in place too, and put upon it.
+        """Put a step of a run, after edits of the parent's values, also in place.
 
-        A parent that is not the head was read by its id just now, which goes on from there on
-        purpose, or it was read earlier: the run met a later one.
+        If the parent is not the head, it was either just read by its id, which starts a fork, or
+        the run had read it before a later run started.
         """
         number = next(self.numbers)
-        # ids that neither grow nor look alike: order is that of putting
-        uid = str(UUID(int=(7 - mixed) << 64 | number)) if mixed % 2 else f"{9 - mixed}.{number}"
-        parent = self.choose(thread, ns, on)
+        # ids of two formats that do not increase, so the order can only be that of the puts
+        uid = (
+            str(UUID(int=(7 - id_seed) << 64 | number))
+            if id_seed % 2
+            else f"{9 - id_seed}.{number}"
+        )
+        parent = self.choose_checkpoint(thread, ns, parent_choice)
         if by_id and parent is not None:
             assert self.saver.get_tuple(config_at(thread, ns, parent)) is not None
-            self.note_read(thread, ns, parent)
-        self.step(thread, ns, parent, uid, edits, kind)
+            self.record_read_by_id(thread, ns, parent)
+        self.put_step(thread, ns, parent, uid, edits, kind)
 
-    @rule(thread=threads_, ns=spaces, which=small, edits=edits)
+    @rule(thread=thread_ids, ns=namespaces, choice=small, edits=edits)
     def put_once_more(
         self,
         thread: str,
         ns: str,
-        which: int,
+        choice: int,
         edits: Edits,
     ) -> None:
-        """The same checkpoint, put again with other values, keeps its place."""
-        uid = self.choose(thread, ns, which)
-        puts = self.line(thread, ns).puts
+        """Put a checkpoint again with other values; it keeps its order."""
+        uid = self.choose_checkpoint(thread, ns, choice)
+        puts = self.get_namespace(thread, ns).puts
         if uid is not None and (puts[uid].parent is None or puts[uid].parent in puts):
-            self.step(thread, ns, puts[uid].parent, uid, edits, ("loop", 1))
+            self.put_step(thread, ns, puts[uid].parent, uid, edits, ("loop", 1))
 
-    def step(
+    def put_step(
         self,
         thread: str,
         ns: str,
@@ -167,47 +185,51 @@ class Threads(RuleBasedStateMachine):
         edits: Edits,
         kind: Kind,
     ) -> None:
-        before = self.line(thread, ns).puts[parent] if parent else None
-        values = copy.deepcopy(before.checkpoint["channel_values"]) if before else {}
-        versions = dict(before.checkpoint["channel_versions"]) if before else {}
-        if before and kind[0] == "loop":  # as a run has it: what it was given, objects and all
-            found = self.saver.get_tuple(config_at(thread, ns))
-            if found is not None and checkpoint_id_of(found.config) == parent:
-                values = found.checkpoint["channel_values"]
-        changed = {edit(values, n) for edit, n in edits}
-        # each put writes this channel, so that no update is merged with a run; that has a model of
-        # its own in test_updates_during_runs.py
+        parent_put = self.get_namespace(thread, ns).puts[parent] if parent else None
+        values = copy.deepcopy(parent_put.checkpoint["channel_values"]) if parent_put else {}
+        versions = dict(parent_put.checkpoint["channel_versions"]) if parent_put else {}
+        if parent_put and kind[0] == "loop":  # a run has the objects that it has read
+            record = self.saver.get_tuple(config_at(thread, ns))
+            if record is not None and checkpoint_id_of(record.config) == parent:
+                values = record.checkpoint["channel_values"]
+        changed_channels = {edit(values, n) for edit, n in edits}
+        # Each put writes this channel, so that no update is merged with a run. The model of merges
+        # is in test_updates_during_runs.py.
         values["turn"] = next(self.numbers)
-        changed.add("turn")
-        new_versions = {channel: next(self.numbers) for channel in sorted(changed)}
+        changed_channels.add("turn")
+        new_versions = {channel: next(self.numbers) for channel in sorted(changed_channels)}
         checkpoint = empty_checkpoint()
         checkpoint["id"] = uid
         checkpoint["channel_values"] = values
         merged = {**versions, **new_versions}
         checkpoint["channel_versions"] = {c: v for c, v in merged.items() if c in values}
         checkpoint["versions_seen"] = {"node": dict(versions)}
-        new: Any = {c: v for c, v in new_versions.items() if c in values}
-        source, ahead = kind
-        number = before.metadata["step"] + ahead if before else -1
+        stored_versions: Any = {c: v for c, v in new_versions.items() if c in values}
+        source, step_increase = kind
+        number = parent_put.metadata["step"] + step_increase if parent_put else -1
         metadata: Any = {"source": source, "step": number}
         stored = copy.deepcopy(checkpoint)
         for saver in (self.saver, self.memory):
-            saver.put(config_at(thread, ns, parent), copy.deepcopy(checkpoint), metadata, new)
-        read = (thread, ns, parent or "")
-        on_purpose = read in self.read_by_id
-        self.read_by_id.discard(read)
-        self.talk(thread).put(ns, parent, stored, metadata, self.clock.now, on_purpose=on_purpose)
+            saver.put(
+                config_at(thread, ns, parent), copy.deepcopy(checkpoint), metadata, stored_versions
+            )
+        read_key = (thread, ns, parent or "")
+        on_purpose = read_key in self.read_by_id
+        self.read_by_id.discard(read_key)
+        self.update_model(thread).put(
+            ns, parent, stored, metadata, self.clock.now, on_purpose=on_purpose
+        )
 
-    def talk(self, thread: str) -> Talk:
+    def update_model(self, thread: str) -> ThreadModel:
         now = self.clock.now
-        talk = self.talks.setdefault(thread, Talk(next(self.numbers), now, now))
-        talk.updated_at = max(talk.updated_at, now)
-        return talk
+        model = self.models.setdefault(thread, ThreadModel(next(self.numbers), now, now))
+        model.updated_at = max(model.updated_at, now)
+        return model
 
     @rule(
-        thread=threads_,
-        ns=spaces,
-        which=small,
+        thread=thread_ids,
+        ns=namespaces,
+        choice=small,
         task=st.sampled_from(["task", "00000000-0000-0000-0000-000000000001"]),
         writes=st.one_of(
             st.lists(
@@ -223,118 +245,132 @@ class Threads(RuleBasedStateMachine):
         ),
     )
     def put_writes(
-        self, thread: str, ns: str, which: int, task: str, writes: list[tuple[str, Any]]
+        self, thread: str, ns: str, choice: int, task: str, writes: list[tuple[str, Any]]
     ) -> None:
-        """What a task wrote; what is there stays, but for interrupts and errors."""
-        uid = self.choose(thread, ns, which)
-        if uid is None or (uid != self.line(thread, ns).head and self.has_updated_head(thread)):
+        """Put the writes of a task. Only interrupts and errors replace existing writes."""
+        uid = self.choose_checkpoint(thread, ns, choice)
+        if uid is None or (
+            uid != self.get_namespace(thread, ns).head and self.has_updated_head(thread)
+        ):
             return
         path = f"path of {task}"
         for saver in (self.saver, self.memory):
             saver.put_writes(config_at(thread, ns, uid), copy.deepcopy(writes), task, path)
-        self.talk(thread).put_writes(ns, uid, task, writes)
+        self.update_model(thread).put_writes(ns, uid, task, writes)
 
     # -- deleting, copying, moving
 
-    @rule(thread=threads_)
+    @rule(thread=thread_ids)
     def delete_thread(self, thread: str) -> None:
-        """All of it is gone, and the name is free."""
+        """Delete a thread, whose id may be used again."""
         self.saver.delete_thread(thread)
         self.memory.delete_thread(thread)
-        self.talks.pop(thread, None)
+        self.models.pop(thread, None)
 
-    @rule(thread=threads_, last=st.integers(0, 3), history=st.booleans())
+    @rule(thread=thread_ids, last=st.integers(0, 3), history=st.booleans())
     def retain_last(self, thread: str, last: int, history: bool) -> None:
-        """The newest stay, and the head."""
+        """Keep the newest checkpoints and the head."""
         if self.has_updated_head(thread):
             return
         self.saver.retain(Retention(last=last, history=history), thread_ids=[thread])
-        self.kept(thread, lambda line: list(line.puts)[::-1][:last], history=history)
+        self.keep_only_in_model(
+            thread, lambda namespace: list(namespace.puts)[::-1][:last], history=history
+        )
 
-    @rule(thread=threads_, days=st.sampled_from([0.5, 2.0]))
+    @rule(thread=thread_ids, days=st.sampled_from([0.5, 2.0]))
     def retain_days(self, thread: str, days: float) -> None:
-        """The young stay, by the clock they were put under, and the head."""
+        """Keep the checkpoints that were put in the last days, and the head."""
         if self.has_updated_head(thread):
             return
         self.saver.retain(Retention(days=days), thread_ids=[thread])
         oldest = self.clock.now - days * DAY
-        self.kept(thread, lambda line: {u for u, p in line.puts.items() if p.put_at >= oldest})
+        self.keep_only_in_model(
+            thread, lambda namespace: {u for u, p in namespace.puts.items() if p.put_at >= oldest}
+        )
 
-    @rule(thread=threads_)
+    @rule(thread=thread_ids)
     def retain_turns(self, thread: str) -> None:
-        """What no step of a run followed stays."""
+        """Keep the checkpoints that no step of a run followed."""
 
-        def ends(line: Line) -> set[str]:
-            inside = {p.parent for p in line.puts.values() if p.metadata["source"] == "loop"}
-            return set(line.puts) - inside
+        def select_ends(namespace: NamespaceModel) -> set[str]:
+            step_parents = {
+                p.parent for p in namespace.puts.values() if p.metadata["source"] == "loop"
+            }
+            return set(namespace.puts) - step_parents
 
         if self.has_updated_head(thread):
             return
         self.saver.retain(Retention(turns=True), thread_ids=[thread])
-        self.kept(thread, ends)
+        self.keep_only_in_model(thread, select_ends)
 
-    @rule(thread=threads_)
+    @rule(thread=thread_ids)
     def prune(self, thread: str) -> None:
-        """Only the heads stay."""
+        """Keep only the heads."""
         if self.has_updated_head(thread):
             return
         self.saver.prune([thread])
-        self.kept(thread, lambda line: [])
+        self.keep_only_in_model(thread, lambda namespace: [])
 
-    def kept(
-        self, thread: str, which: Callable[[Line], Iterable[str]], *, history: bool = True
+    def keep_only_in_model(
+        self,
+        thread: str,
+        select_ids: Callable[[NamespaceModel], Iterable[str]],
+        *,
+        history: bool = True,
     ) -> None:
-        if thread in self.talks:
-            self.talks[thread].keep(which, history=history)
+        if thread in self.models:
+            self.models[thread].keep_only(select_ids, history=history)
 
-    @rule(source=threads_, copied=st.sampled_from(["u0", "u1"]), which=small)
-    def copy_thread(self, source: str, copied: str, which: int) -> None:
-        """All of a thread, or the way to one checkpoint, under another name."""
-        if source not in self.talks or copied in self.talks:
+    @rule(source=thread_ids, copy_id=st.sampled_from(["u0", "u1"]), choice=small)
+    def copy_thread(self, source: str, copy_id: str, choice: int) -> None:
+        """Copy a whole thread, or one checkpoint with its ancestors."""
+        if source not in self.models or copy_id in self.models:
             return
-        uid = self.choose(source, "", which) if which else None
-        self.saver.copy_thread(source, copied, checkpoint_id=uid)
-        talk = copy.deepcopy(self.talks[source])
-        talk.number, talk.updated_at = next(self.numbers), self.clock.now
-        talk.like_langgraph = False
+        uid = self.choose_checkpoint(source, "", choice) if choice else None
+        self.saver.copy_thread(source, copy_id, checkpoint_id=uid)
+        model = copy.deepcopy(self.models[source])
+        model.number, model.updated_at = next(self.numbers), self.clock.now
+        model.equals_langgraph = False
         if uid is not None:
-            talk.cut(uid)
-        self.talks[copied] = talk
+            model.cut_after(uid)
+        self.models[copy_id] = model
 
-    @rule(thread=threads_, ns=spaces, which=small)
-    def rewind(self, thread: str, ns: str, which: int) -> None:
-        """The next run starts from an older checkpoint."""
-        uid = self.choose(thread, ns, which)
+    @rule(thread=thread_ids, ns=namespaces, choice=small)
+    def rewind(self, thread: str, ns: str, choice: int) -> None:
+        """Rewind the head to an older checkpoint."""
+        uid = self.choose_checkpoint(thread, ns, choice)
         if uid is not None:
             self.saver.rewind(thread, uid, checkpoint_ns=ns)
-            self.talks[thread].lines[ns].head = uid
+            self.models[thread].namespaces[ns].head = uid
 
     @rule()
     def reopen(self) -> None:
-        """The file is closed, and opened by who remembers nothing."""
+        """Close the file, and open it without a cache."""
         self.saver.close()
-        self.saver = self.open()
+        self.saver = self.open_saver()
         self.read_by_id.clear()
 
     @rule(days=st.sampled_from([-1.0, -0.0009765625, 0.375, 1.0]))
     def step_clock(self, days: float) -> None:
-        """The clock is set."""
+        """Set the clock forwards or backwards."""
         self.clock.now += days * DAY
 
-    # -- looking
+    # -- reading
 
     @invariant()
-    def heads_lists_and_counts(self) -> None:
-        """The cheap looks, after every step."""
-        order = sorted(self.talks, key=lambda t: (-self.talks[t].updated_at, -self.talks[t].number))
+    def check_heads_lists_and_counts(self) -> None:
+        """Check the cheap reads after every step."""
+        order = sorted(
+            self.models, key=lambda t: (-self.models[t].updated_at, -self.models[t].number)
+        )
         assert [
             (
                 thread,
-                sum(len(line.puts) for line in self.talks[thread].lines.values()),
-                self.items(thread),
-                self.talks[thread].created_at,
-                self.talks[thread].updated_at,
-                set(self.talks[thread].lines),
+                sum(len(namespace.puts) for namespace in self.models[thread].namespaces.values()),
+                self.expected_item_count(thread),
+                self.models[thread].created_at,
+                self.models[thread].updated_at,
+                set(self.models[thread].namespaces),
             )
             for thread in order
         ] == [
@@ -348,38 +384,47 @@ class Threads(RuleBasedStateMachine):
             )
             for info in self.saver.threads()
         ]
-        for thread, ns, line in self.each():
-            assert line.listed() == list_checkpoint_ids(self.saver, config_at(thread, ns))
-            assert line.head is not None
-            self.reads_back(thread, ns, line.head, self.saver.get_tuple(config_at(thread, ns)))
+        for thread, ns, namespace in self.iter_namespaces():
+            assert namespace.listed_ids() == list_checkpoint_ids(self.saver, config_at(thread, ns))
+            assert namespace.head is not None
+            self.check_checkpoint(
+                thread, ns, namespace.head, self.saver.get_tuple(config_at(thread, ns))
+            )
 
-    def items(self, thread: str) -> int:
-        """How many items it has, or what it tells of them if that may be right."""
-        talk = self.talks[thread]
+    def expected_item_count(self, thread: str) -> int:
+        """Return the stored number of items if it is possible, otherwise the least possible one."""
+        model = self.models[thread]
         items = self.saver.thread(thread).items
-        possible = range(len(talk.log), len(talk.log | talk.referred) + 1)
-        return items if items in possible else len(talk.log)
+        possible = range(len(model.log), len(model.log | model.write_items) + 1)
+        return items if items in possible else len(model.log)
 
     @rule()
-    def look_at_everything(self) -> None:
-        """Every checkpoint, its history and the trees, whatever is remembered by now."""
-        self.everything_reads_back()
+    def read_everything(self) -> None:
+        """Check every checkpoint, its history and the trees, with the current cache."""
+        self.check_everything()
 
-    def everything_reads_back(self) -> None:
-        for thread, ns, line in self.each():
-            for uid in line.puts:
+    def check_everything(self) -> None:
+        for thread, ns, namespace in self.iter_namespaces():
+            for uid in namespace.puts:
                 config = config_at(thread, ns, uid)
-                self.reads_back(thread, ns, uid, self.saver.get_tuple(config))
-                self.note_read(thread, ns, uid)
-                self.was_said(thread, ns, uid, line.puts[uid])
-                if self.talks[thread].like_langgraph:
-                    self.reads_back(thread, ns, uid, self.memory.get_tuple(config))
-            self.was_said_on_branches(thread, ns, line)
-        for thread, talk in self.talks.items():
+                self.check_checkpoint(thread, ns, uid, self.saver.get_tuple(config))
+                self.record_read_by_id(thread, ns, uid)
+                self.check_history(thread, ns, uid, namespace.puts[uid])
+                if self.models[thread].equals_langgraph:
+                    self.check_checkpoint(thread, ns, uid, self.memory.get_tuple(config))
+            self.check_branch_history(thread, ns, namespace)
+        for thread, model in self.models.items():
             puts = [
-                (put.order, uid, put.parent, ns, uid == line.head, uid not in line.trunk())
-                for ns, line in talk.lines.items()
-                for uid, put in line.puts.items()
+                (
+                    put.order,
+                    uid,
+                    put.parent,
+                    ns,
+                    uid == namespace.head,
+                    uid not in namespace.head_ancestor_ids(),
+                )
+                for ns, namespace in model.namespaces.items()
+                for uid, put in namespace.puts.items()
             ]
             assert sorted(puts, reverse=True) == [
                 (
@@ -389,68 +434,80 @@ class Threads(RuleBasedStateMachine):
                 for info in self.saver.checkpoints(thread)
             ]
 
-    def reads_back(self, thread: str, ns: str, uid: str, found: CheckpointTuple | None) -> None:
-        put = self.talks[thread].lines[ns].puts[uid]
+    def check_checkpoint(
+        self, thread: str, ns: str, uid: str, record: CheckpointTuple | None
+    ) -> None:
+        put = self.models[thread].namespaces[ns].puts[uid]
         writes = [
             (task, *write)
             for task in sorted(put.writes)
             for _, write in sorted(put.writes[task].items(), key=lambda each: each[0])
         ]
-        assert found is not None
-        assert uid == checkpoint_id_of(found.config)
+        assert record is not None
+        assert uid == checkpoint_id_of(record.config)
         assert render_with_types(put.checkpoint["channel_values"]) == render_with_types(
-            {c: found.checkpoint["channel_values"][c] for c in put.checkpoint["channel_values"]}
+            {c: record.checkpoint["channel_values"][c] for c in put.checkpoint["channel_values"]}
         )
-        assert put.checkpoint == found.checkpoint
-        assert put.metadata == found.metadata
+        assert put.checkpoint == record.checkpoint
+        assert put.metadata == record.metadata
         assert put.parent == (
-            checkpoint_id_of(found.parent_config) if found.parent_config else None
+            checkpoint_id_of(record.parent_config) if record.parent_config else None
         )
-        assert render_with_types(writes) == render_with_types(found.pending_writes)
+        assert render_with_types(writes) == render_with_types(record.pending_writes)
 
-    def was_said(self, thread: str, ns: str, uid: str, put: Put) -> None:
+    def check_history(self, thread: str, ns: str, uid: str, put: Put) -> None:
         for channel in SPLIT:
-            here = [i for _, i in items_of(channel, put.checkpoint["channel_values"].get(channel))]
-            found = self.saver.history(thread, channel=channel, checkpoint_id=uid, checkpoint_ns=ns)
-            assert [(item, item in here) for item in put.said.get(channel, [])] == [
+            current_items = [
+                i for _, i in render_items(channel, put.checkpoint["channel_values"].get(channel))
+            ]
+            history = self.saver.history(
+                thread, channel=channel, checkpoint_id=uid, checkpoint_ns=ns
+            )
+            assert [(item, item in current_items) for item in put.history.get(channel, [])] == [
                 (
                     render_with_types(list(item.value) if channel == "facts" else item.value),
                     item.seen,
                 )
-                for item in found
+                for item in history
             ]
 
-    def was_said_on_branches(self, thread: str, ns: str, line: Line) -> None:
-        assert line.head is not None
+    def check_branch_history(self, thread: str, ns: str, namespace: NamespaceModel) -> None:
+        assert namespace.head is not None
         for channel in SPLIT:
-            head = self.saver.history(
-                thread, channel=channel, checkpoint_id=line.head, checkpoint_ns=ns
+            head_history = self.saver.history(
+                thread, channel=channel, checkpoint_id=namespace.head, checkpoint_ns=ns
             )
-            found = self.saver.history(thread, channel=channel, checkpoint_ns=ns)
-            branches = [item for item in found if item.branch]
-            told = [
+            history = self.saver.history(thread, channel=channel, checkpoint_ns=ns)
+            branch_items = [item for item in history if item.branch]
+            branch_texts = [
                 render_with_types(list(i.value) if channel == "facts" else i.value)
-                for i in branches
+                for i in branch_items
             ]
-            elsewhere = {i for uid in line.tips() for i in line.puts[uid].said.get(channel, [])}
+            expected_texts = {
+                i
+                for uid in namespace.branch_tip_ids()
+                for i in namespace.puts[uid].history.get(channel, [])
+            }
             assert render_with_types(
-                [item for item in found if not item.branch]
-            ) == render_with_types(head)
-            assert sorted(elsewhere - set(line.puts[line.head].said.get(channel, []))) == sorted(
-                told
-            )
-            assert not any(item.seen for item in branches)
-            assert sorted({item.position for item in branches}) == [i.position for i in branches]
+                [item for item in history if not item.branch]
+            ) == render_with_types(head_history)
+            assert sorted(
+                expected_texts - set(namespace.puts[namespace.head].history.get(channel, []))
+            ) == sorted(branch_texts)
+            assert not any(item.seen for item in branch_items)
+            assert sorted({item.position for item in branch_items}) == [
+                i.position for i in branch_items
+            ]
 
 
-class SealedThreads(Threads):
+class SealedThreadMachine(ThreadMachine):
     """The same in an encrypted file."""
 
     key = KEY
 
 
 short = settings(max_examples=rounds(200), stateful_step_count=25)
-TestThreads = Threads.TestCase
-TestThreads.settings = short
-TestSealedThreads = SealedThreads.TestCase
-TestSealedThreads.settings = short
+TestRandomStepsAgreeWithModel = ThreadMachine.TestCase
+TestRandomStepsAgreeWithModel.settings = short
+TestRandomStepsAgreeWithModelInEncryptedFile = SealedThreadMachine.TestCase
+TestRandomStepsAgreeWithModelInEncryptedFile.settings = short

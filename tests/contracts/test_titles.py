@@ -1,4 +1,4 @@
-"""What a thread is called stands in its row, and goes with the message that it quotes."""
+"""The title of a thread is stored in its row, and is erased with the message that it quotes."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from perdure.storage.flow import fetch_rows
 from tests.backends import KEY, Place
 from tests.contracts.puts import config_at, put
 
-ASKED = HumanMessage("How do ponds freeze?", id="q1")
-TOLD = AIMessage("From above.", id="a1")
-MORE = HumanMessage("And rivers?", id="q2")
+QUESTION = HumanMessage("How do ponds freeze?", id="q1")
+ANSWER = AIMessage("From above.", id="a1")
+SECOND_QUESTION = HumanMessage("And rivers?", id="q2")
 
 
-def said(*messages: Any) -> dict[str, Any]:
+def values_with(*messages: Any) -> dict[str, Any]:
     return {"messages": list(messages)}
 
 
-def called(saver: SQLiteCheckpointer, thread: str = "t") -> str:
-    """What it is called, by all that tell."""
+def read_title(saver: SQLiteCheckpointer, thread: str = "t") -> str:
+    """Read the title of a thread, and check that `heads` returns the same title."""
     title = read_existing_head(saver, thread).title
     assert [head.title for head in saver.heads() if head.thread_id == thread] == [title]
     return title
 
 
-def stored(saver: SQLiteCheckpointer) -> bool:
-    """Whether the thread's row has a title."""
+def is_title_stored(saver: SQLiteCheckpointer) -> bool:
+    """Return whether any thread's row has a title."""
     sql = "SELECT count(*) FROM threads WHERE list_entry IS NOT NULL"
     ((titled,),) = saver.database.read(lambda: fetch_rows(sql))
     return bool(titled)
 
 
-def test_the_first_message_of_a_human(saver: SQLiteCheckpointer) -> None:
+def test_title_is_the_first_human_message(saver: SQLiteCheckpointer) -> None:
     put(saver, {"n": 1}, uid="0")
-    assert called(saver) == ""
-    put(saver, said(TOLD, ASKED), config_at(uid="0"), uid="1")
-    assert called(saver) == "How do ponds freeze?"
-    put(saver, said(MORE), config_at(uid="1"), uid="2")
+    assert read_title(saver) == ""
+    put(saver, values_with(ANSWER, QUESTION), config_at(uid="0"), uid="1")
+    assert read_title(saver) == "How do ponds freeze?"
+    put(saver, values_with(SECOND_QUESTION), config_at(uid="1"), uid="2")
 
-    assert called(saver) == "How do ponds freeze?"
-    assert stored(saver)
+    assert read_title(saver) == "How do ponds freeze?"
+    assert is_title_stored(saver)
 
 
 @pytest.mark.parametrize(
@@ -57,123 +57,134 @@ def test_the_first_message_of_a_human(saver: SQLiteCheckpointer) -> None:
         ("", ""),
     ],
 )
-def test_a_title_is_short_text(saver: SQLiteCheckpointer, text: str, title: str) -> None:
-    put(saver, said(HumanMessage(text, id="q")), uid="1")
+def test_title_is_cut_to_80_characters_and_cleaned(
+    saver: SQLiteCheckpointer, text: str, title: str
+) -> None:
+    put(saver, values_with(HumanMessage(text, id="q")), uid="1")
 
-    assert called(saver) == title.strip() if len(title) < 80 else title
-
-
-def test_metadata_comes_first_and_stays(saver: SQLiteCheckpointer) -> None:
-    """A later title replaces it; a put without one, of another program, does not."""
-    put(saver, said(ASKED), metadata={"title": "Ponds"}, uid="1")
-    put(saver, said(ASKED, TOLD), config_at(uid="1"), metadata={}, uid="2")
-    assert called(saver) == "Ponds"
-    put(saver, said(ASKED, TOLD, MORE), config_at(uid="2"), metadata={"title": "Water"}, uid="3")
-
-    assert called(saver) == "Water"
+    assert read_title(saver) == title.strip() if len(title) < 80 else title
 
 
-def test_a_message_that_says_something_else(saver: SQLiteCheckpointer) -> None:
-    put(saver, said(ASKED), uid="1")
-    put(saver, said(HumanMessage("[redacted]", id="q1")), config_at(uid="1"), uid="2")
+def test_title_in_metadata_takes_precedence_and_is_kept(saver: SQLiteCheckpointer) -> None:
+    """A later title replaces the title. A put without a title, by another program, does not."""
+    put(saver, values_with(QUESTION), metadata={"title": "Ponds"}, uid="1")
+    put(saver, values_with(QUESTION, ANSWER), config_at(uid="1"), metadata={}, uid="2")
+    assert read_title(saver) == "Ponds"
+    put(
+        saver,
+        values_with(QUESTION, ANSWER, SECOND_QUESTION),
+        config_at(uid="2"),
+        metadata={"title": "Water"},
+        uid="3",
+    )
 
-    assert called(saver) == "[redacted]"
+    assert read_title(saver) == "Water"
 
 
-def test_a_subgraph_gives_none(saver: SQLiteCheckpointer) -> None:
-    put(saver, said(MORE), ns="sub", uid="s")
-    put(saver, said(ASKED), uid="1")
+def test_title_changes_with_its_edited_message(saver: SQLiteCheckpointer) -> None:
+    put(saver, values_with(QUESTION), uid="1")
+    put(saver, values_with(HumanMessage("[redacted]", id="q1")), config_at(uid="1"), uid="2")
 
-    assert called(saver) == "How do ponds freeze?"
+    assert read_title(saver) == "[redacted]"
 
 
-def test_it_is_erased_with_its_message(saver: SQLiteCheckpointer) -> None:
-    put(saver, said(ASKED, MORE), uid="1")
+def test_messages_of_a_subgraph_give_no_title(saver: SQLiteCheckpointer) -> None:
+    put(saver, values_with(SECOND_QUESTION), ns="sub", uid="s")
+    put(saver, values_with(QUESTION), uid="1")
+
+    assert read_title(saver) == "How do ponds freeze?"
+
+
+def test_title_is_erased_with_its_message(saver: SQLiteCheckpointer) -> None:
+    put(saver, values_with(QUESTION, SECOND_QUESTION), uid="1")
     saver.erase("t", ["q1"])
-    assert not stored(saver)
-    assert called(saver) == "And rivers?"
-    put(saver, said(MORE, TOLD), config_at(uid="1"), uid="2")
+    assert not is_title_stored(saver)
+    assert read_title(saver) == "And rivers?"
+    put(saver, values_with(SECOND_QUESTION, ANSWER), config_at(uid="1"), uid="2")
 
-    assert stored(saver)
-    assert called(saver) == "And rivers?"
+    assert is_title_stored(saver)
+    assert read_title(saver) == "And rivers?"
 
 
-def test_it_outlives_what_else_is_erased(saver: SQLiteCheckpointer) -> None:
-    """Also in a thread whose state has lost its first message."""
-    put(saver, said(ASKED, TOLD), uid="1")
-    put(saver, said(MORE), config_at(uid="1"), uid="2")
+def test_title_stays_if_another_message_is_erased(saver: SQLiteCheckpointer) -> None:
+    """This also holds if the state no longer contains the first message."""
+    put(saver, values_with(QUESTION, ANSWER), uid="1")
+    put(saver, values_with(SECOND_QUESTION), config_at(uid="1"), uid="2")
     saver.erase("t", ["a1"])
-    assert stored(saver)
-    put(saver, said(MORE, TOLD), config_at(uid="2"), uid="3")
+    assert is_title_stored(saver)
+    put(saver, values_with(SECOND_QUESTION, ANSWER), config_at(uid="2"), uid="3")
 
-    assert called(saver) == "How do ponds freeze?"
-
-
-def test_a_message_that_is_none_gives_none(saver: SQLiteCheckpointer) -> None:
-    put(saver, said(HumanMessage.model_construct(content=None, id="q")), uid="1")
-
-    assert called(saver) == ""
+    assert read_title(saver) == "How do ponds freeze?"
 
 
-def test_it_is_pruned_with_its_message(saver: SQLiteCheckpointer) -> None:
-    put(saver, said(ASKED), uid="1")
-    put(saver, said(MORE), config_at(uid="1"), uid="2")
+def test_message_without_content_gives_no_title(saver: SQLiteCheckpointer) -> None:
+    put(saver, values_with(HumanMessage.model_construct(content=None, id="q")), uid="1")
+
+    assert read_title(saver) == ""
+
+
+def test_title_is_pruned_with_its_message(saver: SQLiteCheckpointer) -> None:
+    put(saver, values_with(QUESTION), uid="1")
+    put(saver, values_with(SECOND_QUESTION), config_at(uid="1"), uid="2")
     saver.retain(Retention(last=1, history=False))
 
-    assert called(saver) == "And rivers?"
+    assert read_title(saver) == "And rivers?"
 
 
-def test_a_title_of_the_metadata_outlives_messages(saver: SQLiteCheckpointer) -> None:
-    put(saver, said(ASKED), metadata={"title": "Ponds"}, uid="1")
+def test_title_in_metadata_stays_if_messages_are_erased(saver: SQLiteCheckpointer) -> None:
+    put(saver, values_with(QUESTION), metadata={"title": "Ponds"}, uid="1")
     saver.erase("t", ["q1"])
 
-    assert called(saver) == "Ponds"
+    assert read_title(saver) == "Ponds"
 
 
-def test_a_copy_has_it(saver: SQLiteCheckpointer) -> None:
-    put(saver, said(ASKED), uid="1")
-    put(saver, said(ASKED, TOLD), config_at(uid="1"), uid="2")
+def test_copied_thread_has_the_title(saver: SQLiteCheckpointer) -> None:
+    put(saver, values_with(QUESTION), uid="1")
+    put(saver, values_with(QUESTION, ANSWER), config_at(uid="1"), uid="2")
     saver.copy_thread("t", "whole")
     saver.copy_thread("t", "part", checkpoint_id="1")
 
-    assert called(saver, "whole") == called(saver, "part") == "How do ponds freeze?"
+    assert read_title(saver, "whole") == read_title(saver, "part") == "How do ponds freeze?"
 
 
-def test_it_is_sealed(place: Place) -> None:
+def test_title_is_encrypted_with_a_key(place: Place) -> None:
     with place.saver(key=KEY) as saver:
-        put(saver, said(ASKED), uid="1")
-        ((title,),) = saver.database.read(lambda: fetch_rows("SELECT list_entry FROM threads"))
-        assert called(saver) == "How do ponds freeze?"
+        put(saver, values_with(QUESTION), uid="1")
+        ((list_entry,),) = saver.database.read(lambda: fetch_rows("SELECT list_entry FROM threads"))
+        assert read_title(saver) == "How do ponds freeze?"
 
-    assert b"ponds" not in bytes(title)
+    assert b"ponds" not in bytes(list_entry)
 
 
-def test_another_process_goes_on(place: Place) -> None:
-    """It knows the title, and does not take a later message for the first."""
+def test_title_stays_if_another_process_continues_the_thread(place: Place) -> None:
+    """The other process does not take a later message for the first one."""
     with place.saver() as saver:
-        put(saver, said(ASKED), uid="1")
+        put(saver, values_with(QUESTION), uid="1")
     with place.saver() as saver:
-        put(saver, said(MORE), config_at(uid="1"), uid="2")
-        assert called(saver) == "How do ponds freeze?"
+        put(saver, values_with(SECOND_QUESTION), config_at(uid="1"), uid="2")
+        assert read_title(saver) == "How do ponds freeze?"
 
 
-def test_a_cut_title_of_the_metadata_goes_with_a_message(saver: SQLiteCheckpointer) -> None:
-    """Whether it quotes the message that is erased cannot be told of its first characters."""
+def test_shortened_title_in_metadata_is_erased_with_any_message(saver: SQLiteCheckpointer) -> None:
+    """The first characters do not tell whether the title quoted the erased message."""
     text = "The secret of the patient: " + "a long message that is the title, too; " * 3
-    asked, metadata = HumanMessage(text, id="q"), {"title": text}
-    put(saver, said(asked, TOLD), metadata=metadata, uid="1")
+    question, metadata = HumanMessage(text, id="q"), {"title": text}
+    put(saver, values_with(question, ANSWER), metadata=metadata, uid="1")
     saver.erase("t", ["q"])
 
-    assert "secret" not in called(saver)
-    assert not stored(saver)
+    assert "secret" not in read_title(saver)
+    assert not is_title_stored(saver)
 
 
-def test_a_run_under_way_brings_no_erased_title_back(place: Place) -> None:
-    """Its next put has the message, and stores the parent's list, which has not."""
+def test_active_run_does_not_restore_an_erased_title(place: Place) -> None:
+    """The run still has the erased message in memory when it puts its next checkpoint."""
     with place.saver() as saver, place.saver() as other:
         checkpoint: Any = empty_checkpoint()
         versions: Any = {"messages": 1, "n": 1}
-        checkpoint |= {"id": "1", "channel_values": {**said(ASKED, MORE), "n": 1}}
+        checkpoint |= {
+            "id": "1",
+            "channel_values": {**values_with(QUESTION, SECOND_QUESTION), "n": 1},
+        }
         checkpoint["channel_versions"] = versions
         first = saver.put(config_at(), checkpoint, {"source": "input"}, versions)
         other.erase("t", ["q1"])
@@ -181,16 +192,16 @@ def test_a_run_under_way_brings_no_erased_title_back(place: Place) -> None:
         saver.put(first, later, {"source": "loop"}, {"n": 2})
         other.erase("t", ["q1"])
 
-        assert called(other) == "And rivers?"
+        assert read_title(other) == "And rivers?"
 
 
-def test_a_part_of_a_thread_has_no_later_title(saver: SQLiteCheckpointer) -> None:
-    """Neither a copy up to a checkpoint, nor a thread whose run with the title is deleted."""
-    first = put(saver, said(ASKED), metadata={"run_id": "r0"}, uid="1")
-    about = {"run_id": "r1", "title": "About rivers"}
-    put(saver, said(ASKED, MORE), first, metadata=about, uid="2")
+def test_title_is_removed_with_the_checkpoint_that_set_it(saver: SQLiteCheckpointer) -> None:
+    """Examples are a copy up to an earlier checkpoint, and a thread whose run was deleted."""
+    first = put(saver, values_with(QUESTION), metadata={"run_id": "r0"}, uid="1")
+    metadata = {"run_id": "r1", "title": "About rivers"}
+    put(saver, values_with(QUESTION, SECOND_QUESTION), first, metadata=metadata, uid="2")
     saver.copy_thread("t", "copy", checkpoint_id="1")
     saver.delete_for_runs(["r1"])
 
-    assert called(saver, "copy") == "How do ponds freeze?"
-    assert called(saver) == "How do ponds freeze?"
+    assert read_title(saver, "copy") == "How do ponds freeze?"
+    assert read_title(saver) == "How do ponds freeze?"

@@ -1,4 +1,4 @@
-"""Each `a…` method gives what its blocking twin gives."""
+"""Each `a…` method returns the same as its blocking twin."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from tests.contracts.puts import config_at, put, render_with_types
 Saver = SQLiteCheckpointer
 
 
-def fill(saver: Saver, number: int) -> None:
-    """A thread `t<number>` with a fork and a subgraph, the same for every number but its name."""
-    name, parent, talk = f"t{number}", None, [HumanMessage(str(i), id=str(i)) for i in range(4)]
+def put_thread(saver: Saver, number: int) -> None:
+    """Put a thread `t<number>` that has a fork and a subgraph, and is equal for every number."""
+    name, parent, messages = f"t{number}", None, [HumanMessage(str(i), id=str(i)) for i in range(4)]
     for i in range(4):
         metadata = {"source": "loop" if i % 2 else "input", "run_id": f"run {number} {i // 2}"}
-        values = {"messages": talk[max(0, i - 1) : i + 1]}
+        values = {"messages": messages[max(0, i - 1) : i + 1]}
         parent = put(saver, values, parent, thread=name, uid=f"c{i}", metadata=metadata)
         saver.put_writes(parent, [("n", i)], "task")
     put(saver, {"n": 1}, thread=name, ns="sub", uid="below")
 
 
-def looks(saver: Saver, number: int) -> Any:
-    """All there is to see of a thread, its name and times left out."""
+def render_thread(saver: Saver, number: int) -> Any:
+    """Render everything that can be read from a thread, except its name and times."""
     name = f"t{number}"
     if name not in {info.thread_id for info in saver.threads()}:
         return None
     text = render_with_types(
         [
             [(i.checkpoint_id, i.parent_id, i.is_head) for i in saver.checkpoints(name)],
-            [found.checkpoint["channel_values"] for found in saver.list(config_at(name))],
-            [found.pending_writes for found in saver.list(config_at(name))],
+            [record.checkpoint["channel_values"] for record in saver.list(config_at(name))],
+            [record.pending_writes for record in saver.list(config_at(name))],
             [(item.value, item.seen) for item in saver.history(name)],
             saver.thread(name).items,
         ]
@@ -45,7 +45,7 @@ def looks(saver: Saver, number: int) -> Any:
     return text.replace(name, "t")
 
 
-CHANGES: list[Callable[[int], tuple[str, tuple[Any, ...], dict[str, Any]]]] = [
+CHANGING_CALLS: list[Callable[[int], tuple[str, tuple[Any, ...], dict[str, Any]]]] = [
     lambda n: ("delete_thread", (f"t{n}",), {}),
     lambda n: ("delete_for_runs", ([f"run {n} 1"],), {}),
     lambda n: ("copy_thread", (f"t{n}", f"copy{n}"), {}),
@@ -64,7 +64,7 @@ CHANGES: list[Callable[[int], tuple[str, tuple[Any, ...], dict[str, Any]]]] = [
     lambda n: ("rewind", (f"t{n}", "no such"), {"checkpoint_ns": "sub"}),
     lambda n: ("put_writes", (config_at(f"t{n}", "", "c3"), [("a", 1)], "new"), {"task_path": "p"}),
 ]
-LOOKS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+READING_CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("history", ("t0",), {}),
     ("history", ("t0",), {"checkpoint_id": "c1", "channel": "messages"}),
     ("history", ("t0",), {"checkpoint_ns": "nowhere"}),
@@ -83,48 +83,54 @@ LOOKS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
-def blocking(saver: Saver, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def call_blocking(saver: Saver, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     try:
-        found = getattr(saver, name)(*args, **options)
-        return list(found) if inspect.isgenerator(found) else found
+        result = getattr(saver, name)(*args, **options)
+        return list(result) if inspect.isgenerator(result) else result
     except PerdureError as exc:
         return (type(exc), str(exc))
 
 
-def awaited(saver: Saver, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def call_async(saver: Saver, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     async def run() -> Any:
         try:
-            found = getattr(saver, f"a{name}")(*args, **options)
-            return [each async for each in found] if inspect.isasyncgen(found) else await found
+            result = getattr(saver, f"a{name}")(*args, **options)
+            return [each async for each in result] if inspect.isasyncgen(result) else await result
         except PerdureError as exc:
             return (type(exc), str(exc))
 
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("call", LOOKS, ids=lambda call: call[0])
-def test_looking(saver: Saver, call: tuple[str, tuple[Any, ...], dict[str, Any]]) -> None:
-    """What is looked at is the same through both doors, errors included."""
+@pytest.mark.parametrize("call", READING_CALLS, ids=lambda call: call[0])
+def test_async_reads_return_the_same_as_blocking_reads(
+    saver: Saver, call: tuple[str, tuple[Any, ...], dict[str, Any]]
+) -> None:
+    """Errors are equal, too."""
     for number in range(2):
-        fill(saver, number)
+        put_thread(saver, number)
 
-    assert blocking(saver, *call) == awaited(saver, *call)
+    assert call_blocking(saver, *call) == call_async(saver, *call)
 
 
-@pytest.mark.parametrize("call", CHANGES, ids=lambda call: call(0)[0])
-def test_changing(
+@pytest.mark.parametrize("call", CHANGING_CALLS, ids=lambda call: call(0)[0])
+def test_async_changes_have_the_same_effect_as_blocking_changes(
     saver: Saver, call: Callable[[int], tuple[str, tuple[Any, ...], dict[str, Any]]]
 ) -> None:
-    """What is changed, and what is returned or raised, is the same through both doors."""
+    """The stored changes, results and errors are equal."""
     for number in range(2):
-        fill(saver, number)
+        put_thread(saver, number)
     expected = (
-        render_with_types(blocking(saver, *call(0))).replace("copy0", "copy").replace("t0", "t")
+        render_with_types(call_blocking(saver, *call(0)))
+        .replace("copy0", "copy")
+        .replace("t0", "t")
     )
-    actual = render_with_types(awaited(saver, *call(1))).replace("copy1", "copy").replace("t1", "t")
+    actual = (
+        render_with_types(call_async(saver, *call(1))).replace("copy1", "copy").replace("t1", "t")
+    )
 
     assert expected == actual
-    assert looks(saver, 0) == looks(saver, 1)
+    assert render_thread(saver, 0) == render_thread(saver, 1)
     copied = [info.thread_id for info in saver.threads(prefix="copy")]
     assert len(copied) in (0, 2)
     if copied:
@@ -133,19 +139,21 @@ def test_changing(
         ]
 
 
-def test_no_twin_is_forgotten() -> None:
-    """Every public method that works on the database has an `a` form with the same signature."""
-    alone = {"open", "from_conn_string", "setup", "get_next_version", "with_allowlist", "lock"}
-    alone.add("aget_iter")  # langgraph's server asks for it by this name; it is `alist`
-    alone.add("label")  # it asks the database nothing
+def test_every_public_method_has_an_async_twin_with_equal_signature() -> None:
+    """This holds for every public method that uses the database."""
+    exceptions = {"open", "from_conn_string", "setup", "get_next_version", "with_allowlist", "lock"}
+    exceptions.add("aget_iter")  # the name under which langgraph's server calls `alist`
+    exceptions.add("label")  # does not use the database
     names = {
         name
         for name, member in inspect.getmembers(Saver, inspect.isroutine)
-        if not name.startswith("_") and name not in alone
+        if not name.startswith("_") and name not in exceptions
     }
-    without = {n for n in names if f"a{n}" not in names and not (n[0] == "a" and n[1:] in names)}
+    names_without_twin = {
+        n for n in names if f"a{n}" not in names and not (n[0] == "a" and n[1:] in names)
+    }
 
-    assert without == set()
+    assert names_without_twin == set()
     for name in sorted(n for n in names if f"a{n}" in names):
         plain, twin = (inspect.signature(getattr(Saver, n)) for n in (name, f"a{name}"))
         assert plain.parameters == twin.parameters, name

@@ -1,4 +1,4 @@
-"""What comes back equals what langgraph's own saver gives back, type for type."""
+"""Values are read back like by langgraph's own saver, with equal types."""
 
 from __future__ import annotations
 
@@ -83,30 +83,39 @@ def put(saver: Any, values: dict[str, Any], parent: Any = None, thread: str = "t
     return saver.put(config, checkpoint, {"source": "loop"}, checkpoint["channel_versions"])
 
 
-def dump(value: Any) -> Any:
-    """A value with its types, so that 1, 1.0 and True differ."""
+def describe_with_types(value: Any) -> Any:
+    """Return nested tuples of a value and its types, so that 1, 1.0 and True differ."""
     if hasattr(value, "model_dump"):
-        return (type(value), dump(value.__dict__), dump(getattr(value, "model_extra", None) or {}))
+        return (
+            type(value),
+            describe_with_types(value.__dict__),
+            describe_with_types(getattr(value, "model_extra", None) or {}),
+        )
     if isinstance(value, dict):
-        return (type(value), [(dump(k), dump(v)) for k, v in value.items()])
+        return (
+            type(value),
+            [(describe_with_types(k), describe_with_types(v)) for k, v in value.items()],
+        )
     if isinstance(value, list | tuple):
-        return (type(value), [dump(part) for part in value])
+        return (type(value), [describe_with_types(part) for part in value])
     if isinstance(value, set | frozenset):
         return (type(value), sorted(map(repr, value)))
     return (type(value), repr(value))
 
 
-def both(values: dict[str, Any]) -> tuple[Any, Any]:
-    """The values as langgraph's InMemorySaver gives them back, and as perdure does."""
+def read_back_from_both_savers(values: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the values that langgraph's InMemorySaver reads back, and those that perdure does."""
     memory = InMemorySaver(serde=SERDE)
     expected = memory.get_tuple(put(memory, values))
     with SQLiteCheckpointer.open(":memory:", allow=ALLOW) as saver:
         config = put(saver, values)
-        first, again = saver.get_tuple(config), saver.get_tuple(config)
+        first, second = saver.get_tuple(config), saver.get_tuple(config)
     assert expected is not None
     assert first is not None
-    assert again is not None
-    assert dump(first.checkpoint["channel_values"]) == dump(again.checkpoint["channel_values"])
+    assert second is not None
+    assert describe_with_types(first.checkpoint["channel_values"]) == describe_with_types(
+        second.checkpoint["channel_values"]
+    )
     return expected.checkpoint["channel_values"], first.checkpoint["channel_values"]
 
 
@@ -144,18 +153,18 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: f"{type(m).__name__}-{m.id}")
-def test_messages_of_all_kinds(message: Any) -> None:
-    """Every kind of message comes back as langgraph's saver gives it back."""
-    expected, actual = both({"messages": [message], "one": message})
+def test_message_of_every_kind_equals_langgraphs(message: Any) -> None:
+    """Every kind of message is read back like by langgraph's saver."""
+    expected, actual = read_back_from_both_savers({"messages": [message], "one": message})
 
-    assert dump(expected) == dump(actual)
+    assert describe_with_types(expected) == describe_with_types(actual)
     assert expected == actual
-    for there, here in (
+    for theirs, ours in (
         (expected["one"], actual["one"]),
         (expected["messages"][0], actual["messages"][0]),
     ):
-        assert there.model_fields_set == here.model_fields_set
-        assert there.model_dump_json() == here.model_dump_json()
+        assert theirs.model_fields_set == ours.model_fields_set
+        assert theirs.model_dump_json() == ours.model_dump_json()
 
 
 VALUES = {
@@ -188,11 +197,11 @@ VALUES = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_values_of_all_kinds(name: str) -> None:
-    """Plain data, pydantic models, dataclasses, enums and the like come back the same."""
-    expected, actual = both({name: VALUES[name]})
+def test_value_of_every_kind_equals_langgraphs(name: str) -> None:
+    """Plain data, models, dataclasses and enums are read back like by langgraph's saver."""
+    expected, actual = read_back_from_both_savers({name: VALUES[name]})
 
-    assert dump(expected) == dump(actual)
+    assert describe_with_types(expected) == describe_with_types(actual)
 
 
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False)
@@ -234,7 +243,7 @@ calls = st.lists(
     ),
     max_size=2,
 )
-messages_ = st.one_of(
+random_messages = st.one_of(
     st.builds(HumanMessage, contents, id=texts | st.none(), additional_kwargs=metadata),
     st.builds(SystemMessage, contents, response_metadata=metadata),
     st.builds(AIMessage, contents, id=texts, tool_calls=calls, response_metadata=metadata),
@@ -245,23 +254,23 @@ tampering = st.tuples(
 )
 
 
-@given(st.lists(messages_, max_size=4), st.none() | tampering)
+@given(st.lists(random_messages, max_size=4), st.none() | tampering)
 @example([HumanMessage("")], ("tool_calls", []))  # a field of another class
-def test_any_message_equals_langgraphs(messages: list[Any], tampered: Any) -> None:
-    """Random messages, one of them tampered with in place, equal what langgraph gives back."""
+def test_random_messages_equal_langgraphs(messages: list[Any], tampered: Any) -> None:
+    """One of the random messages may have been changed in place to an invalid value."""
     if tampered is not None and messages:
         messages[0].__dict__[tampered[0]] = tampered[1]
     try:
-        expected, actual = both({"messages": messages})
+        expected, actual = read_back_from_both_savers({"messages": messages})
     except (Unstorable, TypeError):
         return  # integers over 64 bits: both refuse
 
-    assert dump(expected) == dump(actual)
+    assert describe_with_types(expected) == describe_with_types(actual)
 
 
-@given(messages_, st.none() | tampering)
-def test_what_comes_back_is_encoded_the_same(message: Any, tampered: Any) -> None:
-    """A message is stored as it comes back, so that the next put takes it as unchanged."""
+@given(random_messages, st.none() | tampering)
+def test_decoded_message_is_encoded_to_the_same_bytes(message: Any, tampered: Any) -> None:
+    """Therefore the next put recognises the message as unchanged."""
     codec = Codec(SERDE)
     if tampered is not None:
         message.__dict__[tampered[0]] = tampered[1]
@@ -273,8 +282,8 @@ def test_what_comes_back_is_encoded_the_same(message: Any, tampered: Any) -> Non
     assert stored == codec.encode(codec.decode(stored), lambda: "message")
 
 
-def test_equal_sets_are_encoded_the_same() -> None:
-    """The order in which a set gives its elements, which may differ, is not stored."""
+def test_equal_sets_are_encoded_to_the_same_bytes() -> None:
+    """Two equal sets may iterate in different orders, which are not stored."""
     codec = Codec(SERDE)
     one, other = (HumanMessage("m", additional_kwargs={"s": set(s)}) for s in ([0, 8], [8, 0]))
 
@@ -294,8 +303,8 @@ def test_equal_sets_are_encoded_the_same() -> None:
         ),
     ],
 )
-def test_what_cannot_be_stored_is_refused_at_put(value: Any, path: str) -> None:
-    """The error names the path to the culprit, and nothing is written."""
+def test_put_refuses_values_that_cannot_be_stored(value: Any, path: str) -> None:
+    """The error names the path of the value, and nothing is written."""
     with SQLiteCheckpointer.open(":memory:") as saver:
         with pytest.raises(Unstorable, match=path):
             put(saver, {"fine": "x" * 500, "x": value})
@@ -303,8 +312,8 @@ def test_what_cannot_be_stored_is_refused_at_put(value: Any, path: str) -> None:
         assert saver.threads() == []
 
 
-def test_types_off_the_allowlist_are_refused_at_put() -> None:
-    """A type that could not be read back is named, with what to do, before anything is written."""
+def test_put_refuses_types_that_allow_does_not_name() -> None:
+    """The error names the type and the option `allow=`, and nothing is written."""
     with SQLiteCheckpointer.open(":memory:", strict=True) as saver:
         with pytest.raises(ForbiddenType, match=r"tests\.contracts\.test_types.*Point.*allow="):
             put(saver, {"p": [{"in": Point(1, {})}]})
@@ -312,39 +321,41 @@ def test_types_off_the_allowlist_are_refused_at_put() -> None:
         assert saver.threads() == []
 
 
-def test_types_off_the_allowlist_are_refused_at_read(tmp_path: Path) -> None:
-    """A database written with a wider allowlist is not rebuilt under a narrower one."""
+def test_read_refuses_types_that_allow_does_not_name(tmp_path: Path) -> None:
+    """The database was written with a wider allowlist."""
     with SQLiteCheckpointer.open(tmp_path / "x.db", allow=ALLOW, strict=True) as saver:
         config = put(saver, {"p": Point(1, {})})
     with SQLiteCheckpointer.open(tmp_path / "x.db", strict=True) as saver:
         with pytest.raises(ForbiddenType, match="Point"):
             saver.get_tuple(config)
         clone = saver.with_allowlist([("tests.contracts.test_types", "Point")])
-        found = clone.get_tuple(config)
+        record = clone.get_tuple(config)
 
-    assert found is not None
-    assert found.checkpoint["channel_values"]["p"] == Point(1, {})
+    assert record is not None
+    assert record.checkpoint["channel_values"]["p"] == Point(1, {})
 
 
-def test_nothing_mutable_is_shared() -> None:
-    """Two reads share no mutable part, and changing one does not reach the next."""
+def test_two_reads_share_no_mutable_objects() -> None:
+    """Changing the result of one read does not change the result of the next."""
     with SQLiteCheckpointer.open(":memory:") as saver:
         config = put(saver, {"messages": list(MESSAGES), "d": {"k": [1] * 300}})
         for _ in range(3):
-            found = saver.get_tuple(config)
-            assert found is not None
-            values = found.checkpoint["channel_values"]
+            record = saver.get_tuple(config)
+            assert record is not None
+            values = record.checkpoint["channel_values"]
             for message in values["messages"]:
                 message.additional_kwargs["seen"] = True
                 message.response_metadata["seen"] = True
                 message.content = "changed"
             values["d"]["k"].append(2)
-        fresh = saver.get_tuple(config)
+        last_record = saver.get_tuple(config)
 
-    assert fresh is not None
-    assert dump(fresh.checkpoint["channel_values"]["messages"][0]) == dump(MESSAGES[0])
-    assert fresh.checkpoint["channel_values"]["d"] == {"k": [1] * 300}
-    assert fresh.checkpoint["channel_values"]["messages"][4].tool_calls == [CALL]
+    assert last_record is not None
+    assert describe_with_types(
+        last_record.checkpoint["channel_values"]["messages"][0]
+    ) == describe_with_types(MESSAGES[0])
+    assert last_record.checkpoint["channel_values"]["d"] == {"k": [1] * 300}
+    assert last_record.checkpoint["channel_values"]["messages"][4].tool_calls == [CALL]
 
 
 @pytest.mark.parametrize(
@@ -358,11 +369,11 @@ def test_nothing_mutable_is_shared() -> None:
         lambda m: setattr(m, "mood", "fine"),
     ],
 )
-@pytest.mark.parametrize("at", [0, 300])
-def test_a_change_in_place_is_stored(change: Any, at: int) -> None:
-    """A message changed in place is stored again, also where only a number's type differs."""
+@pytest.mark.parametrize("index", [0, 300])
+def test_message_changed_in_place_is_stored_again(change: Any, index: int) -> None:
+    """This also holds if only the type of a number has changed."""
     with SQLiteCheckpointer.open(":memory:") as saver:
-        talk = [
+        messages = [
             AIMessage(
                 str(i),
                 id=str(i),
@@ -373,15 +384,19 @@ def test_a_change_in_place_is_stored(change: Any, at: int) -> None:
             )
             for i in range(400)
         ]
-        first = put(saver, {"messages": talk})
-        found = saver.get_tuple(first)
-        assert found is not None
-        live = found.checkpoint["channel_values"]["messages"]
-        change(live[at])
-        second = put(saver, {"messages": live}, found.config)
+        first = put(saver, {"messages": messages})
+        record = saver.get_tuple(first)
+        assert record is not None
+        loaded_messages = record.checkpoint["channel_values"]["messages"]
+        change(loaded_messages[index])
+        second = put(saver, {"messages": loaded_messages}, record.config)
         after, before = saver.get_tuple(second), saver.get_tuple(first)
 
     assert after is not None
     assert before is not None
-    assert dump(after.checkpoint["channel_values"]["messages"]) == dump(live)
-    assert dump(before.checkpoint["channel_values"]["messages"]) == dump(talk)
+    assert describe_with_types(
+        after.checkpoint["channel_values"]["messages"]
+    ) == describe_with_types(loaded_messages)
+    assert describe_with_types(
+        before.checkpoint["channel_values"]["messages"]
+    ) == describe_with_types(messages)

@@ -1,4 +1,4 @@
-"""Whatever a row names, no code of a class runs, and nothing is imported or called."""
+"""Reading a row runs no code of classes, and imports or calls nothing that the row names."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tests.contracts.plain_classes import (
 CODE_RAN: list[str] = []
 
 
-def ran(what: str) -> Callable[..., Any]:
-    """A function that notes that it was called."""
+def fail_when_called(label: str) -> Callable[..., Any]:
+    """Return a function that records its call in `CODE_RAN` and fails."""
 
-    def note(*args: Any, **kwargs: Any) -> Any:
-        CODE_RAN.append(what)
-        raise AssertionError(what)
+    def record_call(*args: Any, **kwargs: Any) -> Any:
+        CODE_RAN.append(label)
+        raise AssertionError(label)
 
-    return note
+    return record_call
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ class EvilModel(BaseModel):
 
     def model_post_init(self, context: Any) -> None:
         if CODE_RAN == ["armed"]:
-            ran("model_post_init")()
+            fail_when_called("model_post_init")()
 
 
 @dataclasses.dataclass
@@ -85,10 +85,10 @@ HOOKS += ["__del__", "__getattr__", "__getattribute__", "_missing_", "__call__",
 
 
 @pytest.mark.parametrize("value", EVIL, ids=lambda v: type(v).__name__)
-def test_no_code_of_the_class_runs_when_it_is_read(
+def test_reading_an_object_runs_no_code_of_its_class(
     value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a constructor, validator, hook or method of it, and it comes back all the same."""
+    """No constructor, validator, hook or method runs, and the object is restored."""
     stored = CODEC.encode([value, {"deep": (value,)}], lambda: "value")
     cls = type(value)
     hooks = set(HOOKS)
@@ -98,37 +98,37 @@ def test_no_code_of_the_class_runs_when_it_is_read(
         hooks -= {"__setattr__", "__getattr__", "__getattribute__", "__del__"}  # see below
     with monkeypatch.context() as patch:
         for hook in hooks:
-            patch.setattr(cls, hook, ran(hook), raising=False)
-        back = CODEC.decode(stored)
+            patch.setattr(cls, hook, fail_when_called(hook), raising=False)
+        decoded = CODEC.decode(stored)
 
-    assert [value, {"deep": [value]}] == back or [value, {"deep": (value,)}] == back
-    assert type(back[0]) is cls
+    assert [value, {"deep": [value]}] == decoded or [value, {"deep": (value,)}] == decoded
+    assert type(decoded[0]) is cls
 
 
 @pytest.mark.parametrize("hook", ["__setattr__", "__getattr__", "__getattribute__", "__del__"])
-def test_a_flag_with_hooks_makes_no_combinations(
+def test_combined_flag_of_class_with_hooks_is_read_as_dict(
     hook: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`enum` itself would call them; its members come back, of a combination the value."""
+    """`enum` would call the hooks. Single members are restored, and combinations become dicts."""
     stored = CODEC.encode([EvilFlag.A, EvilFlag.A | EvilFlag.B], lambda: "value")
     with monkeypatch.context() as patch:
-        patch.setattr(EvilFlag, hook, ran(hook), raising=False)
-        back = CODEC.decode(stored)
+        patch.setattr(EvilFlag, hook, fail_when_called(hook), raising=False)
+        decoded = CODEC.decode(stored)
 
-    assert back == [EvilFlag.A, {"value": 3}]
+    assert decoded == [EvilFlag.A, {"value": 3}]
 
 
-def test_a_member_that_no_longer_exists_is_a_dict() -> None:
-    """An enum is asked for no member by `_missing_`; its value stays, and its type."""
+def test_missing_enum_member_is_read_as_dict() -> None:
+    """`_missing_` is not called. The dict has the value, and is stored with the type again."""
     data = JsonPlusSerializer().dumps_typed(Colour.RED)[1].replace(b"\xa3red", b"\xa3new")
-    back = CODEC.decode(b"\x10" + data)
+    decoded = CODEC.decode(b"\x10" + data)
 
-    assert back == {"value": "new"}
-    assert b"\x10" + data == CODEC.encode(back, lambda: "value")
+    assert decoded == {"value": "new"}
+    assert b"\x10" + data == CODEC.encode(decoded, lambda: "value")
 
 
-def row(module: str, name: str, payload: Any, code: int = 2, *rest: Any) -> bytes:
-    """A stored value that names a class, as whoever can write to the file might make it."""
+def make_row(module: str, name: str, payload: Any, code: int = 2, *rest: Any) -> bytes:
+    """Build a stored value that names a class, as an attacker could write it to the file."""
     inner = ormsgpack.packb([module, name, payload, *rest])
     return b"\x10" + ormsgpack.packb(ormsgpack.Ext(code, inner))
 
@@ -138,7 +138,7 @@ CALLABLES = [
     ("builtins", "eval", "1/0"),
     ("builtins", "exec", "raise SystemExit"),
     ("subprocess", "Popen", ["false"]),
-    ("tests.contracts.test_untrusted_rows", "ran", ["row"]),
+    ("tests.contracts.test_untrusted_rows", "fail_when_called", ["row"]),
     ("tests.contracts.plain_classes", "Outer.model_validate", {}),
     ("tests.contracts.test_untrusted_rows", "EvilClass.__init__", {}),
     ("importlib", "import_module", "antigravity"),
@@ -150,33 +150,33 @@ CALLABLES = [
 
 @pytest.mark.parametrize("code", range(6))
 @pytest.mark.parametrize(("module", "name", "payload"), CALLABLES)
-def test_nothing_is_called_or_imported_because_a_row_names_it(
+def test_row_that_names_a_callable_calls_and_imports_nothing(
     module: str, name: str, payload: Any, code: int
 ) -> None:
-    """The payload comes back as data."""
+    """The payload of the row is returned as data."""
     before = set(sys.modules)
-    back = CODEC.decode(row(module, name, payload, code))
+    decoded = CODEC.decode(make_row(module, name, payload, code))
 
-    assert (payload if isinstance(payload, dict) else {"value": payload}) == back
+    assert (payload if isinstance(payload, dict) else {"value": payload}) == decoded
     assert before == set(sys.modules)
     with pytest.raises(ForbiddenType, match=r"allow="):
-        STRICT.decode(row(module, name, payload, code))
+        STRICT.decode(make_row(module, name, payload, code))
 
 
-def test_a_method_is_called_of_no_class() -> None:
-    """Of the types that langgraph rebuilds by a method, only `datetime.fromisoformat` is called."""
-    assert CODEC.decode(row("datetime", "datetime", "2026", 3, "now")) == "2026"
+def test_row_that_names_a_method_calls_only_fromisoformat() -> None:
+    """langgraph rebuilds some types by a method. Only `datetime.fromisoformat` is called."""
+    assert CODEC.decode(make_row("datetime", "datetime", "2026", 3, "now")) == "2026"
     when = datetime(2026, 1, 1)
-    assert when == CODEC.decode(row("datetime", "datetime", "2026-01-01", 3, "fromisoformat"))
+    assert when == CODEC.decode(make_row("datetime", "datetime", "2026-01-01", 3, "fromisoformat"))
 
 
-def test_a_lazy_module_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module's `__getattr__` may import, so it is not called."""
+def test_row_does_not_trigger_getattr_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module's `__getattr__` may import other modules, so it is not called."""
     module = type(sys)("perdure_lazy_module")
-    module.__getattr__ = ran("module getattr")  # type: ignore[method-assign]
+    module.__getattr__ = fail_when_called("module getattr")  # type: ignore[method-assign]
     monkeypatch.setitem(sys.modules, "perdure_lazy_module", module)
 
-    assert CODEC.decode(row("perdure_lazy_module", "Model", {"n": 1})) == {"n": 1}
+    assert CODEC.decode(make_row("perdure_lazy_module", "Model", {"n": 1})) == {"n": 1}
 
 
 @pytest.mark.parametrize(
@@ -190,25 +190,27 @@ def test_a_lazy_module_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         (Inner, 5),
     ],
 )
-def test_attributes_that_do_not_fit_come_back_as_they_are(cls: Any, payload: Any) -> None:
-    """A read does not fail for them."""
-    found = CODEC.decode(row(cls.__module__, cls.__qualname__, payload))
+def test_attributes_that_do_not_fit_the_class_are_read_as_data(cls: Any, payload: Any) -> None:
+    """Such attributes do not make a read fail."""
+    decoded = CODEC.decode(make_row(cls.__module__, cls.__qualname__, payload))
 
-    assert (payload if type(payload) is dict and cls is not Colour else {"value": payload}) == found
+    assert (
+        payload if type(payload) is dict and cls is not Colour else {"value": payload}
+    ) == decoded
 
 
-def test_a_new_field_has_its_default_in_old_values() -> None:
-    """As langgraph gives them: a class may grow between two runs."""
+def test_new_field_has_its_default_in_old_values() -> None:
+    """A class may get new fields between two runs. langgraph's savers do the same."""
     name = "tests.contracts.plain_classes"
 
-    assert Outer.model_construct(inner=1).pair == CODEC.decode(row(name, "Outer", {}, 5)).pair
-    assert Fixed(1) == CODEC.decode(row(name, "Fixed", {"x": 1}))
-    assert Place(1) == CODEC.decode(row(name, "Place", {"x": 1}))
-    assert Point(1).made == CODEC.decode(row(name, "Point", {"x": 1})).made
+    assert Outer.model_construct(inner=1).pair == CODEC.decode(make_row(name, "Outer", {}, 5)).pair
+    assert Fixed(1) == CODEC.decode(make_row(name, "Fixed", {"x": 1}))
+    assert Place(1) == CODEC.decode(make_row(name, "Place", {"x": 1}))
+    assert Point(1).made == CODEC.decode(make_row(name, "Point", {"x": 1})).made
 
 
-def test_rows_nested_without_end_are_corrupt() -> None:
-    """A row that would exhaust the stack raises an error of ours."""
+def test_row_that_is_nested_too_deeply_is_corrupt() -> None:
+    """The row raises `CorruptRecord` instead of exhausting the stack."""
     data = ormsgpack.packb(None)
     for _ in range(5000):
         data = ormsgpack.packb(ormsgpack.Ext(64, data))
