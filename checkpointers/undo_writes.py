@@ -10,6 +10,7 @@ and must be undone separately.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP
@@ -29,10 +30,14 @@ class FormerWrites(NamedTuple):
         has_result: Whether the task had written to channels of the graph.
         control: The questions, answers and errors of the task, by the channel in which langgraph
             stores them.
+        result_count: The number of channel writes to keep if the task had a result. None keeps all
+            of them. langgraph appends the updates of a `Command` to the updates of earlier
+            commands, so later updates must be removed separately.
     """
 
     has_result: bool
     control: Mapping[str, Any]
+    result_count: int | None = None
 
 
 class FormerCheckpoint(NamedTuple):
@@ -96,17 +101,16 @@ def _restore_former_writes(
             if task_id == run_id or task_id not in tasks:
                 yield reader.sql("drop_task_writes", *task_key)
                 continue
-            has_result, control = tasks[task_id]
+            has_result, control, result_count = tasks[task_id]
             writes = decrypt_writes(reader.seal, thread_id, checkpoint_ns, row)
-            restored = [write for write in writes if has_result and write[0] >= 0]
+            results = sorted((write for write in writes if write[0] >= 0), key=itemgetter(0))
+            restored = results[:result_count] if has_result else []
             for channel, value in control.items():
                 ref = encode_inline_reference(
                     reader.codec, None, channel, value, f"the write to {channel!r}"
                 )
                 restored.append([WRITES_IDX_MAP[channel], channel, ref])
             associated_data = thread_id, checkpoint_ns, checkpoint_id, task_id, task_path
-            body = encrypt_writes(
-                reader.seal, associated_data, sorted(restored, key=lambda write: write[0])
-            )
+            body = encrypt_writes(reader.seal, associated_data, sorted(restored, key=itemgetter(0)))
             yield reader.sql("put_writes", *task_key, task_path, body)
         yield reader.sql("mark_head_changed", thread_key)

@@ -10,6 +10,7 @@ import pytest
 from langchain_core.messages import AIMessage, AnyMessage
 from langgraph.graph import StateGraph
 from langgraph.graph.message import add_messages
+from langgraph.types import interrupt
 
 from perdure.memory.reducers import messages
 from perdure.server import create_app
@@ -65,10 +66,18 @@ def graph() -> Any:
     return builder.compile()
 
 
+def asking_graph() -> Any:
+    """A graph that asks a question, and adds the answer."""
+    builder = StateGraph(Chat)
+    builder.add_node("ask", lambda state: {"forms": [interrupt("What?")]})
+    builder.set_entry_point("ask")
+    return builder.compile()
+
+
 @pytest.fixture
 def client(db: Settings) -> Any:
     """A client of a server, on a file and on Postgres."""
-    app = create_app(db, graphs=Graphs({"chat": graph()}))
+    app = create_app(db, graphs=Graphs({"chat": graph(), "ask": asking_graph()}))
     with running(app) as url, httpx.Client(base_url=url, timeout=60) as made:
         yield made
 
@@ -150,3 +159,35 @@ def test_channels_of_other_values_take_what_looks_like_messages(client: httpx.Cl
         reply = client.post(path, json=sent)
         assert reply.status_code == 200, reply.text
         assert reply.json()["last"] == [{"type": 5}]
+
+
+UNAPPLICABLE: list[dict[str, Any]] = [
+    {"input": {"forms": 5}},
+    {"command": {"update": {"forms": 5}}},
+    {"command": {"update": [["last", 1], ["forms", 5]], "resume": "yes"}},
+]
+
+
+@pytest.mark.parametrize("request_body", UNAPPLICABLE)
+def test_a_thread_can_be_read_and_used_after_an_update_that_its_reducer_refuses(
+    client: httpx.Client, request_body: dict[str, Any]
+) -> None:
+    """The run fails with the error of `operator.add`, which only accepts lists here."""
+    thread_id = begun(client)
+    path = f"/threads/{thread_id}/runs/wait"
+    client.post(path, json={"assistant_id": "ask", "input": {"forms": [1]}}).raise_for_status()
+    added = {"assistant_id": "ask", "command": {"update": {"forms": [2]}}}
+    client.post(path, json=added).raise_for_status()
+
+    failed = client.post(path, json={"assistant_id": "ask", **request_body}).json()
+
+    assert failed["__error__"]["error"] == "TypeError"
+    state = client.get(f"/threads/{thread_id}/state")
+    history = client.get(f"/threads/{thread_id}/history")
+    assert (state.status_code, history.status_code) == (200, 200), state.text + history.text
+    if "command" in request_body:
+        assert state.json()["values"]["forms"] == [1, 2]
+        answer = {"assistant_id": "ask", "command": {"resume": "yes"}}
+        assert client.post(path, json=answer).json()["forms"] == [1, 2, "yes"]
+    more = client.post(path, json={"assistant_id": "chat", "input": {"forms": [3]}}).json()
+    assert more["forms"][-1] == 3

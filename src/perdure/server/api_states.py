@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Annotated, Any
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
 from langchain_core.runnables import RunnableConfig
@@ -34,6 +35,7 @@ from perdure.server.threads import format_interrupt_for_api
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 
 routes = APIRouter(tags=["threads"])
+_LOGGER: Final = logging.getLogger(__name__)
 
 
 class StateQuery(BaseModel):
@@ -114,9 +116,11 @@ async def get_state_at(
     )
     checkpoint = await get_checkpoint(call, config)
     async with _open_graph(runs, call, thread) as graph:
+        state = None
         if graph is not None:
-            state = await graph.aget_state(config, subgraphs=body.subgraphs)
-        else:
+            with _suppress_reducer_errors():
+                state = await graph.aget_state(config, subgraphs=body.subgraphs)
+        if state is None:
             state = await _read_state_without_graph(call, checkpoint, config)
     return await build_json_reply(_select_state_fields(build_state_json(state), body.select))
 
@@ -173,9 +177,11 @@ async def search_history(
     options: JSONObject = {"limit": body.limit, "filter": body.metadata}
     options["before"] = build_checkpoint_config(thread_id, before) if before else None
     async with _open_graph(runs, call, thread) as graph:
+        states = None
         if graph is not None:
-            states = [state async for state in graph.aget_state_history(config, **options)]
-        else:
+            with _suppress_reducer_errors():
+                states = [state async for state in graph.aget_state_history(config, **options)]
+        if states is None:
             states = [
                 await _read_state_without_graph(call, state, state.config)
                 async for state in call.saver.alist(config, **options)
@@ -293,6 +299,26 @@ async def _open_graph(runs: Runs, call: Call, thread: ListedThread) -> AsyncIter
     access: AccessContext = "threads.update" if call.action == "threads:update" else "threads.read"
     async with graphs.open_graph(*graph_args, access=access, user=call.identity.raw_user) as graph:
         yield graph
+
+
+@contextmanager
+def _suppress_reducer_errors() -> Iterator[None]:
+    """Suppress and log an error of a reducer, so that the state can be read without the graph.
+
+    langgraph stores an input and the results of nodes before it applies them to the state. If a
+    reducer cannot apply a stored value, the run fails, and langgraph raises the same error whenever
+    the state is read, until the thread receives the next input.
+    """
+    try:
+        yield
+    except PerdureError:
+        raise
+    except Exception as exc:  # A reducer that a user wrote may raise any exception.
+        # Log only the type of the error, because its text may contain the user's content.
+        _LOGGER.warning(
+            "a state is shown without its pending writes, because they cannot be applied (%s)",
+            type(exc).__name__,
+        )
 
 
 def _choose_sender_and_person(

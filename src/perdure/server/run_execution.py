@@ -44,6 +44,7 @@ from perdure.server.run_progress import (
     find_run_progress,
     is_input_stored,
     store_counts_and_writes_before_run,
+    undo_update_that_cannot_be_applied,
     undo_writes_of_run,
 )
 from perdure.server.teams import RunTeams
@@ -258,7 +259,15 @@ class RunExecution:
                     context=run.request.context,
                 )
                 async with graph_context as graph:
-                    await self._runs.server.get_player(run).run_graph(graph, config, graph_input)
+                    try:
+                        player = self._runs.server.get_player(run)
+                        await player.run_graph(graph, config, graph_input)
+                    except Exception:
+                        # Wait until the update of a command is stored, because it can only then be
+                        # removed.
+                        await self._writes.close(END_TIMEOUT_S)
+                        await undo_update_that_cannot_be_applied(graph, saver, run)
+                        raise
             run.outcome = "interrupted" if run.waits_for_answer else "success"
         if run.ownership_lost or run.cancelled == "rollback" or run.temporary:
             return

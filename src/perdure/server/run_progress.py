@@ -27,6 +27,7 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.status import ASIDE_SUFFIX, FORMER_WRITES_CHANNEL, NULL_TASK
 from perdure.checkpointers.undo_writes import FormerCheckpoint, FormerWrites, undo_writes
+from perdure.server.graphs import Graph
 from perdure.server.run import Run
 
 Progress: TypeAlias = Literal["applied", "asks", "overtaken"]
@@ -99,6 +100,7 @@ async def undo_writes_of_run(saver: Checkpointer, run: Run) -> None:
     start = await _find_start_checkpoint(saver, config, run)
     if start is None:
         return
+    update_count = start[1].updates
     run_writes = [write for write in start[0].pending_writes or () if write[0] == run.run_id]
     stored = [value for _, channel, value in run_writes if channel == FORMER_WRITES_CHANNEL]
     # Restore the checkpoints in reverse order, so that the checkpoint from which the run started is
@@ -118,10 +120,38 @@ async def undo_writes_of_run(saver: Checkpointer, run: Run) -> None:
         former = {}
         for task, (has_result, count, control) in tasks.items():
             former_answers = {RESUME: answers.get(task, [])[:count]} if count else {}
-            former[task] = FormerWrites(has_result, {**control, **former_answers})
+            former[task] = FormerWrites(
+                has_result,
+                {**control, **former_answers},
+                update_count
+                if task == NULL_TASK and checkpoint.config == start[0].config
+                else None,
+            )
         await undo_writes(
             saver, run.thread_id, run.run_id, FormerCheckpoint(ns, checkpoint_id, former)
         )
+
+
+async def undo_update_that_cannot_be_applied(graph: Graph, saver: Checkpointer, run: Run) -> None:
+    """Undo the writes of a failed run if the update of its command cannot be applied to the state.
+
+    langgraph stores the update of a `Command` before it applies the update. If a reducer fails, it
+    fails again at every later run and at every read of the state, until the update is removed.
+
+    The caller holds the lock of the thread.
+    """
+    if run.request.command is None:
+        return
+    config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
+    start = await _find_start_checkpoint(saver, config, run)
+    if start is None:
+        return
+    try:
+        # A config that names the checkpoint makes langgraph apply the updates of commands only, and
+        # not the results of nodes.
+        await graph.aget_state(start[0].config)
+    except Exception:  # A reducer that a user wrote may raise any exception.
+        await undo_writes_of_run(saver, run)
 
 
 async def find_run_progress(saver: Checkpointer, run: Run) -> Progress | None:
