@@ -1,4 +1,4 @@
-"""Questions about a period: in Python, as a tool, by MCP's tool and by REST."""
+"""Searches limited to a period: in Python, by the agent tool, and by REST."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.server.running import running
 DAYS = {7: "Ann sailed to Oslo", 14: "Ann sailed to Bergen", 21: "Ann sailed to Tromso"}
 
 
-def fill(store: SQLiteStore) -> dict[str, Any]:
-    """Remember a voyage a week, and return the options of a recall."""
+def store_weekly_voyages(store: SQLiteStore) -> dict[str, Any]:
+    """Store one voyage a week, and return the options for a recall."""
     options: Any = {"store": store, "config": {"configurable": {"user_id": "ann"}}}
     for day, text in DAYS.items():
         source = Provenance(thread_id=f"t{day}", at=datetime(2026, 9, day, 12, tzinfo=UTC))
@@ -31,12 +31,12 @@ def fill(store: SQLiteStore) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("day", list(DAYS))
-def test_memories_of_the_period_are_first(day: int) -> None:
-    """All three answer the question; the period decides, and leaves none out."""
+def test_recall_ranks_memories_of_the_period_first(day: int) -> None:
+    """All memories match the query. The period decides which one is first, and excludes none."""
     start = datetime(2026, 9, day, tzinfo=UTC)
     with SQLiteStore.open(":memory:", index=None) as store:
-        options = fill(store)
-        found = recall("Where did Ann sail?", during=(start, start + timedelta(days=1)), **options)
+        options = store_weekly_voyages(store)
+        result = recall("Where did Ann sail?", during=(start, start + timedelta(days=1)), **options)
         tool = search_memory(store=store)
         call: Any = {
             "name": "search_memory",
@@ -45,37 +45,37 @@ def test_memories_of_the_period_are_first(day: int) -> None:
             "type": "tool_call",
         }
         call["args"]["until"] = call["args"]["since"]
-        told = tool.invoke(call, options["config"])
+        message = tool.invoke(call, options["config"])
 
-    assert found.memories[0].text == DAYS[day]
-    assert {each.text for each in found.memories} == {*DAYS.values()}
-    assert isinstance(told, ToolMessage)
-    lines = [line for line in told.text.splitlines() if "sailed" in line]
+    assert result.memories[0].text == DAYS[day]
+    assert {item.text for item in result.memories} == {*DAYS.values()}
+    assert isinstance(message, ToolMessage)
+    lines = [line for line in message.text.splitlines() if "sailed" in line]
     assert DAYS[day] in lines[0]
 
 
-def test_a_wrong_period_is_answered_to_the_model() -> None:
+def test_search_tool_answers_invalid_period_with_error() -> None:
     with SQLiteStore.open(":memory:") as store:
-        config: Any = fill(store)["config"]
+        config: Any = store_weekly_voyages(store)["config"]
         args = {"query": "Where did Ann sail?", "since": "last week"}
         call: Any = {"name": "search_memory", "args": args, "id": "c", "type": "tool_call"}
-        told = search_memory(store=store).invoke(call, config)
+        message = search_memory(store=store).invoke(call, config)
 
-    assert told.status == "error"
-    assert "since is 'last week'; expected a day or a time" in told.text
+    assert message.status == "error"
+    assert "since is 'last week'; expected a day or a time" in message.text
 
 
-def test_a_period_by_rest(tmp_path: Path) -> None:
+def test_rest_search_ranks_by_period_and_refuses_reversed_period(tmp_path: Path) -> None:
     settings = Settings(db=str(tmp_path / "memory.db"), user="ann")
     with SQLiteStore.open(settings.db) as store:
-        fill(store)
+        store_weekly_voyages(store)
     body = {"query": "Where did Ann sail?", "during": ["2026-09-14T00:00Z", "2026-09-15T00:00Z"]}
     with running(create_app(settings)) as url:
-        found = httpx.post(f"{url}/memories/search", json=body, timeout=30).json()
+        result = httpx.post(f"{url}/memories/search", json=body, timeout=30).json()
         body["during"] = ["2026-09-15T00:00Z", "2026-09-14T00:00Z"]
         refused = httpx.post(f"{url}/memories/search", json=body, timeout=30)
 
-    dates = {each["text"]: each["parts"]["date"] > 0 for each in found["memories"]}
+    dates = {item["text"]: item["parts"]["date"] > 0 for item in result["memories"]}
     assert dates == {text: day == 14 for day, text in DAYS.items()}
     assert refused.status_code == 422
     assert "during ends at" in refused.json()["detail"]
@@ -90,15 +90,17 @@ def test_a_period_by_rest(tmp_path: Path) -> None:
         (None, "2026-09-14 09:30", ("1970-01-01T00:00:00+00:00", "2026-09-14T09:30:00+00:00")),
     ],
 )
-def test_days_and_moments(since: str | None, until: str | None, expected: Any) -> None:
+def test_parse_period_accepts_days_and_moments(
+    since: str | None, until: str | None, expected: Any
+) -> None:
     period = parse_period(since, until)
-    assert (period and tuple(each.isoformat() for each in period)) == expected
+    assert (period and tuple(item.isoformat() for item in period)) == expected
 
 
 @pytest.mark.parametrize(
     ("since", "until"),
     [("2026-09-15", "2026-09-14"), ("soon", None), (None, "9999-12-31"), ("2026-02-30", None)],
 )
-def test_what_is_no_period(since: str | None, until: str | None) -> None:
+def test_parse_period_refuses_invalid_periods(since: str | None, until: str | None) -> None:
     with pytest.raises(InvalidValue):
         parse_period(since, until)

@@ -1,4 +1,4 @@
-"""Profiles: what a change may do to a document, what is kept of it, and what is refused."""
+"""Profiles: which changes of a document are allowed, how they are stored, and which are refused."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from perdure.memory.reducers import ChatState
 from perdure.stores import SQLiteStore
 from perdure.stores.base import Provenance
 from tests.memory.patch_oracle import NotApplicable, apply_reference_patch
-from tests.memory.test_profile_patch import documents_and_patches, op
+from tests.memory.test_profile_patch import draw_document_and_patch, make_op
 from tests.rounds import rounds
 
 
 class Home(BaseModel):
-    """Where somebody lives."""
+    """The address of a person."""
 
     city: str = ""
     zip: str | None = None
@@ -57,7 +57,7 @@ class Person(BaseModel):
 
 
 class Notes(BaseModel):
-    """Any fields."""
+    """A schema that accepts any fields."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -65,11 +65,11 @@ class Notes(BaseModel):
 NAMESPACE = ("profiles", "ann")
 
 
-def run_of(**configurable: Any) -> Any:
+def make_config(**configurable: Any) -> Any:
     return {"configurable": configurable}
 
 
-ANN = run_of(user_id="ann")
+ANN = make_config(user_id="ann")
 
 
 @pytest.fixture
@@ -92,21 +92,24 @@ def profile(any_store: Any) -> Profile[Person]:
     return Profile(Person, any_store)
 
 
-def raw(profile: Profile[Any], config: Any) -> Any:
-    """The document as it is stored."""
+def read_stored_document(profile: Profile[Any], config: Any) -> Any:
+    """Return the document as it is stored, or an empty dict if there is none."""
     versions = profile.history(config)
     return versions[-1].document if versions and versions[-1].valid_to is None else {}
 
 
-def written(profile: Profile[Any], partial: dict[str, Any], config: Any = None) -> Any:
-    """The profile after a patch of some fields, those within objects too; None removes one."""
+def patch_fields(profile: Profile[Any], partial: dict[str, Any], config: Any = None) -> Any:
+    """Patch the named fields, also those of nested objects, and return the profile.
+
+    None removes a field.
+    """
     fields = {f"/{name}": value for name, value in partial.items()}
     for path, value in list(fields.items()):
         if isinstance(value, dict):
             del fields[path]
             fields |= {f"{path}/{name}": part for name, part in value.items()}
     operations = [
-        op("remove", path) if value is None else op("add", path, value=value)
+        make_op("remove", path) if value is None else make_op("add", path, value=value)
         for path, value in fields.items()
     ]
     return profile.patch(operations, config)
@@ -115,107 +118,114 @@ def written(profile: Profile[Any], partial: dict[str, Any], config: Any = None) 
 # -- reading and changing
 
 
-def test_the_defaults_hold_until_something_is_known(profile: Profile[Person]) -> None:
-    """Reading writes nothing, and nor does a change that changes nothing."""
+def test_empty_profile_has_defaults_and_no_versions(profile: Profile[Person]) -> None:
+    """Neither a read nor a change without effect writes a version."""
     assert profile.get(ANN) == Person()
-    assert raw(profile, ANN) == {}
+    assert read_stored_document(profile, ANN) == {}
     assert profile.history(ANN) == []
     profile.patch([], ANN)
-    written(profile, {"name": ""}, ANN)
-    profile.patch([op("test", "/name", value=""), op("remove", "/age")], ANN)
+    patch_fields(profile, {"name": ""}, ANN)
+    profile.patch([make_op("test", "/name", value=""), make_op("remove", "/age")], ANN)
 
     assert profile.history(ANN) == []
 
 
-def test_a_change_keeps_all_that_it_does_not_name(profile: Profile[Person]) -> None:
-    """Patch by patch, whatever the store and the form."""
-    written(profile, {"name": "Ann", "home": {"city": "Ghent"}}, ANN)
-    profile.patch([op("add", "/likes/-", value="tea"), op("replace", "/age", value=40)], ANN)
-    written(profile, {"home": {"zip": "9000"}}, ANN)
-    left = profile.patch([op("add", "/pets/0", value={"name": "Tom"})], ANN)
+def test_patches_keep_fields_that_they_do_not_name(profile: Profile[Person]) -> None:
+    """Fields and other users' profiles keep their values, in every store."""
+    patch_fields(profile, {"name": "Ann", "home": {"city": "Ghent"}}, ANN)
+    profile.patch(
+        [make_op("add", "/likes/-", value="tea"), make_op("replace", "/age", value=40)], ANN
+    )
+    patch_fields(profile, {"home": {"zip": "9000"}}, ANN)
+    result = profile.patch([make_op("add", "/pets/0", value={"name": "Tom"})], ANN)
 
     home = Home(city="Ghent", zip="9000")
-    assert left == Person(name="Ann", age=40, home=home, likes=["tea"], pets=[Pet(name="Tom")])
-    assert profile.get(ANN) == left
-    assert raw(profile, ANN) == left.model_dump(mode="json")
-    assert profile.get(run_of(user_id="bo")) == Person()
+    assert result == Person(name="Ann", age=40, home=home, likes=["tea"], pets=[Pet(name="Tom")])
+    assert profile.get(ANN) == result
+    assert read_stored_document(profile, ANN) == result.model_dump(mode="json")
+    assert profile.get(make_config(user_id="bo")) == Person()
 
 
-def test_both_colours_do_the_same(any_store: Any) -> None:
-    """Every method, and its async form."""
-    one, other = Profile(Person, any_store, key="one"), Profile(Person, any_store, key="other")
-    operations = [op("replace", "/name", value="Ann")]
-    steps = [
-        one.set({"likes": ["tea"]}, ANN),
-        one.patch(operations, ANN),
-        one.get(ANN),
-        raw(one, ANN),
-        [(each.document, each.change) for each in one.history(ANN)],
-        one.forget(ANN) is None,
-        one.get(ANN),
+def test_async_methods_return_the_same_as_sync_methods(any_store: Any) -> None:
+    sync_profile, async_profile = (
+        Profile(Person, any_store, key="one"),
+        Profile(Person, any_store, key="other"),
+    )
+    operations = [make_op("replace", "/name", value="Ann")]
+    sync_results = [
+        sync_profile.set({"likes": ["tea"]}, ANN),
+        sync_profile.patch(operations, ANN),
+        sync_profile.get(ANN),
+        read_stored_document(sync_profile, ANN),
+        [(each.document, each.change) for each in sync_profile.history(ANN)],
+        sync_profile.forget(ANN) is None,
+        sync_profile.get(ANN),
     ]
 
-    async def taken() -> list[Any]:
+    async def call_async_methods() -> list[Any]:
         return [
-            await other.aset({"likes": ["tea"]}, ANN),
-            await other.apatch(operations, ANN),
-            await other.aget(ANN),
-            raw(other, ANN),
-            [(each.document, each.change) for each in await other.ahistory(ANN)],
-            await other.aforget(ANN) is None,
-            await other.aget(ANN),
+            await async_profile.aset({"likes": ["tea"]}, ANN),
+            await async_profile.apatch(operations, ANN),
+            await async_profile.aget(ANN),
+            read_stored_document(async_profile, ANN),
+            [(each.document, each.change) for each in await async_profile.ahistory(ANN)],
+            await async_profile.aforget(ANN) is None,
+            await async_profile.aget(ANN),
         ]
 
-    assert steps == asyncio.run(taken())
+    assert sync_results == asyncio.run(call_async_methods())
 
 
-def test_a_document_is_set_whole(profile: Profile[Person]) -> None:
-    """As a model or as a dict; what was there before is not."""
-    written(profile, {"name": "Ann", "likes": ["tea"]}, ANN)
+def test_set_replaces_whole_document(profile: Profile[Person]) -> None:
+    """The document may be a model or a dict. No earlier field remains."""
+    patch_fields(profile, {"name": "Ann", "likes": ["tea"]}, ANN)
 
     assert profile.set({"age": 3}, ANN) == Person(age=3)
     assert profile.set(Person(name="Bo"), ANN) == Person(name="Bo")
     assert profile.get(ANN) == Person(name="Bo")
 
 
-def test_what_is_given_out_is_nobodys_but_the_callers(any_store: Any) -> None:
-    """Changing it in place changes no profile, stored or default."""
+def test_changing_returned_documents_does_not_change_profile(any_store: Any) -> None:
+    """A caller who changes a returned object in place changes no profile.
+
+    Neither the stored document nor the defaults change.
+    """
     profile = Profile(Person, any_store)
     profile.get(ANN).likes.append("x")
     assert profile.get(ANN).likes == []
-    given = {"likes": ["figs"]}
-    profile.set(given, ANN).likes.append("x")
-    given["likes"].append("y")
-    raw(profile, ANN)["likes"].append("z")
+    document = {"likes": ["figs"]}
+    profile.set(document, ANN).likes.append("x")
+    document["likes"].append("y")
+    read_stored_document(profile, ANN)["likes"].append("z")
     profile.history(ANN)[0].document["likes"].append("z")
 
     assert profile.get(ANN).likes == ["figs"]
 
 
-def test_it_is_a_readable_document_found_by_what_it_says(store: SQLiteStore) -> None:
-    """Its text is searched; the value holds the document as it is."""
+def test_profile_is_stored_as_searchable_text_and_document(store: SQLiteStore) -> None:
+    """The text lists the fields for the search. The value holds the document unchanged."""
     profile = Profile(Person, store)
-    profile.patch([op("replace", "/home/city", value="Ghent")], ANN)
-    written(profile, {"likes": ["green tea", "figs"], "pets": [{"name": "Tom"}]}, ANN)
+    profile.patch([make_op("replace", "/home/city", value="Ghent")], ANN)
+    patch_fields(profile, {"likes": ["green tea", "figs"], "pets": [{"name": "Tom"}]}, ANN)
     [memory] = run(StoreAdapter(store).search(("profiles",), query="Who drinks tea?", limit=5))
 
     assert memory.kind == "profile"
     assert memory.text == "home city: Ghent\npets name: Tom\npets kind: cat\nlikes: green tea, figs"
-    assert memory.value["document"] == raw(profile, ANN)
+    assert memory.value["document"] == read_stored_document(profile, ANN)
     assert store.search(("profiles",), query="replace", mode="text") == []
 
 
-def test_a_graph_gives_its_store_and_its_config(store: SQLiteStore) -> None:
-    """Within a node neither has to be passed, and the thread is noted."""
+def test_profile_in_node_uses_store_and_config_of_graph(store: SQLiteStore) -> None:
+    """Within a node neither has to be passed, and the version records the thread."""
     profile = Profile(Person)
 
     def learn(state: Any) -> dict[str, Any]:
-        written(profile, {"name": "Ann"})
+        patch_fields(profile, {"name": "Ann"})
         return {}
 
     builder = StateGraph(ChatState).add_node("learn", learn).add_edge(START, "learn")
     graph: Any = builder.compile(store=store)
-    graph.invoke({"messages": []}, run_of(user_id="ann", thread_id="t"))
+    graph.invoke({"messages": []}, make_config(user_id="ann", thread_id="t"))
     [version] = Profile(Person, store).history(ANN)
 
     assert version.document["name"] == "Ann"
@@ -223,19 +233,21 @@ def test_a_graph_gives_its_store_and_its_config(store: SQLiteStore) -> None:
     assert version.provenance.thread_id == "t"
 
 
-# -- the past
+# -- versions
 
 
-def test_every_change_is_a_version(store: SQLiteStore) -> None:
-    """The past is there as it was, by number and by moment, until it is forgotten."""
+def test_each_change_adds_a_version_readable_by_time(store: SQLiteStore) -> None:
     profile = Profile(Person, store)
-    first = profile.patch([op("add", "/name", value="Ann")], ANN)
+    first = profile.patch([make_op("add", "/name", value="Ann")], ANN)
     moment = profile.history(ANN)[0].valid_from
-    thread = run_of(user_id="ann", thread_id="t", checkpoint_id="c")
-    second = written(profile, {"name": None, "age": 40}, thread)
+    thread = make_config(user_id="ann", thread_id="t", checkpoint_id="c")
+    second = patch_fields(profile, {"name": None, "age": 40}, thread)
     old, new = profile.history(ANN)
 
-    assert [old.document, new.document] == [first.model_dump(mode="json"), raw(profile, ANN)]
+    assert [old.document, new.document] == [
+        first.model_dump(mode="json"),
+        read_stored_document(profile, ANN),
+    ]
     assert [old.version, new.version] == [1, 2]
     assert [old.valid_to, new.valid_to] == [new.valid_from, None]
     assert [old.change, new.change] == ["patch", "patch"]
@@ -245,13 +257,13 @@ def test_every_change_is_a_version(store: SQLiteStore) -> None:
     assert profile.get(ANN) == second == Person(age=40)
 
 
-def test_forgetting_leaves_nothing(store: SQLiteStore) -> None:
-    """No version of any item; other profiles stay."""
+def test_forget_removes_all_versions_of_one_profile(store: SQLiteStore) -> None:
+    """Other users' profiles stay."""
     profile = Profile(Person, store)
-    bo = run_of(user_id="bo")
+    bo = make_config(user_id="bo")
     for config in (ANN, bo):
-        written(profile, {"name": "Ann"}, config)
-        written(profile, {"likes": ["tea"]}, config)
+        patch_fields(profile, {"name": "Ann"}, config)
+        patch_fields(profile, {"likes": ["tea"]}, config)
     receipt = profile.forget(ANN)
 
     assert receipt is not None
@@ -259,30 +271,30 @@ def test_forgetting_leaves_nothing(store: SQLiteStore) -> None:
     assert profile.history(ANN) == []
     assert store.search(NAMESPACE) == []
     assert profile.get(bo).likes == ["tea"]
-    assert written(profile, {"age": 3}, ANN) == Person(age=3)
+    assert patch_fields(profile, {"age": 3}, ANN) == Person(age=3)
 
 
-def test_a_store_without_a_past_says_so() -> None:
-    """It has the present as its only version, and deletes what is to be forgotten."""
+def test_store_without_versions_refuses_as_of_and_deletes_on_forget() -> None:
+    """Such a store has the present document as its only version."""
     profile = Profile(Person, InMemoryStore())
-    written(profile, {"name": "Ann"}, run_of(user_id="ann", thread_id="t"))
-    written(profile, {"age": 4}, ANN)
+    patch_fields(profile, {"name": "Ann"}, make_config(user_id="ann", thread_id="t"))
+    patch_fields(profile, {"age": 4}, ANN)
     [version] = profile.history(ANN)
 
-    assert version.document == raw(profile, ANN)
+    assert version.document == read_stored_document(profile, ANN)
     assert version.version is None
     with pytest.raises(ConfigurationError, match="keep no versions"):
         profile.get(ANN, as_of=dt.datetime.now(dt.UTC))
     assert profile.forget(ANN) is None
-    assert raw(profile, ANN) == {}
+    assert read_stored_document(profile, ANN) == {}
 
 
-def test_a_large_profile_is_several_profiles(store: SQLiteStore) -> None:
-    """Each section has its own schema, key and past under one namespace, and changes alone."""
+def test_profiles_with_different_keys_change_independently(store: SQLiteStore) -> None:
+    """Each key has its own schema and versions within the same namespace."""
     home, pets = Profile(Home, store, key="home"), Profile(Person, store, key="person")
-    written(home, {"city": "Ghent"}, ANN)
-    written(pets, {"pets": [{"name": "Tom"}]}, ANN)
-    written(home, {"city": "Bruges"}, ANN)
+    patch_fields(home, {"city": "Ghent"}, ANN)
+    patch_fields(pets, {"pets": [{"name": "Tom"}]}, ANN)
+    patch_fields(home, {"city": "Bruges"}, ANN)
 
     assert [len(home.history(ANN)), len(pets.history(ANN))] == [2, 1]
     assert {item.key for item in store.search(NAMESPACE)} == {"home", "person"}
@@ -290,39 +302,44 @@ def test_a_large_profile_is_several_profiles(store: SQLiteStore) -> None:
     assert pets.get(ANN).pets == [Pet(name="Tom")]
 
 
-# -- at the same time
+# -- concurrent changes
 
 
-def test_no_change_is_lost_among_threads(tmp_path: Path) -> None:
-    """Two stores over one file, eight threads: each finds what the others wrote."""
+def test_concurrent_changes_from_threads_are_all_kept(tmp_path: Path) -> None:
+    """Eight threads write through two stores on the same file."""
     path = tmp_path / "s.db"
-    with SQLiteStore.open(path, index=None) as one, SQLiteStore.open(path, index=None) as two:
+    with (
+        SQLiteStore.open(path, index=None) as first_store,
+        SQLiteStore.open(path, index=None) as second_store,
+    ):
         ready = threading.Barrier(8)
 
-        def write(number: int) -> None:
-            profile = Profile(Person, (one, two)[number % 2])
+        def write_changes(number: int) -> None:
+            profile = Profile(Person, (first_store, second_store)[number % 2])
             ready.wait()
-            profile.patch([op("add", "/likes/-", value=f"{number}")], ANN)
-            written(profile, {("name", "home")[number % 2]: ("Ann", {"zip": "1"})[number % 2]}, ANN)
+            profile.patch([make_op("add", "/likes/-", value=f"{number}")], ANN)
+            patch_fields(
+                profile, {("name", "home")[number % 2]: ("Ann", {"zip": "1"})[number % 2]}, ANN
+            )
 
-        threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+        threads = [threading.Thread(target=write_changes, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        left = Profile(Person, one).get(ANN)
+        result = Profile(Person, first_store).get(ANN)
 
-    assert sorted(left.likes) == list("01234567")
-    assert (left.name, left.home.zip) == ("Ann", "1")
+    assert sorted(result.likes) == list("01234567")
+    assert (result.name, result.home.zip) == ("Ann", "1")
 
 
-def test_no_change_is_lost_among_tasks(any_store: Any) -> None:
-    """In one event loop, in a store without versions too."""
+def test_concurrent_changes_from_tasks_are_all_kept(any_store: Any) -> None:
+    """The tasks run in one event loop. Stores without versions are tested too."""
     profile = Profile(Person, any_store)
 
     async def write() -> None:
         await asyncio.gather(
-            *(profile.apatch([op("add", "/likes/-", value=f"{n}")], ANN) for n in range(8))
+            *(profile.apatch([make_op("add", "/likes/-", value=f"{n}")], ANN) for n in range(8))
         )
 
     asyncio.run(write())
@@ -340,66 +357,69 @@ class Range(BaseModel):
         return self
 
 
-def test_two_changes_are_accepted_together_or_not(store: SQLiteStore) -> None:
-    """What is valid for each alone need not be for both, although they name other fields."""
+def test_change_is_refused_if_invalid_with_concurrent_change(store: SQLiteStore) -> None:
+    """Two changes of different fields may each be valid alone and invalid together."""
     profile = Profile(Range, store)
     profile.set({"low": 0, "high": 10}, ANN)
     place = profile.get_handle(ANN)
     seen = run(profile.read_state(place)).document
-    one = run(profile.plan_patch(place, [op("replace", "/low", value=9)], seen))
-    other = run(profile.plan_patch(place, [op("replace", "/high", value=1)], seen))
-    run(place.adapter.write(one))
+    first_change = run(profile.plan_patch(place, [make_op("replace", "/low", value=9)], seen))
+    second_change = run(profile.plan_patch(place, [make_op("replace", "/high", value=1)], seen))
+    run(place.adapter.write(first_change))
 
     with pytest.raises(VersionConflict):
-        run(place.adapter.write(other))
+        run(place.adapter.write(second_change))
     with pytest.raises(InvalidPatch, match="low is above high"):
-        profile.patch([op("replace", "/high", value=1)], ANN)
+        profile.patch([make_op("replace", "/high", value=1)], ANN)
     assert profile.get(ANN) == Range(low=9, high=10)
 
 
-# -- with other things
+# -- planned changes
 
 
-def test_a_planned_change_is_written_with_other_things_or_not_at_all(store: SQLiteStore) -> None:
-    """Part of one transaction, with the provenance that its author gives it."""
+def test_planned_change_is_atomic_with_other_writes(store: SQLiteStore) -> None:
+    """All writes of one transaction fail together.
+
+    The version has the provenance that the caller set.
+    """
     profile = Profile(Person, store)
     source = Provenance(thread_id="t", message_ids=("m1",), trust="user")
     place = profile.get_handle(ANN)._replace(provenance=source)
     seen = run(profile.read_state(place)).document
-    puts = run(profile.plan_patch(place, [op("replace", "/name", value="Ann")], seen))
-    assert raw(profile, ANN) == {}
+    puts = run(profile.plan_patch(place, [make_op("replace", "/name", value="Ann")], seen))
+    assert read_stored_document(profile, ANN) == {}
     note = build_put(("facts", "ann"), "1", {"text": "Ann"}, if_version=3)
     with pytest.raises(VersionConflict):
         run(place.adapter.write([*puts, note]))
-    assert raw(profile, ANN) == {}
+    assert read_stored_document(profile, ANN) == {}
     run(place.adapter.write(puts))
 
     assert profile.get(ANN) == Person(name="Ann")
     assert profile.history(ANN)[0].provenance == source
 
 
-def test_a_plan_keeps_fields_and_what_was_seen(profile: Profile[Person]) -> None:
-    """A patch that was made for another state of what it concerns is refused."""
-    written(profile, {"name": "Ann", "home": {"city": "Ghent", "zip": "9000"}}, ANN)
+def test_planned_patch_is_refused_if_its_fields_have_changed(profile: Profile[Person]) -> None:
+    """A change of other fields does not matter."""
+    patch_fields(profile, {"name": "Ann", "home": {"city": "Ghent", "zip": "9000"}}, ANN)
     place = profile.get_handle(ANN)
     seen = run(profile.read_state(place)).document
-    moving = [op("replace", "/home", value={"city": "Oslo"})]
+    moving = [make_op("replace", "/home", value={"city": "Oslo"})]
     with pytest.raises(InvalidPatch, match="'/home/zip'"):
         run(profile.plan_patch(place, moving, seen))
-    written(profile, {"name": "Anna"}, ANN)
-    city = [op("replace", "/home/city", value="Oslo")]
+    patch_fields(profile, {"name": "Anna"}, ANN)
+    city = [make_op("replace", "/home/city", value="Oslo")]
     [put, *_] = run(profile.plan_patch(place, city, seen))
     assert put.value is not None
     assert put.value["document"]["name"] == "Anna"
-    written(profile, {"home": {"city": "Bruges"}}, ANN)
+    patch_fields(profile, {"home": {"city": "Bruges"}}, ANN)
 
     with pytest.raises(VersionConflict, match="was changed where this patch changes it"):
         run(profile.plan_patch(place, city, seen))
 
 
-# -- what is refused
+# -- refused changes and arguments
 
-INVALID: dict[str, tuple[dict[str, Any], str]] = {
+INVALID_PARTIALS: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown field": ({"nmae": "Ann"}, "'/nmae' is an unknown field"),
     "an unknown field within": ({"home": {"town": "x"}}, "'/home/town' is an unknown field"),
     "one in a list": ({"pets": [{"name": "T", "age": 3}]}, "'/pets/0/age' is an unknown field"),
@@ -414,12 +434,14 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", INVALID)
-def test_what_the_schema_refuses_is_not_written(profile: Profile[Person], case: str) -> None:
-    """By any of the ways, with the field's name; the profile is as it was."""
-    partial, said = INVALID[case]
+@pytest.mark.parametrize("case", INVALID_PARTIALS)
+def test_change_that_violates_schema_is_refused_and_not_written(
+    profile: Profile[Person], case: str
+) -> None:
+    """The error names the field, for each method of writing."""
+    partial, expected_message = INVALID_PARTIALS[case]
     profile.set({"name": "Ann", "home": {"city": "Ghent"}}, ANN)
-    operations = [op("add", f"/{name}", value=value) for name, value in partial.items()]
+    operations = [make_op("add", f"/{name}", value=value) for name, value in partial.items()]
     changes: list[Any] = [
         lambda: profile.patch(operations, ANN),
         lambda: profile.set(partial, ANN),
@@ -427,14 +449,14 @@ def test_what_the_schema_refuses_is_not_written(profile: Profile[Person], case: 
     for change in changes:
         with pytest.raises(InvalidPatch) as caught:
             change()
-        assert said in str(caught.value)
+        assert expected_message in str(caught.value)
     assert profile.get(ANN) == Person(name="Ann", home=Home(city="Ghent"))
     assert len(profile.history(ANN)) == 1
 
 
 @pytest.mark.parametrize("document", [None, [], "x", 3, Home(), {"a": {1}}])
-def test_what_is_no_document_is_refused(store: SQLiteStore, document: Any) -> None:
-    """Another model's instance too."""
+def test_set_refuses_values_that_are_no_document(store: SQLiteStore, document: Any) -> None:
+    """An instance of another model is refused too."""
     with pytest.raises(InvalidPatch):
         Profile(Person, store).set(document, ANN)
 
@@ -444,21 +466,23 @@ class Member(BaseModel):
     city: str = "Ghent"
 
 
-def test_a_schema_with_required_fields_has_no_profile_at_first(store: SQLiteStore) -> None:
-    """The first change has to give them, and none takes them away."""
+def test_required_fields_must_be_given_first_and_cannot_be_removed(store: SQLiteStore) -> None:
     member = Profile(Member, store)
     with pytest.raises(ConfigurationError, match=r"does not exist yet.*set\(\)"):
         member.get(ANN)
     with pytest.raises(InvalidPatch, match="'/name': Field required"):
-        written(member, {"city": "Oslo"}, ANN)
-    assert member.patch([op("add", "/name", value="Ann")], ANN) == Member(name="Ann")
+        patch_fields(member, {"city": "Oslo"}, ANN)
+    assert member.patch([make_op("add", "/name", value="Ann")], ANN) == Member(name="Ann")
     with pytest.raises(InvalidPatch, match="'/name': Field required"):
-        member.patch([op("remove", "/name")], ANN)
-    assert member.patch([op("remove", "/city")], ANN) == Member(name="Ann")
+        member.patch([make_op("remove", "/name")], ANN)
+    assert member.patch([make_op("remove", "/city")], ANN) == Member(name="Ann")
 
 
-def test_a_schema_may_grow_and_shrink(store: SQLiteStore) -> None:
-    """New fields get their defaults; what fits no more is named, is there, and can be mended."""
+def test_stored_document_survives_schema_changes(store: SQLiteStore) -> None:
+    """New fields get their defaults.
+
+    A stored value that no longer fits is reported, kept, and can be repaired.
+    """
 
     class Older(BaseModel):
         name: str = ""
@@ -469,16 +493,16 @@ def test_a_schema_may_grow_and_shrink(store: SQLiteStore) -> None:
     profile = Profile(Person, store)
     with pytest.raises(ConfigurationError, match=r"'/age'.*\"forty\".*history\(\)"):
         profile.get(ANN)
-    assert raw(profile, ANN) == {"name": "Ann", "age": "forty"}
+    assert read_stored_document(profile, ANN) == {"name": "Ann", "age": "forty"}
     with pytest.raises(InvalidPatch, match="'/age'"):
-        written(profile, {"name": "Bo"}, ANN)
-    assert written(profile, {"age": 40}, ANN) == Person(name="Ann", age=40)
+        patch_fields(profile, {"name": "Bo"}, ANN)
+    assert patch_fields(profile, {"age": 40}, ANN) == Person(name="Ann", age=40)
 
     with pytest.raises(ConfigurationError, match="'/age'"):
         older.get(ANN)
     names = ("age", "born", "home", "pets", "likes")
-    assert older.patch([op("remove", f"/{name}") for name in names], ANN) == Older(name="Ann")
-    assert raw(older, ANN) == {"name": "Ann", "age": ""}
+    assert older.patch([make_op("remove", f"/{name}") for name in names], ANN) == Older(name="Ann")
+    assert read_stored_document(older, ANN) == {"name": "Ann", "age": ""}
 
 
 class Tree(BaseModel):
@@ -491,32 +515,30 @@ class Tree(BaseModel):
         return 1 + sum(each.size for each in self.inner)
 
 
-def test_schemas_of_other_kinds(store: SQLiteStore) -> None:
-    """With aliases, with themselves within them, with any fields, with what is computed."""
-
+def test_schemas_with_aliases_recursion_and_extra_fields_work(store: SQLiteStore) -> None:
     class Aliased(BaseModel):
         first: str = Field(default="", alias="firstName")
 
     aliased = Profile(Aliased, store, key="aliased")
-    assert written(aliased, {"firstName": "Ann"}, ANN) == Aliased(firstName="Ann")
-    assert raw(aliased, ANN) == {"firstName": "Ann"}
+    assert patch_fields(aliased, {"firstName": "Ann"}, ANN) == Aliased(firstName="Ann")
+    assert read_stored_document(aliased, ANN) == {"firstName": "Ann"}
     with pytest.raises(InvalidPatch, match="'/first' is an unknown field"):
-        written(aliased, {"first": "Bo"}, ANN)
+        patch_fields(aliased, {"first": "Bo"}, ANN)
     tree = Profile(Tree, store, key="tree")
-    grown = tree.patch([op("add", "/inner/-", value={"value": {"any": [1]}})], ANN)
+    grown = tree.patch([make_op("add", "/inner/-", value={"value": {"any": [1]}})], ANN)
     assert grown.size == 2
     with pytest.raises(InvalidPatch, match="'/inner/0/leaf'"):
-        written(tree, {"inner": [{"leaf": 1}]}, ANN)
+        patch_fields(tree, {"inner": [{"leaf": 1}]}, ANN)
     notes = Profile(Notes, store, key="notes")
-    assert written(notes, {"anything": 2**70}, ANN).model_dump() == {"anything": 2**70}
+    assert patch_fields(notes, {"anything": 2**70}, ANN).model_dump() == {"anything": 2**70}
 
 
-def broken(value: str) -> str:
+def raise_key_error(value: str) -> str:
     raise KeyError(value)
 
 
-def test_an_error_within_a_validator_is_a_refusal(store: SQLiteStore) -> None:
-    """A model's patch is not to bring down a run by it."""
+def test_exception_in_validator_becomes_invalid_patch(store: SQLiteStore) -> None:
+    """A patch that a model wrote must not make the run fail."""
 
     class Fragile(BaseModel):
         name: str = ""
@@ -524,18 +546,18 @@ def test_an_error_within_a_validator_is_a_refusal(store: SQLiteStore) -> None:
         @model_validator(mode="after")
         def checked(self) -> Fragile:
             if self.name:
-                broken(self.name)
+                raise_key_error(self.name)
             return self
 
     with pytest.raises(InvalidPatch, match="a validator of Fragile raised KeyError"):
-        written(Profile(Fragile, store), {"name": "x"}, ANN)
+        patch_fields(Profile(Fragile, store), {"name": "x"}, ANN)
 
 
-class Lossy(BaseModel):
+class SchemaWithExcludedField(BaseModel):
     seen: str = Field(default="", exclude=True)
 
 
-class Untold(BaseModel):
+class SchemaWithoutJsonSchema(BaseModel):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     lock: Any = Field(default_factory=threading.Lock)
@@ -543,50 +565,54 @@ class Untold(BaseModel):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected_message"),
     [
         ({"schema": dict}, "expected a pydantic model"),
         ({"schema": Person()}, "expected a pydantic model"),
         ({"schema": RootModel[list[str]]}, "expected a pydantic model"),
-        ({"schema": Untold}, "and a JSON schema"),
+        ({"schema": SchemaWithoutJsonSchema}, "and a JSON schema"),
         ({"store": {}}, "expected a BaseStore"),
         ({"namespace": "profiles"}, "expected labels"),
         ({"key": ""}, "not empty"),
         ({"gate": "open"}, "gate is 'open'"),
     ],
 )
-def test_wrong_arguments_are_refused(options: dict[str, Any], said: str) -> None:
-    """When it is made, not when the first user comes."""
-    with pytest.raises(ConfigurationError, match=said):
+def test_constructor_refuses_invalid_arguments(
+    options: dict[str, Any], expected_message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=expected_message):
         Profile(**{"schema": Person, **options})
 
 
-def test_a_field_that_the_schema_leaves_out_is_refused(store: SQLiteStore) -> None:
-    """It would be lost when the profile is written."""
+def test_field_excluded_from_serialization_is_refused(store: SQLiteStore) -> None:
+    """Such a field would be lost when the profile is written."""
     with pytest.raises(InvalidPatch, match="'/seen' is an unknown field"):
-        written(Profile(Lossy, store), {"seen": "x"}, ANN)
+        patch_fields(Profile(SchemaWithExcludedField, store), {"seen": "x"}, ANN)
 
 
-def test_a_place_that_cannot_be_is_refused(store: SQLiteStore) -> None:
-    """No user id, a wrong one, no store, perdure's own namespace, somebody else's item."""
+def test_missing_user_or_store_and_foreign_items_are_refused(store: SQLiteStore) -> None:
+    """A missing or invalid user id, a missing store and the reserved namespace are refused.
+
+    An item that is not a profile is refused too.
+    """
     profile = Profile(Person, store)
-    for config in (None, run_of(), run_of(user_id=""), run_of(user_id=3)):
+    for config in (None, make_config(), make_config(user_id=""), make_config(user_id=3)):
         with pytest.raises(InvalidConfig, match="user_id"):
-            written(profile, {"name": "Ann"}, config)
+            patch_fields(profile, {"name": "Ann"}, config)
     with pytest.raises(ConfigurationError, match="no store"):
         Profile(Person).get(ANN)
     with pytest.raises(InvalidNamespace, match="perdure"):
-        Profile(Person, store, namespace=("{user_id}",)).get(run_of(user_id="perdure"))
+        Profile(Person, store, namespace=("{user_id}",)).get(make_config(user_id="perdure"))
     store.put(NAMESPACE, "profile", {"text": "A fact", "kind": "fact", "sections": []})
-    doing: list[Any] = [
+    operations: list[Any] = [
         profile.get,
         profile.history,
         profile.forget,
-        lambda config: written(profile, {"name": "Ann"}, config),
+        lambda config: patch_fields(profile, {"name": "Ann"}, config),
     ]
-    for do in doing:
+    for operation in operations:
         with pytest.raises(ConfigurationError, match="is not a profile"):
-            do(ANN)
+            operation(ANN)
     assert store.get(NAMESPACE, "profile").value["text"] == "A fact"  # type: ignore[union-attr]
 
 
@@ -594,7 +620,7 @@ def test_a_place_that_cannot_be_is_refused(store: SQLiteStore) -> None:
 
 CARD = "4111 1111 1111 1111"
 PASSWORD = "hunter2secret"
-SENSITIVE: dict[str, tuple[dict[str, Any], str]] = {
+SENSITIVE_PARTIALS: dict[str, tuple[dict[str, Any], str]] = {
     "a password": (
         {"note": f"my password is {PASSWORD}"},
         "'/note' cannot be stored: the text contains a pa",
@@ -611,13 +637,13 @@ SENSITIVE: dict[str, tuple[dict[str, Any], str]] = {
 SECRETS = (PASSWORD, "hunter22", CARD, "4111111111111111", "abcd1234", "4711")
 
 
-@pytest.mark.parametrize("case", SENSITIVE)
-def test_what_the_gate_does_not_let_pass_is_not_written(any_store: Any, case: str) -> None:
-    """By none of the ways: the error names the field and the reason, and not the secret."""
-    partial, said = SENSITIVE[case]
+@pytest.mark.parametrize("case", SENSITIVE_PARTIALS)
+def test_value_that_gate_refuses_is_not_written(any_store: Any, case: str) -> None:
+    """The error names the field and the reason but not the secret, for each method of writing."""
+    partial, expected_message = SENSITIVE_PARTIALS[case]
     profile = Profile(Notes, any_store)
     profile.set({"name": "Ann", "likes": []}, ANN)
-    operations = [op("add", f"/{name}", value=value) for name, value in partial.items()]
+    operations = [make_op("add", f"/{name}", value=value) for name, value in partial.items()]
     changes: list[Any] = [
         lambda: profile.patch(operations, ANN),
         lambda: profile.set(partial, ANN),
@@ -626,66 +652,68 @@ def test_what_the_gate_does_not_let_pass_is_not_written(any_store: Any, case: st
     for change in changes:
         with pytest.raises(InvalidPatch) as caught:
             change()
-        assert said in str(caught.value)
+        assert expected_message in str(caught.value)
         assert [secret for secret in SECRETS if secret in str(caught.value)] == []
-    assert raw(profile, ANN) == {"name": "Ann", "likes": []}
+    assert read_stored_document(profile, ANN) == {"name": "Ann", "likes": []}
 
 
-def test_an_error_does_not_quote_a_secret(store: SQLiteStore) -> None:
-    """Nor is one noted that does not stay, of the path of an operation."""
+def test_patch_error_redacts_secret_in_path(store: SQLiteStore) -> None:
+    """A secret in the path of an operation is not stored either."""
     profile = Profile(Notes, store)
-    profile.patch([op("add", "/a", value=1)], ANN)
-    profile.patch([op("add", f"/{CARD}", value=1), op("remove", f"/{CARD}")], ANN)
+    profile.patch([make_op("add", "/a", value=1)], ANN)
+    profile.patch([make_op("add", f"/{CARD}", value=1), make_op("remove", f"/{CARD}")], ANN)
     with pytest.raises(InvalidPatch, match=r"remove '/\[card\]': can't remove") as caught:
-        profile.patch([op("remove", f"/{CARD}")], ANN)
+        profile.patch([make_op("remove", f"/{CARD}")], ANN)
 
     assert CARD not in str(caught.value)
     assert caught.value.__cause__ is None
     assert [version.document for version in profile.history(ANN)] == [{"a": 1}]
 
 
-def test_a_secret_is_not_quoted_by_what_the_schema_refuses(store: SQLiteStore) -> None:
-    """The gate is asked first."""
+def test_schema_error_does_not_quote_secret(store: SQLiteStore) -> None:
+    """The gate is asked before the schema."""
     with pytest.raises(InvalidPatch, match="payment card") as caught:
-        written(Profile(Person, store), {"age": CARD}, ANN)
+        patch_fields(Profile(Person, store), {"age": CARD}, ANN)
     assert CARD not in str(caught.value)
 
 
-def test_what_the_gate_blots_out_is_kept_so(profile: Profile[Person], any_store: Any) -> None:
-    """Of a text its part; a number cannot be blotted out, and is refused."""
+def test_gate_with_redact_stores_redacted_text_and_refuses_numbers(
+    profile: Profile[Person], any_store: Any
+) -> None:
+    """A number cannot be redacted in part."""
     blotting = Profile(Notes, any_store, gate=Gate(secrets="redact"))
-    left = written(blotting, {"notes": ["tea", f"my card is {CARD}"], "pin": "4711 now"}, ANN)
+    result = patch_fields(
+        blotting, {"notes": ["tea", f"my card is {CARD}"], "pin": "4711 now"}, ANN
+    )
 
-    assert left.model_dump() == {"notes": ["tea", "my card is [card]"], "pin": "[secret] now"}
+    assert result.model_dump() == {"notes": ["tea", "my card is [card]"], "pin": "[secret] now"}
     with pytest.raises(InvalidPatch, match=r"'/card' cannot be stored: redacted "):
-        written(blotting, {"card": 4111111111111111}, ANN)
+        patch_fields(blotting, {"card": 4111111111111111}, ANN)
 
 
-def test_contacts_are_kept_by_hand(store: SQLiteStore) -> None:
-    """Who writes them into a profile asks for them, unless the gate lets none pass."""
-    ways = {"email": "ann@example.com", "phone": "+32 470 12 34 56"}
-    assert written(Profile(Notes, store), ways, ANN).model_dump() == ways
+def test_explicit_change_may_store_contacts_unless_gate_refuses(store: SQLiteStore) -> None:
+    contacts = {"email": "ann@example.com", "phone": "+32 470 12 34 56"}
+    assert patch_fields(Profile(Notes, store), contacts, ANN).model_dump() == contacts
     with pytest.raises(
         InvalidPatch, match="'/mail' cannot be stored: the text contains an e-mail address"
     ):
-        written(
+        patch_fields(
             Profile(Notes, store, gate=Gate(contacts="refuse")), {"mail": "bo@example.com"}, ANN
         )
 
 
-def test_what_a_profile_holds_already_is_not_judged_again(store: SQLiteStore) -> None:
-    """It does not stand in the way of other changes, nor when its place in a list changes."""
+def test_gate_does_not_check_unchanged_values_again(store: SQLiteStore) -> None:
+    """A stored secret blocks neither other changes nor a move of its list element."""
     lenient = Profile(Notes, store, gate=Gate(secrets="keep"))
     lenient.set({"notes": [CARD]}, ANN)
     profile = Profile(Notes, store)
-    written(profile, {"name": "Ann"}, ANN)
-    profile.patch([op("add", "/notes/0", value="tea")], ANN)
+    patch_fields(profile, {"name": "Ann"}, ANN)
+    profile.patch([make_op("add", "/notes/0", value="tea")], ANN)
 
-    assert raw(profile, ANN) == {"notes": ["tea", CARD], "name": "Ann"}
+    assert read_stored_document(profile, ANN) == {"notes": ["tea", CARD], "name": "Ann"}
 
 
-def test_the_checks_of_a_gate_are_asked(any_store: Any) -> None:
-    """About each value with its name; what they put otherwise is kept so."""
+def test_custom_gate_checks_see_each_value_and_may_replace_it(any_store: Any) -> None:
     seen: list[tuple[str, str, bool]] = []
 
     def sober(candidate: Candidate) -> Verdict | None:
@@ -695,36 +723,36 @@ def test_the_checks_of_a_gate_are_asked(any_store: Any) -> None:
         return Verdict("keep", text="likes: milk") if "wine" in candidate.text else None
 
     profile = Profile(Person, any_store, gate=Gate([sober]))
-    assert written(profile, {"likes": ["tea", "wine"]}, ANN).likes == ["tea", "milk"]
+    assert patch_fields(profile, {"likes": ["tea", "wine"]}, ANN).likes == ["tea", "milk"]
     assert seen == [("likes: tea", "profile", True), ("likes: wine", "profile", True)]
     with pytest.raises(InvalidPatch, match=r"'/name' cannot be stored: it is beer.*sober"):
-        asyncio.run(profile.apatch([op("add", "/name", value="beer")], ANN))
+        asyncio.run(profile.apatch([make_op("add", "/name", value="beer")], ANN))
 
 
-def test_a_detector_that_fails_lets_nothing_pass(store: SQLiteStore) -> None:
-    """Nobody knows what it would have found."""
-
-    def failing(text: str) -> Any:
+def test_failing_detector_refuses_change(store: SQLiteStore) -> None:
+    def fail(text: str) -> Any:
         raise RuntimeError(text)
 
-    profile = Profile(Notes, store, gate=Gate(detectors=[failing]))
+    profile = Profile(Notes, store, gate=Gate(detectors=[fail]))
     with pytest.raises(InvalidPatch, match="a detector raised RuntimeError"):
-        written(profile, {"note": CARD}, ANN)
+        patch_fields(profile, {"note": CARD}, ANN)
 
 
-# -- any patches
+# -- random patches
 
 
 @settings(max_examples=rounds(25))
-@given(st.lists(documents_and_patches(), max_size=4))
-def test_a_profile_is_what_an_oracle_makes_of_it(drawn: list[Any]) -> None:
-    """Patch after patch, valid or not: what is refused changes nothing, nothing else is lost."""
+@given(st.lists(draw_document_and_patch(), max_size=4))
+def test_random_patches_of_profile_agree_with_oracle(drawn: list[Any]) -> None:
+    """A refused patch changes nothing, and an accepted patch loses nothing."""
     with SQLiteStore.open(":memory:", index=None) as store:
         profile = Profile(Notes, store)
         expected: dict[str, Any] = {}
         for document, operations in drawn:
-            given = [op("add", f"/{number}", value=part) for number, part in enumerate([document])]
-            for patch in (given, [{**each, "path": f"/0{each['path']}"} for each in operations]):
+            adding = [
+                make_op("add", f"/{number}", value=part) for number, part in enumerate([document])
+            ]
+            for patch in (adding, [{**each, "path": f"/0{each['path']}"} for each in operations]):
                 try:
                     after = apply_reference_patch(expected, patch)
                     profile.patch(patch, ANN)
@@ -732,5 +760,5 @@ def test_a_profile_is_what_an_oracle_makes_of_it(drawn: list[Any]) -> None:
                 except NotApplicable:
                     with pytest.raises(InvalidPatch):
                         profile.patch(patch, ANN)
-                assert raw(profile, ANN) == expected
+                assert read_stored_document(profile, ANN) == expected
         assert profile.history(ANN) == [] or profile.history(ANN)[-1].document == expected

@@ -1,4 +1,4 @@
-"""Reading a tool result again that was cleared, trimmed or summarised."""
+"""Reading the original of a tool result that was cleared, trimmed or summarised."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from perdure.memory.middleware import MemoryMiddleware
 from tests.backends import Place, places
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
-PAGE = "word " * 300  # what `look` finds
+PAGE = "word " * 300  # the result of the tool `look`
 Durability = Literal["sync", "async", "exit"]
 
 
-class Scripted(GenericFakeChatModel):
-    """Gives its answers in order, and keeps what it was shown."""
+class ScriptedModel(GenericFakeChatModel):
+    """A chat model that gives its answers in order and records the messages of each call."""
 
     shown: list[list[BaseMessage]]
 
@@ -56,18 +56,18 @@ class Scripted(GenericFakeChatModel):
         return super()._generate(messages, *args, **options)
 
 
-def scripted(*answers: AIMessage | str) -> Scripted:
-    made = (AIMessage(each) if isinstance(each, str) else each for each in answers)
-    return Scripted(messages=iter(made), shown=[])
+def make_scripted_model(*answers: AIMessage | str) -> ScriptedModel:
+    messages = (AIMessage(each) if isinstance(each, str) else each for each in answers)
+    return ScriptedModel(messages=iter(messages), shown=[])
 
 
-def calling(uid: str, name: str = "look", **arguments: Any) -> AIMessage:
+def make_tool_call_message(uid: str, name: str = "look", **arguments: Any) -> AIMessage:
     call = {"name": name, "args": arguments, "id": uid, "type": "tool_call"}
     return AIMessage("", tool_calls=[call])
 
 
-def reading(uid: str, wanted: str, **arguments: Any) -> AIMessage:
-    return calling(uid, "read_tool_output", tool_call_id=wanted, **arguments)
+def make_read_call_message(uid: str, read_id: str, **arguments: Any) -> AIMessage:
+    return make_tool_call_message(uid, "read_tool_output", tool_call_id=read_id, **arguments)
 
 
 @tool
@@ -76,12 +76,12 @@ def look(page: str = "") -> str:
     return f"{page}: {PAGE}"
 
 
-def call_of(uid: str, **arguments: Any) -> Any:
+def make_read_call(uid: str, **arguments: Any) -> Any:
     arguments = {"tool_call_id": uid, **arguments}
     return {"name": "read_tool_output", "args": arguments, "id": "r", "type": "tool_call"}
 
 
-def invoke(
+def invoke_graph(
     graph: Any, update: Any, call_mode: str = "sync", config: Any = CONFIG, **options: Any
 ) -> Any:
     if call_mode == "async":
@@ -89,10 +89,10 @@ def invoke(
     return graph.invoke(update, config, **options)
 
 
-def answers_of(state: Any, *ids: str) -> list[str]:
-    """The results of these calls in a state."""
-    found = {m.tool_call_id: m.text for m in state["messages"] if isinstance(m, ToolMessage)}
-    return [found[uid] for uid in ids]
+def tool_results_by_call_id(state: Any, *ids: str) -> list[str]:
+    """Return the texts of the results of these tool calls."""
+    texts = {m.tool_call_id: m.text for m in state["messages"] if isinstance(m, ToolMessage)}
+    return [texts[uid] for uid in ids]
 
 
 @pytest.fixture(params=["file", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -104,39 +104,45 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 
 @pytest.mark.parametrize("call_mode", ["sync", "async"])
-def test_an_agent_reads_a_cleared_result_again(place: Place, call_mode: str) -> None:
-    """The line in place of the result names the tool and the id; the tool gives the original."""
-    model = scripted(
-        calling("a", page="one"), "Seen.", calling("b", page="two"), reading("c", "a"), ""
+def test_agent_reads_cleared_result_by_its_id(place: Place, call_mode: str) -> None:
+    """The line in place of the result names the tool and the id. The tool returns the original."""
+    model = make_scripted_model(
+        make_tool_call_message("a", page="one"),
+        "Seen.",
+        make_tool_call_message("b", page="two"),
+        make_read_call_message("c", "a"),
+        "",
     )
     memory = MemoryMiddleware(clear_tool_outputs(keep=0, min_tokens=50))
     with place.saver() as saver:
         agent: Any = create_agent(
             model, [look, read_tool_output()], middleware=[memory], checkpointer=saver
         )
-        invoke(agent, {"messages": [("human", "Look")]}, call_mode)
-        out = invoke(agent, {"messages": [("human", "Look again")]}, call_mode)
+        invoke_graph(agent, {"messages": [("human", "Look")]}, call_mode)
+        out = invoke_graph(agent, {"messages": [("human", "Look again")]}, call_mode)
 
     line = next(m for m in model.shown[2] if isinstance(m, ToolMessage)).text
     assert line.startswith("[The result of look was cleared (")
     assert line.endswith('To read it, call read_tool_output with tool_call_id "a".]')
-    assert answers_of(out, "c") == [f"one: {PAGE}"]
+    assert tool_results_by_call_id(out, "c") == [f"one: {PAGE}"]
 
 
-def test_an_agent_without_the_tool_is_not_told_of_it(tmp_path: Path) -> None:
-    """Also if the option names it; an agent whose tool has another name is told that name."""
+def test_cleared_line_names_read_tool_only_if_agent_has_it(tmp_path: Path) -> None:
+    """If the agent's tool has another name, the line has that name."""
     cases: list[tuple[Any, list[Any], str]] = [
         (None, [], "Call it again if need be.]"),
         ("read_tool_output", [], "Call it again if need be.]"),
         (None, [read_tool_output(name="again")], 'call again with tool_call_id "a".]'),
         ("other", [read_tool_output()], 'call read_tool_output with tool_call_id "a".]'),
     ]
-    for named, tools, expected in cases:
-        model = scripted(calling("a"), "Seen.")
-        memory = MemoryMiddleware(clear_tool_outputs(keep=0, min_tokens=50, read_tool=named))
+    for read_tool_option, tools, expected in cases:
+        model = make_scripted_model(make_tool_call_message("a"), "Seen.")
+        memory = MemoryMiddleware(
+            clear_tool_outputs(keep=0, min_tokens=50, read_tool=read_tool_option)
+        )
         agent: Any = create_agent(model, [look, *tools], middleware=[memory])
         state = agent.invoke({"messages": [("human", "Look")]})
-        model = scripted("Again.")
+        model = make_scripted_model("Again.")
         agent = create_agent(model, [look, *tools], middleware=[memory])
         agent.invoke({"messages": [*state["messages"], HumanMessage("And?")]})
 
@@ -144,31 +150,38 @@ def test_an_agent_without_the_tool_is_not_told_of_it(tmp_path: Path) -> None:
         assert line.endswith(expected)
 
 
-def test_results_of_parallel_calls_are_read_each_by_its_id(place: Place) -> None:
-    """Also by calls that are themselves parallel."""
+def test_results_of_parallel_calls_are_read_by_parallel_calls(place: Place) -> None:
     ids = ["a", "b", "c"]
-    looks = AIMessage("", tool_calls=[c for uid in ids for c in calling(uid, page=uid).tool_calls])
-    reads = AIMessage("", tool_calls=[c for uid in ids for c in reading(f"r{uid}", uid).tool_calls])
+    looks = AIMessage(
+        "", tool_calls=[c for uid in ids for c in make_tool_call_message(uid, page=uid).tool_calls]
+    )
+    reads = AIMessage(
+        "", tool_calls=[c for uid in ids for c in make_read_call_message(f"r{uid}", uid).tool_calls]
+    )
     with place.saver() as saver:
         agent: Any = create_agent(
-            scripted(looks, "Seen.", reads, "Read."), [look, read_tool_output()], checkpointer=saver
+            make_scripted_model(looks, "Seen.", reads, "Read."),
+            [look, read_tool_output()],
+            checkpointer=saver,
         )
-        invoke(agent, {"messages": [("human", "Look")]})
+        invoke_graph(agent, {"messages": [("human", "Look")]})
         removed = [m for m in agent.get_state(CONFIG).values["messages"] if m.type == "tool"]
         agent.update_state(CONFIG, {"messages": [RemoveMessage(id=m.id) for m in removed]})
-        out = invoke(agent, {"messages": [("human", "Read")]})
+        out = invoke_graph(agent, {"messages": [("human", "Read")]})
 
-    assert answers_of(out, "ra", "rb", "rc") == [f"{uid}: {PAGE}" for uid in ids]
+    assert tool_results_by_call_id(out, "ra", "rb", "rc") == [f"{uid}: {PAGE}" for uid in ids]
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 @pytest.mark.parametrize("stateful", [None, True], ids=["each run", "stateful"])
 @pytest.mark.parametrize("call_mode", ["sync", "async"])
-def test_an_agent_within_a_graph_reads_results_of_earlier_turns(
+def test_agent_in_subgraph_reads_results_of_earlier_turns(
     tmp_path: Path, call_mode: str, stateful: Any, durability: Durability
 ) -> None:
-    """The original is in the subgraph's namespace, or in that of the graph around it."""
-    model = scripted(calling("a", page="one"), "Seen.", reading("c", "a"), "Read.")
+    """The original is in the namespace of the subgraph or of its parent graph."""
+    model = make_scripted_model(
+        make_tool_call_message("a", page="one"), "Seen.", make_read_call_message("c", "a"), "Read."
+    )
     inner = create_agent(model, [look, read_tool_output()], checkpointer=stateful)
     builder = StateGraph(ChatState).add_node("agent", inner)
     clear = clear_tool_outputs(keep=0, min_tokens=50, exclude_tools=["read_tool_output"])
@@ -177,45 +190,49 @@ def test_an_agent_within_a_graph_reads_results_of_earlier_turns(
     with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
         graph = builder.compile(checkpointer=saver)
         options = {"durability": durability}
-        first = invoke(graph, {"messages": [("human", "Look")]}, call_mode, **options)
-        assert answers_of(first, "a")[0].startswith("[The result of look")
-        out = invoke(graph, {"messages": [("human", "Read")]}, call_mode, **options)
+        first = invoke_graph(graph, {"messages": [("human", "Look")]}, call_mode, **options)
+        assert tool_results_by_call_id(first, "a")[0].startswith("[The result of look")
+        out = invoke_graph(graph, {"messages": [("human", "Read")]}, call_mode, **options)
 
     # with `exit` no checkpoint had the result before the node cleared it
     expected = f"one: {PAGE}" if durability != "exit" or stateful else "No result of the tool call"
-    assert answers_of(out, "c")[0].startswith(expected)
+    assert tool_results_by_call_id(out, "c")[0].startswith(expected)
 
 
-def test_a_result_that_only_an_earlier_subgraph_had_is_found_by_its_message(tmp_path: Path) -> None:
-    """A subgraph that clears its own results leaves the original in its namespace only."""
-    model = scripted(calling("a", page="one"), "Seen.", reading("c", "a"), "Read.")
+def test_result_cleared_within_earlier_subgraph_run_is_found(tmp_path: Path) -> None:
+    """A subgraph that clears its own results keeps the original in its own namespace only."""
+    model = make_scripted_model(
+        make_tool_call_message("a", page="one"), "Seen.", make_read_call_message("c", "a"), "Read."
+    )
 
     def reply(state: Any) -> Any:
         return {"messages": [model.invoke(state["messages"])]}
 
-    def go_on(state: Any) -> str:
+    def choose_next_node(state: Any) -> str:
         return "tools" if state["messages"][-1].tool_calls else "clear"
 
     inner = StateGraph(ChatState).add_node("reply", reply)
     inner.add_node("tools", ToolNode([look, read_tool_output()]))
     clear = clear_tool_outputs(keep=0, min_tokens=50, exclude_tools=["read_tool_output"])
     inner.add_node("clear", clear)
-    inner.add_edge(START, "reply").add_conditional_edges("reply", go_on, ["tools", "clear"])
+    inner.add_edge(START, "reply").add_conditional_edges(
+        "reply", choose_next_node, ["tools", "clear"]
+    )
     inner.add_edge("tools", "reply")
     outer = StateGraph(ChatState).add_node("inner", inner.compile()).add_edge(START, "inner")
     with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
         graph = outer.compile(checkpointer=saver)
-        invoke(graph, {"messages": [("human", "Look")]})
+        invoke_graph(graph, {"messages": [("human", "Look")]})
         assert PAGE not in "".join(item.value.text for item in saver.history("t"))
-        out = invoke(graph, {"messages": [("human", "Read")]})
-        assert answers_of(out, "c") == [f"one: {PAGE}"]
+        out = invoke_graph(graph, {"messages": [("human", "Read")]})
+        assert tool_results_by_call_id(out, "c") == [f"one: {PAGE}"]
 
 
-# -- what is found, called by hand
+# -- direct calls of the tool
 
 
-def stored(saver: Any, *messages: BaseMessage, thread: str = "t", node: Any = None) -> Any:
-    """A thread with these messages, and a graph that continues it."""
+def run_thread(saver: Any, *messages: BaseMessage, thread: str = "t", node: Any = None) -> Any:
+    """Store a thread with these messages, and return a graph that continues it."""
     builder = StateGraph(SummaryState).add_node("node", node or (lambda state: {}))
     graph: Any = builder.add_edge(START, "node").compile(checkpointer=saver)
     config: Any = {"configurable": {"thread_id": thread}}
@@ -223,10 +240,10 @@ def stored(saver: Any, *messages: BaseMessage, thread: str = "t", node: Any = No
     return graph
 
 
-def talk(content: Any = PAGE) -> list[BaseMessage]:
+def make_messages(content: Any = PAGE) -> list[BaseMessage]:
     return [
         HumanMessage("look", id="h1"),
-        AIMessage("", id="a1", tool_calls=calling("a").tool_calls),
+        AIMessage("", id="a1", tool_calls=make_tool_call_message("a").tool_calls),
         ToolMessage(content, id="r1", tool_call_id="a", name="look", artifact={"raw": 1}),
         AIMessage("seen", id="a2"),
         HumanMessage("and?", id="h2"),
@@ -235,8 +252,8 @@ def talk(content: Any = PAGE) -> list[BaseMessage]:
     ]
 
 
-def read(saver: Any, uid: str, config: Any = CONFIG, **options: Any) -> ToolMessage:
-    answer = read_tool_output(saver, **options).invoke(call_of(uid), config)
+def read_result(saver: Any, uid: str, config: Any = CONFIG, **options: Any) -> ToolMessage:
+    answer = read_tool_output(saver, **options).invoke(make_read_call(uid), config)
     assert isinstance(answer, ToolMessage)
     return answer
 
@@ -253,26 +270,33 @@ NODES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_the_original_is_read_whatever_became_of_it(place: Place, name: str) -> None:
-    """From the state, or from the history, also after older checkpoints were pruned."""
+def test_original_is_read_after_clear_trim_or_summary(place: Place, name: str) -> None:
+    """The original is found in the state or in the history.
+
+    Pruning older checkpoints does not matter.
+    """
     with place.saver() as saver:
-        stored(saver, *talk(), node=NODES[name]())
-        assert read(saver, "a").content == PAGE
+        run_thread(saver, *make_messages(), node=NODES[name]())
+        assert read_result(saver, "a").content == PAGE
         saver.prune(["t"])
-        assert read(saver, "a").content == PAGE
+        assert read_result(saver, "a").content == PAGE
 
 
-def test_a_result_that_is_not_there_gets_a_sentence(place: Place) -> None:
-    """An unknown id, one of another thread, an erased one, and a thread that does not exist."""
+def test_missing_result_is_answered_with_error_message(place: Place) -> None:
+    """The id may be unknown, from another thread, or erased, and the thread may not exist."""
     with place.saver() as saver:
-        stored(saver, *talk(), node=clear_tool_outputs(keep=0))
-        stored(saver, HumanMessage("hi", id="h"), thread="other")
+        run_thread(saver, *make_messages(), node=clear_tool_outputs(keep=0))
+        run_thread(saver, HumanMessage("hi", id="h"), thread="other")
         other: Any = {"configurable": {"thread_id": "other"}}
         new: Any = {"configurable": {"thread_id": "new"}}
-        answers = [read(saver, "unknown"), read(saver, "a", other), read(saver, "a", new)]
-        answers.append(read(saver, "", {}))
+        answers = [
+            read_result(saver, "unknown"),
+            read_result(saver, "a", other),
+            read_result(saver, "a", new),
+        ]
+        answers.append(read_result(saver, "", {}))
         saver.erase("t", ["r1"])
-        answers.append(read(saver, "a"))
+        answers.append(read_result(saver, "a"))
 
     for answer in answers:
         assert answer.status == "error"
@@ -280,31 +304,34 @@ def test_a_result_that_is_not_there_gets_a_sentence(place: Place) -> None:
         assert PAGE not in answer.text
 
 
-def test_a_run_reads_what_was_said_up_to_its_checkpoint(place: Place) -> None:
-    """A fork from before a result does not find it; the newest of two with one id is found."""
+def test_read_sees_only_results_up_to_its_checkpoint(place: Place) -> None:
+    """A fork from before the result does not find the result.
+
+    If two results have the same id, the newer one is returned.
+    """
     with place.saver() as saver:
-        graph = stored(saver, *talk()[:2])
+        graph = run_thread(saver, *make_messages()[:2])
         before = graph.get_state(CONFIG).config
-        graph.invoke({"messages": talk()[2:]}, CONFIG)
+        graph.invoke({"messages": make_messages()[2:]}, CONFIG)
         second = ToolMessage("second", id="r2", tool_call_id="a")
         graph.invoke({"messages": [second, RemoveMessage(id="r1"), RemoveMessage(id="r2")]}, CONFIG)
 
-        assert read(saver, "a").content == PAGE
-        assert read(saver, "a", before).status == "error"
+        assert read_result(saver, "a").content == PAGE
+        assert read_result(saver, "a", before).status == "error"
         graph.invoke({"messages": [second]}, CONFIG)
         graph.invoke({"messages": [RemoveMessage(id="r2")]}, CONFIG)
-        assert read(saver, "a").content == "second"
+        assert read_result(saver, "a").content == "second"
 
 
-def test_a_long_result_is_read_in_pages(place: Place) -> None:
-    """Each page says where it ends and how to read on; together they are the result."""
+def test_long_result_is_read_in_pages(place: Place) -> None:
+    """Each page says where it ends and how to continue. All pages together are the result."""
     text = "".join(f"{n:04} " for n in range(100))
     with place.saver() as saver:
-        stored(saver, *talk(text), node=clear_tool_outputs(keep=0, min_tokens=40))
+        run_thread(saver, *make_messages(text), node=clear_tool_outputs(keep=0, min_tokens=40))
         reader = read_tool_output(saver, limit=200)
         pages, start = [], 0
         while start < len(text):
-            answer = reader.invoke(call_of("a", start=start), CONFIG).text
+            answer = reader.invoke(make_read_call("a", start=start), CONFIG).text
             page, _, note = answer.rpartition("\n\n")
             end = min(start + 200, len(text))
             assert note.startswith(f"[Characters {start} to {end} of 500.")
@@ -313,51 +340,53 @@ def test_a_long_result_is_read_in_pages(place: Place) -> None:
             )
             pages.append(page)
             start = end
-        beyond = reader.invoke(call_of("a", start=500), CONFIG)
+        beyond = reader.invoke(make_read_call("a", start=500), CONFIG)
 
         assert "".join(pages) == text
         assert beyond.status == "error"
         assert "has 500 characters" in beyond.text
 
 
-def test_blocks_come_back_as_they_were(place: Place) -> None:
-    """A result with an image is returned with it; if it is too long, its text is paged."""
+def test_result_with_image_block_is_returned_unchanged(place: Place) -> None:
+    """If such a result is too long, its text is returned in pages."""
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     content: Any = [{"type": "text", "text": PAGE}, image]
     with place.saver() as saver:
-        stored(saver, *talk(content), node=clear_tool_outputs(keep=0))
-        assert read(saver, "a").content == content
-        assert read(saver, "a", limit=100).text.startswith(PAGE[:100])
+        run_thread(saver, *make_messages(content), node=clear_tool_outputs(keep=0))
+        assert read_result(saver, "a").content == content
+        assert read_result(saver, "a", limit=100).text.startswith(PAGE[:100])
 
 
-def test_a_long_history_is_searched_from_its_end(tmp_path: Path) -> None:
-    """A result before some hundreds of messages is found, page by page."""
+def test_result_before_hundreds_of_messages_is_found(tmp_path: Path) -> None:
     rest = [HumanMessage(f"{n}", id=f"n{n}") for n in range(700)]
     with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
-        stored(saver, *talk(), *rest, node=trim(max_tokens=5, token_counter=len))
-        assert read(saver, "a").content == PAGE
+        run_thread(saver, *make_messages(), *rest, node=trim(max_tokens=5, token_counter=len))
+        assert read_result(saver, "a").content == PAGE
 
 
 # -- options
 
 
-def test_without_perdures_checkpointer_the_state_is_read() -> None:
-    """A view leaves the result in the state; with another saver or none, nothing else is read."""
+def test_without_perdure_checkpointer_only_state_is_read() -> None:
     for saver in (None, InMemorySaver()):
-        model = scripted(calling("a", page="one"), reading("b", "a"), reading("c", "x"), "Done.")
+        model = make_scripted_model(
+            make_tool_call_message("a", page="one"),
+            make_read_call_message("b", "a"),
+            make_read_call_message("c", "x"),
+            "Done.",
+        )
         agent: Any = create_agent(model, [look, read_tool_output()], checkpointer=saver)
         out = agent.invoke({"messages": [("human", "Look")]}, CONFIG)
 
-        assert answers_of(out, "b") == [f"one: {PAGE}"]
-        assert answers_of(out, "c")[0].startswith('No result of the tool call "x"')
+        assert tool_results_by_call_id(out, "b") == [f"one: {PAGE}"]
+        assert tool_results_by_call_id(out, "c")[0].startswith('No result of the tool call "x"')
 
 
 @pytest.mark.parametrize(
     "options",
     [{"limit": 99}, {"limit": 1.5}, {"name": "read it"}, {"description": ""}, {"messages_key": ""}],
 )
-def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
-    """Before any run."""
+def test_invalid_options_are_refused_before_run(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         read_tool_output(**options)
     with pytest.raises(ConfigurationError, match="perdure checkpointer"):
@@ -366,22 +395,24 @@ def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
         clear_tool_outputs(read_tool="")
 
 
-def test_a_node_names_the_tool_that_it_is_given() -> None:
-    """By its name or as an object; a line that is not shorter than the result stays away."""
-    for named in ("again", read_tool_output(name="again")):
-        node = clear_tool_outputs(keep=0, read_tool=named)
-        line = view(node)(talk())[2].text
+def test_cleared_line_names_given_read_tool() -> None:
+    """The tool is given by name or as an object.
+
+    A result that is shorter than the line is not cleared.
+    """
+    for read_tool in ("again", read_tool_output(name="again")):
+        node = clear_tool_outputs(keep=0, read_tool=read_tool)
+        line = view(node)(make_messages())[2].text
         assert line.endswith('To read it, call again with tool_call_id "a".]')
     short = clear_tool_outputs(keep=0, min_tokens=40, read_tool="t" * 300)
-    kept = [SystemMessage("s"), *talk("word " * 40)]
+    kept = [SystemMessage("s"), *make_messages("word " * 40)]
     assert [m.text for m in view(short)(kept)] == [m.text for m in kept]
 
 
-def test_malformed_arguments_are_answered(tmp_path: Path) -> None:
-    """The model is told what is wrong with its call."""
+def test_malformed_tool_arguments_are_answered_with_error(tmp_path: Path) -> None:
     reader = read_tool_output()
     for arguments in ({}, {"tool_call_id": "a", "start": -1}):
-        call = {**call_of("a"), "args": arguments}
+        call = {**make_read_call("a"), "args": arguments}
         answer = reader.invoke(call, CONFIG)
         assert answer.status == "error"
         assert answer.text.startswith("read_tool_output was called wrongly")

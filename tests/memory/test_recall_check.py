@@ -1,4 +1,4 @@
-"""Checking recall: which questions recall what they should, at which rank, and why others not."""
+"""`check_recall`: which questions recall the expected memories, and at which rank."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ def store() -> Iterator[SQLiteStore]:
         yield opened
 
 
-def checks(pairs: Any, store: Any, **options: Any) -> RecallReport:
-    """`check_recall` for Ann, without a floor."""
-    return check_recall(pairs, **{"store": store, "config": AS_ANN, "min_score": 0, **options})
+def check_recall_as_ann(questions: Any, store: Any, **options: Any) -> RecallReport:
+    """Call `check_recall` for Ann, without a `min_score`."""
+    return check_recall(questions, **{"store": store, "config": AS_ANN, "min_score": 0, **options})
 
 
-def test_keys_and_texts_may_be_expected(store: SQLiteStore) -> None:
-    """A key where one is that of a memory; else a text, whatever its capitals and spaces."""
-    report = checks(
+def test_expected_memories_may_be_keys_or_texts(store: SQLiteStore) -> None:
+    """A string that is the key of a memory is a key.
+
+    Any other string is a text, compared without case and spaces.
+    """
+    report = check_recall_as_ann(
         [
             ("Where does Ann live?", "home"),
             ("What does Ann like?", "likes  GREEN tea"),
@@ -44,13 +47,16 @@ def test_keys_and_texts_may_be_expected(store: SQLiteStore) -> None:
         store,
     )
 
-    assert [each.ranks for each in report.questions] == [[1], [1], [1], [1, 1]]
+    assert [result.ranks for result in report.questions] == [[1], [1], [1], [1, 1]]
     assert (report.recall, report.mrr, report.missed) == (1.0, 1.0, [])
 
 
-def test_measures_count_shares_and_ranks(store: SQLiteStore) -> None:
-    """Of a list the share that was recalled, of the first its rank."""
-    report = checks(
+def test_report_has_recall_and_mean_reciprocal_rank(store: SQLiteStore) -> None:
+    """For a list of expected memories, recall is the share that was found.
+
+    The first one counts for the rank.
+    """
+    report = check_recall_as_ann(
         {
             "Where does Ann live?": ["home", "She moved to Bruges"],
             "Which cats?": "cats",
@@ -60,16 +66,18 @@ def test_measures_count_shares_and_ranks(store: SQLiteStore) -> None:
         limit=40,
     )
 
-    assert [each.ranks for each in report.questions] == [[1, None], [1], [40]]
+    assert [result.ranks for result in report.questions] == [[1, None], [1], [40]]
     assert report.recall == pytest.approx((0.5 + 1 + 1) / 3)
     assert report.mrr == pytest.approx((1 + 1 + 1 / 40) / 3)
-    assert [each.question for each in report.missed] == ["Where does Ann live?"]
+    assert [result.question for result in report.missed] == ["Where does Ann live?"]
 
 
-def test_the_report_has_a_line_for_each_question(store: SQLiteStore) -> None:
-    """With its ranks; then the measures. A key is not looked for in other texts."""
+def test_report_prints_line_per_question_and_measures(store: SQLiteStore) -> None:
+    """A key is not searched in the texts of other memories."""
     store.put(ANN, "Ghent", {"text": "Bo's dogs"}, index=False)
-    report = checks([("Where does Ann live?", "home"), ("Ghent?", ["cats", "Ghent"])], store)
+    report = check_recall_as_ann(
+        [("Where does Ann live?", "home"), ("Ghent?", ["cats", "Ghent"])], store
+    )
     lines = str(report).splitlines()
 
     assert lines[0] == "   1  Where does Ann live? -> home"
@@ -77,18 +85,19 @@ def test_the_report_has_a_line_for_each_question(store: SQLiteStore) -> None:
     assert lines[2] == "recall@10 0.500, MRR 0.500: 1 of 2 questions recall what they should"
 
 
-def test_any_store_will_do() -> None:
-    """Also one of langgraph's."""
-    other = InMemoryStore()
+def test_check_recall_works_with_langgraph_store() -> None:
+    langgraph_store = InMemoryStore()
     for number in range(20):
-        other.put(ANN, f"k{number}", {"text": f"memory number {number}", "kind": "fact"})
-    found = other.search(ANN, query="memory", limit=20)
-    report = checks([("memory", found[0].key), ("memory", found[-1].key)], other)
+        langgraph_store.put(ANN, f"k{number}", {"text": f"memory number {number}", "kind": "fact"})
+    found = langgraph_store.search(ANN, query="memory", limit=20)
+    report = check_recall_as_ann(
+        [("memory", found[0].key), ("memory", found[-1].key)], langgraph_store
+    )
 
-    assert [each.ranks for each in report.questions] == [[1], [None]]
+    assert [result.ranks for result in report.questions] == [[1], [None]]
 
 
-WRONG: list[tuple[Any, str]] = [
+INVALID_QUESTIONS: list[tuple[Any, str]] = [
     ([], "questions is empty"),
     ({}, "questions is empty"),
     (["Where?"], "questions\\[0\\] is 'Where\\?'"),
@@ -100,16 +109,16 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("pairs", "named"), WRONG, ids=repr)
-def test_what_are_no_pairs_is_refused(pairs: Any, named: str, store: SQLiteStore) -> None:
-    """With its number, before anything is asked."""
-    with pytest.raises(ConfigurationError, match=named):
-        check_recall(pairs, store=store, config=AS_ANN)
+@pytest.mark.parametrize(("questions", "expected_message"), INVALID_QUESTIONS, ids=repr)
+def test_invalid_questions_are_refused_by_number(
+    questions: Any, expected_message: str, store: SQLiteStore
+) -> None:
+    with pytest.raises(ConfigurationError, match=expected_message):
+        check_recall(questions, store=store, config=AS_ANN)
 
 
-def test_wrong_options_are_those_of_recall(store: SQLiteStore) -> None:
-    """A limit of none, a run that does not say whose memories."""
+def test_invalid_options_of_recall_are_refused(store: SQLiteStore) -> None:
     with pytest.raises(ConfigurationError, match="limit is 0"):
-        checks([("Who?", "home")], store, limit=0)
+        check_recall_as_ann([("Who?", "home")], store, limit=0)
     with pytest.raises(InvalidConfig, match="user_id"):
-        checks([("Who?", "home")], store, config={"configurable": {}})
+        check_recall_as_ann([("Who?", "home")], store, config={"configurable": {}})

@@ -1,4 +1,4 @@
-"""Turns are remembered at the end of their run, once, whoever else reads the thread."""
+"""Turns are remembered at the end of their run, exactly once, even with a background extraction."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.memory.threads import ANN, FailingStore, Graph, read_memories, read_m
 from tests.rounds import rounds
 
 MAY = datetime(2026, 5, 1, tzinfo=UTC)
-T: Any = {"configurable": {"thread_id": "t", "user_id": "ann"}}
+THREAD_CONFIG: Any = {"configurable": {"thread_id": "t", "user_id": "ann"}}
 
 
 @pytest.fixture
@@ -44,25 +44,28 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
         yield opened
 
 
-class Left(Exception):
-    """A run ends before it remembers."""
+class RunFailed(Exception):
+    """An exception that ends a run before the turns are remembered."""
 
 
-def graph_of(saver: Any, store: Any, *, fails: Any = (), **options: Any) -> Graph:
-    """A graph that answers and remembers; of some messages it fails before it remembers."""
+def make_graph(saver: Any, store: Any, *, fails: Any = (), **options: Any) -> Graph:
+    """Return a graph that answers and remembers.
+
+    After the messages in `fails`, the run fails before it remembers.
+    """
 
     def respond(state: ChatState) -> dict[str, Any]:
         newest = state["messages"][-1]
         return {"messages": [AIMessage(f"You said {newest.text}", id=f"{newest.id}-answer")]}
 
-    def between(state: ChatState) -> dict[str, Any]:
+    def fail_for_some_messages(state: ChatState) -> dict[str, Any]:
         if state["messages"][-2].text in fails:
-            raise Left
+            raise RunFailed
         return {}
 
     builder: StateGraph[Any, None, Any, Any] = StateGraph(ChatState)
     builder.add_node("respond", respond)
-    builder.add_node("between", between)
+    builder.add_node("between", fail_for_some_messages)
     builder.add_node("remember", remember_turns(**options))
     builder.add_edge(START, "respond")
     builder.add_edge("respond", "between")
@@ -71,40 +74,43 @@ def graph_of(saver: Any, store: Any, *, fails: Any = (), **options: Any) -> Grap
     return builder.compile(checkpointer=saver, store=store)
 
 
-def say(graph: Graph, *said: str) -> None:
-    for text in said:
-        with suppress(Left):
-            graph.invoke({"messages": [HumanMessage(text, id=text)]}, T)
+def send_messages(graph: Graph, *texts: str) -> None:
+    for text in texts:
+        with suppress(RunFailed):
+            graph.invoke({"messages": [HumanMessage(text, id=text)]}, THREAD_CONFIG)
 
 
-def in_order(store: SQLiteStore) -> list[str]:
-    """The turns of Ann's threads as search lays them side by side: by position, then by age."""
+def read_turns_in_order(store: SQLiteStore) -> list[str]:
+    """Return the texts of Ann's turns, sorted by position in the thread, then by age."""
     rows = store.database.read(lambda: fetch_rows("SELECT key, id FROM store_items"))
     age = {str(key): id for key, id in rows}
     items = sorted(read_memories(store), key=lambda item: (item.provenance.position, age[item.key]))
     return [item.value["text"].partition(": ")[2] for item in items]
 
 
-def exchange(*said: str) -> list[str]:
-    return [text for each in said for text in (each, f"You said {each}")]
+def expected_turns(*texts: str) -> list[str]:
+    return [text for message in texts for text in (message, f"You said {message}")]
 
 
-@pytest.mark.parametrize("awaited", [False, True])
-@pytest.mark.parametrize("parts", ["perdure", "langgraph"])
-def test_a_run_remembers_its_turns(
-    parts: str, awaited: bool, file_saver: SQLiteCheckpointer, store: SQLiteStore
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("library", ["perdure", "langgraph"])
+def test_run_stores_each_turn_once_and_leaves_state_unchanged(
+    library: str, is_async: bool, file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """After the run its messages are memories, each once; the state stays as it is."""
-    saver: Any = file_saver if parts == "perdure" else InMemorySaver()
-    there: Any = store if parts == "perdure" else InMemoryStore()
-    graph = graph_of(saver, there)
+    saver: Any = file_saver if library == "perdure" else InMemorySaver()
+    target_store: Any = store if library == "perdure" else InMemoryStore()
+    graph = make_graph(saver, target_store)
     for text in ("one", "two"):
         given: Any = {"messages": [HumanMessage(text, id=text)]}
-        state = asyncio.run(graph.ainvoke(given, T)) if awaited else graph.invoke(given, T)
-    report = Extraction(saver, there).extract("t", T)
+        state = (
+            asyncio.run(graph.ainvoke(given, THREAD_CONFIG))
+            if is_async
+            else graph.invoke(given, THREAD_CONFIG)
+        )
+    report = Extraction(saver, target_store).extract("t", THREAD_CONFIG)
 
     assert len(state["messages"]) == 4
-    assert sorted(read_memory_texts(there)) == [
+    assert sorted(read_memory_texts(target_store)) == [
         "assistant: You said one",
         "assistant: You said two",
         "user: one",
@@ -113,11 +119,11 @@ def test_a_run_remembers_its_turns(
     assert (report.messages, report.added) == (0, 0), "the background finds nothing left"
 
 
-def test_a_turn_says_where_it_comes_from(
+def test_turn_memory_has_provenance_of_its_message(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """A memory has its thread, its checkpoint, its message, place, role and time."""
-    say(graph_of(file_saver, store), "one")
+    """The provenance has the thread, checkpoint, message, position, role and time."""
+    send_messages(make_graph(file_saver, store), "one")
     [first] = [item for item in read_memories(store) if item.value["text"] == "user: one"]
     source = first.provenance
     checkpoints = {info.checkpoint_id for info in file_saver.checkpoints("t")}
@@ -132,138 +138,141 @@ def test_a_turn_says_where_it_comes_from(
 
 @settings(max_examples=rounds(12))
 @given(data=st.data())
-def test_whoever_remembers_each_turn_is_one_memory_in_its_place(
+def test_each_turn_is_stored_once_in_order_whoever_stores_it(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Runs that remember, runs that are left, edits, trims and the background: none lost or twice.
+    """Runs that remember, failed runs, trims and the background extraction occur in random order.
 
-    The order of the thread holds too, whichever counted.
+    No turn is lost or stored twice, and the order of the thread is kept.
     """
     path = tmp_path_factory.mktemp("turns") / "a.db"
     names = [f"m{number}" for number in range(data.draw(st.integers(1, 6)))]
     left = data.draw(st.frozensets(st.sampled_from(names)))
     with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path, index=None) as store:
-        graph, extraction = graph_of(saver, store, fails=left), Extraction(saver, store)
+        graph, extraction = make_graph(saver, store, fails=left), Extraction(saver, store)
         for name in names:
-            say(graph, name)
+            send_messages(graph, name)
             if data.draw(st.booleans()):  # what is trimmed is in no later state
-                there = graph.get_state(T).values["messages"]
-                gone = data.draw(st.integers(0, len(there)))
-                update: Any = [RemoveMessage(each.id) for each in there[:gone]]
-                graph.update_state(T, {"messages": update}, as_node="remember")
+                target_store = graph.get_state(THREAD_CONFIG).values["messages"]
+                gone = data.draw(st.integers(0, len(target_store)))
+                update: Any = [RemoveMessage(message.id) for message in target_store[:gone]]
+                graph.update_state(THREAD_CONFIG, {"messages": update}, as_node="remember")
             if data.draw(st.booleans()):
-                extraction.extract("t", T)
-        extraction.extract("t", T)
+                extraction.extract("t", THREAD_CONFIG)
+        extraction.extract("t", THREAD_CONFIG)
 
-        assert sorted(in_order(store)) == sorted(exchange(*names))
+        assert sorted(read_turns_in_order(store)) == sorted(expected_turns(*names))
         assert [item.version for item in read_memories(store)] == [1] * 2 * len(names)
-        assert in_order(store) == exchange(*names)
-        assert extraction.extract("t", T).messages == 0
+        assert read_turns_in_order(store) == expected_turns(*names)
+        assert extraction.extract("t", THREAD_CONFIG).messages == 0
 
 
-def test_runs_and_the_background_at_once_make_each_turn_once(
+def test_concurrent_runs_and_background_store_each_turn_once(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """Whoever comes second is refused, reads again, and finds it done."""
+    """The writer that comes second is refused, reads again, and finds the work done."""
     names = [f"m{number}" for number in range(6)]
-    say(graph_of(file_saver, InMemoryStore()), *names)
-    messages = graph_of(file_saver, store).get_state(T).values["messages"]
+    send_messages(make_graph(file_saver, InMemoryStore()), *names)
+    messages = make_graph(file_saver, store).get_state(THREAD_CONFIG).values["messages"]
     node, extraction = remember_turns(store), Extraction(file_saver, store, batch=3)
-    calls = [lambda: node(messages, T)] * 3 + [lambda: extraction.extract("t", T)] * 3
+    calls = [lambda: node(messages, THREAD_CONFIG)] * 3 + [
+        lambda: extraction.extract("t", THREAD_CONFIG)
+    ] * 3
     with ThreadPoolExecutor(len(calls)) as pool:
         for done in [pool.submit(call) for call in calls]:
             done.result()
 
-    assert in_order(store) == exchange(*names)
+    assert read_turns_in_order(store) == expected_turns(*names)
     assert [item.version for item in read_memories(store)] == [1] * 12
 
 
-def test_what_was_missed_between_lies_between(
+def test_turns_extracted_later_get_their_position_in_thread(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """Messages of a run that was left and trimmed come later, and stand where they were said."""
-    graph = graph_of(file_saver, store, fails=("two",))
-    say(graph, "one", "two")
+    """Messages of a failed run that were then trimmed are stored later, in their original place."""
+    graph = make_graph(file_saver, store, fails=("two",))
+    send_messages(graph, "one", "two")
     gone: Any = [RemoveMessage("two"), RemoveMessage("two-answer")]
-    graph.update_state(T, {"messages": gone}, as_node="remember")
-    say(graph, "three")
-    assert in_order(store) == exchange("one", "three")
-    report = Extraction(file_saver, store).extract("t", T)
+    graph.update_state(THREAD_CONFIG, {"messages": gone}, as_node="remember")
+    send_messages(graph, "three")
+    assert read_turns_in_order(store) == expected_turns("one", "three")
+    report = Extraction(file_saver, store).extract("t", THREAD_CONFIG)
 
     assert report.added == 2
-    assert in_order(store) == exchange("one", "two", "three")
+    assert read_turns_in_order(store) == expected_turns("one", "two", "three")
 
 
-def test_an_edited_message_has_one_memory(
+def test_edited_message_has_one_memory_with_its_new_text(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """The turn of a message that was edited says what it says now."""
-    graph = graph_of(file_saver, store)
-    say(graph, "one")
+    graph = make_graph(file_saver, store)
+    send_messages(graph, "one")
     edited: Any = {"messages": [HumanMessage("ONE", id="one")]}
-    graph.update_state(T, edited, as_node="remember")
-    say(graph, "two")
+    graph.update_state(THREAD_CONFIG, edited, as_node="remember")
+    send_messages(graph, "two")
 
-    assert in_order(store) == ["ONE", "You said one", *exchange("two")]
+    assert read_turns_in_order(store) == ["ONE", "You said one", *expected_turns("two")]
 
 
-def test_what_is_off_the_record_or_deleted_is_not_remembered(
+def test_excluded_and_deleted_turns_are_not_stored_again(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """No memory is made of it; and what was deleted does not come back with the next run."""
-    graph = graph_of(file_saver, store)
-    secret = HumanMessage("my diary", id="a", response_metadata={"remember": False})
-    graph.invoke({"messages": [secret]}, T)
-    assert in_order(store) == ["You said my diary"]
-    store.delete(ANN, build_turn_key("t", "a-answer", 0))
-    say(graph, "two")
+    """A message with `remember: False` gets no memory.
 
-    assert in_order(store) == exchange("two")
+    A deleted memory does not come back with the next run.
+    """
+    graph = make_graph(file_saver, store)
+    secret = HumanMessage("my diary", id="a", response_metadata={"remember": False})
+    graph.invoke({"messages": [secret]}, THREAD_CONFIG)
+    assert read_turns_in_order(store) == ["You said my diary"]
+    store.delete(ANN, build_turn_key("t", "a-answer", 0))
+    send_messages(graph, "two")
+
+    assert read_turns_in_order(store) == expected_turns("two")
 
 
 @pytest.mark.parametrize("fails", [{1}, {2}])
-def test_a_store_that_fails_costs_no_answer(
+def test_failing_store_does_not_fail_run(
     fails: set[int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The run goes on, the log tells; the next run remembers what is left."""
+    """The failure is logged, and the next run stores the remaining turns."""
     path = tmp_path / "a.db"
     with SQLiteCheckpointer.open(path) as saver, FailingStore.open(path, index=None) as store:
         store.failing_writes = frozenset(fails)
-        graph = graph_of(saver, store)
+        graph = make_graph(saver, store)
         with caplog.at_level(logging.WARNING, "perdure"):
-            say(graph, "one", "two", "three")
+            send_messages(graph, "one", "two", "three")
 
         assert "not stored as memories yet" in caplog.text
-        assert in_order(store) == exchange("one", "two", "three")
+        assert read_turns_in_order(store) == expected_turns("one", "two", "three")
         assert [item.version for item in read_memories(store)] == [1] * 6
 
 
-def test_no_room_costs_no_answer(
+def test_full_namespace_is_logged_and_does_not_fail_run(
     file_saver: SQLiteCheckpointer, store: SQLiteStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A full namespace is told by the log."""
     scope: Any = store.scoped(("tenant",), max_items=1)
-    say(graph_of(file_saver, scope), "one")
+    send_messages(make_graph(file_saver, scope), "one")
 
     assert "at most 1 items are allowed" in caplog.text
     assert read_memory_texts(scope) == []
 
 
 @pytest.mark.parametrize(
-    ("configurable", "told"), [({"thread_id": "t"}, "user_id"), ({"user_id": "ann"}, "thread_id")]
+    ("configurable", "expected_name"),
+    [({"thread_id": "t"}, "user_id"), ({"user_id": "ann"}, "thread_id")],
 )
-def test_a_run_that_does_not_say_whose_it_is_is_refused(
-    configurable: Any, told: str, store: SQLiteStore
+def test_run_without_user_or_thread_id_is_refused(
+    configurable: Any, expected_name: str, store: SQLiteStore
 ) -> None:
-    """What a developer left out is an error, not a line of the log."""
+    """A missing id is a mistake of the developer, so an exception is raised."""
     node = remember_turns(store)
-    with pytest.raises(InvalidConfig, match=told):
+    with pytest.raises(InvalidConfig, match=expected_name):
         node([HumanMessage("one", id="a")], {"configurable": configurable})
 
 
 @pytest.mark.parametrize("options", [{"gate": 1}, {"store": {}}])
-def test_arguments_that_are_wrong_are_named(options: Any) -> None:
-    """A node with an argument of another kind is not made."""
+def test_invalid_arguments_are_refused_by_name(options: Any) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         remember_turns(**options)
 
@@ -271,7 +280,7 @@ def test_arguments_that_are_wrong_are_named(options: Any) -> None:
 # -- watermarks
 
 
-class Second(TurnExtractor):
+class SecondExtractor(TurnExtractor):
     """Another extractor."""
 
     name = "second"
@@ -280,16 +289,15 @@ class Second(TurnExtractor):
 def test_each_extractor_has_its_own_watermark(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """What one has read, another has not."""
-    say(graph_of(file_saver, store), "one")
-    second = Extraction(file_saver, store, Second())
+    send_messages(make_graph(file_saver, store), "one")
+    second = Extraction(file_saver, store, SecondExtractor())
 
-    assert [second.extract("t", T).messages for _ in range(2)] == [2, 0]
-    assert Extraction(file_saver, store).extract("t", T).messages == 0
+    assert [second.extract("t", THREAD_CONFIG).messages for _ in range(2)] == [2, 0]
+    assert Extraction(file_saver, store).extract("t", THREAD_CONFIG).messages == 0
 
 
-def test_failures_are_counted_until_one_succeeds(store: SQLiteStore) -> None:
-    """A watermark keeps how often, when, at which head and why, and clears it when it advances."""
+def test_watermark_counts_failures_until_it_advances(store: SQLiteStore) -> None:
+    """The watermark records the number, the time, the head and the error of failures."""
     adapter = StoreAdapter(store)
     mark = run(read_watermark(adapter, ANN, "t", "model"))
     for _ in range(2):
@@ -303,14 +311,14 @@ def test_failures_are_counted_until_one_succeeds(store: SQLiteStore) -> None:
     assert run(read_watermark(adapter, ANN, "t")).attempts == 0
 
 
-# -- turns that are past
+# -- superseded turns
 
 
-def test_turns_of_a_superseded_memory_are_marked_as_past(
+def test_turns_of_superseded_fact_get_end_date_once(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """Turns of its messages get the date; others, and those that have one, do not."""
-    say(graph_of(file_saver, store), "I live in Ghent", "two")
+    """Turns of other messages, and turns that have a date, are unchanged."""
+    send_messages(make_graph(file_saver, store), "I live in Ghent", "two")
     [turn] = [
         item for item in read_memories(store) if item.value["text"] == "user: I live in Ghent"
     ]
@@ -327,46 +335,51 @@ def test_turns_of_a_superseded_memory_are_marked_as_past(
     assert turn.provenance == store.get(ANN, turn.key).provenance  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("parts", ["perdure", "langgraph"])
-def test_a_turn_that_is_made_after_its_fact_was_superseded_is_past(
-    parts: str, file_saver: SQLiteCheckpointer, store: SQLiteStore
+@pytest.mark.parametrize("library", ["perdure", "langgraph"])
+def test_turn_extracted_after_its_fact_was_superseded_has_end_date(
+    library: str, file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """Whatever the order; neither the turn of the new text nor another thread's is past."""
-    there: Any = store if parts == "perdure" else InMemoryStore()
-    facts = Collection(there)
+    """The turn of the new text and turns of other threads get no date."""
+    target_store: Any = store if library == "perdure" else InMemoryStore()
+    facts = Collection(target_store)
     said = {"one": "Ann lives in Ghent", "two": "Ann lives in Lille"}
     for thread in ("t", "other"):
         for name in said:
             given: Any = {"messages": [HumanMessage(said[name], id=name)]}
-            graph_of(file_saver, InMemoryStore()).invoke(given, on(thread, "ann"))
+            make_graph(file_saver, InMemoryStore()).invoke(given, make_config(thread, "ann"))
     source = [Provenance(thread_id="t", message_ids=(name,), trust="user") for name in said]
-    facts.insert(said["one"], key="home", provenance=source[0], config=T)
-    facts.supersede("home", said["two"], at=MAY, provenance=source[1], config=T)
+    facts.insert(said["one"], key="home", provenance=source[0], config=THREAD_CONFIG)
+    facts.supersede("home", said["two"], at=MAY, provenance=source[1], config=THREAD_CONFIG)
     for thread in ("t", "other"):
-        Extraction(file_saver, there).extract(thread, T)
+        Extraction(file_saver, target_store).extract(thread, THREAD_CONFIG)
 
     past = {
-        item.key: item.value.get("until") for item in read_memories(there) if "until" in item.value
+        item.key: item.value.get("until")
+        for item in read_memories(target_store)
+        if "until" in item.value
     }
     assert past == {build_turn_key("t", "one", 0): MAY.isoformat()}
-    shown = recall("Where does Ann live?", store=there, config=T).memories
-    assert build_turn_key("t", "one", 0) not in {each.key for each in shown}
+    shown = recall("Where does Ann live?", store=target_store, config=THREAD_CONFIG).memories
+    assert build_turn_key("t", "one", 0) not in {message.key for message in shown}
 
 
-def test_a_user_id_with_a_dot_ends_no_turn(
+def test_user_id_with_dot_is_logged_and_does_not_fail_run(
     file_saver: SQLiteCheckpointer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """langgraph's stores refuse it: the log says which label, whose it is and what to do."""
+    """Stores of langgraph refuse dots.
+
+    The log names the label and its value, and says what to do.
+    """
     store: Any = InMemoryStore()
     given: Any = {"messages": [HumanMessage("one", id="one")]}
-    state = graph_of(file_saver, store).invoke(given, on("t", "a.b"))
+    state = make_graph(file_saver, store).invoke(given, make_config("t", "a.b"))
 
-    assert [each.text for each in state["messages"]] == ["one", "You said one"]
+    assert [message.text for message in state["messages"]] == ["one", "You said one"]
     message = r"refuses dots in labels, .*'a\.b'.*\{user_id\}.*pass values without dots"
     assert re.search(message, caplog.text)
     with pytest.raises(InvalidNamespace, match=message):
-        Extraction(file_saver, store).extract("t", on("t", "a.b"))
+        Extraction(file_saver, store).extract("t", make_config("t", "a.b"))
 
 
-def on(thread: str, user: str) -> Any:
+def make_config(thread: str, user: str) -> Any:
     return {"configurable": {"thread_id": thread, "user_id": user}}

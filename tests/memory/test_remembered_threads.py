@@ -19,22 +19,24 @@ from tests.backends import BACKENDS
 
 
 class Chat:
-    """A chat that remembers its turns, and the threads that wait for extraction."""
+    """A chat graph that remembers turns, and the list of threads that wait for extraction."""
 
     def __init__(self, saver: Checkpointer, store: WholeStore) -> None:
         self.saver = saver
         self.graph: Any = chat_graph(checkpointer=saver, memory=[remember_turns(store)])
-        self.plain: Any = chat_graph(checkpointer=saver)
+        self.graph_without_memory: Any = chat_graph(checkpointer=saver)
         self.extraction = Extraction(saver, store)
 
     def say(self, thread: str, text: str, *, remembers: bool = True) -> None:
-        graph = self.graph if remembers else self.plain
-        graph.invoke({"messages": [HumanMessage(text)]}, config_of(thread))
+        graph = self.graph if remembers else self.graph_without_memory
+        graph.invoke({"messages": [HumanMessage(text)]}, make_config(thread))
 
     def update(self, thread: str, *messages: Any) -> None:
-        self.plain.update_state(config_of(thread), {"messages": [*messages]}, as_node="respond")
+        self.graph_without_memory.update_state(
+            make_config(thread), {"messages": [*messages]}, as_node="respond"
+        )
 
-    def waiting(self, **options: Any) -> list[str]:
+    def list_waiting_threads(self, **options: Any) -> list[str]:
         due = DueThreads(self.extraction, Pace())
         jobs = {"exclude_read": True, **options}
         first = sorted(job.thread_id for job in due.list_jobs(**jobs))
@@ -42,7 +44,7 @@ class Chat:
         return first
 
 
-def config_of(thread: str) -> Any:
+def make_config(thread: str) -> Any:
     return {"configurable": {"thread_id": thread, "user_id": "ann"}}
 
 
@@ -54,19 +56,20 @@ def chat(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Chat]:
         yield Chat(saver, store)
 
 
-def test_remembered_threads_do_not_wait(chat: Chat) -> None:
-    """Of 14 threads none waits, whether asked with or without a look for deleted ones."""
+def test_fully_remembered_threads_do_not_wait(chat: Chat) -> None:
+    """None of 14 threads waits, with or without the check for deleted threads."""
     for number in range(14):
         for turn in range(1 + number % 3):
             chat.say(f"t{number}", f"turn {turn}: I like figs")
 
-    assert chat.waiting() == []
-    assert chat.waiting(exclude_deleted=False) == []
-    assert len(chat.waiting(exclude_read=False)) == 14  # as a worker takes them, who notes the head
+    assert chat.list_waiting_threads() == []
+    assert chat.list_waiting_threads(exclude_deleted=False) == []
+    assert (
+        len(chat.list_waiting_threads(exclude_read=False)) == 14
+    )  # as a worker takes them, who notes the head
 
 
-def test_lists_of_jobs_leave_remembered_threads_out(chat: Chat, tmp_path: Path) -> None:
-    """Neither `Background.jobs()`, which the page shows, nor a job that waits for a worker."""
+def test_background_jobs_exclude_remembered_threads(chat: Chat, tmp_path: Path) -> None:
     for number in range(3):
         chat.say(f"t{number}", "I like figs")
     chat.say("never", "I like figs", remembers=False)
@@ -77,40 +80,41 @@ def test_lists_of_jobs_leave_remembered_threads_out(chat: Chat, tmp_path: Path) 
         background.stop()
 
 
-def test_a_message_that_was_not_remembered_waits(chat: Chat) -> None:
-    """A later turn without memory, an edit, a message before the first memory, a thread without."""
+def test_threads_with_unremembered_messages_wait(chat: Chat) -> None:
+    """Such threads have a later turn without memory, an edit, a branch, or no memory at all."""
     for thread in ("later", "edited", "removed", "rewound", "whole"):
         chat.say(thread, "I like figs")
         chat.say(thread, "and plums")
     chat.say("never", "I like figs", remembers=False)
     chat.say("later", "and pears", remembers=False)
-    state = chat.graph.get_state(config_of("edited")).values["messages"]
+    state = chat.graph.get_state(make_config("edited")).values["messages"]
     chat.update("edited", HumanMessage("I like dates", id=state[0].id))
-    state = chat.graph.get_state(config_of("removed")).values["messages"]
+    state = chat.graph.get_state(make_config("removed")).values["messages"]
     chat.update("removed", RemoveMessage(state[0].id), RemoveMessage(state[1].id))
     first = chat.saver.checkpoints("rewound", checkpoint_ns="")[4].checkpoint_id
     chat.saver.rewind("rewound", first)
-    assert chat.waiting() == ["edited", "later", "never"]
+    assert chat.list_waiting_threads() == ["edited", "later", "never"]
 
     chat.update("rewound", AIMessage("on another way"))
-    assert chat.waiting() == ["edited", "later", "never", "rewound"]
-    for thread in chat.waiting():
-        chat.extraction.extract(thread, config_of(thread))
-    assert chat.waiting() == []
+    assert chat.list_waiting_threads() == ["edited", "later", "never", "rewound"]
+    for thread in chat.list_waiting_threads():
+        chat.extraction.extract(thread, make_config(thread))
+    assert chat.list_waiting_threads() == []
 
 
-def test_long_threads_do_not_wait(chat: Chat) -> None:
-    """Nor does one with more messages than a watermark names, until one is not remembered."""
+def test_long_remembered_thread_waits_only_after_new_message(chat: Chat) -> None:
+    """The thread has more messages than a watermark names."""
     texts = [HumanMessage(f"message {number}") for number in range(120)]
-    chat.graph.invoke({"messages": texts}, config_of("long"))
-    assert chat.waiting() == []
+    chat.graph.invoke({"messages": texts}, make_config("long"))
+    assert chat.list_waiting_threads() == []
 
     chat.update("long", AIMessage("one more"))
-    assert chat.waiting() == ["long"]
+    assert chat.list_waiting_threads() == ["long"]
 
 
-def test_a_thread_without_messages_does_not_wait(chat: Chat) -> None:
-    """There is nothing to extract in it."""
-    chat.plain.update_state(config_of("empty"), {"messages": []}, as_node="respond")
+def test_thread_without_messages_does_not_wait(chat: Chat) -> None:
+    chat.graph_without_memory.update_state(
+        make_config("empty"), {"messages": []}, as_node="respond"
+    )
 
-    assert chat.waiting() == []
+    assert chat.list_waiting_threads() == []

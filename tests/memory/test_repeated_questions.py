@@ -1,4 +1,4 @@
-"""Questions that were asked before rank behind the statement that answers them."""
+"""Earlier repetitions of a question rank behind the statement that answers it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perdure.stores import Provenance, PutItem
 from tests.memory.remembered import ANN, AS_ANN, build_fact_put, open_filled_store
 
 AT = datetime(2026, 1, 1, 12, tzinfo=UTC)
-OTHERS = (
+UNRELATED_TEXTS = (
     "The swallows are back",
     "I oiled the gate",
     "We ate barley soup",
@@ -37,7 +37,7 @@ OTHERS = (
     "The trams stopped at noon",
     "I changed a bulb",
 )
-DENTIST = (
+DENTIST_QUESTIONS = (
     "Who is our dentist?",
     "Who's the dentist?",
     "What is the name of our dentist?",
@@ -65,34 +65,52 @@ REPLIES = (
 )
 
 
-def exchange(number: int, text: str, reply: str) -> Iterator[PutItem]:
-    """The operations that keep a message of the user and its reply, on a thread of their own."""
+def build_exchange_puts(number: int, text: str, reply: str) -> Iterator[PutItem]:
+    """Yield the puts that store a user message and its reply in a thread of their own."""
     thread, at = f"t{number}", AT + timedelta(hours=number)
-    for position, (actor, said) in enumerate((("user", text), ("assistant", reply))):
+    for position, (actor, message_text) in enumerate((("user", text), ("assistant", reply))):
         key = f"{thread}-{position}"
         source = Provenance(thread, None, (key,), actor, actor, position, at)
-        yield build_put(ANN, key, {"text": f"{actor}: {said}", "kind": TURN}, provenance=source)
+        yield build_put(
+            ANN, key, {"text": f"{actor}: {message_text}", "kind": TURN}, provenance=source
+        )
 
 
-def places(
-    statement: str, asked: Sequence[str], query: str, answer: str, replies: Sequence[str] = REPLIES
+def rank_statement_after_each_question(
+    statement: str,
+    questions: Sequence[str],
+    query: str,
+    answer: str,
+    replies: Sequence[str] = REPLIES,
 ) -> list[int]:
-    """The place of the statement among ten after each asking; 0 means that it was not recalled."""
-    out = []
-    said = [(statement, "Noted."), *((text, "Noted.") for text in OTHERS)]
-    puts = [put for number, pair in enumerate(said) for put in exchange(number, *pair)]
+    """Return the rank of the statement among ten results after each repetition.
+
+    0 means not recalled.
+    """
+    ranks = []
+    exchanges = [(statement, "Noted."), *((text, "Noted.") for text in UNRELATED_TEXTS)]
+    puts = [
+        put for number, pair in enumerate(exchanges) for put in build_exchange_puts(number, *pair)
+    ]
     with open_filled_store(*puts, index="offline") as store:
-        for number, text in enumerate(asked):
-            store.batch(exchange(100 + number, text, replies[number % len(replies)]))
+        for number, text in enumerate(questions):
+            store.batch(build_exchange_puts(100 + number, text, replies[number % len(replies)]))
             found = recall(query, store=store, config=AS_ANN, limit=10).memories
-            right = (place for place, memory in enumerate(found, 1) if answer in memory.text)
-            out.append(next(right, 0))
-    return out
+            matching_ranks = (
+                place for place, memory in enumerate(found, 1) if answer in memory.text
+            )
+            ranks.append(next(matching_ranks, 0))
+    return ranks
 
 
 @pytest.mark.parametrize("reply", ["Noted.", "I do not know that."])
-def test_a_statement_stays_above_questions_on_other_threads(tmp_path: Path, reply: str) -> None:
-    """By the graph, with `remember_turns`: after each of 17 askings it is at place 1 to 3."""
+def test_statement_ranks_above_repeated_questions_of_other_threads(
+    tmp_path: Path, reply: str
+) -> None:
+    """A chat graph with `remember_turns` asks 17 times.
+
+    The statement stays within the first three ranks.
+    """
     with (
         SQLiteStore.open(tmp_path / "store.db") as store,
         SQLiteCheckpointer.open(tmp_path / "checkpoints.db") as saver,
@@ -105,11 +123,11 @@ def test_a_statement_stays_above_questions_on_other_threads(tmp_path: Path, repl
         )
         found = []
         for number, text in enumerate(
-            ["Our dentist is called Wilhelmina Sørby", *OTHERS, *DENTIST]
+            ["Our dentist is called Wilhelmina Sørby", *UNRELATED_TEXTS, *DENTIST_QUESTIONS]
         ):
             config: RunnableConfig = {"configurable": {"thread_id": str(number)}}
             graph.invoke({"messages": [HumanMessage(text)]}, config, context={"user_id": "ann"})
-            if number > len(OTHERS):
+            if number > len(UNRELATED_TEXTS):
                 memories = recall("Who is our dentist?", store=store, config=AS_ANN).memories
                 found.append([memory.text for memory in memories])
 
@@ -136,15 +154,17 @@ def test_a_statement_stays_above_questions_on_other_threads(tmp_path: Path, repl
         ("Our dentist is my mother", "mother"),
     ],
 )
-def test_forms_of_a_query_and_of_a_statement(statement: str, answer: str, query: str) -> None:
-    """The statement may be a part of a question, and what it says a word that is not rare."""
-    found = places(statement, DENTIST, query, answer)
+def test_statement_ranks_first_for_varied_queries_and_statements(
+    statement: str, answer: str, query: str
+) -> None:
+    """The statement may be part of a question, and its answer may be a common word."""
+    ranks = rank_statement_after_each_question(statement, DENTIST_QUESTIONS, query, answer)
 
-    assert all(1 <= place <= 3 for place in found), found
+    assert all(1 <= place <= 3 for place in ranks), ranks
 
 
 @pytest.mark.parametrize(
-    ("statement", "asked", "query", "answer"),
+    ("statement", "questions", "query", "answer"),
     [
         (
             "The alarm code is juniper-52",
@@ -219,19 +239,21 @@ def test_forms_of_a_query_and_of_a_statement(statement: str, answer: str, query:
         ),
     ],
 )
-def test_other_subjects_and_languages(statement: str, asked: str, query: str, answer: str) -> None:
-    """Numbers, places and codes answer as names do, and not in English only."""
-    found = places(statement, asked.split("|"), query, answer)
+def test_statement_ranks_first_for_other_subjects_and_languages(
+    statement: str, questions: str, query: str, answer: str
+) -> None:
+    ranks = rank_statement_after_each_question(statement, questions.split("|"), query, answer)
 
-    assert all(1 <= place <= 3 for place in found), found
+    assert all(1 <= place <= 3 for place in ranks), ranks
 
 
-def test_the_tool_shows_the_statement_first() -> None:
-    """A model that searches gets the statement, however often the question was asked."""
-    said = [("Our dentist is called Wilhelmina Sørby", "Noted.")]
-    said += [(text, "Noted.") for text in OTHERS]
-    said += [(text, REPLIES[number % 5]) for number, text in enumerate(DENTIST)]
-    puts = [put for number, pair in enumerate(said) for put in exchange(number, *pair)]
+def test_search_tool_shows_statement_before_repeated_questions() -> None:
+    exchanges = [("Our dentist is called Wilhelmina Sørby", "Noted.")]
+    exchanges += [(text, "Noted.") for text in UNRELATED_TEXTS]
+    exchanges += [(text, REPLIES[number % 5]) for number, text in enumerate(DENTIST_QUESTIONS)]
+    puts = [
+        put for number, pair in enumerate(exchanges) for put in build_exchange_puts(number, *pair)
+    ]
     with open_filled_store(*puts, index="offline") as store:
         tool = search_memory(store=store)
         shown = tool.invoke({"query": "Who is our dentist?", "limit": 3}, AS_ANN)
@@ -239,12 +261,12 @@ def test_the_tool_shows_the_statement_first() -> None:
     assert "Sørby" in shown.split('"memory"')[1]
 
 
-def test_questions_rank_last_whatever_else_is_recalled() -> None:
-    """Behind an answer of another namespace, too; the very text of the query is left out."""
+def test_repeated_questions_rank_behind_answer_of_other_namespace() -> None:
+    """A memory with exactly the text of the query is left out."""
     team = ("memories", "team")
     with open_filled_store(
-        *exchange(1, "Do you know who repairs our boiler?", "Not yet."),
-        *exchange(2, "Tell me, who repairs the boiler?", "I am not sure."),
+        *build_exchange_puts(1, "Do you know who repairs our boiler?", "Not yet."),
+        *build_exchange_puts(2, "Tell me, who repairs the boiler?", "I am not sure."),
         index="offline",
     ) as store:
         store.put(team, "boiler", {"text": "Halvorsen repairs the boiler", "kind": "fact"})
@@ -264,12 +286,12 @@ def test_questions_rank_last_whatever_else_is_recalled() -> None:
     assert "Who repairs the boiler?" not in texts
 
 
-def test_a_question_of_another_matter_keeps_its_place() -> None:
-    """One that tells something, by a name, a number or several words, is no repetition."""
+def test_question_that_adds_information_is_no_repetition() -> None:
+    """The added information may be a name, a number or several words."""
     with open_filled_store(
-        *exchange(1, "Did you enjoy the concert in Reykjavik?", "It was loud."),
-        *exchange(2, "Is the concert on 14 May still on?", "Yes, at eight."),
-        *exchange(3, "Which concert shall we hear?", "Any."),
+        *build_exchange_puts(1, "Did you enjoy the concert in Reykjavik?", "It was loud."),
+        *build_exchange_puts(2, "Is the concert on 14 May still on?", "Yes, at eight."),
+        *build_exchange_puts(3, "Which concert shall we hear?", "Any."),
         index="offline",
     ) as store:
         found = recall("Where was the concert?", store=store, config=AS_ANN, limit=10).memories
@@ -281,8 +303,8 @@ def test_a_question_of_another_matter_keeps_its_place() -> None:
     assert last == len(texts) - 1
 
 
-def test_facts_are_no_questions() -> None:
-    """Only turns are judged: a fact keeps its place, whatever its form."""
+def test_fact_in_form_of_question_keeps_its_rank() -> None:
+    """Only turns are treated as repeated questions."""
     with open_filled_store(
         build_fact_put("a", "Who keeps the canoe? Ann does not know"),
         build_fact_put("b", "The canoe lies at the mill"),

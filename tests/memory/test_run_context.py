@@ -1,4 +1,4 @@
-"""The user by `context=` of a run: memory finds it there first, and leaves it with the thread."""
+"""The `user_id` of `context=`: memory uses it before the config, and stores it with the thread."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ from tests.openai_server import Answer, OpenAIServer
 
 
 @dataclass
-class AsDataclass:
+class DataclassContext:
     """A context as a dataclass."""
 
     user_id: str | None = None
     team: str = "blue"
 
 
-class AsModel(BaseModel):
+class ModelContext(BaseModel):
     """A context as a pydantic model."""
 
     user_id: str | None = None
     team: str = "blue"
 
 
-CONTEXTS: list[Callable[..., Any]] = [dict, AsDataclass, AsModel]
+CONTEXTS: list[Callable[..., Any]] = [dict, DataclassContext, ModelContext]
 BOB: Any = {"configurable": {"thread_id": "t", "user_id": "bob"}}
 TEA: Any = {"messages": [HumanMessage("I like green tea.", id="tea")]}
 
 
-class File:
-    """A database of threads and items."""
+class DatabaseFile:
+    """A database file with a checkpointer and a store."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "memory.db"
@@ -70,46 +70,46 @@ class File:
         self.saver = SQLiteCheckpointer.open(self.path)
 
     def reopen(self) -> None:
-        """As another process sees it."""
+        """Open the file again, as another process would."""
         self.saver.close()
         self.saver = SQLiteCheckpointer.open(self.path)
 
-    def graph(self, *nodes: Any, **options: Any) -> Any:
-        """A graph of nodes, one after the other."""
+    def build_graph(self, *nodes: Any, **options: Any) -> Any:
+        """Return a graph that runs the nodes one after the other."""
         builder = StateGraph(MessagesState, **options)
         builder.add_sequence([(f"node-{number}", node) for number, node in enumerate(nodes)])
         return builder.add_edge(START, "node-0").compile(checkpointer=self.saver, store=self.store)
 
-    def users(self) -> set[str]:
-        """Whose memories, profiles or instructions there are."""
+    def list_users(self) -> set[str]:
+        """Return the users who have memories, profiles or instructions."""
         own = ("perdure", "perdure.server")
         return {place[1] for place in self.store.list_namespaces() if place[0] not in own}
 
-    def named(self, thread_id: str = "t") -> Any:
-        """The user whom the metadata of a thread's head names."""
+    def read_thread_user(self, thread_id: str = "t") -> Any:
+        """Return the user in the metadata of the head of a thread."""
         return read_existing_head(self.saver, thread_id).metadata.get("user_id")
 
-    def due(self) -> dict[str, Any]:
-        """The namespaces of threads that a worker would extract."""
+    def list_due_namespaces(self) -> dict[str, Any]:
+        """Return the namespaces that a worker would extract to, by thread."""
         due = DueThreads(Extraction(self.saver, self.store), Pace(0))
         return {job.thread_id: job.namespace for job in due.list_jobs()}
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Iterator[File]:
-    file = File(tmp_path)
+def file(tmp_path: Path) -> Iterator[DatabaseFile]:
+    file = DatabaseFile(tmp_path)
     yield file
     file.saver.close()
     file.store.close()
 
 
-def invoked(graph: Any, how: str, given: Any, config: Any, **options: Any) -> Any:
-    if how == "sync":
-        return graph.invoke(given, config, **options)
-    return asyncio.run(graph.ainvoke(given, config, **options))
+def invoke_graph(graph: Any, call_mode: str, input: Any, config: Any, **options: Any) -> Any:
+    if call_mode == "sync":
+        return graph.invoke(input, config, **options)
+    return asyncio.run(graph.ainvoke(input, config, **options))
 
 
-def calls(name: str, **arguments: Any) -> Answer:
+def make_tool_call_answer(name: str, **arguments: Any) -> Answer:
     """A model's answer that calls a tool."""
     function = {"name": name, "arguments": json.dumps(arguments)}
     call = {"id": "call-1", "type": "function", "function": function}
@@ -120,185 +120,207 @@ def reply(state: Any) -> Any:
     return {"messages": [AIMessage("Good.")]}
 
 
-# -- where labels come from
+# -- sources of labels
 
 
-@pytest.mark.parametrize("how", ["sync", "async"])
+@pytest.mark.parametrize("call_mode", ["sync", "async"])
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_the_context_comes_before_the_config(file: File, context: Any, how: str) -> None:
-    """In nodes of a graph, whose config names another user, and in functions they call."""
+def test_user_of_context_precedes_user_of_config_in_nodes(
+    file: DatabaseFile, context: Any, call_mode: str
+) -> None:
+    """The rule also holds in functions that a node calls."""
     instructions = Instructions(file.store, ("instructions", "{user_id}"))
-    told: list[str] = []
+    texts: list[str] = []
 
     def node(state: Any, config: RunnableConfig) -> None:
         shown = view(use_instructions(instructions), use_memories(min_score=0))(state, config)
-        told.extend([shown[0].text, str(recall("tea", min_score=0))])
+        texts.extend([shown[0].text, str(recall("tea", min_score=0))])
 
     async def anode(state: Any, config: RunnableConfig) -> None:
-        shows = view(use_instructions(instructions), use_memories(min_score=0))
-        shown = await shows.acall(state, config)
-        told.extend([shown[0].text, str(await arecall("tea", min_score=0))])
+        memory_view = view(use_instructions(instructions), use_memories(min_score=0))
+        shown = await memory_view.acall(state, config)
+        texts.extend([shown[0].text, str(await arecall("tea", min_score=0))])
 
     for user in ("ann", "bob"):
         config: Any = {"configurable": {"user_id": user}}
         instructions.set(f"Serve {user}.", config)
         remember(f"The tea of {user} is green.", store=file.store, config=config)
-    graph = file.graph(node if how == "sync" else anode, remember_turns(), context_schema=context)
-    invoked(graph, how, TEA, BOB, context=context(user_id="ann"))
+    graph = file.build_graph(
+        node if call_mode == "sync" else anode, remember_turns(), context_schema=context
+    )
+    invoke_graph(graph, call_mode, TEA, BOB, context=context(user_id="ann"))
 
-    assert all("ann" in text and "bob" not in text for text in told)
-    asked: Any = {"store": file.store, "config": BOB, "min_score": 0}
-    assert recall("I like green tea", **asked).memories[0].kind == "fact"
-    assert file.named() == "ann"
+    assert all("ann" in text and "bob" not in text for text in texts)
+    options: Any = {"store": file.store, "config": BOB, "min_score": 0}
+    assert recall("I like green tea", **options).memories[0].kind == "fact"
+    assert file.read_thread_user() == "ann"
 
 
-@pytest.mark.parametrize("how", ["sync", "async"])
+@pytest.mark.parametrize("call_mode", ["sync", "async"])
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_in_an_agent_with_a_middleware_and_tools(file: File, context: Any, how: str) -> None:
-    """Both labels of a namespace, of which only one is in the config."""
-    place = ("memories", "{user_id}", "{team}")
-    call = calls("manage_memory", action="create", text="The user likes green tea.")
+def test_agent_middleware_and_tools_use_labels_of_context(
+    file: DatabaseFile, context: Any, call_mode: str
+) -> None:
+    """The namespace has two labels, and the config has only one of them."""
+    namespace = ("memories", "{user_id}", "{team}")
+    call = make_tool_call_answer("manage_memory", action="create", text="The user likes green tea.")
     with OpenAIServer([call, "Kept."]) as server:
         agent: Any = create_agent(
             make_client(server),
-            [manage_memory(place)],
+            [manage_memory(namespace)],
             middleware=[
-                MemoryMiddleware(use_memories(namespace=place), remember_turns(namespace=place))
+                MemoryMiddleware(
+                    use_memories(namespace=namespace), remember_turns(namespace=namespace)
+                )
             ],
             context_schema=context,
             checkpointer=file.saver,
             store=file.store,
         )
-        invoked(agent, how, TEA, BOB, context=context(user_id="ann", team="red"))
+        invoke_graph(agent, call_mode, TEA, BOB, context=context(user_id="ann", team="red"))
     kinds = {item.value["kind"] for item in file.store.search(("memories", "ann", "red"))}
 
-    assert (kinds, file.users()) == ({"fact", "turn"}, {"ann"})
+    assert (kinds, file.list_users()) == ({"fact", "turn"}, {"ann"})
     assert {"user_id": "ann", "team": "red"}.items() <= read_existing_head(
         file.saver, "t"
     ).metadata.items()
 
 
-def test_in_a_memory_agent_without_a_schema(file: File) -> None:
+def test_memory_agent_uses_context_without_schema(file: DatabaseFile) -> None:
     agent = memory_agent(checkpointer=file.saver, store=file.store)
     agent.invoke(TEA, {"configurable": {"thread_id": "t"}}, context={"user_id": "ann"})
 
-    assert file.users() == {"ann"}
+    assert file.list_users() == {"ann"}
 
 
-def test_what_the_context_does_not_say_the_config_says(file: File) -> None:
-    """None is nothing said; a run without either is refused, and told of both."""
-    graph = file.graph(remember_turns(), context_schema=AsDataclass)
-    for context in (AsDataclass(), None):
+def test_config_is_used_if_context_has_no_user(file: DatabaseFile) -> None:
+    """A run without a user in either is refused, and the error names both."""
+    graph = file.build_graph(remember_turns(), context_schema=DataclassContext)
+    for context in (DataclassContext(), None):
         graph.invoke(TEA, BOB, context=context)
 
-    assert file.users() == {"bob"}
+    assert file.list_users() == {"bob"}
     with pytest.raises(InvalidConfig, match=r"no 'user_id'.* context=\{'user_id'.*configurable"):
-        graph.invoke(TEA, {"configurable": {"thread_id": "u"}}, context=AsDataclass())
+        graph.invoke(TEA, {"configurable": {"thread_id": "u"}}, context=DataclassContext())
 
 
 @pytest.mark.parametrize("user", ["", " ", "a\0b", 5, ["ann"]])
-def test_a_value_in_the_context_that_is_no_text_is_refused(file: File, user: Any) -> None:
-    """The config's user does not stand in for it."""
-    graph = file.graph(remember_turns())
+def test_invalid_user_in_context_is_refused(file: DatabaseFile, user: Any) -> None:
+    """The user of the config is not used instead."""
+    graph = file.build_graph(remember_turns())
     with pytest.raises(InvalidConfig, match="user_id"):
         graph.invoke(TEA, BOB, context={"user_id": user})
-    assert file.users() == set()
+    assert file.list_users() == set()
 
 
-def test_a_name_with_nul_in_the_context_is_not_another_users(file: File) -> None:
-    """langgraph would take the NUL out of metadata, which makes the name of somebody else."""
+def test_user_id_with_nul_in_context_is_refused(file: DatabaseFile) -> None:
+    """langgraph would remove the NUL from the metadata, which gives the name of another user."""
     with pytest.raises(InvalidConfig, match="NUL"):
-        file.graph(remember_turns()).invoke(
+        file.build_graph(remember_turns()).invoke(
             TEA, BOB, context={"user_id": "a\0nn"}, durability="exit"
         )
 
     assert read_existing_head(file.saver, "t").metadata.get("user_id") != "ann"
 
 
-def test_a_config_that_a_node_gives_is_no_runs(file: File) -> None:
-    """A node may look into another user's memories: its config says whose."""
-    profile = Profile(AsModel, file.store, key="about")
+def test_config_passed_by_node_precedes_context_of_run(file: DatabaseFile) -> None:
+    """A node may use another user's memories by passing a config."""
+    profile = Profile(ModelContext, file.store, key="about")
 
     def node(state: Any) -> None:
         remember("Bob likes tea.", config=BOB)
-        profile.set(AsModel(team="red"), {"configurable": {"user_id": "bob"}})
+        profile.set(ModelContext(team="red"), {"configurable": {"user_id": "bob"}})
 
-    file.graph(node).invoke(TEA, {"configurable": {"thread_id": "t"}}, context={"user_id": "ann"})
+    file.build_graph(node).invoke(
+        TEA, {"configurable": {"thread_id": "t"}}, context={"user_id": "ann"}
+    )
 
-    assert (file.users(), file.named()) == ({"bob"}, None)
+    assert (file.list_users(), file.read_thread_user()) == ({"bob"}, None)
 
 
-# -- whose the thread is
+# -- the user of a thread
 
 
-@pytest.mark.parametrize("how", ["sync", "async"])
+@pytest.mark.parametrize("call_mode", ["sync", "async"])
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
-def test_the_thread_is_the_users(file: File, durability: Any, how: str) -> None:
-    """Also after a run, an edit and a fork that name nobody, of another process; then a worker
-    extracts what was said since."""
-    graph = file.graph(view(use_memories()), reply, remember_turns())
+def test_thread_keeps_user_of_context_in_later_runs_without_user(
+    file: DatabaseFile, durability: Any, call_mode: str
+) -> None:
+    """Later runs, edits and forks in another process name nobody.
+
+    A worker still extracts for this user.
+    """
+    graph = file.build_graph(view(use_memories()), reply, remember_turns())
     config: Any = {"configurable": {"thread_id": "t"}}
-    invoked(graph, how, TEA, config, context={"user_id": "ann"}, durability=durability)
+    invoke_graph(graph, call_mode, TEA, config, context={"user_id": "ann"}, durability=durability)
     first = graph.get_state(config).config
 
-    assert file.named() == "ann"
+    assert file.read_thread_user() == "ann"
     file.reopen()
-    plain = file.graph(reply)
-    for at, text in ((config, "I like figs."), (config, "I like pears."), (first, "I like nuts.")):
-        plain.update_state(at, {"messages": [HumanMessage(text)]})
-        assert file.named() == "ann"
-    invoked(plain, how, {"messages": [HumanMessage("I like plums.")]}, config)
+    plain = file.build_graph(reply)
+    for position, text in (
+        (config, "I like figs."),
+        (config, "I like pears."),
+        (first, "I like nuts."),
+    ):
+        plain.update_state(position, {"messages": [HumanMessage(text)]})
+        assert file.read_thread_user() == "ann"
+    invoke_graph(plain, call_mode, {"messages": [HumanMessage("I like plums.")]}, config)
     file.saver.copy_thread("t", "copy")
 
-    assert file.due() == {"t": ("memories", "ann"), "copy": ("memories", "ann")}
+    assert file.list_due_namespaces() == {"t": ("memories", "ann"), "copy": ("memories", "ann")}
     with Background(Extraction(file.saver, file.store), pace=Pace(0)) as background:
         assert background.flush() == []
-    assert file.users() == {"ann"}
+    assert file.list_users() == {"ann"}
 
 
-def test_a_run_of_another_user_says_so_itself(file: File) -> None:
-    """By the context or the config: the thread is whose the newest run was."""
-    graph = file.graph(remember_turns())
+def test_thread_belongs_to_user_of_newest_run(file: DatabaseFile) -> None:
+    graph = file.build_graph(remember_turns())
     config: Any = {"configurable": {"thread_id": "t"}}
-    named = []
-    for given, context in ((config, {"user_id": "ann"}), (BOB, None), (config, {"user_id": "eve"})):
-        graph.invoke(TEA, given, context=context)
-        named.append(file.named())
+    users = []
+    for run_config, context in (
+        (config, {"user_id": "ann"}),
+        (BOB, None),
+        (config, {"user_id": "eve"}),
+    ):
+        graph.invoke(TEA, run_config, context=context)
+        users.append(file.read_thread_user())
 
-    assert named == ["ann", "bob", "eve"]
+    assert users == ["ann", "bob", "eve"]
 
 
-def test_a_thread_whose_graph_waits_for_an_answer(file: File) -> None:
-    """Its checkpoints name the user as soon as a step after the node is stored, whoever answers."""
-
+def test_interrupted_thread_keeps_user_of_context(file: DatabaseFile) -> None:
     def ask(state: Any) -> Any:
         return {"messages": [AIMessage(interrupt("Really?"))]}
 
     config: Any = {"configurable": {"thread_id": "t"}}
-    graph = file.graph(view(use_memories()), ask)
+    graph = file.build_graph(view(use_memories()), ask)
     graph.invoke(TEA, config, context={"user_id": "ann"})
-    waiting = file.named()
+    waiting = file.read_thread_user()
     file.reopen()
-    file.graph(view(use_memories()), ask).invoke(Command(resume="yes"), config)
+    file.build_graph(view(use_memories()), ask).invoke(Command(resume="yes"), config)
 
-    assert (waiting, file.named()) == ("ann", "ann")
+    assert (waiting, file.read_thread_user()) == ("ann", "ann")
 
 
-def test_a_node_of_a_subgraph_names_the_user_of_the_thread(file: File) -> None:
+def test_node_of_subgraph_stores_user_of_thread(file: DatabaseFile) -> None:
     inner = StateGraph(MessagesState).add_sequence([("look", view(use_memories()))])
-    graph = file.graph(inner.add_edge(START, "look").compile(), reply)
+    graph = file.build_graph(inner.add_edge(START, "look").compile(), reply)
     graph.invoke(TEA, {"configurable": {"thread_id": "t"}}, context={"user_id": "ann"})
 
-    assert file.named() == "ann"
+    assert file.read_thread_user() == "ann"
 
 
-def test_a_thread_without_a_user_is_reported_and_given_to_nobody(
-    file: File, caplog: pytest.LogCaptureFixture
+def test_thread_without_stored_user_is_reported_and_not_extracted(
+    file: DatabaseFile, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its run had a user by context, and no node of perdure; a later node makes it the user's."""
+    """Its run had a user in the context, but no node of perdure.
+
+    A later run with such a node stores the user.
+    """
     config: Any = {"configurable": {"thread_id": "t"}}
-    file.graph(reply).invoke(TEA, config, context={"user_id": "ann"})
-    file.graph(reply).invoke(TEA, {"configurable": {"thread_id": "quiet", "user_id": ""}})
+    file.build_graph(reply).invoke(TEA, config, context={"user_id": "ann"})
+    file.build_graph(reply).invoke(TEA, {"configurable": {"thread_id": "quiet", "user_id": ""}})
     extraction = Extraction(file.saver, file.store)
     caplog.set_level(logging.WARNING, "perdure.background")
     with Background(extraction, pace=Pace(0)) as background:
@@ -306,7 +328,7 @@ def test_a_thread_without_a_user_is_reported_and_given_to_nobody(
         with pytest.raises(InvalidConfig, match="no 'user_id'"):
             background.extract_now("t")
 
-    assert file.users() == set()
+    assert file.list_users() == set()
     assert "threads that name no user_id are not extracted: 1; pass this value" in caplog.text
-    file.graph(view(use_memories()), reply).invoke(TEA, config, context={"user_id": "ann"})
-    assert file.due() == {"t": ("memories", "ann")}
+    file.build_graph(view(use_memories()), reply).invoke(TEA, config, context={"user_id": "ann"})
+    assert file.list_due_namespaces() == {"t": ("memories", "ann")}
