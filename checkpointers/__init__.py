@@ -54,7 +54,7 @@ __all__ = [
     "title",
 ]
 # Remove the Postgres names from `__all__` if psycopg is not installed, so that `import *` works
-# without the extra `postgres`.
+# without the `postgres` extra.
 if find_spec("psycopg") is None:
     __all__[:] = [name for name in __all__ if not name.startswith("Postgres")]
 

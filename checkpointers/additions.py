@@ -90,7 +90,7 @@ class Additions:
         parent: Snapshot | None,
         merge: Merge | None,
     ) -> None:
-        """Set a checkpoint's reference to each channel value, and append new items to the logs.
+        """Set a checkpoint's reference to each channel value, appending new items to the logs.
 
         Args:
             snapshot: The checkpoint, without references.
@@ -112,8 +112,7 @@ class Additions:
         if parent is not None:
             for channel, version in snapshot.channel_versions.items():
                 # A graph that does not define this channel keeps the channel's version in the
-                # checkpoint, but not the channel's value. The value is therefore taken from the
-                # parent checkpoint.
+                # checkpoint but not its value, so the value is taken from the parent checkpoint.
                 if channel not in snapshot.references and parent.has_version(channel, version):
                     snapshot.inherit_channel(channel, parent)
         if merge is not None:
@@ -182,7 +181,7 @@ class Additions:
     def _append_delta_update_to_log(
         self, channel: str, update: ChannelUpdate, snapshot: Snapshot, parent: Snapshot | None
     ) -> ValueReference:
-        """Append the items that tasks have written to a `DeltaChannel` to the log of the channel.
+        """Append the items that tasks wrote to a `DeltaChannel` to the channel's log.
 
         Return the reference to the channel's value.
         """
@@ -231,7 +230,7 @@ class Additions:
         return [DELTA, [LIST, log.key, flatten_ranges(stored_ranges)]]
 
     def replace_write_by_reference(self, snapshot: Snapshot, write: Write) -> Write:
-        """Replace a pending write's value with a reference, if a log contains the value's items.
+        """Replace a pending write's value with a reference if a log contains the value's items.
 
         Args:
             snapshot: The checkpoint that contains the result of the write.
@@ -260,18 +259,18 @@ class Additions:
         ]
 
     def append_new_items(self, channel: str, parts: list[bytes | Range]) -> Ranges:
-        """Append the new items in `parts` to a channel's log, and return the ranges of all parts.
+        """Append the new items in `parts` to a channel's log, and return all parts as log ranges.
 
         Each element of `parts` is either the content of a new item or a range of existing log
         positions. If the result would have more ranges than `compute_max_range_count` allows,
-        neighbouring short ranges are replaced by one range of aliases. An alias is a log entry that
-        repeats an earlier item.
+        consecutive short ranges are replaced with a single range of aliases. An alias is a log
+        entry that repeats an earlier item.
         """
         log = self.thread.logs_by_channel[channel]
         return self._reduce_range_count(log, self._append_parts_to_log(log, parts))
 
     def _append_parts_to_log(self, log: ChannelLog, parts: Iterable[bytes | Range]) -> Ranges:
-        """Append the new items among `parts` to a log, and return ranges for all parts in order."""
+        """Append the new items in `parts` to a log, and return log ranges of all parts in order."""
         ranges = []
         for part in parts:
             if isinstance(part, bytes):
@@ -294,11 +293,11 @@ class Additions:
         self._rows.append((build_row_key(log.key, position), hashed, stored_at, body))
 
     def _reduce_range_count(self, log: ChannelLog, ranges: Ranges) -> Ranges:
-        """Return ranges with the same items as `ranges`, but at most the allowed number of ranges.
+        """Return log ranges with the same items as `ranges`, but no more ranges than allowed.
 
-        The allowed number of ranges is the result of `compute_max_range_count`. To reduce the
-        number of ranges, neighbouring short ranges are replaced by one range of aliases. An alias
-        is a log entry that repeats an earlier item.
+        The allowed number is computed by `compute_max_range_count`. To reduce the number of ranges,
+        consecutive short ranges are replaced with a single range of aliases. An alias is a log
+        entry that repeats an earlier item.
         """
         if len(ranges) <= MIN_RANGE_LIMIT or len(ranges) <= compute_max_range_count(
             count_positions(ranges)
@@ -334,7 +333,7 @@ class Additions:
 
 @dataclass(slots=True)
 class Commit:
-    """A planned transaction, and the changes to the cache that follow after its commit.
+    """A planned transaction and the cache changes to apply after it commits.
 
     Attributes:
         cache: The cache of threads.
@@ -371,10 +370,10 @@ class Commit:
     remaining_keys: list[int] = field(default_factory=list)
 
     def record_whether_head_has_writes(self, rows: list[Row]) -> None:
-        """Record in the `Head` object whether the new head checkpoint has pending writes.
+        """Store in the `Head` object whether the new head has pending writes.
 
-        `rows` are the rows that the first statement of the transaction has returned. The last
-        column of the first row says whether the new head has pending writes.
+        `rows` are the rows returned by the first statement of the transaction. The last column of
+        the first row indicates whether the new head has pending writes.
         """
         if self.head is not None and self.head.snapshot is self.snapshot:
             self.head.write_rows = None if rows[0][-1] else {}
@@ -412,7 +411,7 @@ class Commit:
     def _cache_written_row(
         self, checkpoint_ns: str, checkpoint_id: str, task_id: str, row: Row
     ) -> None:
-        """Cache the row of a task's pending writes, if the writes belong to the cached head."""
+        """Cache the row of a task's pending writes if they belong to the cached head."""
         thread = self.cache.get_thread(self.thread_id)
         head = thread.heads.get(checkpoint_ns) if thread is not None else None
         if head is None or head.snapshot is None or head.snapshot.checkpoint_id != checkpoint_id:
@@ -424,7 +423,7 @@ class Commit:
 def _extend_transcript(
     log: ChannelLog, former_ranges: Ranges, new_ranges: Ranges, first_new_position: int
 ) -> Ranges:
-    """Return the log ranges of a channel's transcript after the new items of a value are appended.
+    """Return the log ranges of a transcript, extended by the new items of a channel's value.
 
     Args:
         log: The log.
@@ -442,7 +441,7 @@ def _extend_transcript(
 
 
 def _resolve_aliases_to_item_positions(log: ChannelLog, ranges: Ranges) -> Ranges:
-    """Replace each alias in log ranges by the position of its original item."""
+    """Resolve aliases in log ranges to the positions of their original items."""
     originals: Ranges = []
     for start, stop in ranges:
         if start < ALIASES:
@@ -473,6 +472,6 @@ def cache_pending_writes(
 
 
 def _may_be_stored_in_log(write: Write) -> bool:
-    """Return whether the value of a pending write has a type whose items can be stored in a log."""
+    """Return whether a pending write's value has a type whose items can be stored in a log."""
     ref = write[2]
     return ref[:1] == MESSAGE if isinstance(ref, bytes) else ref[0] in LOG_KIND_BY_INLINE_KIND

@@ -126,7 +126,7 @@ def find_run_context(config: RunnableConfig) -> Any:
 
 
 def find_run_context_values(config: RunnableConfig, names: Iterable[str]) -> dict[str, Any]:
-    """Return the values that the run's `context` has under `names`.
+    """Return the values for `names` from the run's `context`.
 
     The run is found in `config`. The context of a run is a dict or an object with attributes. Names
     whose value in the context is None are omitted.
@@ -187,7 +187,7 @@ def _check_list_items(argument_name: str, values: object, item_type: type = obje
 
 
 def check_optional_text(argument_name: str, value: object) -> str | None:
-    """Return None for None, and check any other value with `check_storable_text`."""
+    """Check a value with `check_storable_text` unless it is None, and return it."""
     return None if value is None else check_storable_text(argument_name, value)
 
 

@@ -1,8 +1,8 @@
 """Store the server's assistants, with their versions, in the checkpointer's database.
 
-The content of each version of an assistant comes from a client. The content of an assistant is
-encrypted if the database has an encryption key. A stored version of an assistant never changes. An
-update of an assistant adds a version.
+Clients supply the content of each version of an assistant. An assistant's content is encrypted if
+the database has an encryption key. A stored version of an assistant never changes. Updating an
+assistant adds a new version.
 """
 
 from __future__ import annotations

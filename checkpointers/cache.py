@@ -2,11 +2,11 @@
 
 The cache is never the source of truth. An item at a log position never changes, so a cached item
 stays valid when other processes write to the database. A cached item becomes stale only when items
-are deleted from its thread. Each deletion from a thread increments the `generation` of the thread,
-and every read compares the cached `generation` with the stored `generation`. A new checkpoint is
-planned from a cached head. The planned checkpoint is stored only if the thread's version token in
-the database still equals the version token that was cached with the head. Each transaction that
-changes a thread changes the version token of the thread.
+are deleted from its thread. Each deletion from a thread increments the thread's `generation`, and
+every read compares the cached `generation` with the stored one. The write plan for a new checkpoint
+is built from a cached head. The plan is committed only if the thread's version token in the
+database still equals the token cached with the head. Each transaction that changes a thread changes
+the version token of the thread.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from typing import Any, Final, NamedTuple
 from perdure.checkpointers.manifest import ALIASES, DELTA, Ranges, count_positions
 from perdure.storage.flow import Row
 
-# The cache computes its total size each time it has received this number of requests.
+# Number of requests after which the cache recomputes its total size.
 _WEIGH_EVERY: Final = 64
-# Estimated size in bytes of a cached thread without the items of its logs.
+# Estimated size in bytes of a cached thread, excluding the items of its logs.
 _THREAD_OVERHEAD: Final = 10_000
-# Maximum number of heads that are cached for each thread. The number of cached checkpoints with
-# pending writes has the same limit.
+# Maximum number of heads cached per thread. The same limit applies to the cached checkpoints with
+# pending writes.
 _RECENT: Final = 16
-# Maximum number of threads that are remembered as threads with overlapping runs. Overlapping runs
-# are logged only once for each remembered thread.
+# Maximum number of threads remembered as having overlapping runs. An overlap is logged only once
+# per remembered thread.
 _MAX_OVERLAPPED: Final = 1024
-# Mask for the bits of a checkpoint's row key that contain the sequence number of the checkpoint.
+# Mask for the bits of a checkpoint's row key that hold the checkpoint's sequence number.
 _SEQ_MASK: Final = 0xFFFFFFFF
-# Estimated memory in bytes that a cached item needs in addition to its content.
+# Estimated memory overhead of a cached item in bytes, excluding its content.
 _ITEM_OVERHEAD: Final = 300
 
 UNREAD_STEP: Final = -1 << 31
@@ -85,8 +85,8 @@ class ChannelLog:
     def __init__(self, key: int, name: str, cached: ChannelLog | None = None) -> None:
         """Create the cached part of a log.
 
-        If `cached` is given, the new object starts with a copy of the items in `cached`, which is
-        an older object for the same log.
+        `cached` is an older object for the same log. If it is given, its items are copied to the
+        new object.
         """
         self.key = key
         self.name = name
@@ -120,14 +120,14 @@ class ChannelLog:
         return all(map(self.items.__contains__, range(start, stop)))
 
     def has_items(self, start: int, stop: int, items: list[bytes]) -> bool:
-        """Return whether the cached items from `start` to `stop` are equal to the list `items`."""
+        """Return whether the cached items from `start` to `stop` equal `items`."""
         get_item = self.items.get if start < ALIASES else self.get
         return list(map(get_item, range(start, stop))) == items
 
     def get(self, position: int) -> bytes | None:
         """Return the item at a log position, or None if the item is not cached.
 
-        If the position belongs to an alias, the item that the alias repeats is returned.
+        If the position belongs to an alias, the original item is returned.
         """
         return self.items.get(self.origin_position(position))
 
@@ -139,7 +139,7 @@ class ChannelLog:
         return list(map(self.items.__getitem__, item_positions))
 
     def has_no_repeats(self, ranges: Ranges) -> bool:
-        """Return whether each item occurs only once in log ranges, also if aliases are resolved.
+        """Return whether no item occurs more than once in log ranges, after resolving aliases.
 
         All aliases in `ranges` must be cached. An alias is a log entry that repeats an earlier
         item.
@@ -157,7 +157,7 @@ class ChannelLog:
     def find_position(self, item: bytes) -> int | None:
         """Return the log position of an item that equals `item`, or None.
 
-        The search covers the cached items and the new items that are planned and not committed yet.
+        The search covers cached items as well as new items that are planned but not yet committed.
         """
         if self._indexed != len(self.items):
             for position in list(self.items)[self._indexed :]:
@@ -169,7 +169,8 @@ class ChannelLog:
         """Cache an item, and return the number of bytes by which the cache grows."""
         if position in self.items:
             return 0
-        # If the index is not up to date, `find_position` adds the item to the index later.
+        # If the index is out of date, `find_position` adds the missing items when it is next
+        # called.
         if self._indexed == len(self.items):
             self._index.setdefault(item, position)
             self._indexed += 1
@@ -179,7 +180,7 @@ class ChannelLog:
     def find_stored_position(self, item: bytes) -> int | None:
         """Return the log position of a cached item that equals `item`, or None.
 
-        The search ignores items that are planned and not committed yet.
+        The search ignores items that are planned but not yet committed.
         """
         position = self.find_position(item)
         if position is None or self.items.get(position) != item:
@@ -195,7 +196,7 @@ class ChannelLog:
         return position
 
     def origin_position(self, position: int) -> int:
-        """Return the original position of an alias, or return the position of an item unchanged.
+        """Resolve an alias to the position of its original item. Return other positions unchanged.
 
         An alias is a log entry that repeats an earlier item.
         """
@@ -247,10 +248,9 @@ class Snapshot:
         return channel in self.references and self.channel_versions.get(channel) == version
 
     def stored_channels(self) -> frozenset[str]:
-        """Return the channels whose values the checkpoint stores.
+        """Return the channels whose values are stored with the checkpoint.
 
-        A channel is not returned if its value is not stored, and must be replayed from pending
-        writes.
+        Channels whose values must be replayed from pending writes are omitted.
         """
         return frozenset(channel for channel, ref in self.references.items() if ref[0] != DELTA)
 
@@ -287,8 +287,8 @@ class Head:
 class Thread:
     """The cached data of one thread.
 
-    The cached data is valid as long as the attributes `key` and `generation` equal the columns of
-    the thread's row in the database.
+    The cached data is valid as long as `key` and `generation` match the thread's row in the
+    database.
 
     Attributes:
         key: The key of the thread's row, or 0 for a new thread.
@@ -347,10 +347,9 @@ class Thread:
     def get_or_add_log(
         self, log_key: int, channel: str, cached_thread: Thread | None = None
     ) -> ChannelLog:
-        """Return the log with the key `log_key`, and create it if the cache has no such log.
+        """Return the log with the key `log_key`, creating it if it is not cached.
 
-        If the log is created and `cached_thread` has an object for this log, the items of that
-        object are copied.
+        A newly created log starts with a copy of the items that `cached_thread` holds for it.
         """
         log = self.logs.get(log_key)
         if log is None:
@@ -368,14 +367,12 @@ class Thread:
     def committed_heads_by_namespace(self, expected_version_token: int) -> dict[str, Head]:
         """Return the committed head of each namespace, or an empty dict if heads may be stale.
 
-        The cached heads may be stale if the conversation thread's version token is not
-        `expected_version_token`. An empty dict is also returned if another OS thread is planning a
-        write to this conversation thread at the moment. The caller uses the heads only to plan new
-        checkpoints whose parents are these heads, so the heads are returned without their pending
-        writes.
+        If the conversation thread's version token differs from `expected_version_token`, the cached
+        heads may be stale. An empty dict is also returned while another OS thread is planning a
+        write to this conversation thread. The heads are returned without their pending writes,
+        because the caller uses them only as parents of new checkpoints.
         """
-        # If the lock is not free, another OS thread is planning a write to this conversation
-        # thread.
+        # If the lock is held, another OS thread is planning a write to this conversation thread.
         if not self.lock.acquire(blocking=False):
             return {}
         try:
@@ -391,9 +388,9 @@ class Thread:
             self.lock.release()
 
     def committed_snapshot(self, checkpoint_ns: str, checkpoint_id: str) -> Snapshot | None:
-        """Return the cached head of a namespace if its id is `checkpoint_id`, else None.
+        """Return the cached head of a namespace if its id is `checkpoint_id`, otherwise None.
 
-        A head that is not committed yet is not returned.
+        Heads that have not been committed yet are not returned.
         """
         head = self.heads.get(checkpoint_ns)
         snapshot = head.snapshot if head is not None and not head.is_uncommitted else None
@@ -416,9 +413,8 @@ class KeyBlock:
     """A block of row keys that the database has reserved for new threads, namespaces and logs.
 
     The database reserves many keys at once, so the rows of a new checkpoint can refer to each other
-    before any row is stored. No key is used twice. A later reservation always returns higher keys
-    than an earlier reservation. If the process ends before it has used all reserved keys, the
-    remaining keys are never used.
+    before any row is stored. No key is used twice. Each reservation returns higher keys than all
+    earlier reservations. Keys that are still reserved when the process ends are never used.
     """
 
     def __init__(self) -> None:
@@ -436,12 +432,12 @@ class KeyBlock:
             return keys
 
     def discard_keys(self) -> None:
-        """Discard all reserved keys, because other rows in the database may have the same keys."""
+        """Discard all reserved keys, because other rows in the database may already use them."""
         with self._lock:
             self._left = []
 
     def replace_keys(self, new_keys: list[int]) -> None:
-        """Replace the reserved keys with `new_keys`, unless the keys in `new_keys` are lower."""
+        """Replace the reserved keys with `new_keys`, unless the new keys are lower."""
         with self._lock:
             if new_keys > self._left:
                 self._left = new_keys
@@ -450,8 +446,7 @@ class KeyBlock:
 class Cache:
     """The cached threads of a process.
 
-    If the cached threads exceed the memory limit, the least recently used threads are dropped from
-    the cache.
+    If the cached threads exceed the memory limit, the least recently used threads are evicted.
 
     Args:
         limit_bytes: The approximate maximum memory of the cached data, in bytes.
@@ -472,18 +467,17 @@ class Cache:
     def get_or_add_thread(
         self, thread_id: str, key: int, generation: int, newest_removal: int
     ) -> Thread:
-        """Return the cached thread if its data is current, or else a `Thread` object without data.
+        """Return the cached thread if it is up to date, otherwise a new `Thread` without data.
 
-        The data of a cached thread is current if the thread has the key `key` and the generation
-        `generation`.
+        A cached thread is up to date if its key and generation match the arguments.
         """
         with self._lock:
             thread = self._threads.get(thread_id)
             if thread is None or thread.key != key or thread.generation < generation:
                 thread = self._threads[thread_id] = Thread(key, generation, newest_removal)
             elif thread.generation > generation:
-                # The caller reads a snapshot of the database that is older than the cached data.
-                # Return a new `Thread` without data, and keep the cached thread.
+                # The caller's database snapshot is older than the cached data, so return a new
+                # `Thread` without data and keep the cached one.
                 return Thread(key, generation, newest_removal)
             self._mark_used_while_locked(thread_id)
             return thread
@@ -495,7 +489,7 @@ class Cache:
             self._mark_used_while_locked(thread_id)
 
     def record_run_overlap_if_new(self, thread_id: str) -> bool:
-        """Record that runs of a thread overlap, and return True if no overlap was recorded yet."""
+        """Record that runs of a thread overlap, and return whether the overlap is the first one."""
         with self._lock:
             is_first = thread_id not in self._overlapped
             self._overlapped[thread_id] = None
@@ -523,7 +517,8 @@ class Cache:
     def invalidate_heads(self, thread_id: str) -> None:
         """Drop the cached heads of a thread.
 
-        Until the heads are read again, no new checkpoint of the thread is planned from the cache.
+        Until the heads have been reloaded, the cache is not used to plan new checkpoints of the
+        thread.
         """
         thread = self._threads.get(thread_id)
         if thread is not None:

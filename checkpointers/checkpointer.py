@@ -1,7 +1,7 @@
 """Add perdure's own methods to langgraph's saver: inspect, lock, change and delete threads.
 
 The modules `threads` and `differences` read from the database, and the modules `maintenance` and
-`erasure` delete from it. The code of these modules is the same for all database drivers.
+`erasure` delete from it. These modules are shared by all database drivers.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ from perdure.storage.database import Lock, make_async_twin
 from perdure.storage.flow import fetch_rows, sum_by_month
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
-# Annotations in the class `Checkpointer` use the alias `_List`, because `list` is a method of the
-# class.
+# Annotations in the class `Checkpointer` use the alias `_List`, because the class has a method
+# named `list`.
 _List = list
-# how many erasures and deletions were recorded for a thread id
+# The number of erasures and deletions that have been recorded for a thread id.
 RemovalCount = int
 
 
 class Checkpointer(CheckpointSaver):
     """A checkpointer that stores its data in a database.
 
-    The checkpointer owns and closes the database. Users do not create a `Checkpointer` directly.
-    Users create a `SQLiteCheckpointer` or a `PostgresCheckpointer`.
+    The checkpointer owns and closes the database. Users do not instantiate `Checkpointer` directly,
+    but one of its subclasses, `SQLiteCheckpointer` or `PostgresCheckpointer`.
     """
 
     def _create_components(self) -> None:
@@ -75,10 +75,10 @@ class Checkpointer(CheckpointSaver):
     def lock(self, thread_id: str, *, timeout_s: float | None = None) -> Lock:
         """Return a lock for `with` and `async with`, to run one turn of a thread at a time.
 
-        The lock of a thread works across OS threads, event loops and processes of this machine. If
-        a process ends, the locks that the process holds are released. The lock is advisory, which
-        means that a run can use the thread without the lock. The documentation of `put` says what
-        happens when runs of the same thread overlap. For example, use the lock as follows.
+        A thread's lock works across OS threads, event loops and processes on the same machine. When
+        a process ends, its locks are released. The lock is advisory, which means that a run can use
+        the thread without acquiring the lock. See `put` for what happens when runs of the same
+        thread overlap. For example, use the lock as follows.
 
         Raises:
             InvalidConfig: The thread_id is not valid.
@@ -154,8 +154,8 @@ class Checkpointer(CheckpointSaver):
         langgraph stores the value of a `DeltaChannel` only in some checkpoints, as a snapshot that
         `get_tuple` returns. At a checkpoint without a snapshot, langgraph applies the channel's
         reducer to the writes that tasks have made since the last snapshot. If the channel contains
-        messages, perdure can compute its value without the graph. If the channel contains other
-        values and the checkpoint has no snapshot, the returned value is None.
+        messages, perdure can compute its value without the graph. If the channel contains anything
+        other than messages and the checkpoint has no snapshot, the returned value is None.
 
         Args:
             thread_id: The thread.
@@ -251,9 +251,8 @@ class Checkpointer(CheckpointSaver):
         """Return whether a thread waits for an answer, is unfinished, or is idle.
 
         The status is computed from a checkpoint and its pending writes. If no `checkpoint_id` is
-        passed, the head of the thread is used. Computing the status does not need the graph. The
-        status can also be computed for a checkpoint that a checkpointer of another library has
-        written.
+        passed, the thread's head is used. Computing the status does not need the graph, and also
+        works for a checkpoint written by another library's checkpointer.
 
         Raises:
             UnknownThread: There is no such thread or namespace.
@@ -322,7 +321,7 @@ class Checkpointer(CheckpointSaver):
         checkpoint_ns: str = "",
         limit: int = 20,
     ) -> _List[StateDifference]:
-        """Return the differences between checkpoints, without reading the whole values of channels.
+        """Return the differences between checkpoints, without reading entire channel values.
 
         Args:
             thread_id: The thread.
@@ -368,7 +367,7 @@ class Checkpointer(CheckpointSaver):
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread and free its disk space. An unknown id is not an error.
 
-        If a run of the deleted thread is in progress, the run cannot store anything more and fails
+        A run of the deleted thread that is still in progress cannot store anything more and fails
         with `ThreadDeleted`.
         """
         self._maintenance.delete_threads([thread_id])
@@ -401,19 +400,17 @@ class Checkpointer(CheckpointSaver):
 
         The erased messages are removed from all checkpoints in all namespaces, from the history,
         from pending writes and from values of any other channel. If a message is stored in several
-        versions, all versions are removed. The tool calls of the erased messages are removed
-        together with the messages. Quotations of the erased messages are also removed
-        (docs/erasure.md). A stored message without an id is removed if its content equals that of
-        an erased message. A pending task that quotes an erased message is cancelled, and the report
-        names the task. If an erased message contains a tool call, the tool message with the result
-        is kept, unless the id of the tool message is erased as well. The thread can continue.
-        Unknown ids are not an error.
+        versions, all versions are removed. Tool calls in the erased messages are removed with them.
+        Quotations of the erased messages are also removed (docs/erasure.md). A stored message
+        without an id is removed if its content equals that of an erased message. A pending task
+        that quotes an erased message is cancelled, and the report names the task. If an erased
+        message contains a tool call, the tool message with the result is kept, unless the id of the
+        tool message is erased as well. The thread can continue. Unknown ids are not an error.
 
-        `erase` does not change copies of the thread, and does not find paraphrases of the erased
-        messages. A run that is in progress still has the erased messages in memory. The erased
-        messages are removed from everything that the run stores later. If the whole thread is
-        erased, a run in progress fails with `ThreadDeleted`. Other writers wait while the database
-        file is rewritten.
+        `erase` leaves copies of the thread unchanged and cannot detect paraphrases of the erased
+        messages. A run in progress still has the erased messages in memory, but they are removed
+        from everything that the run stores later. If the whole thread is erased, a run in progress
+        fails with `ThreadDeleted`. Other writers wait while the database file is rewritten.
 
         Args:
             thread_id: The thread.
@@ -440,11 +437,11 @@ class Checkpointer(CheckpointSaver):
     aerase = make_async_twin(erase)
 
     def removals(self, thread_id: str) -> RemovalCount:
-        """Return how many erasures and deletions were recorded for a thread id.
+        """Return how many erasures and deletions have been recorded for a thread id.
 
-        A program that processes messages of the thread can use the returned number to find out
-        which messages were erased in the meantime. Call `removals` before you read the messages,
-        and later pass the returned number to `removed` as `since`.
+        Use the number to find out which messages were erased while a program was processing them.
+        Call `removals` before reading the messages, and later pass the returned number to `removed`
+        as `since`.
         """
         thread_id = check_thread_id(thread_id)
         return self.database.read(lambda: self._removals.count_removals(thread_id))
@@ -485,12 +482,11 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[bool]:
         """Return for each message whether it was added by a run that started after `moment`.
 
-        The run must have been executed on the database of this checkpointer. The result for a
-        message is False if the message was added by an update of the state, an import, a merge or a
-        copy. The result for a message is also False if it is not certain which run has added the
-        message. For example, the run that added a message is not certain if the checkpoint before
-        the message was pruned. A run that resumes an interrupted run is treated as a part of the
-        interrupted run.
+        Only runs that used this checkpointer's database count. The result is False for a message
+        that was added by a state update, an import, a merge or a copy. The result is also False if
+        it is unknown which run added the message, for example because the checkpoint before the
+        message was pruned. A run that resumes an interrupted run counts as part of the interrupted
+        run.
 
         Args:
             thread_id: The thread.
@@ -580,10 +576,9 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[ThreadInfo]:
         """Delete threads whose conversation has not continued since the time `before`.
 
-        A thread is deleted if the head of the thread has a time in `ts` that is earlier than
-        `before`. An import does not change the `ts` of checkpoints, so an imported thread can be
-        deleted although it was imported after `before`. Each thread is checked again in the
-        transaction that deletes it.
+        A thread is deleted if the `ts` of its head is earlier than `before`. An import preserves
+        the `ts` of checkpoints, so a thread can be deleted even if it was imported after `before`.
+        Each thread is checked again in the transaction that deletes it.
 
         Args:
             before: Threads whose head is older than this time are deleted.
@@ -626,13 +621,13 @@ class Checkpointer(CheckpointSaver):
     ) -> ImportReport:
         """Import a database of langgraph's own saver, or all threads of another checkpointer.
 
-        The source is only read. The imported threads, namespaces, checkpoints and pending writes
-        have the same ids as in the source. An interrupted import can be repeated. Each checkpoint
-        that is imported from langgraph's own saver is read back after it is stored, and compared
-        with the source. Existing checkpoints are kept. Threads of another checkpointer are copied
-        as stored bytes, and their values are not decoded. If a thread exists in both databases, and
-        the thread has continued in only one of them, the continued version is kept. The import
-        needs enough memory for the largest thread.
+        The source is only read. Imported threads, namespaces, checkpoints and pending writes keep
+        their ids from the source. An interrupted import can be repeated. Each checkpoint imported
+        from langgraph's own saver is read back after it is stored and compared with the source.
+        Existing checkpoints are kept. Threads of another checkpointer are copied as stored bytes,
+        and their values are not decoded. If a thread exists in both databases but has continued in
+        only one of them, the continued version is kept. The import needs enough memory for the
+        largest thread.
 
         Args:
             source: The path of a file, a Postgres DSN, or an open checkpointer.
@@ -663,9 +658,8 @@ class Checkpointer(CheckpointSaver):
     ) -> ImportReport:
         """See `import_from`.
 
-        If the call of `aimport_from` is cancelled, the import stops before it stores another
-        checkpoint. If the source is a checkpointer, a cancelled import stops before it copies the
-        next thread.
+        If the `aimport_from` call is cancelled, the import stops before storing another checkpoint.
+        If the source is a checkpointer, a cancelled import stops before copying the next thread.
         """
         make = partial(self._build_importer, source, serde, names, max_value_bytes)
         importer = await asyncio.to_thread(make)

@@ -1,4 +1,4 @@
-"""Encode values as bytes, and decode the bytes.
+"""Encode values as bytes, and decode them again.
 
 With langgraph's `JsonPlusSerializer`, messages are encoded in a compact form (module `messages`),
 because most stored values are messages. Values that are not messages are encoded as msgpack (module
@@ -56,24 +56,24 @@ from perdure.errors import CorruptRecord, ForbiddenType, SerializationError, Uns
 # compact form have no such first byte.
 _FORM_CODES: Final = {"msgpack": 16, "null": 17, "bytes": 18, "bytearray": 19}
 _FORM_NAMES: Final = {code: name for name, code in _FORM_CODES.items()}
-# First byte of a value whose encoding has no code in `_FORM_CODES`. The second byte is the length
-# of the encoding's name, and the name follows.
+# First byte of a value whose encoding has no code in `_FORM_CODES`. It is followed by one byte with
+# the length of the encoding's name, and by the name itself.
 _OTHER_FORM: Final = 31
 _PLAIN: Final = b"\x10"  # "msgpack"
-# First byte of a message in compact form. The compact form is a msgpack array of two elements.
+# First byte of a message in compact form, which is a msgpack array of two elements.
 MESSAGE: Final = b"\x92"
 _MESSAGES: Final = frozenset(CLASSES.values())
 _NULL: Final = b"\x11"
 # Types that langgraph's serializer does not encode as msgpack.
 _SERIALIZER_TYPES: Final = (bytes, bytearray, NoneType)
 _log = logging.getLogger("perdure")
-# Maximum number of steps in the path to an invalid value that an error message shows. To find each
-# step of the path, all parts of a value are encoded again, so the number of steps is limited.
+# Maximum number of steps in the path to an invalid value that an error message shows. The number is
+# limited because finding each step requires encoding all parts of a value again.
 _MAX_STEPS: Final = 20
 
 
 class Codec:
-    """Encodes values for storage with one serializer, and decodes stored values.
+    """Encodes values for storage and decodes stored values, using one serializer.
 
     Args:
         serde: The serializer. Of langgraph's own serializer, only the allowlist and
@@ -90,8 +90,7 @@ class Codec:
         self._allowlist = Allowlist(serde, types) if type(serde) is JsonPlusSerializer else None
         self.former_names = types.build_former_name_tables() if self._allowlist is not None else []
         self.packs_messages = self._allowlist is not None
-        # The path of the first value in which a lone surrogate was replaced, or `""` if no
-        # surrogate was replaced.
+        # Path of the first value in which a lone surrogate was replaced, or `""` if there was none.
         self.replaced_path = ""
         self.is_replacement_logged = False
 
@@ -127,7 +126,7 @@ class Codec:
             return self._encode_or_explain(value, get_path, exact=exact)
 
     def _encode_message_as_read_back(self, stored: bytes) -> bytes:
-        """Return the bytes that result if an encoded message is decoded and then encoded again."""
+        """Decode an encoded message, encode it again, and return the resulting bytes."""
         if stored[:1] != _PLAIN:
             return stored
         value = self.decode(stored)
@@ -160,7 +159,7 @@ class Codec:
     ) -> bytes:
         """Encode a value.
 
-        Errors that the serializer or the `Converter` raises are not changed.
+        Errors raised by the serializer or the `Converter` are propagated unchanged.
         """
         if self._allowlist is None or isinstance(value, _SERIALIZER_TYPES):
             name, data = self.serde.dumps_typed(value)
@@ -190,7 +189,7 @@ class Codec:
         return self.load_with_serializer(name, data)
 
     def load_with_serializer(self, form_name: str, data: bytes) -> Any:
-        """Decode bytes that the serializer or this codec has encoded as `form_name`.
+        """Decode bytes that the serializer or this codec encoded as `form_name`.
 
         Args:
             form_name: The name of the form, such as "msgpack".
@@ -251,8 +250,7 @@ class Codec:
         """Encode one value for comparison; see `encode_for_comparison`."""
         if self.packs_messages and (packed := _encode_if_all_plain([value])) is not None:
             return packed[0]
-        # Convert a bytearray to bytes. The serializer makes the same conversion for a bytearray in
-        # a list.
+        # Convert a bytearray to bytes, as the serializer does for a bytearray in a list.
         if type(value) is bytearray:
             value = bytes(value)
         return self._encode_or_explain(value, lambda: get_path(index))
@@ -260,12 +258,12 @@ class Codec:
     def encode_for_storage(
         self, value: Any, encoding_for_comparison: bytes, get_path: Callable[[], str]
     ) -> bytes:
-        """Return the bytes that are stored for a value, given its encoding for comparison.
+        """Return the bytes to store for a value, given its encoding for comparison.
 
-        The result usually equals `encoding_for_comparison`, the bytes that `encode_for_comparison`
-        returned for the value. The validation of a message class may change a message when its
-        bytes are decoded. The stored bytes are the encoding of the changed message, so that loading
-        the message and storing it again gives the same bytes.
+        The result is usually `encoding_for_comparison` itself. However, decoding a message can
+        change it, because its class validates the fields. In this case the stored bytes are the
+        encoding of the changed message, so that loading the message and storing it again gives the
+        same bytes.
 
         Args:
             value: The value.
@@ -284,15 +282,15 @@ class Codec:
     def iter_former_encodings(self, value: Any, stored: bytes) -> Iterator[bytes]:
         """Yield the encodings of a value under the earlier names of its classes.
 
-        A caller can use the earlier encodings to find items that were stored before a class was
-        renamed. Without the encodings under earlier class names, a thread would store all objects
-        of a renamed class again.
+        The earlier encodings make it possible to find items that were stored before a class was
+        renamed. Without them, renaming a class would cause all of its objects in a thread to be
+        stored again.
         """
         for names in self.former_names:
             if not any(name.encode() in stored for _, name in names):
                 continue
-            # Ignore errors. The value has already been encoded under its current class names, so
-            # the thread can be stored even if an encoding under earlier class names fails.
+            # Ignore errors, because the value has already been encoded under its current class
+            # names. The thread can be stored even if an encoding under earlier class names fails.
             with suppress(Exception):
                 former = _PLAIN + Converter(self._allowlist, former=names).pack(value)  # type: ignore[arg-type]
                 if former != stored:
@@ -308,8 +306,8 @@ class Codec:
         if kinds == {MESSAGE}:
             return unpack_messages(stored)
         if kinds == {_PLAIN} and self.packs_messages:
-            # `unpack_all` raises ValueError if a value contains a msgpack extension. After a
-            # ValueError, each value is decoded separately.
+            # If a value contains a msgpack extension, `unpack_all` raises ValueError, and each
+            # value is then decoded separately.
             with suppress(ValueError):
                 return unpack_all([item[1:] for item in stored])
         return [*map(self.decode, stored)]
@@ -439,11 +437,10 @@ def _build_forbidden_type_error(type_name: tuple[str, ...], location: str) -> Fo
 
 
 class ValuesAsEncoded(Sequence[Any]):
-    """A sequence that returns messages as they were when they were encoded.
+    """A sequence of values whose messages are decoded from their encoding on each access.
 
-    Each access to a message decodes the message from its stored encoding, so later changes of the
-    original message object are not visible. All values that are not messages are returned
-    unchanged.
+    Later changes to the original message objects are therefore not visible. All values that are not
+    messages are returned unchanged.
     """
 
     def __init__(self, values: Sequence[Any], encoded: list[bytes]) -> None:

@@ -13,10 +13,10 @@ class _CollectorPause:
     """A context manager that pauses Python's cyclic garbage collector.
 
     By default, Python runs the garbage collector after every 700 new container objects. While
-    messages are decoded, the garbage collector would find nothing to free (docs/decisions/0003).
-    The context manager sets the threshold of the garbage collector to 0, which stops automatic
-    garbage collections. `gc.disable()` is not called, because the application decides whether the
-    garbage collector is enabled.
+    messages are decoded, a garbage collection would free nothing (docs/decisions/0003). The context
+    manager sets the garbage collector's threshold to 0, which stops automatic garbage collections.
+    `gc.disable()` is not called, because whether the garbage collector is enabled is up to the
+    application.
     """
 
     def __init__(self) -> None:
@@ -44,16 +44,16 @@ class _CollectorPause:
                 self._paused = max(0, self._paused - 1)
 
     def _restore_thresholds(self) -> None:
-        # If the collector's threshold is not 0, the application has changed the threshold while the
-        # collector was paused. The threshold of the application is kept.
+        # A nonzero threshold means that the application changed the garbage collector's threshold
+        # during the pause, so the application's threshold is kept.
         if gc.get_threshold()[0] == 0:
             gc.set_threshold(*self._thresholds)
 
     def reset_after_fork(self) -> None:
         """End the pause in a forked process.
 
-        The OS threads that paused the garbage collector do not exist in a forked process, so no OS
-        thread of the forked process would end the pause.
+        The OS threads that paused the garbage collector do not exist in a forked process, so the
+        pause would never end there.
         """
         if self._paused:
             self._restore_thresholds()

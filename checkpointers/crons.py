@@ -20,7 +20,7 @@ class CronTable(ServerTable):
     """Reads and writes the table of crons in a checkpointer's database."""
 
     async def get(self, cron_id: str) -> CronRow | None:
-        """Return the cron with an id, or None if there is no cron with this id."""
+        """Return the cron with the given id, or None if it does not exist."""
         crons = await self._read_crons("one_cron", cron_id)
         return crons[0] if crons else None
 
@@ -64,7 +64,7 @@ class CronTable(ServerTable):
         await self._write_cron(cron, "advance_cron", next_at, cron.cron_id, cron.next_at)
 
     async def list_not_due_before(self, moment: float) -> list[CronRow]:
-        """Return the crons whose next run is due after `moment`, and the crons without a next run.
+        """Return the crons whose next run is due after `moment` or that have no next run.
 
         Damaged rows are left out.
 

@@ -1,13 +1,13 @@
-"""Compute the log items of a `DeltaChannel`, whose value langgraph replays from task writes.
+"""Compute which log items make up the value of a `DeltaChannel`.
 
-langgraph stores the value of a `DeltaChannel` only from time to time, as a snapshot. A checkpoint
-may be stored without a snapshot of a changed `DeltaChannel`. If a checkpoint has no snapshot of a
-changed `DeltaChannel`, the values that tasks have written to the channel since the parent
-checkpoint are added to the channel's log and to the transcript. For a channel of messages, perdure
-computes which log items make up the channel's value, by applying message ids, `RemoveMessage` and
-`REMOVE_ALL_MESSAGES` as langgraph does. If the channel contains values that are not messages, the
-value of the channel is unknown until the next snapshot, because a checkpointer cannot call the
-reducer of the graph.
+langgraph stores a snapshot of a `DeltaChannel`'s value only from time to time, and otherwise
+replays the value from task writes. A checkpoint can therefore be stored without a snapshot of a
+changed `DeltaChannel`. If a checkpoint has no snapshot of a changed `DeltaChannel`, the values that
+tasks have written to the channel since the parent checkpoint are added to the channel's log and to
+the transcript. For a channel of messages, perdure computes which log items make up the channel's
+value, by applying message ids, `RemoveMessage` and `REMOVE_ALL_MESSAGES` as langgraph does. If the
+channel contains values that are not messages, the value of the channel is unknown until the next
+snapshot, because a checkpointer cannot call the reducer of the graph.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COUNTERS: Final = "counters_since_delta_snapshot"
 """The metadata key that lists the `DeltaChannel`s without a snapshot at a checkpoint."""
 # The value of langgraph's constant `langgraph.graph.message.REMOVE_ALL_MESSAGES`.
 _REMOVE_ALL: Final = "__remove_all__"
-# The JSON form of langgraph's `Overwrite` is a dict with this string as its only key.
+# The only key of the dict that represents langgraph's `Overwrite` in JSON.
 _OVERWRITE: Final = "__overwrite__"
 _PAIR_KEYS: Final = frozenset({str, int})
 _NUMBERS: Final = frozenset({int, float, bool})
@@ -80,7 +80,7 @@ class ChannelUpdate:
         return any(entry.clears for entry in self.entries)
 
     def list_new_items_and_log_ranges(self, log: ChannelLog) -> list[bytes | Range]:
-        """Return the added items in order, each as its bytes or as its log position.
+        """Return the added items in order, each as its bytes or its log position.
 
         For an item that the log already contains, the range `(position, position + 1)` is returned.
         An item that the log does not contain yet is returned as bytes.
@@ -93,7 +93,7 @@ class ChannelUpdate:
         return parts
 
     def compute_value_ranges(self, added_position_by_entry: Sequence[int | None]) -> Ranges:
-        """Return the log ranges that make up the channel's value after this update is applied.
+        """Return the log ranges that make up the channel's value after applying this update.
 
         Args:
             added_position_by_entry: For each entry, the log position of the item that the entry
@@ -132,7 +132,7 @@ class ChannelUpdate:
 
 @dataclass(slots=True)
 class DeltaWrites:
-    """Updates of `DeltaChannel`s that result from the pending writes of a parent checkpoint.
+    """`DeltaChannel` updates, computed from the pending writes of a parent checkpoint.
 
     Attributes:
         updates: The update of each `DeltaChannel` without a snapshot, by channel.
@@ -157,7 +157,7 @@ def plan_channel_update(
     base: Ranges | None,
     has_messages: bool | None,
 ) -> ChannelUpdate:
-    """Build a `ChannelUpdate` from the values that tasks have written to a `DeltaChannel`.
+    """Build a `ChannelUpdate` from the values that tasks wrote to a `DeltaChannel`.
 
     Args:
         codec: The codec that encodes the items.
@@ -193,13 +193,13 @@ def plan_channel_update(
 def list_dict_pairs(value: dict[Any, Any]) -> list[Any]:
     """Return a dict's pairs.
 
-    The list is empty if any key of the dict is neither a str nor an int.
+    The list is empty if the dict has a key that is neither a str nor an int.
     """
     return [[*pair] for pair in value.items()] if _PAIR_KEYS.issuperset(map(type, value)) else []
 
 
 def _parse_overwrite_flag_value_and_elements(value: Any) -> tuple[bool, Any, list[Any]]:
-    """Return whether a written value is an `Overwrite`, the inner value, and its elements."""
+    """Return whether a value is an `Overwrite`, the unwrapped value, and its elements."""
     overwrites = False
     if type(value) is dict and value.keys() == {_OVERWRITE}:
         overwrites, value = True, value[_OVERWRITE]
@@ -278,8 +278,8 @@ def find_positions_by_message_id(codec: Codec, log: ChannelLog, ranges: Ranges) 
 def build_key_of_type_content_and_calls(message: BaseMessage) -> tuple[str, str]:
     """Return the type, the content and the tool calls of a message as a key for comparison.
 
-    Messages that differ only in their ids or their metadata have equal comparison keys, and so do a
-    message and a message chunk with equal content.
+    Messages that differ only in their ids or metadata have equal comparison keys, as do a message
+    and a message chunk with equal content.
     """
     kind = message.type.removesuffix("MessageChunk").lower()
     return kind, repr((message.content, getattr(message, "tool_calls", [])))
@@ -288,7 +288,7 @@ def build_key_of_type_content_and_calls(message: BaseMessage) -> tuple[str, str]
 def find_items_with_newly_assigned_ids(
     update: ChannelUpdate, transcript_messages: Sequence[Any]
 ) -> frozenset[bytes]:
-    """Find items whose message was first written without an id and has received an id since.
+    """Find items whose message was first written without an id and was later assigned one.
 
     A node that removes all messages and returns some of them again gives an id to each message that
     had none.
@@ -319,9 +319,9 @@ def find_items_with_newly_assigned_ids(
 class Transcript:
     """An index of the messages of a transcript, in which equal messages are looked up.
 
-    Two messages match if their content is equal and their ids are equal. Two messages with equal
-    content also match if one of them has no id, because a reducer may give an id to a message that
-    has none. A message chunk can match a message, because a reducer may convert a chunk to a
+    Two messages match if both their content and their ids are equal. Two messages with equal
+    content also match if one of them has no id, because a reducer can assign an id to a message
+    that has none. A message chunk can match a message, because a reducer can convert a chunk to a
     message.
     """
 
@@ -334,7 +334,7 @@ class Transcript:
     def add(self, message: Any) -> None:
         """Add a message to the index.
 
-        A value that is not a message increases the index of the next message, and is never returned
+        A value that is not a message increments the index of later messages, but is never returned
         as a match.
         """
         if isinstance(message, BaseMessage):
@@ -345,7 +345,7 @@ class Transcript:
     def pop_matching_index(self, message: Any) -> int | None:
         """Return the index of a transcript message that matches `message`, or None.
 
-        After a transcript message was returned as a match, the message is removed from the index.
+        A transcript message is removed from the index once it has been returned as a match.
         """
         candidates = (
             self._entries.get(build_key_of_type_content_and_calls(message), [])

@@ -42,9 +42,9 @@ from perdure.storage.flow import Flow, Row
 def find_cached_delta_writes(
     reader: CheckpointReader, put: CheckpointPut, thread: Thread, head: Head, parent: Snapshot
 ) -> DeltaWrites | None:
-    """Return the `DeltaWrites` of a new checkpoint, using only cached data.
+    """Build the `DeltaWrites` of a new checkpoint from cached data only.
 
-    None is returned if the cache lacks some of the data, so that the caller must read the database.
+    If some of the data is not cached, None is returned and the caller must read the database.
     """
     rows = head.write_rows.copy() if head.write_rows is not None else None
     if rows is None and put.delta_channels:
@@ -68,9 +68,8 @@ def read_delta_writes(
 ) -> Flow[DeltaWrites]:
     """Read the values that the tasks of a checkpoint's parent wrote to `DeltaChannel`s.
 
-    Only items that are not cached are read from the database. If the new checkpoint is a fork, the
-    pending writes of its parent are not part of the result, because these writes belong to another
-    child of the parent.
+    Only items that are not cached are read from the database. If the new checkpoint is a fork, its
+    parent's pending writes are left out, because they belong to another child of the parent.
 
     Args:
         reader: The reader of items.
@@ -140,10 +139,10 @@ def _load_written_values(
 
 
 def _build_inline_reference(codec: Codec, ref: ValueReference, value: Any) -> ValueReference:
-    """Build an inline reference, which contains the encoded elements of a list or dict.
+    """Build an inline reference that contains the encoded elements of a list or dict.
 
-    The elements are encoded in the same way as log items. If `value` is empty, or neither a list
-    nor a dict, `ref` is returned unchanged.
+    The elements are encoded like log items. If `value` is empty, or neither a list nor a dict,
+    `ref` is returned unchanged.
     """
     elements = (
         value if type(value) is list else list_dict_pairs(value) if type(value) is dict else []
@@ -162,7 +161,7 @@ def _build_channel_update(
     channel: str,
     values: Sequence[Any],
 ) -> Flow[ChannelUpdate]:
-    """Build the update of a channel from task writes and from its value at the parent checkpoint.
+    """Build a channel's update from task writes and the channel's value at the parent checkpoint.
 
     The channel's value at the parent checkpoint may be unknown.
     """
@@ -217,7 +216,7 @@ def _set_title_from_first_messages(
     parent: Snapshot,
     update: ChannelUpdate,
 ) -> Flow[None]:
-    """Set the thread title that a new checkpoint stores, if the title may change.
+    """Set the thread title to store with a new checkpoint, if the title may have changed.
 
     The title is taken from the first messages of the transcript.
     """
@@ -246,9 +245,9 @@ def _set_title_from_first_messages(
 def _find_items_repeating_transcript_messages(
     reader: CheckpointReader, put: CheckpointPut, thread: Thread, parent: Snapshot, channel: str
 ) -> Flow[frozenset[bytes]]:
-    """Find items of a snapshot that are new encodings of messages in the transcript.
+    """Find snapshot items that are re-encoded copies of messages in the transcript.
 
-    The encoding of a message changes, for example, if a reducer gives an id to the message.
+    A message's encoding changes, for example, if a reducer assigns it an id.
     """
     key, transcript = parent.transcript.get(channel, (0, []))
     log = thread.logs_by_channel.get(channel)

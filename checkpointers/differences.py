@@ -24,13 +24,16 @@ from perdure.checkpointers.status import SENDS, find_send_targets
 from perdure.checkpointers.threads import build_not_found_error
 from perdure.storage.flow import Flow
 
-# If a value is stored as one object, and not as log items, this number is stored as its position in
-# a `ChannelDifference`.
+# The position that a `ChannelDifference` reports for a value that is stored as a single object
+# rather than as log items.
 _WHOLE_VALUE: Final = -1
 
 
 class Differences:
-    """Compares the states at two checkpoints. The methods are flows that read the database."""
+    """Compares the states at two checkpoints.
+
+    The methods are flows, which are generators that yield SQL statements.
+    """
 
     def __init__(self, reader: CheckpointReader) -> None:
         self.reader = reader
@@ -80,8 +83,8 @@ class Differences:
                 parent = yield from self.reader.read_snapshot(*parts)
             nodes[:0] = yield from self._find_nodes_of_step(address.thread_id, parent, step)
             step = parent
-        # The later checkpoint does not descend from the earlier checkpoint, so compare
-        # `versions_seen` of the two checkpoints to find the nodes that ran.
+        # The later checkpoint is not a descendant of the earlier one, so compare their
+        # `versions_seen` to find the nodes that ran.
         if step is None and old is not None:
             nodes = _find_nodes_with_new_versions(old, new)
         return tuple(dict.fromkeys(nodes))
@@ -92,11 +95,11 @@ class Differences:
         """Return the nodes that ran in one superstep.
 
         The field `versions_seen` of a checkpoint contains the channel versions that each node has
-        seen. If a node's versions differ between the checkpoint and its parent, a channel has
-        triggered the node. For a checkpoint with the source `input`, no nodes are returned, because
-        langgraph changes `versions_seen` at an input even for nodes that did not run. The task of a
-        `Send` does not change the entry of its node in `versions_seen`. The nodes of tasks from
-        `Send`s are found in the list of `Send`s that the parent checkpoint stores.
+        seen. If a node's versions differ between the checkpoint and its parent, the node was
+        triggered by a channel. For a checkpoint with the source `input`, no nodes are returned,
+        because langgraph updates `versions_seen` at an input even for nodes that did not run. A
+        task created by a `Send` does not update its node's entry in `versions_seen`, so the nodes
+        of such tasks are taken from the `Send`s stored in the parent checkpoint.
         """
         source, nodes = self.reader.decode_metadata(step).get("source"), list[str]()
         if source == "loop" and parent is not None and SENDS in parent.references:
@@ -172,8 +175,8 @@ class Differences:
         added = yield from self.reader.read_positions_with_aliases_resolved(
             thread_id, thread, log_key, subtract_ranges(new, merge_ranges(old))
         )
-        # Log positions of items that are in both the old and the new value, at different places in
-        # the list.
+        # Log positions of items that are in both the old and the new value, but moved within the
+        # list.
         moved = {*removed} & {*added}
         removed = [position for position in removed if position not in moved]
         added = [position for position in added if position not in moved]
@@ -197,11 +200,10 @@ class Differences:
         new: Snapshot,
         limit: int,
     ) -> Flow[ChannelDifference]:
-        """Compare the transcripts of a channel at two checkpoints.
+        """Compare a channel's transcripts at two checkpoints.
 
-        The transcript contains all items that were written to the channel up to a checkpoint. An
-        item counts as removed only if the transcript of the later checkpoint does not contain the
-        item.
+        The transcript contains every item written to the channel up to a given checkpoint. An item
+        counts as removed only if it is missing from the later checkpoint's transcript.
         """
         key, later = new.transcript.get(channel, (0, []))
         old_key, earlier = old.transcript.get(channel, (0, [])) if old else (0, [])
@@ -214,7 +216,7 @@ class Differences:
     def _compare_values(
         self, thread_id: str, thread: Thread, old_ref: Any, new_ref: Any
     ) -> Flow[ChannelDifference]:
-        """Compare two values that are each stored as one object and not as log items."""
+        """Compare two values that are each stored as a single object rather than as log items."""
         parts = []
         for ref in (new_ref, old_ref):
             values = {}
@@ -226,7 +228,7 @@ class Differences:
 
 
 def _has_unknown_value(ref: Any) -> bool:
-    """Return whether `ref` refers to a `DeltaChannel`, and the value of this channel is unknown."""
+    """Return whether `ref` refers to a `DeltaChannel` whose value is unknown."""
     return ref is not None and unwrap_delta_channel_reference(ref) is None
 
 

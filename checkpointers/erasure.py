@@ -1,11 +1,10 @@
 """Erase messages from all checkpoints, transcripts and pending writes of a thread.
 
-An erasure is one transaction. The erasure reads every value of the thread twice. In the first pass,
-the erasure finds the messages by their ids. In the second pass, the erasure rewrites each value
-that contains or quotes an erased message. Log items are never changed in place. A changed item is
-appended to the log as a new item, and items that nothing refers to any more are deleted at the end
-of the erasure. The document docs/erasure.md defines what a quotation of a message is, and says
-which tasks an erasure cancels.
+An erasure is one transaction that reads every value of the thread twice. The first pass finds the
+messages by their ids. The second pass rewrites each value that contains or quotes an erased
+message. Log items are never changed in place. A changed item is appended to the log as a new item,
+and items that are no longer referenced are deleted at the end of the erasure. See docs/erasure.md
+for the definition of a quotation and for the tasks that an erasure cancels.
 """
 
 from __future__ import annotations
@@ -86,8 +85,8 @@ from perdure.checkpointers.values import DeltaSnapshot, pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
 from perdure.storage.flow import NO_LIMIT, Flow, Row
 
-# Maximum number of entries of a dict that is compared with the erased messages. A larger dict is
-# not treated as a message.
+# Maximum number of entries in a dict that may be an erased message. Larger dicts are not treated as
+# messages.
 _MAX_MESSAGE_FIELDS: Final = 64
 _SEND_PATH: Final = "~__pregel_push, {:010d}"
 """The start of the path of a task that langgraph creates for the `Send` with an index."""
@@ -138,8 +137,8 @@ def _erase_messages(
     views = yield from _delete_recorded_model_inputs(reader, maintenance, thread_id, rows[0][0])
     eraser.collect_erased_texts()
     # Repeat the first pass if the thread contains dicts. Transcript items that belong to a dict can
-    # be recognised only after the dict was read, and the first pass may have read the transcript
-    # before the dict.
+    # be recognised only once the dict has been read, and the first pass may have read the
+    # transcript earlier than the dict.
     if eraser.dicts:
         channels = TextSet(eraser.remover.channels)
         yield from eraser.find_or_erase_messages_in_thread(finds_only=True)
@@ -189,8 +188,8 @@ def _erase_thread(
     hashes: set[str] = set()
     for log, name, *_ in (yield reader.sql("thread_logs", rows[0][0])):
         for row in (yield reader.sql("items_between", *key_range(log, 0, ALIASES))):
-            # If a log item cannot be decrypted or decoded, the item is deleted like all others, and
-            # the report does not contain the item's hash.
+            # A log item that cannot be decrypted or decoded is deleted like all others, but the
+            # report does not contain its hash.
             with suppress(CorruptRecord, ForbiddenType):
                 _, stored = decrypt_position_and_item(reader.seal, thread_id, name, *row)
                 value = reader.codec.decode(stored)
@@ -221,7 +220,7 @@ class _Eraser:
         key, _, generation, removals = row
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.codec, self.thread_id, self.remover = reader.codec, thread_id, remover
-        # The eraser creates its own `Thread` object, and does not use the cached `Thread` object.
+        # The eraser creates its own `Thread` object instead of using the cached one.
         self.thread = Thread(key, generation, removals)
         self.additions = Additions(reader.sql, reader.seal, thread_id, self.thread, time.time())
         self.checkpoints = self.runs = self.crons = 0
@@ -230,37 +229,34 @@ class _Eraser:
         self.deltas: set[int] = set()
         self._needles = remover.build_byte_strings_to_search_for()
         self._types_with_texts = reader.codec.types.encoded_names_of_searchable_types
-        # `_collect_only` says whether the eraser only collects messages and writes nothing in the
-        # current pass.
+        # `_collect_only` is True while the current pass only collects messages and writes nothing.
         self._collect_only = True
-        # `_items_by_log` contains all items of the thread, first by log key and then by position.
-        # `_stored_at` contains the time at which each item was first stored.
+        # `_items_by_log` contains all items of the thread, keyed by log key and then by position.
+        # `_stored_at` contains the time at which each item was first stored, with the same keys.
         self._items_by_log: dict[int, dict[int, bytes]] = {}
         self._stored_at: dict[int, dict[int, float]] = {}
-        # `_suspect_positions` and `_hit_positions` map the key of each log to sorted log positions.
-        # The bytes of a suspect item may contain an erased message. A hit is a suspect item that,
-        # when decoded, contains or quotes an erased message.
+        # `_suspect_positions` and `_hit_positions` map each log key to sorted log positions. A
+        # suspect is an item whose bytes may contain an erased message. A hit is a suspect that,
+        # once decoded, does contain or quote an erased message.
         self._suspect_positions: dict[int, list[int]] = {}
         self._hit_positions: dict[int, list[int]] = {}
-        # `_replacements` caches the results of `_build_item_replacement` by the arguments of the
-        # method.
+        # `_replacements` caches the results of `_build_item_replacement`, keyed by its arguments.
         self._replacements: dict[tuple[int, int, bool, ValueContext], Any] = {}
         # `_items_with_calls` contains the log key and the position of each removed message with
         # tool calls. `_items_of_removed_dicts` contains the log key and the position of each item
         # of a removed dict.
         self._items_with_calls: set[tuple[int, int]] = set()
         self._items_of_removed_dicts: set[tuple[int, int]] = set()
-        # The removed `Send`s in the current namespace. The outer key is a checkpoint id, the inner
-        # key is the index of a removed `Send` at the checkpoint, and the value is the node of the
-        # `Send`.
+        # The `Send`s removed in the current namespace. For each checkpoint id, a dict maps the
+        # index of each removed `Send` to its node.
         self._removed_sends: dict[str, dict[int, str]] = {}
-        # If the task of a removed `Send` has run a subgraph, the namespace of the subgraph starts
-        # with one of the prefixes in `_subgraph_prefixes`.
+        # If the task of a removed `Send` ran a subgraph, the subgraph's namespace starts with one
+        # of the prefixes in `_subgraph_prefixes`.
         self._subgraph_prefixes: tuple[str, ...] = ()
         # Whether the current namespace starts with one of the prefixes in `_subgraph_prefixes`.
         self._in_removed_subgraph = False
-        # `_ends_with_removed_call` is True if a list in the current checkpoint ended with a removed
-        # message that had tool calls without results.
+        # `_ends_with_removed_call` is True if the last message of a list in the current checkpoint
+        # was removed before its tool calls had results.
         self._ends_with_removed_call = False
 
     def read_all_log_items(self) -> Flow[None]:
@@ -281,9 +277,8 @@ class _Eraser:
             )
             log.origins = {p: unpack(items.pop(p)) for p in [*items] if p >= ALIASES}
             self._items_by_log[key] = items
-            # Register the existing items in `positions_by_item`. If a message is removed from an
-            # item, and the remaining item equals an existing item, the existing item is referenced
-            # and no new item is stored.
+            # Add the existing items to `positions_by_item`. If removing a message makes an item
+            # equal to an existing item, the existing item is referenced and no new item is stored.
             for position, stored in items.items():
                 self.additions.positions_by_item.setdefault((name, stored), position)
 
@@ -348,7 +343,7 @@ class _Eraser:
     def _may_contain_erased_message(self, stored: bytes) -> bool:
         """Return whether encoded bytes may contain or quote an erased message.
 
-        The method looks for byte strings in the encoded value, to avoid decoding values that cannot
+        The method searches the encoded value for byte strings, to avoid decoding values that cannot
         contain an erased message.
         """
         if not self.codec.packs_messages or any(needle in stored for needle in self._needles):
@@ -356,7 +351,7 @@ class _Eraser:
         return any(name in stored for name in self._types_with_texts)
 
     def find_or_erase_messages_in_thread(self, *, finds_only: bool) -> Flow[None]:
-        """Visit each checkpoint, pending write, run, cron and webhook of the thread one time.
+        """Visit each checkpoint, pending write, run, cron and webhook of the thread once.
 
         Args:
             finds_only: Whether only to find messages and their channels, and to write nothing.
@@ -399,7 +394,7 @@ class _Eraser:
         yield from self._delete_crons_and_webhooks()
 
     def _delete_crons_and_webhooks(self) -> Flow[None]:
-        """Delete crons and webhooks that belong to the thread and quote an erased message."""
+        """Delete the thread's crons and webhooks that quote an erased message."""
         context = ValueContext(is_input=True, allows_bare_text=True, describes_task=True)
         for row in (yield self.sql("crons_of_thread", self.thread_id)):
             content = decrypt_cron(self.seal, row).content
@@ -442,8 +437,8 @@ class _Eraser:
     def _contains_or_quotes_message(self, value: Any) -> bool:
         """Return whether a decoded log item contains or quotes an erased message.
 
-        An item may be a list element or a key-value pair of a dict, so the item is checked in both
-        forms.
+        The item may be either a list element or a key-value pair of a dict, so it is checked as
+        both.
         """
         context, entry = ValueContext(True, True, True), _convert_key_value_pair_to_dict(value)
         if entry is not None and self.remover.remove_messages_from(entry, context) is not entry:
@@ -455,7 +450,7 @@ class _Eraser:
     def _erase_messages_from_checkpoint(
         self, ns: str, row: Row, snapshot: Snapshot, *, is_head: bool
     ) -> Flow[None]:
-        """Remove erased messages, and quotations of erased messages, from a checkpoint."""
+        """Remove erased messages and quotations of them from a checkpoint."""
         self._ends_with_removed_call = False
         other, metadata = snapshot.encoded_fields
         fields = [
@@ -487,8 +482,8 @@ class _Eraser:
             snapshot.transcript,
         ):
             return
-        # Delete the tags of removed metadata values, so that the metadata index contains no trace
-        # of the removed values.
+        # Delete the tags of removed metadata values, so that no trace of these values remains in
+        # the metadata index.
         if fields[1] is not metadata:
             old_tags, new_tags = (
                 {*compute_metadata_tags(self.seal, self.codec.decode(stored))}
@@ -503,15 +498,16 @@ class _Eraser:
         self.checkpoints += 1
 
     def _rewrite_sends(self, checkpoint_id: str, ref: Any) -> Flow[Any]:
-        """Remove the `Send`s that quote an erased message from a checkpoint's list of `Send`s.
+        """Remove `Send`s that quote an erased message from a checkpoint's list of `Send`s.
 
-        Return a reference to the list of the remaining `Send`s.
+        Return a reference to the list without the removed `Send`s.
         """
         value = (
             (yield from self._read_value(ref)) if self._may_reference_erased_message(ref) else None
         )
         if not (isinstance(value, list) and all(isinstance(task, Send) for task in value)):
-            # The value is not a list of `Send`s, so it was not stored by langgraph.
+            # The value cannot contain an erased message, or it is not a list of `Send`s and was
+            # therefore not stored by langgraph.
             return (yield from self._rewrite_reference(TASKS, ref, is_input=True))
         remaining, removed = split_remaining_and_removed_tasks_by_index(self.remover, value)
         self._removed_sends[checkpoint_id] = {index: task.node for index, task in removed.items()}
@@ -523,8 +519,8 @@ class _Eraser:
         """Rewrite the pending writes of one task without the erased messages.
 
         A task that has a result must not run again. If the erasure removes all writes of a finished
-        task, an empty write is stored for the task. If a `Send` of the head was removed, all writes
-        of its task are removed, and the task is cancelled.
+        task, an empty write is stored in their place. If a `Send` was removed from the head, its
+        task is cancelled and all writes of the task are removed.
         """
         checkpoint_id, task, path = unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
         writes = decrypt_writes(self.seal, self.thread_id, ns, row)
@@ -552,8 +548,8 @@ class _Eraser:
                     node = path.rpartition(", ")[2]
                     self.cancelled.discard(_build_task_name(ns, node))
                     self.cancelled.add(_build_task_name(ns, node, task))
-            # The task must keep a result. If a task has no stored result, langgraph runs the task
-            # again.
+            # Keep a result for the task, because langgraph runs a task again if it has no stored
+            # result.
             elif not has_no_result(writes) and has_no_result(remaining):
                 remaining.append([0, NO_WRITES, self._encode(None)])
         if not self._collect_only and remaining != writes:
@@ -614,15 +610,15 @@ class _Eraser:
         return new_ref
 
     def _rewrite_delta_reference(self, channel: str, ref: Any) -> Flow[Any]:
-        """Remove erased messages from a `DeltaChannel`'s value, and refer to the new value."""
+        """Remove erased messages from a `DeltaChannel`'s value, and return the new reference."""
         kind, inner = ref
         if isinstance(inner, int):
             return ref
-        # If the value of a `DeltaChannel` was computed from pending writes, treat the value like
-        # pending writes, so that messages without ids are erased from the value as well.
+        # If a `DeltaChannel`'s value was computed from pending writes, treat the value like the
+        # pending writes themselves, so that messages without ids are also erased from it.
         remaining = yield from self._rewrite_reference(channel, inner, kind == DELTA)
-        # Store an empty snapshot. If the checkpoint had no snapshot, langgraph would use the
-        # snapshot of an earlier checkpoint, which may contain the erased messages.
+        # Store an empty snapshot, because without one langgraph would use an earlier checkpoint's
+        # snapshot, which may contain the erased messages.
         if remaining is REMOVED:
             empty = self._encode(DeltaSnapshot(None))
             return empty if inner[0] == ITEM else [kind, [*inner[:2], []]]
@@ -744,8 +740,8 @@ class _Eraser:
     def _append_items(self, log_key: int, parts: list[bytes | Range]) -> Ranges:
         """Append the new items in `parts` to a log, and return the ranges of all parts."""
         if self._collect_only:
-            # Return a placeholder. If the current pass only collects messages, the caller does not
-            # use the ranges.
+            # Return a placeholder, because the caller ignores the ranges in a pass that only
+            # collects messages.
             return [(0, 1)]
         return self.additions.append_new_items(self.thread.logs[log_key].name, parts)
 
@@ -754,10 +750,10 @@ class _Eraser:
     def _replace_items_with_messages(
         self, log_key: int, ranges: Ranges, context: ValueContext, *, are_pairs: bool
     ) -> list[bytes | Range] | None:
-        """Remove erased messages from a list or dict, and return the remaining parts.
+        """Remove erased messages from a list or dict, and return what remains.
 
-        None is returned if the list or dict contains and quotes no erased messages. Each part in
-        the result is either a range of existing log positions or the bytes of a new item.
+        None is returned if the list or dict neither contains nor quotes an erased message. Each
+        part in the result is either a range of existing log positions or the bytes of a new item.
         """
         parts: list[bytes | Range] = []
         is_unchanged = True
@@ -827,7 +823,7 @@ def _find_positions_in_range(
 def _convert_key_value_pair_to_dict(value: Any) -> dict[Any, Any] | None:
     """Convert a `[key, value]` pair to a dict with one entry. Return None for any other value."""
     if type(value) is list and len(value) == 2:
-        # A TypeError means that the first element of the list is not hashable, so the list is not a
+        # A TypeError means that the first element is unhashable, so the list is not a
         # `[key, value]` pair.
         with suppress(TypeError):
             return dict([value])

@@ -11,7 +11,7 @@ from typing import Final
 from perdure.checkpointers.cache import Head, Snapshot
 from perdure.checkpointers.put import CheckpointPut
 
-# Mask for the bits of a checkpoint's row key that contain the sequence number of the checkpoint.
+# Mask for the bits of a checkpoint's row key that hold the checkpoint's sequence number.
 _SEQ_MASK: Final = 0xFFFFFFFF
 START_SOURCES: Final = {"input", "update", "fork"}
 """The sources in the metadata of a put that starts a run."""
@@ -24,15 +24,15 @@ def find_start_seq_of_run(
     parent_and_put_steps: tuple[int | None, ...],
     put_seq: int,
 ) -> int:
-    """Return the sequence number of the first checkpoint in the run that stores `put`.
+    """Return the sequence number of the first checkpoint of the run that `put` belongs to.
 
-    A new checkpoint starts a new run if its source is an input, an update or a fork. A new
-    checkpoint also starts a new run if its superstep does not directly follow the superstep of its
-    parent, because langgraph stores only the last checkpoint of a run that has the durability
-    `exit`. A new checkpoint also starts a new run if its parent is not the head and was loaded by
-    its checkpoint id. The number 0 is returned if the parent of the new checkpoint was pruned, and
-    the head was stored by another run or by an update of the state. The number 0 means that the run
-    of the new checkpoint started before all other runs.
+    A new checkpoint starts a new run if its source is `input`, `update` or `fork`. A new checkpoint
+    also starts a new run if its superstep does not directly follow its parent's superstep, because
+    langgraph stores only the last checkpoint of a run with the durability `exit`. A new checkpoint
+    also starts a new run if its parent is not the head and was loaded by its checkpoint id. If the
+    parent of the new checkpoint was pruned and the head was stored by another run or a state
+    update, 0 is returned. The number 0 means that the new checkpoint's run started before all other
+    runs.
 
     Args:
         put: The put.
@@ -56,12 +56,11 @@ def find_start_seq_of_run(
 def choose_head_and_detect_run_overlap(
     put: CheckpointPut, head: Head, snapshot: Snapshot, put_seq: int
 ) -> tuple[Head, bool]:
-    """Return the namespace's head after a checkpoint was stored, and whether two runs overlap.
+    """Return the namespace's head after a checkpoint has been stored, and whether two runs overlap.
 
-    Two runs of a thread overlap if the new checkpoint does not become the head. A second case of
-    overlapping runs is a new checkpoint with the source `input` that replaces a head, if the run of
-    the input has not read this head. Two runs do not overlap if the later run continues from an
-    earlier checkpoint on purpose.
+    If the new checkpoint does not become the head, two runs of the thread overlap. Runs also
+    overlap if a new checkpoint with the source `input` replaces a head that its run has not read. A
+    run that deliberately continues from an earlier checkpoint does not count as overlapping.
 
     Args:
         put: The put.

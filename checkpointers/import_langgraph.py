@@ -1,6 +1,6 @@
 """Import threads from the databases of langgraph's own savers, from SQLite files and from Postgres.
 
-An import reads and stores one checkpoint at a time.
+An import reads and stores checkpoints one at a time.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from perdure.storage.flow import Flow, Row, Statement, fetch_rows
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
-# Maximum number of checkpoint ids that one SQL statement reads. The checkpoints themselves are read
+# Maximum number of checkpoint ids read by one SQL statement. The checkpoints themselves are read
 # one by one.
 _PAGE: Final = 64
-# The following SQL statements read the tables of langgraph's savers, and not the tables of perdure.
+# The following SQL statements read the tables of langgraph's savers, not perdure's own tables.
 _COLUMNS: Final = "SELECT name FROM pragma_table_info(?)"
 _THREADS: Final = (
     "SELECT DISTINCT thread_id FROM checkpoints WHERE thread_id > ? ORDER BY 1 LIMIT 256"
@@ -46,9 +46,8 @@ _CHECKPOINT: Final = """
 SELECT parent_checkpoint_id, type, checkpoint, metadata FROM checkpoints
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ? LIMIT 1
 """
-# A write to a special channel, such as an error, has a negative index. The statement sorts these
-# writes after all other writes, because `put_writes` uses the position of a write to a graph
-# channel as the index of the write.
+# Writes to special channels, such as errors, have negative indexes. The statement sorts them last,
+# because `put_writes` uses the position of each write to a graph channel as its index.
 _WRITES: Final = """
 SELECT task_id, {path}, channel, type, value FROM writes
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?
@@ -154,7 +153,7 @@ class _SQLiteFile:
                         "was damaged"
                     )
                 key = Address(thread_id, ns, uid)
-                # The result has no row if the checkpoint was deleted after its id was read.
+                # The result is empty if the checkpoint was deleted after its id was read.
                 for row in self.read_rows(_CHECKPOINT, *key):
                     yield self._decode_checkpoint(label, key, row, self.read_rows(writes, *key))
             last_key = uid, ns
@@ -219,8 +218,7 @@ class _PostgresTables:
         from perdure.storage.foreign_postgres import ForeignPostgres
 
         self._tables = ForeignPostgres(dsn)
-        # langgraph's saver requires the function `dumps_typed`, but an import does not call the
-        # function.
+        # langgraph's saver requires the function `dumps_typed`, but an import never calls it.
         dumps = codec.serde.dumps_typed
         self._saver = self._tables.build_saver(
             SimpleNamespace(
@@ -236,7 +234,7 @@ class _PostgresTables:
     def iter_thread_ids(self) -> Iterator[str]:
         """Yield the ids of all threads in the source database.
 
-        Before the first id is read, the method checks that the source database has the expected
+        Before reading the first id, the method checks that the source database has the expected
         tables.
 
         Raises:
@@ -267,7 +265,7 @@ class _PostgresTables:
                 raise type(exc)(f"{label}: {exc}") from exc
             except (LookupError, TypeError, ValueError, AttributeError) as exc:  # from their saver
                 raise CorruptRecord(f"{label}: the checkpoint was damaged ({exc!r})") from exc
-            # The checkpoint was deleted after its id was read.
+            # The checkpoint was deleted between reading its id and reading its data.
             if stored is None:
                 continue
             writes = stored.pending_writes or ()
@@ -328,8 +326,8 @@ class Importer:
         self.source, self.reader, self.read, self.write = source, reader, read, write
         self.stopped = threading.Event()
         self._counts: Counter[str] = Counter()
-        # The number of the newest removal record of the current thread, read before the import of
-        # the thread started.
+        # Number of the current thread's newest removal record, read before the import of the thread
+        # started.
         self._removal_number = 0
 
     def run(self) -> ImportReport:
@@ -366,10 +364,10 @@ class Importer:
         return self._counts["checkpoints"] + self._counts["writes"]
 
     def _check_thread_has_not_diverged(self, thread_id: str, source_keys: set[Row]) -> Flow[None]:
-        """Raise an error if a thread has continued both in the source and in the target.
+        """Raise an error if a thread has continued in both the source and the target.
 
-        The thread has diverged if the source has a checkpoint that the target lacks, and the target
-        has a checkpoint that the source lacks.
+        The thread has diverged if the source and the target each have a checkpoint that the other
+        lacks.
 
         Args:
             thread_id: The thread.
@@ -439,7 +437,7 @@ class Importer:
     def _equals_source_checkpoint(
         self, expected: list[Any], stored: CheckpointTuple | None
     ) -> bool:
-        """Return whether a stored checkpoint equals the source checkpoint.
+        """Return whether a stored checkpoint matches the source checkpoint.
 
         Pending writes are not compared.
         """
@@ -453,10 +451,10 @@ class Importer:
     def _find_tasks_with_unstored_writes(
         self, tasks: list[Task], stored: CheckpointTuple
     ) -> list[Task]:
-        """Return the source's tasks that have at least one write that the target does not store.
+        """Return the source's tasks that have at least one write missing from the target.
 
-        Stored writes that the source lacks are ignored, because the thread may have continued in
-        the target database after an earlier import.
+        Stored writes that are missing from the source are ignored, because the thread may have
+        continued in the target database after an earlier import.
         """
         stored_writes = [[*row] for row in stored.pending_writes or []]
         return [

@@ -1,4 +1,4 @@
-"""List the classes that may always be rebuilt from stored values, without an allowlist."""
+"""List the classes that may be rebuilt from stored values even if no allowlist contains them."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Handle labels, which are metadata values that a checkpoint inherits from its parent.
 
-There are two kinds of labels. The labels `user_id` and `owner` name the user of the thread. Each
-checkpoint inherits `user_id` and `owner` from its parent. Each checkpoint also inherits the values
-that `CheckpointSaver.label` copied from the context of a run into the metadata. The metadata key
-`LABELS` holds a list of the names of the values that `CheckpointSaver.label` has copied.
+There are two kinds of labels. The labels `user_id` and `owner` identify the user of the thread.
+Each checkpoint inherits `user_id` and `owner` from its parent. Each checkpoint also inherits the
+values that `CheckpointSaver.label` copied from the context of a run into the metadata. The metadata
+key `LABELS` lists the names of the values that `CheckpointSaver.label` copied.
 
-The labels that a new checkpoint inherits are stored in its own metadata. Each checkpoint has its
-own copy of the inherited values, because a list of threads reads only the metadata of the head, and
-because the ancestors of a checkpoint may have been pruned.
+Labels inherited by a new checkpoint are stored in its own metadata. Each checkpoint has its own
+copy of the inherited values, because listing threads reads only the head's metadata, and because a
+checkpoint's ancestors may have been pruned.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ DEED: Final = "perdure_deed"
 """The metadata key that says what this caller did, such as `answered`."""
 USER_LABELS: Final = ("user_id", "owner")
 """The metadata keys that name the user of a thread."""
-# Maximum number of characters of a label. Longer values are ignored. A store namespace has a
-# similar limit.
+# Maximum length of a label in characters. Longer values are ignored. A similar limit applies to
+# store namespaces.
 _LONGEST_LABEL: Final = 4096
 _UNNAMED: Final = object()
 
 
 def select_labels_for_child_checkpoint(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's metadata values that are needed to store the next checkpoint.
+    """Return the metadata values of a checkpoint that are needed to store the next checkpoint.
 
-    The child checkpoint inherits the labels of its parent. To plan a merge, perdure also needs the
-    value under `MERGED`, a list of channel names.
+    The child checkpoint inherits the labels of its parent. Planning a merge also requires the list
+    of channel names under `MERGED`.
     """
     listed = metadata.get(LABELS)
     names = [*USER_LABELS, MERGED, *(listed if isinstance(listed, list) else ())]
@@ -87,10 +87,10 @@ def find_updated_checkpoint_id(parent_id: str | None, metadata: Mapping[str, Any
 
 
 def find_context_labels(config: RunnableConfig, names: Iterable[str]) -> dict[str, str]:
-    """Return the values in a run's context that have the given names and are valid labels.
+    """Return the named values from a run's context that are valid labels.
 
-    If the run uses no memory, `user_id` and `owner` are left out. The metadata of a run without
-    memory already names the person of the thread.
+    If the run does not use memory, `user_id` and `owner` are omitted, because the run's metadata
+    already identifies the person the thread belongs to.
     """
     if (config.get("configurable") or {}).get(WITHOUT_MEMORY_KEY) is True:
         names = [name for name in names if name not in USER_LABELS]
@@ -103,10 +103,10 @@ def build_labels_of_new_checkpoint(
 ) -> dict[str, Any]:
     """Return the labels of a new checkpoint.
 
-    Values in the new checkpoint's own metadata replace the labels of the parent checkpoint. If the
-    config or the context of the run names another user, the new checkpoint inherits neither
-    `user_id` nor `owner`. If only one of `user_id` and `owner` were inherited, the two labels could
-    name different users by accident. The values `""` and None mean nobody.
+    Values in the new checkpoint's own metadata override labels inherited from the parent
+    checkpoint. If the config or the context of the run identifies a different user, the new
+    checkpoint inherits neither `user_id` nor `owner`. Inheriting only one of `user_id` and `owner`
+    could leave the two labels naming different users. The values `""` and None mean nobody.
 
     Args:
         metadata: The metadata of the new checkpoint.
@@ -133,11 +133,11 @@ def build_labels_of_new_checkpoint(
 
 
 def _find_user_id_and_owner(config: RunnableConfig) -> dict[str, Any]:
-    """Return `user_id` and `owner` from the run's context, or else from its config.
+    """Return `user_id` and `owner` from the run's context, falling back to its config.
 
-    A value of None is returned like any other value. The result has no entry for a label that is
-    neither in the context nor in the config. If the context is a pydantic model, only fields that
-    the caller has set are included.
+    An explicit None is returned like any other value. Labels that are neither in the context nor in
+    the config are omitted. If the context is a pydantic model, only fields that the caller has set
+    are included.
     """
     context, named_users = find_run_context(config), dict[str, Any]()
     configurable, metadata = config.get("configurable") or {}, config.get("metadata") or {}
@@ -156,10 +156,10 @@ def _find_user_id_and_owner(config: RunnableConfig) -> dict[str, Any]:
 
 
 def _is_same_user(value: object, inherited: object) -> bool:
-    """Return whether `value` and the parent checkpoint's label `inherited` name the same user."""
+    """Return whether `value` identifies the same user as the inherited label `inherited`."""
     return isinstance(value, str | int | float) and value == inherited
 
 
 def _is_valid_label(value: object) -> bool:
-    """Return whether a value in a run's context can be stored as a label of a checkpoint."""
+    """Return whether a value from a run's context can be stored as a checkpoint label."""
     return isinstance(value, str) and "\0" not in value and len(value) <= _LONGEST_LABEL

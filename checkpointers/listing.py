@@ -27,17 +27,18 @@ from perdure.storage.database import Database
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, Row, fetch_rows
 
-# Maximum number of rows that one SQL statement reads.
+# Maximum number of rows read by one SQL statement.
 _PAGE: Final = 256
-# Mask for the bits of a checkpoint's row key that contain the sequence number of the checkpoint.
+# Mask for the bits of a checkpoint's row key that hold the checkpoint's sequence number.
 _SEQ_MASK: Final = 0xFFFFFFFF
-_MAX_KEY: Final = (1 << 63) - 1  # Maximum row key. No checkpoint has a higher row key.
+# Highest possible row key of a checkpoint.
+_MAX_KEY: Final = (1 << 63) - 1
 MetadataFilter = Mapping[str, Any]
 """Values that the metadata of a checkpoint must have, by key or dotted path."""
 
 
 def metadata_matches(metadata: Mapping[str, Any], where: MetadataFilter) -> bool:
-    """Return whether metadata contains every key of a filter with the value in the filter.
+    """Return whether metadata has the value that a filter requires for each of the filter's keys.
 
     A key with dots, such as `a.b`, can also stand for a value in a nested dict.
     """
@@ -45,9 +46,9 @@ def metadata_matches(metadata: Mapping[str, Any], where: MetadataFilter) -> bool
 
 
 def find_first_tag(seal: Seal, where: MetadataFilter) -> int | None:
-    """Return the index tag of the first value in a filter that has a tag, or None.
+    """Return the index tag of the first filter value that has one, or None.
 
-    A tag is the number under which the metadata index stores a value.
+    A tag is a number that represents a value in the metadata index.
     """
     tags = (compute_metadata_tag(seal, name, where[name]) for name in where if "." not in name)
     return next((tag for tag in tags if tag is not None), None)
@@ -142,11 +143,10 @@ class Listing:
     def _check_index_entries_around_range(
         self, tag: int, start_key: int, stop_key: int
     ) -> Flow[None]:
-        """Check the index entries next to a searched range of the metadata index for damage.
+        """Check the metadata index entries adjacent to a searched range for damage.
 
-        A damaged entry of the metadata index can end a search too early. If a damaged entry has
-        ended the search too early, the damaged entry is directly before or after the range that was
-        searched.
+        A damaged entry in the metadata index can make a search stop too early. If a search has
+        stopped too early, the damaged entry is directly before or after the searched range.
         """
         if self.sql["neighbouring_tags"]:
             neighbours = yield self.sql("neighbouring_tags", tag, start_key, stop_key)
@@ -156,7 +156,7 @@ class Listing:
     def _check_index_and_decode_metadata(
         self, thread_id: str | None, ns: str, row: list[Any], tag: int, is_indexed: bool
     ) -> dict[str, Any]:
-        """Check that the metadata index agrees with a checkpoint's metadata; return the metadata.
+        """Check the metadata index against a checkpoint's metadata, and return the metadata.
 
         Args:
             thread_id: The thread, or None if the checkpoint has none.
@@ -188,7 +188,7 @@ class Listing:
     ) -> Iterator[tuple[Address, int]]:
         """Yield the address and the row key of each matching checkpoint of a thread.
 
-        The checkpoints are sorted by the time at which they were stored, newest first.
+        The checkpoints are sorted by storage time, newest first.
 
         Args:
             thread_id: The thread.
@@ -211,7 +211,7 @@ class Listing:
     def _read_last_seq_and_namespace_rows(self, thread_id: str) -> Flow[tuple[int, list[Row]]]:
         """Read a thread's last sequence number and the rows of its namespaces.
 
-        The last sequence number belongs to the newest checkpoint of the thread.
+        The last sequence number is that of the thread's newest checkpoint.
         """
         rows = yield self.sql("find_thread", thread_id)
         if not rows:
@@ -234,10 +234,9 @@ class Listing:
     ) -> Iterator[tuple[int, Address, Row]]:
         """Yield the matching rows of a namespace whose sequence number is less than `stop_seq`.
 
-        The first row that the method yields is the head of the namespace, even if the head is not
-        the newest checkpoint. The head is yielded with the sequence number of the newest row, so
-        that the head stays first when the caller sorts the rows. The other rows follow, newest
-        first.
+        The first row yielded is the head of the namespace, even if it is not the newest checkpoint.
+        The head is yielded with the newest row's sequence number, so that it stays first when the
+        caller sorts the rows. The other rows follow, newest first.
 
         Yields:
             The sequence number to sort by, the address of the namespace, and the row.
@@ -295,7 +294,7 @@ class Listing:
     def _find_seq_and_id_bound_of_listing(
         self, address: Address, namespace: int, stop_seq: int
     ) -> Flow[tuple[int, str | None]]:
-        """Find the start of a listing that contains only checkpoints before a given checkpoint.
+        """Find the upper bound for listing only the checkpoints before a given checkpoint.
 
         Returns:
             The sequence number of the checkpoint and None, if the checkpoint is in the namespace.

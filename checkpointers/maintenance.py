@@ -52,7 +52,7 @@ from perdure.storage.flow import NO_LIMIT, Flow, Row, Statement
 
 T = TypeVar("T")
 
-# Maximum number of checkpoints that one transaction deletes.
+# Maximum number of checkpoints deleted in one transaction.
 PRUNE_BATCH: Final = 500
 RUN_DAYS: Final = 1
 """The number of days after an update of the state during which retention keeps the checkpoint that
@@ -85,7 +85,7 @@ class RetentionCandidate(NamedTuple):
 
 
 class DeletedItems(NamedTuple):
-    """The number of deleted log items, and their size in bytes."""
+    """The number of deleted log items and their total size in bytes."""
 
     item_count: int
     freed_bytes: int
@@ -210,7 +210,7 @@ class Maintenance:
     ) -> PruneReport:
         """Delete checkpoints of a thread batch by batch, each in its own transaction.
 
-        For the arguments of this method, see `delete_checkpoint_batch`.
+        The arguments are described under `delete_checkpoint_batch`.
         """
         total = PruneReport()
         while True:
@@ -225,7 +225,7 @@ class Maintenance:
     def delete_and_drop_cached_thread(
         self, thread_id: str, make_deletion_flow: Callable[[], Flow[T]]
     ) -> T:
-        """Execute the deletion of parts of a thread, and drop the thread from the cache.
+        """Delete parts of a thread, and drop the thread from the cache.
 
         The deletion is a flow, a generator that yields SQL statements.
         """
@@ -240,10 +240,10 @@ class Maintenance:
     def refresh_list_entry(
         self, thread_id: str, *, is_metadata_deleted: bool = False
     ) -> Flow[None]:
-        """Rebuild the title and metadata of a thread's list entry, if the entry may be outdated.
+        """Rebuild the title and metadata of a thread's list entry if they may be outdated.
 
-        The list entry must be rebuilt because its title or metadata may be a copy of data that was
-        deleted from the thread's checkpoints.
+        The title or metadata may have been copied from data that has since been deleted from the
+        thread's checkpoints.
 
         Args:
             thread_id: The thread.
@@ -294,8 +294,7 @@ class Maintenance:
     def _load_checkpoint_ids(self, thread_key: int) -> Flow[set[str]]:
         """Return the ids of a thread's checkpoints.
 
-        If pending writes are stored for a checkpoint, the id of the checkpoint is also returned
-        when the checkpoint itself is not stored.
+        If only the pending writes of a checkpoint are stored, its id is returned as well.
         """
         packed_ids = set[Any]()
         for namespace, *_ in (yield self.sql("thread_namespaces", thread_key)):
@@ -320,8 +319,8 @@ class Maintenance:
                     self.reader.decrypt_row(thread_id, checkpoint_ns, row)
                 )
             except CorruptRecord:
-                # The metadata of the checkpoint cannot be read, so its tags in the metadata index
-                # are unknown. Search all entries of the index for the checkpoint.
+                # The checkpoint's metadata cannot be read, so its tags are unknown. Search the
+                # entire metadata index for the checkpoint.
                 yield self.sql("drop_tags", row[0])
             else:
                 yield self._build_tag_deletes(row[0], metadata)
@@ -347,7 +346,7 @@ class Maintenance:
         spares_runs: bool = False,
         dry_run: bool = False,
     ) -> Flow[PruneReport]:
-        """Delete a batch of checkpoints that `keep` does not select, and all unreferenced items.
+        """Delete a batch of checkpoints that `keep` does not select, then all unreferenced items.
 
         Args:
             thread_id: The thread.
@@ -403,15 +402,14 @@ class Maintenance:
     def _select_checkpoints_to_delete(
         self, thread_id: str, thread_key: int, keep: KeepRule, live_run_ids: set[str], dry_run: bool
     ) -> Flow[list[tuple[int, RetentionCandidate]]]:
-        """Return the checkpoints that may be deleted, each with the key of its namespace.
+        """Return the checkpoints to delete, each with the key of its namespace.
 
-        A checkpoint may be deleted if the rule `keep` does not select it. The checkpoints are
-        sorted by the time at which they were stored, oldest first. A checkpoint from which a server
-        continues a live run is not deleted. An ancestor of a kept checkpoint is not deleted if the
-        kept checkpoint needs the ancestor's pending writes to rebuild the value of a
-        `DeltaChannel`. Unless `dry_run` is True, the method also calls
-        `_store_updated_checkpoint_ids`, so that each kept head still names the checkpoint that was
-        updated.
+        The result contains all checkpoints that the rule `keep` does not select, sorted by storage
+        time, oldest first. However, a checkpoint that a server needs to continue a live run is not
+        deleted. An ancestor of a kept checkpoint is not deleted if the kept checkpoint needs the
+        ancestor's pending writes to rebuild the value of a `DeltaChannel`. Unless `dry_run` is
+        True, the method also calls `_store_updated_checkpoint_ids`, so that the metadata of each
+        kept head still identifies the checkpoint that was updated.
         """
         to_delete: list[tuple[int, RetentionCandidate]] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread_key)):
