@@ -95,8 +95,10 @@ def run_and_kill(
         if random_source.random() < early_share:
             acks = list(iter_received(ours, random_source.uniform(0, 0.08)))
         else:
-            wanted = random_source.randint(1, max_acks)
-            acks = [ack for _, ack in zip(range(wanted), iter_received(ours, None), strict=False)]
+            ack_count = random_source.randint(1, max_acks)
+            acks = [
+                ack for _, ack in zip(range(ack_count), iter_received(ours, None), strict=False)
+            ]
             time.sleep(random_source.uniform(0, 0.004))
     finally:
         process.kill()

@@ -130,17 +130,20 @@ def test_answer_is_committed_by_one_statement(tmp_path: Path) -> None:
             connection.set_trace_callback(statements.append)
         saver.put_writes(parent, [("__resume__", "yes")], NULL_TASK)
         during = [*statements]
-        found = saver.get_tuple(config_at())
+        stored = saver.get_tuple(config_at())
 
     assert [statement.split()[0] for statement in during] == ["INSERT"]
-    assert found is not None
-    assert found.pending_writes == [(NULL_TASK, "__resume__", "yes")]
+    assert stored is not None
+    assert stored.pending_writes == [(NULL_TASK, "__resume__", "yes")]
 
 
 def test_only_writes_of_null_task_are_committed_without_a_put(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """These are answers, and updates of a `Command`. Writes of other tasks wait for a put."""
+    """Answers, and updates of a `Command`, are writes of the null task.
+
+    Writes of other tasks wait for a put.
+    """
     monkeypatch.setattr(sqlite_writer, "GROUP_WAIT_S", ENDLESS_S)
     monkeypatch.setattr(postgres, "GROUP_WAIT_S", ENDLESS_S)
 
@@ -160,6 +163,8 @@ def test_only_writes_of_null_task_are_committed_without_a_put(
 
     with place.saver() as saver:
         assert asyncio.run(run(saver)) == ["resume", "update"]
-        pending = [each.pending_writes or [] for each in saver.list(config_at())]
+        pending = [
+            checkpoint_tuple.pending_writes or [] for checkpoint_tuple in saver.list(config_at())
+        ]
     values = sorted(str(value) for writes in pending for _, _, value in writes)
     assert values == ["2", "3", "yes"]

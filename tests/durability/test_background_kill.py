@@ -59,8 +59,8 @@ def config_of(number: int) -> Any:
 
 def make_background(saver: Any, store: Any, database: str | None, **options: Any) -> Background:
     pace = Pace(delay_s=0.1, backoff_s=0.2)
-    given: dict[str, Any] = {"pace": pace, "workers": 4, **options}
-    return Background(Extraction(saver, store), database=database, **given)
+    arguments: dict[str, Any] = {"pace": pace, "workers": 4, **options}
+    return Background(Extraction(saver, store), database=database, **arguments)
 
 
 def run_threads(path: Path) -> None:
@@ -117,7 +117,9 @@ def test_killed_workers_lose_no_job_and_extract_each_message_once(
                 process.join()
         memories = [store.search(("memories", f"u{user}"), limit=1000) for user in range(3)]
         sources = [item.provenance for items in memories for item in items]
-    counts = Counter((each.thread_id, each.message_ids) for each in sources if each is not None)
+    counts = Counter(
+        (source.thread_id, source.message_ids) for source in sources if source is not None
+    )
 
     assert unfinished == []
     assert len(counts) == 2 * THREADS

@@ -114,10 +114,10 @@ def namespace_queries(t: str, ns: str) -> dict[str, Query]:
     }
 
 
-def checkpoint_queries(t: str, one: Any) -> dict[str, Query]:
+def checkpoint_queries(t: str, config: Any) -> dict[str, Query]:
     return {
-        f"get {one}": lambda s: s.get_tuple(one),
-        f"before {one}": lambda s: list(s.list(config_at(t), before=one, limit=2)),
+        f"get {config}": lambda s: s.get_tuple(config),
+        f"before {config}": lambda s: list(s.list(config_at(t), before=config, limit=2)),
     }
 
 
@@ -151,14 +151,14 @@ def test_flipped_bit_is_reported_or_does_not_change_results(
         patched.setattr(os, "urandom", chance.randbytes)
         with SQLiteCheckpointer.open(path, **options) as saver:
             fill_database(saver)
-    whole = path.read_bytes()
+    whole_file = path.read_bytes()
     expected = run_queries(path, **options)
     assert not [error for error in expected.values() if isinstance(error, Exception)]
 
     noticed, missed = 0, []
     for _ in range(FLIPS):
-        bit = chance.randrange(len(whole) * 8)
-        flipped = bytearray(whole)
+        bit = chance.randrange(len(whole_file) * 8)
+        flipped = bytearray(whole_file)
         flipped[bit // 8] ^= 1 << bit % 8
         for leftover in tmp_path.glob("damaged.db*"):
             leftover.unlink()

@@ -95,11 +95,11 @@ FAULTS: dict[str, tuple[Callable[[], Fault], type[StorageError], int]] = {
 
 
 def config_of(number: int | None, thread: str = "t") -> RunnableConfig:
-    at = {"thread_id": thread, "checkpoint_ns": ""}
+    address = {"thread_id": thread, "checkpoint_ns": ""}
     return {
-        "configurable": at
+        "configurable": address
         if number is None
-        else {**at, "checkpoint_id": make_checkpoint_id(number)}
+        else {**address, "checkpoint_id": make_checkpoint_id(number)}
     }
 
 
@@ -127,8 +127,8 @@ def put_checkpoint(
     saver: Any, number: int, parent: int | None, thread: str = "t", **metadata: Any
 ) -> None:
     new = make_checkpoint(number)
-    at = config_of(parent, thread)
-    saver.put(at, new, {"source": "loop", "step": number, **metadata}, new["channel_versions"])
+    config = config_of(parent, thread)
+    saver.put(config, new, {"source": "loop", "step": number, **metadata}, new["channel_versions"])
 
 
 def put_task_writes(
@@ -187,8 +187,8 @@ METHODS: dict[str, Callable[[SQLiteCheckpointer], object]] = {
 
 def aput(saver: SQLiteCheckpointer) -> None:
     new = make_checkpoint(6)
-    at = config_of(5)
-    asyncio.run(saver.aput(at, new, {"source": "loop", "step": 6}, new["channel_versions"]))
+    config = config_of(5)
+    asyncio.run(saver.aput(config, new, {"source": "loop", "step": 6}, new["channel_versions"]))
 
 
 def aput_writes(saver: SQLiteCheckpointer) -> None:
@@ -322,13 +322,13 @@ def test_full_disk_keeps_acknowledged_checkpoints(tmp_path: Path) -> None:
         ):  # a row of another size may need one page more than the deleted ones had
             saver.delete_thread(thread_id)
         saver.put(config_of(None, "again"), make_big_checkpoint(200), {}, {"text": 200})
-        again = saver.get_tuple(config_of(None, "again"))
+        later_tuple = saver.get_tuple(config_of(None, "again"))
 
     assert acknowledged
     assert {make_checkpoint_id(number) for number in acknowledged} == stored
     assert {f"t{number}" for number in acknowledged} == threads
-    assert again is not None
-    assert make_big_checkpoint(200)["channel_values"] == again.checkpoint["channel_values"]
+    assert later_tuple is not None
+    assert make_big_checkpoint(200)["channel_values"] == later_tuple.checkpoint["channel_values"]
 
 
 def test_full_disk_fails_only_concurrent_puts_that_do_not_fit(tmp_path: Path) -> None:

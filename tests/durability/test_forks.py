@@ -153,7 +153,7 @@ def test_concurrent_writes_of_parent_and_forked_children_are_kept(tmp_path: Path
         for number in range(count):
             children.append(fork_and_run(lambda number=number: run_child(number)))  # type: ignore[misc]
             run_turn(saver, str(number + 1), "parent")
-        statuses = [wait_for_exit_status(each) for each in children]
+        statuses = [wait_for_exit_status(child) for child in children]
         over.set()
         for thread in threads:
             thread.join()
@@ -191,14 +191,14 @@ def test_forked_grandchild_that_reopens_the_file_can_write(tmp_path: Path) -> No
 
 
 def test_fork_during_a_read_prevents_child_from_opening_that_file(tmp_path: Path) -> None:
-    """The child cannot close the inherited connection. It can open other files."""
-    path, other = tmp_path / "x.db", tmp_path / "y.db"
+    """The child cannot close the inherited connection, but it can open other files."""
+    path, other_path = tmp_path / "x.db", tmp_path / "y.db"
 
     def child() -> None:
         for _ in range(2):
             with pytest.raises(StorageUnavailable, match="fork again when no thread reads"):
                 SQLiteCheckpointer.open(path)
-        with SQLiteCheckpointer.open(other) as own:
+        with SQLiteCheckpointer.open(other_path) as own:
             run_turn(own, "hello")
 
     with SQLiteCheckpointer.open(path) as saver:
@@ -210,7 +210,7 @@ def test_fork_during_a_read_prevents_child_from_opening_that_file(tmp_path: Path
             assert wait_for_exit_status(fork_and_run(child)) == 0
         run_turn(saver, "second")
         assert read_user_texts(saver) == ["first", "second"]
-    with SQLiteCheckpointer.open(other) as saver:
+    with SQLiteCheckpointer.open(other_path) as saver:
         assert read_user_texts(saver) == ["hello"]
 
 

@@ -44,8 +44,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def read_free_bytes(disk: Path) -> int:
-    found = os.statvfs(disk)
-    return found.f_bavail * found.f_frsize
+    stats = os.statvfs(disk)
+    return stats.f_bavail * stats.f_frsize
 
 
 def wait_for_reserve(disk: Path) -> None:
@@ -73,8 +73,8 @@ def fill_disk(disk: Path) -> None:
 
 def put_checkpoint(saver: Any, thread: str, number: int, text: str = "said ") -> None:
     checkpoint = empty_checkpoint()
-    said = [HumanMessage(f"{number}-{i} {text * 300}", id=f"{number}-{i}") for i in range(20)]
-    checkpoint["channel_values"] = {"messages": said}
+    messages = [HumanMessage(f"{number}-{i} {text * 300}", id=f"{number}-{i}") for i in range(20)]
+    checkpoint["channel_values"] = {"messages": messages}
     config: Any = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
     saver.put(config, checkpoint, {"step": number, "run_id": thread}, {"messages": number})
 
@@ -151,14 +151,14 @@ def test_removal_of_items_from_full_disk_makes_room(disk: Path) -> None:
         versions = store.retain(VersionRetention(last=1), prefix=("all", "1"))
         fill_disk(disk)
         store.delete(("all", "2"), "100")
-        kept = store.get(("all", "1"), "50")
+        kept_item = store.get(("all", "1"), "50")
         forgotten, deleted = store.get(("all", "0"), "1"), store.get(("all", "2"), "100")
 
     assert free_bytes == 0
     assert receipt.items == 50
     assert versions == 50
-    assert kept is not None
-    assert kept.value == {"text": "2 " * 900}
+    assert kept_item is not None
+    assert kept_item.value == {"text": "2 " * 900}
     assert (forgotten, deleted) == (None, None)
     assert check_integrity(disk) == [("ok",)]
 

@@ -23,8 +23,8 @@ def build_graph(saver: SQLiteCheckpointer) -> Any:
     """Build a graph of three steps. Each step answers the last human message."""
 
     def answer(state: MessagesState) -> dict[str, Any]:
-        asked = [m.text for m in state["messages"] if m.type == "human"][-1]
-        return {"messages": [("ai", f"answer to {asked}")]}
+        question = [m.text for m in state["messages"] if m.type == "human"][-1]
+        return {"messages": [("ai", f"answer to {question}")]}
 
     builder = StateGraph(MessagesState)
     for before, name in ((START, "a"), ("a", "b"), ("b", "c")):
@@ -60,9 +60,7 @@ TEXTS_OF_SECOND_RUN = ["two", *["answer to two"] * 3]
 
 
 @pytest.mark.parametrize("run_step", [step_in_thread, step_in_task])
-def test_run_that_lost_the_head_does_not_take_it_back_in_any_context(
-    run_step: StepFunction, place: Place
-) -> None:
+def test_run_that_lost_the_head_never_takes_it_back(run_step: StepFunction, place: Place) -> None:
     """Each step of the stream is called in another thread or task."""
 
     async def scenario(graph: Any) -> None:
@@ -96,18 +94,18 @@ def read_many_threads(graph: Any) -> None:
 
 
 def read_each_checkpoint(graph: Any) -> None:
-    for found in list(graph.get_state_history(THREAD)):
-        graph.get_state(found.config)
+    for snapshot in list(graph.get_state_history(THREAD)):
+        graph.get_state(snapshot.config)
 
 
 READS = [read_history, read_many_threads, read_each_checkpoint]
 
 
 @pytest.mark.parametrize("read", READS)
-def test_reads_between_steps_of_a_stream_do_not_give_its_run_the_head(
+def test_reads_between_stream_steps_do_not_give_the_run_the_head(
     read: Callable[[Any], None], place: Place
 ) -> None:
-    """This holds even if the loop over the stream reads each checkpoint by its id."""
+    """The loop over the stream may even read each checkpoint by its id."""
     with place.saver() as saver:
         graph = build_graph(saver)
         graph.invoke(human_input("zero"), THREAD)
@@ -129,7 +127,7 @@ def test_reads_within_a_node_do_not_give_its_run_the_head(
 
     def read_and_run_other(state: MessagesState) -> dict[str, Any]:
         read(graph)
-        run_in_thread(other.invoke, human_input("two"), THREAD)
+        run_in_thread(other_graph.invoke, human_input("two"), THREAD)
         return {"messages": [("ai", "lost")]}
 
     with place.saver() as saver:
@@ -137,11 +135,11 @@ def test_reads_within_a_node_do_not_give_its_run_the_head(
             StateGraph(MessagesState).add_node("nosy", read_and_run_other).add_edge(START, "nosy")
         )
         graph: Any = builder.compile(checkpointer=saver)
-        other = build_graph(saver)
-        other.invoke(human_input("zero"), THREAD)
+        other_graph = build_graph(saver)
+        other_graph.invoke(human_input("zero"), THREAD)
         graph.invoke(human_input("one"), THREAD, durability="sync")
 
-        assert read_texts(other)[-4:] == TEXTS_OF_SECOND_RUN
+        assert read_texts(other_graph)[-4:] == TEXTS_OF_SECOND_RUN
         assert read_branch_texts(saver) == ["lost"]
 
 
@@ -159,9 +157,9 @@ def put_step(
 
 
 def read_head_id(saver: SQLiteCheckpointer) -> str:
-    found = saver.get_tuple(config_at())
-    assert found is not None
-    return checkpoint_id_of(found.config)
+    stored = saver.get_tuple(config_at())
+    assert stored is not None
+    return checkpoint_id_of(stored.config)
 
 
 @pytest.fixture
@@ -282,9 +280,9 @@ def test_other_saver_chooses_the_same_head(place: Place) -> None:
 
 def test_each_namespace_has_its_own_head(saver: SQLiteCheckpointer) -> None:
     """A turn that begins in one namespace does not overtake a run in another."""
-    known = {"source": "input", "step": 0}
-    below = put(saver, {}, None, ns="sub", uid="z", metadata=known)
-    put(saver, {}, None, uid="y", metadata=known)
+    metadata = {"source": "input", "step": 0}
+    below = put(saver, {}, None, ns="sub", uid="z", metadata=metadata)
+    put(saver, {}, None, uid="y", metadata=metadata)
     put(saver, {}, below, ns="sub", uid="a", metadata={"step": 1})
 
     assert {c.checkpoint_id for c in saver.checkpoints("t") if c.is_head} == {"y", "a"}

@@ -176,18 +176,18 @@ def check_acknowledged(saver: SQLiteCheckpointer, acks: list[Any]) -> None:
     for kind, *ack in acks:
         if kind == "put":
             config, checkpoint, metadata = ack
-            found = saver.get_tuple(config)
-            assert found is not None
-            assert checkpoint == found.checkpoint
-            assert metadata == {name: dict(found.metadata)[name] for name in metadata}
+            stored = saver.get_tuple(config)
+            assert stored is not None
+            assert checkpoint == stored.checkpoint
+            assert metadata == {name: dict(stored.metadata)[name] for name in metadata}
         elif kind == "writes":
             checkpoint_id, task_id, writes = ack
-            at: RunnableConfig = {
+            checkpoint_config: RunnableConfig = {
                 "configurable": {"thread_id": "t", "checkpoint_id": checkpoint_id}
             }
-            found = saver.get_tuple(at)
-            assert found is not None
-            pending = found.pending_writes or []
+            stored = saver.get_tuple(checkpoint_config)
+            assert stored is not None
+            pending = stored.pending_writes or []
             assert writes == [(channel, v) for task, channel, v in pending if task == task_id]
 
 

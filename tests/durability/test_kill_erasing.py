@@ -64,11 +64,11 @@ def read_ids(path: Path) -> list[str]:
     """Return the message ids in every checkpoint, in its history and in its writes."""
     with SQLiteCheckpointer.open(path, read_only=True) as saver:
         return [
-            f"{join_ids(found.checkpoint['channel_values']['messages'])} "
+            f"{join_ids(stored.checkpoint['channel_values']['messages'])} "
             f"{join_ids([item.value for item in saver.history('t', checkpoint_id=uid)])} "
-            f"{join_ids([m for _, _, value in found.pending_writes or [] for m in value])}"
-            for found in saver.list(None)
-            for uid in [found.checkpoint["id"]]
+            f"{join_ids([m for _, _, value in stored.pending_writes or [] for m in value])}"
+            for stored in saver.list(None)
+            for uid in [stored.checkpoint["id"]]
         ]
 
 
@@ -78,13 +78,13 @@ def template(tmp_path: Path) -> Path:
     path = tmp_path / "template.db"
     with SQLiteCheckpointer.open(path) as saver:
         config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
-        for number, kept in enumerate(("a", "ab", "b", "bac")):
+        for number, ids_of_step in enumerate(("a", "ab", "b", "bac")):
             new = {**empty_checkpoint(), "id": str(number)}
-            said = [HumanMessage(SECRET if uid == "a" else uid, id=uid) for uid in kept]
-            new["channel_values"] = {"messages": said}
+            messages = [HumanMessage(SECRET if uid == "a" else uid, id=uid) for uid in ids_of_step]
+            new["channel_values"] = {"messages": messages}
             new["channel_versions"] = {"messages": number}
             config = saver.put(config, new, {}, {"messages": number})  # type: ignore[arg-type]
-            saver.put_writes(config, [("messages", said)], "task")
+            saver.put_writes(config, [("messages", messages)], "task")
     return path
 
 

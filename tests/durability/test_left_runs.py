@@ -175,8 +175,10 @@ def test_turn_after_an_abandoned_run_stays_in_the_thread(
     with place.saver() as saver:
         texts_per_turn = asyncio.run(asyncio.wait_for(scenario(saver), PATIENCE_S))
         heads = sum(info.is_head for info in saver.checkpoints("t", checkpoint_ns=""))
-    with place.saver() as again:
-        reopened = [text for text in asyncio.run(read_human_texts(build(again))) if text != "left"]
+    with place.saver() as reopened_saver:
+        reopened = [
+            text for text in asyncio.run(read_human_texts(build(reopened_saver))) if text != "left"
+        ]
 
     turns = [f"turn {turn}" for turn in range(count)]
     assert [turns[: n + 1] for n in range(count)] + [turns] == texts_per_turn
@@ -238,7 +240,9 @@ def test_newer_turn_keeps_the_head_when_older_run_ends_later(
         after, at_last = asyncio.run(asyncio.wait_for(scenario(saver), PATIENCE_S))
         tuples = list(saver.list({"configurable": {"thread_id": "t", "checkpoint_ns": ""}}))
     all_texts = {
-        m.text for found in tuples for m in found.checkpoint["channel_values"].get("messages", [])
+        m.text
+        for checkpoint_tuple in tuples
+        for m in checkpoint_tuple.checkpoint["channel_values"].get("messages", [])
     }
 
     assert after[-1] == "newer"

@@ -64,12 +64,12 @@ def test_put_on_a_lost_checkpoint_stores_its_whole_state(place: Place) -> None:
         put(saver, channel_values_of("a", "b"), config_at(uid="1"), uid="2")
         restore()
         put(saver, channel_values_of("a", "b", "c"), config_at(uid="2"), uid="3")
-        here = read_channel_values(saver, config_at(uid="3"))
-        with place.saver() as other:
-            there = read_channel_values(other, config_at(uid="3"))
+        own_values = read_channel_values(saver, config_at(uid="3"))
+        with place.saver() as other_saver:
+            other_values = read_channel_values(other_saver, config_at(uid="3"))
 
-    assert here == channel_values_of("a", "b", "c")
-    assert there == here
+    assert own_values == channel_values_of("a", "b", "c")
+    assert other_values == own_values
 
 
 @pytest.mark.parametrize("reads_first", [True, False])
@@ -82,35 +82,35 @@ def test_run_continues_from_restored_state(place: Place, reads_first: bool) -> N
         restore()
         if reads_first:
             assert read_channel_values(saver, config_at()) == channel_values_of("a")
-        with place.saver() as other:
-            put(other, channel_values_of("a", "B"), config_at(uid="1"), uid="2'")
+        with place.saver() as other_saver:
+            put(other_saver, channel_values_of("a", "B"), config_at(uid="1"), uid="2'")
             assert read_channel_values(saver, config_at()) == channel_values_of("a", "B")
             put(saver, channel_values_of("a", "B", "n"), config_at(uid="2'"), uid="3")
-            assert read_channel_values(other, config_at()) == channel_values_of("a", "B", "n")
+            assert read_channel_values(other_saver, config_at()) == channel_values_of("a", "B", "n")
         assert read_channel_values(saver, config_at()) == channel_values_of("a", "B", "n")
         assert [item.value.content for item in saver.history("t")] == ["a", "B", "n"]
 
 
 def test_task_writes_are_stored_if_their_logged_items_were_lost(place: Place) -> None:
     """A task's update and an input repeat messages whose positions in the log are reused."""
-    few, more = (channel_values_of(*map(str, range(n))) for n in (2, 12))
+    two_messages, twelve_messages = (channel_values_of(*map(str, range(n))) for n in (2, 12))
     with place.saver() as saver:
-        put(saver, few, uid="1")
+        put(saver, two_messages, uid="1")
         restore = save_state(place)
-        put(saver, more, config_at(uid="1"), uid="2")
+        put(saver, twelve_messages, config_at(uid="1"), uid="2")
         restore()
-        saver.put_writes(config_at(uid="1"), [("messages", more["messages"])], "task")
-        put(saver, {"__start__": more, **few}, config_at(uid="1"), uid="3")
-        with place.saver() as other:
+        saver.put_writes(config_at(uid="1"), [("messages", twelve_messages["messages"])], "task")
+        put(saver, {"__start__": twelve_messages, **two_messages}, config_at(uid="1"), uid="3")
+        with place.saver() as other_saver:
             before, newest = (
-                other.get_tuple(config_at(uid="1")),
-                other.get_tuple(config_at(uid="3")),
+                other_saver.get_tuple(config_at(uid="1")),
+                other_saver.get_tuple(config_at(uid="3")),
             )
 
     assert before is not None
-    assert before.pending_writes == [("task", "messages", more["messages"])]
+    assert before.pending_writes == [("task", "messages", twelve_messages["messages"])]
     assert newest is not None
-    assert newest.checkpoint["channel_values"] == {"__start__": more, **few}
+    assert newest.checkpoint["channel_values"] == {"__start__": twelve_messages, **two_messages}
 
 
 def test_puts_succeed_after_key_counter_was_reset(place: Place) -> None:
@@ -124,10 +124,10 @@ def test_puts_succeed_after_key_counter_was_reset(place: Place) -> None:
         restore()
         for n in range(3):
             put(saver, channel_values_of("a"), thread=f"a{n}", uid="1")
-        with place.saver() as other:
+        with place.saver() as other_saver:
             for n in range(30):
-                put(other, channel_values_of("b"), thread=f"b{n}", uid="1")
-            read = [read_channel_values(other, config_at(f"b{n}")) for n in range(30)]
+                put(other_saver, channel_values_of("b"), thread=f"b{n}", uid="1")
+            read = [read_channel_values(other_saver, config_at(f"b{n}")) for n in range(30)]
         for n in range(100):
             with suppress(
                 StorageError

@@ -69,8 +69,8 @@ def put_named_checkpoint(saver: SQLiteCheckpointer, name: str) -> None:
         **{"v": 4, "ts": datetime.now(UTC).isoformat(), "id": name, "versions_seen": {}},
         **{"channel_values": values, "channel_versions": versions},
     }
-    known = VERSIONS[parent] if parent else {}
-    new: Any = {channel: v for channel, v in versions.items() if known.get(channel) != v}
+    parent_versions = VERSIONS[parent] if parent else {}
+    new: Any = {channel: v for channel, v in versions.items() if parent_versions.get(channel) != v}
     saver.put(config_at(uid=parent), checkpoint, metadata, new)
 
 
@@ -98,7 +98,9 @@ def prune_updated_checkpoint(saver: SQLiteCheckpointer) -> None:
 
 
 class Case(NamedTuple):
-    """What is stored before, the action that is killed, and the state of the thread after it."""
+    """The checkpoints stored before, the action that is killed, and the state of the thread after
+    the action.
+    """
 
     before: list[Any]
     killed: Any
@@ -156,7 +158,10 @@ def perform(saver: SQLiteCheckpointer, action: Any) -> None:
 def dump(saver: SQLiteCheckpointer) -> Any:
     """Return everything in a thread: its checkpoints with their writes and the head."""
     infos = saver.checkpoints("t")
-    tuples = {found.checkpoint["id"]: found for found in saver.list(config_at())}
+    tuples = {
+        checkpoint_tuple.checkpoint["id"]: checkpoint_tuple
+        for checkpoint_tuple in saver.list(config_at())
+    }
     parts = [
         (
             *(info.checkpoint_id, info.is_head, info.parent_id, info.metadata),
@@ -220,8 +225,8 @@ def perform_until_killed(place: Place, pipe: Connection, case: str, number: int)
 def prepare_thread(place: Place, case: str) -> Any:
     """Store the state before the action, and return everything in the thread."""
     with place.saver() as saver:
-        for each in CASES[case].before:
-            perform(saver, each)
+        for action in CASES[case].before:
+            perform(saver, action)
         return dump(saver)
 
 
@@ -258,9 +263,9 @@ def test_killed_merge_leaves_thread_as_before_or_after_and_can_be_repeated(
         process.join()
         ours.close()
         with place.saver() as saver:
-            found = dump(saver)
-            assert found in (before, after)
-            if found == before:
+            state = dump(saver)
+            assert state in (before, after)
+            if state == before:
                 perform(saver, expected.killed)
             assert dump(saver) == after
         if process.exitcode != -signal.SIGKILL:

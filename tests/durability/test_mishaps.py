@@ -94,7 +94,7 @@ def assert_ends_within(seconds: float, work: Any) -> None:
 
 
 def test_prune_ends_if_the_file_cannot_be_vacuumed(tmp_path: Path) -> None:
-    """An example is an empty database that the sqlite3 shell created without auto_vacuum."""
+    """The sqlite3 shell, for example, creates databases without auto_vacuum."""
     conn = sqlite3.connect(tmp_path / "x.db")
     conn.execute("PRAGMA journal_mode = WAL")  # writes page 1: auto_vacuum can no longer be set
     conn.execute("CREATE TABLE x (y)")
@@ -211,12 +211,12 @@ def test_write_to_moved_deleted_or_replaced_file_is_refused(
 ) -> None:
     """The error says that the database must be opened again."""
     monkeypatch.setattr("perdure.storage.sqlite_writer.FILE_CHECK_INTERVAL_S", 0.0)
-    path, other = tmp_path / "x.db", tmp_path / "other.db"
-    shutil.copy(create_database(tmp_path / "made.db"), other)
+    path, other_path = tmp_path / "x.db", tmp_path / "other.db"
+    shutil.copy(create_database(tmp_path / "made.db"), other_path)
     with SQLiteCheckpointer.open(path) as saver:
         put(saver, {"n": 1}, uid="one")
         if mishap == "replaced":
-            os.replace(other, path)
+            os.replace(other_path, path)
         elif mishap == "moved":
             os.replace(path, tmp_path / "moved.db")
         else:

@@ -36,9 +36,9 @@ def pooler() -> Iterator[PgBouncer]:
     with tempfile.TemporaryDirectory(
         prefix="bouncer"
     ) as folder:  # the path of a socket must be short
-        made = PgBouncer(postgres_server.dsn(), Path(folder))
-        yield made
-        made.kill()
+        bouncer = PgBouncer(postgres_server.dsn(), Path(folder))
+        yield bouncer
+        bouncer.kill()
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def test_saver_and_store_work_through_pgbouncer(
             for number in range(6):
                 graph.invoke({"messages": [("user", f"hello {number}")]}, mine)
                 store.put(("users", name), f"k{number}", {"text": f"likes tea number {number}"})
-                found = store.search(("users", name), query="tea", limit=10)
-                assert len(found) == number + 1
+                results = store.search(("users", name), query="tea", limit=10)
+                assert len(results) == number + 1
 
         threads = [threading.Thread(target=run_user, args=(f"u{n}",)) for n in range(8)]
         for thread in threads:
@@ -127,7 +127,7 @@ def test_role_with_other_session_settings_works_through_pgbouncer(options: dict[
 def test_lock_through_pgbouncer_needs_a_direct_dsn(
     connection_source: Any, options: dict[str, Any]
 ) -> None:
-    """This holds whether or not the user passes `pooled`."""
+    """A lock without a direct DSN is refused, whether or not the user passes `pooled`."""
     with (
         PostgresCheckpointer.open(connection_source, **options) as saver,
         pytest.raises(ConfigurationError, match="direct="),
@@ -156,8 +156,8 @@ def test_server_behind_pgbouncer_needs_a_direct_dsn(
 ) -> None:
     """The server's lock shows that it is alive. Without a direct DSN the server does not start."""
     monkeypatch.setenv("PERDURE_DB", pooler.dsn)
-    said = {"messages": [{"role": "user", "content": "hello"}]}
-    body = {"assistant_id": "chat", "input": said, "if_not_exists": "create"}
+    run_input = {"messages": [{"role": "user", "content": "hello"}]}
+    body = {"assistant_id": "chat", "input": run_input, "if_not_exists": "create"}
 
     async def answer() -> Any:
         app = create_app(load(), hosts=None)
@@ -175,7 +175,7 @@ def test_server_behind_pgbouncer_needs_a_direct_dsn(
         asyncio.run(answer())
     monkeypatch.setenv("PERDURE_DIRECT", postgres_server.dsn())
 
-    assert [each["type"] for each in asyncio.run(answer())["messages"]] == ["human", "ai"]
+    assert [message["type"] for message in asyncio.run(answer())["messages"]] == ["human", "ai"]
 
 
 def test_several_processes_set_up_the_schema_through_pgbouncer_at_once(
@@ -209,8 +209,11 @@ def test_puts_are_stored_once_while_pgbouncer_restarts(
             time.sleep(0.15)
             pooler.kill()
             pooler.start()
-        reached = [len(each) for each in done]
-        while not all(len(each) > before for each, before in zip(done, reached, strict=True)):
+        counts = [len(numbers_of_worker) for numbers_of_worker in done]
+        while not all(
+            len(numbers_of_worker) > before
+            for numbers_of_worker, before in zip(done, counts, strict=True)
+        ):
             time.sleep(0.01)
         over.set()
         for thread in threads:

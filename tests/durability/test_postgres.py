@@ -41,9 +41,9 @@ STEP = 5  # the connection is cut at every fifth message of a turn, and at each 
 @pytest.fixture
 def proxy() -> Iterator[CuttingProxy]:
     """Yield a proxy in front of the server."""
-    made = CuttingProxy(postgres_server.dsn())
-    yield made
-    made.close()
+    cutting_proxy = CuttingProxy(postgres_server.dsn())
+    yield cutting_proxy
+    cutting_proxy.close()
 
 
 @pytest.fixture
@@ -65,11 +65,11 @@ def test_turn_is_stored_once_if_its_connection_is_cut(
     delivered: bool, awaited: bool, proxy: CuttingProxy, options: dict[str, Any]
 ) -> None:
     def run_turn(number: int) -> None:
-        said = {"messages": [("user", f"hello {number}")]}
+        graph_input = {"messages": [("user", f"hello {number}")]}
         if awaited:
-            asyncio.run(graph.ainvoke(said, CONFIG))
+            asyncio.run(graph.ainvoke(graph_input, CONFIG))
         else:
-            graph.invoke(said, CONFIG)
+            graph.invoke(graph_input, CONFIG)
 
     with PostgresCheckpointer.open(proxy.dsn, **options) as saver:
         graph = build_graph(saver)
@@ -83,9 +83,9 @@ def test_turn_is_stored_once_if_its_connection_is_cut(
             run_turn(turns)
             proxy.cut_at(None)
             turns += 1
-            said = [message.content for message in graph.get_state(CONFIG).values["messages"]]
-            assert said[0::2] == [f"hello {run_turn}" for run_turn in range(turns)]
-            assert said[1::2] == [str(2 * run_turn + 1) for run_turn in range(turns)]
+            texts = [message.content for message in graph.get_state(CONFIG).values["messages"]]
+            assert texts[0::2] == [f"hello {run_turn}" for run_turn in range(turns)]
+            assert texts[1::2] == [str(2 * run_turn + 1) for run_turn in range(turns)]
         assert proxy.cuts > turns / 2
 
 
@@ -121,7 +121,7 @@ def test_read_is_repeated_if_its_connection_is_cut(
         build_graph(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
         store.put(("a",), "k", {"n": "hello there"})
         reads: list[Any] = [
-            lambda: [found.checkpoint["id"] for found in saver.list(CONFIG)],
+            lambda: [checkpoint_tuple.checkpoint["id"] for checkpoint_tuple in saver.list(CONFIG)],
             lambda: [item.value.content for item in saver.history("t")],
             lambda: saver.thread("t"),
             lambda: store.search(("a",), query="hello"),
@@ -158,14 +158,14 @@ def test_commit_with_lost_answer_is_unknown_after_server_crash(options: dict[str
             with server.connection() as conn:
                 conn.server_run = run
                 conn.close()
-                whole = Transaction(server, conn, [], [])
-                whole._transaction_number = number
-                return whole._was_committed()
+                transaction = Transaction(server, conn, [], [])
+                transaction._transaction_number = number
+                return transaction._was_committed()
 
         assert was_committed(run, committed)
-        for lost in (aborted, future):
-            assert not was_committed(run, lost)
-            assert not was_committed("another", lost)
+        for lost_number in (aborted, future):
+            assert not was_committed(run, lost_number)
+            assert not was_committed("another", lost_number)
         with pytest.raises(
             StorageUnavailable,
             match="the server crashed, or a standby took its place, so the result is unknown",
@@ -178,8 +178,10 @@ def test_put_that_waits_too_long_for_a_lock_says_so(options: dict[str, Any]) -> 
     dsn, schema = postgres_server.dsn(), options["schema"]
     with PostgresStore.open(dsn, index=None, **{**options, "timeout_s": 0.2}) as store:
         store.put(("a",), "k", {"n": 0})
-        with psycopg.connect(dsn) as other:
-            other.execute(f"LOCK TABLE {schema}.store_namespaces IN ACCESS EXCLUSIVE MODE")
+        with psycopg.connect(dsn) as other_connection:
+            other_connection.execute(
+                f"LOCK TABLE {schema}.store_namespaces IN ACCESS EXCLUSIVE MODE"
+            )
             with pytest.raises(StorageUnavailable, match="another transaction has held a lock"):
                 store.put(("a",), "k", {"n": 1})
         store.put(("a",), "k", {"n": 2})
@@ -189,14 +191,14 @@ def test_put_that_waits_too_long_for_a_lock_says_so(options: dict[str, Any]) -> 
 
 def test_searches_do_not_hold_connections_while_waiting(options: dict[str, Any]) -> None:
     """Searches save an index in the background, although the pool has only one connection."""
-    few = {**options, "pool_size": 1}
-    with PostgresStore.open(postgres_server.dsn(), index=None, **few) as store:
+    single_connection = {**options, "pool_size": 1}
+    with PostgresStore.open(postgres_server.dsn(), index=None, **single_connection) as store:
         for number in range(70):
             store.put(("a",), f"k{number}", {"text": f"word{number} tea"})
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda n: store.search(("a",), query=f"word{n}"), range(8)))
+            results = list(pool.map(lambda n: store.search(("a",), query=f"word{n}"), range(8)))
 
-    assert [each[0].key for each in found] == [f"k{number}" for number in range(8)]
+    assert [result[0].key for result in results] == [f"k{number}" for number in range(8)]
 
 
 @pytest.mark.parametrize("overtaken", [False, True])
@@ -221,13 +223,16 @@ def test_task_writes_share_a_request_with_the_following_put(
     dsn = postgres_server.dsn()
     with PostgresCheckpointer.open(dsn, **options) as saver:
         put(saver, {"a": 0}, uid="1")
-        with PostgresCheckpointer.open(dsn, **options) as other:
+        with PostgresCheckpointer.open(dsn, **options) as other_saver:
             if overtaken:
-                put(other, {"a": 5}, uid="other")
+                put(other_saver, {"a": 5}, uid="other")
             monkeypatch.setattr(Pipelined, "send_request", record_and_send)
             asyncio.run(write_and_put(saver))
             request_count = len(requests)
-            before, after = other.get_tuple(config_at(uid="1")), other.get_tuple(config_at(uid="2"))
+            before, after = (
+                other_saver.get_tuple(config_at(uid="1")),
+                other_saver.get_tuple(config_at(uid="2")),
+            )
 
     assert before is not None
     assert after is not None
@@ -278,10 +283,10 @@ def test_dump_of_schema_opens_in_another_database(options: dict[str, Any]) -> No
     ):
         build_graph(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
         store.put(("a",), "k", {"text": "likes tea"})
-    other = f"other_{schema}"
+    other_name = f"other_{schema}"
     with psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute(f"CREATE DATABASE {other}")
-    restored_dsn = make_conninfo(dsn, dbname=other)
+        conn.execute(f"CREATE DATABASE {other_name}")
+    restored_dsn = make_conninfo(dsn, dbname=other_name)
     programs = postgres_server.programs()
     dump = subprocess.run(
         [programs / "pg_dump", "-n", schema, dsn], capture_output=True, check=True
@@ -299,11 +304,11 @@ def test_dump_of_schema_opens_in_another_database(options: dict[str, Any]) -> No
         assert texts == ["hello", "1", "again", "3"]
         assert [item.key for item in store.search(("a",), query="tea", mode="text")] == ["k"]
     with psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute(f"DROP DATABASE {other}")
+        conn.execute(f"DROP DATABASE {other_name}")
 
 
 def test_concurrent_sweeps_close_each_expired_item_once(options: dict[str, Any]) -> None:
-    """This holds although connections break in the meantime."""
+    """The server ends connections while three stores sweep, and no item is counted twice."""
     dsn, schema, count = postgres_server.dsn(), options["schema"], 900
     with ExitStack() as stack:
         stores = [
@@ -324,7 +329,7 @@ def test_concurrent_sweeps_close_each_expired_item_once(options: dict[str, Any])
                     f"AND query LIKE '%{schema}%'"
                 )
 
-        assert sum(each.result() for each in sweeping) == count
+        assert sum(sweep.result() for sweep in sweeping) == count
         assert stores[1].sweep_ttl() == 0
         stats = stores[1].stats()
         assert (stats.items, stats.versions) == (0, count)
@@ -375,10 +380,10 @@ def test_holder_of_lost_lock_gets_error_at_next_put(options: dict[str, Any]) -> 
         await one.aput(ours, empty_checkpoint(), {}, {})
 
     with (
-        PostgresCheckpointer.open(dsn, **options) as one,
-        PostgresCheckpointer.open(dsn, **options) as other,
+        PostgresCheckpointer.open(dsn, **options) as saver,
+        PostgresCheckpointer.open(dsn, **options) as other_saver,
     ):
-        asyncio.run(scenario(one, other))
+        asyncio.run(scenario(saver, other_saver))
 
 
 def test_lock_with_pooled_option_needs_a_direct_dsn(options: dict[str, Any]) -> None:
@@ -440,11 +445,11 @@ def test_writes_with_same_exclusive_name_keep_their_order(
         holding_write = store.database.awrite(wait_and_read, exclusive_names=("x",))
         await asyncio.to_thread(entered.wait, 30)
         waiting = [submit_write(number) for number in range(20)]
-        other = store.database.awrite(lambda: fetch_rows("SELECT 2"), exclusive_names=("z",))
+        other_write = store.database.awrite(lambda: fetch_rows("SELECT 2"), exclusive_names=("z",))
         if cancelled is not None:
             waiting[cancelled].cancel()
         released.set()
-        await asyncio.gather(holding_write, other, *waiting, return_exceptions=True)
+        await asyncio.gather(holding_write, other_write, *waiting, return_exceptions=True)
 
     with PostgresStore.open(postgres_server.dsn(), index=None, **options) as store:
         asyncio.run(scenario(store))

@@ -96,7 +96,7 @@ def test_invalid_dsn_option_is_refused_before_connecting() -> None:
 
 @pytest.mark.parametrize("db", ["mysql://u:s3@h/x", "POSTGRESQL://u:s3@h/x"])
 def test_dsn_with_other_scheme_is_refused_without_showing_the_password(db: str) -> None:
-    """Both the settings and the SQLite store refuse such a DSN."""
+    """The settings and the SQLite store refuse a DSN that does not begin with postgresql://."""
     for use in (settings.is_dsn, SQLiteStore):
         with pytest.raises(ConfigurationError, match="expected postgresql://") as refused:
             use(db)
@@ -116,9 +116,9 @@ def test_postgres_store_refuses_invalid_option_by_name(invalid_option: dict[str,
 
 def test_refusal_by_running_server_is_not_reported_as_unreachable(options: dict[str, Any]) -> None:
     """The error gives advice other than to retry."""
-    there = make_conninfo(postgres_server.dsn(), dbname="not_there")
+    missing_database_dsn = make_conninfo(postgres_server.dsn(), dbname="not_there")
     with pytest.raises(ConfigurationError, match="check user, password and database"):
-        PostgresStore.open(there, **options)
+        PostgresStore.open(missing_database_dsn, **options)
     role = postgres_server.dsn_of("may_nothing", owner=False)
     with pytest.raises(StorageError, match="grant the privilege to the role"):
         PostgresStore.open(role, **options)
@@ -150,12 +150,12 @@ def test_role_with_other_isolation_level_leaves_no_writes_of_deleted_thread(
     dsn = make_conninfo(postgres_server.dsn(), options=f"-c default_transaction_isolation={level}")
     with (
         PostgresCheckpointer.open(dsn, **options) as saver,
-        PostgresCheckpointer.open(dsn, **options) as other,
+        PostgresCheckpointer.open(dsn, **options) as other_saver,
         ThreadPoolExecutor(1) as pool,
     ):
         for _ in range(25):
             config = saver.put(CONFIG, empty_checkpoint(), {"source": "loop", "step": 0}, {})
-            deleted = pool.submit(other.delete_thread, "t")
+            deleted = pool.submit(other_saver.delete_thread, "t")
             for number in range(4):
                 with suppress(ThreadDeleted):  # the thread was deleted before this write
                     saver.put_writes(config, [("a", number)], f"task {number}")
@@ -276,7 +276,7 @@ def test_refused_connection_of_open_store_reports_reason_of_server(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 def test_fork_does_not_release_locks_of_the_parent(options: dict[str, Any]) -> None:
-    """This holds even if the child closes the inherited saver."""
+    """A child that closes the inherited saver does not release the parent's locks either."""
     with PostgresCheckpointer.open(postgres_server.dsn(), **options) as saver, saver.lock("t"):
         child = os.fork()
         if not child:

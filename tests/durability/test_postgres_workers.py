@@ -65,9 +65,11 @@ def test_two_postgres_workers_do_each_job_once(database: str) -> None:
             time.sleep(0.2)
             memories = list_memories(store)
         time.sleep(0.5)  # time for a job that would wrongly be done twice
-        for each in workers:
-            each.terminate()
-        jobs = [json.loads(line) for each in workers for line in each.communicate()[0].splitlines()]
+        for worker in workers:
+            worker.terminate()
+        jobs = [
+            json.loads(line) for worker in workers for line in worker.communicate()[0].splitlines()
+        ]
         memories = list_memories(store)
 
     assert Counter(job["thread_id"] for job in jobs) == {f"t{n}": 1 for n in range(THREADS)}

@@ -29,13 +29,15 @@ needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 
 def config_of(thread: str = "t", checkpoint_id: str | None = None) -> RunnableConfig:
-    at = {"thread_id": thread, "checkpoint_ns": ""}
-    return {"configurable": {**at, "checkpoint_id": checkpoint_id} if checkpoint_id else at}
+    address = {"thread_id": thread, "checkpoint_ns": ""}
+    return {
+        "configurable": {**address, "checkpoint_id": checkpoint_id} if checkpoint_id else address
+    }
 
 
 def answer(state: MessagesState) -> dict[str, Any]:
-    asked = state["messages"][-1]
-    return {"messages": [AIMessage(f"answer to {asked.content}", id=f"answer-{asked.id}")]}
+    question = state["messages"][-1]
+    return {"messages": [AIMessage(f"answer to {question.content}", id=f"answer-{question.id}")]}
 
 
 def build_graph(saver: Any) -> Any:
@@ -79,9 +81,9 @@ def run_in_tasks(saver: SQLiteCheckpointer, *, locked: bool) -> None:
 
 def read_head_ids(saver: SQLiteCheckpointer, thread: str = "t") -> set[str]:
     """Return the ids of the human messages in the thread's head."""
-    found = saver.get_tuple(config_of(thread))
-    assert found is not None
-    return human_ids(found.checkpoint)
+    stored = saver.get_tuple(config_of(thread))
+    assert stored is not None
+    return human_ids(stored.checkpoint)
 
 
 def human_ids(checkpoint: Checkpoint) -> set[str]:
@@ -121,11 +123,11 @@ def test_concurrent_runs_without_the_lock_keep_one_head_and_mark_branches(
     """Messages that the head lacks are in the history and marked as a branch."""
     with place.saver() as saver:
         run(saver, locked=False)
-        found, count = read_all_ids(saver), count_heads(saver)
+        all_ids, count = read_all_ids(saver), count_heads(saver)
         branch_by_id = {i.value.id: i.branch for i in saver.history("t") if i.value.type == "human"}
         final = read_head_ids(saver)
 
-    assert found == ALL_IDS
+    assert all_ids == ALL_IDS
     assert count == 1
     assert branch_by_id.keys() == ALL_IDS
     assert {uid for uid, branch in branch_by_id.items() if not branch} == final
@@ -194,14 +196,14 @@ def make_checkpoint() -> Checkpoint:
 @pytest.mark.parametrize("backend", ["memory", "file", "postgres"])
 def test_saver_can_read_and_write_while_iterating_list(backend: str, tmp_path: Path) -> None:
     with BACKENDS[backend](tmp_path) as saver:
-        expected, seen = put_five_checkpoints(saver), []
-        for found in saver.list(config_of()):
-            assert found == saver.get_tuple(found.config)
-            saver.put(found.config, make_checkpoint(), {"source": "fork"}, {})
-            saver.put_writes(found.config, [("x", 1)], "task")
-            seen.append(found.config)
+        expected, configs = put_five_checkpoints(saver), []
+        for checkpoint_tuple in saver.list(config_of()):
+            assert checkpoint_tuple == saver.get_tuple(checkpoint_tuple.config)
+            saver.put(checkpoint_tuple.config, make_checkpoint(), {"source": "fork"}, {})
+            saver.put_writes(checkpoint_tuple.config, [("x", 1)], "task")
+            configs.append(checkpoint_tuple.config)
 
-    assert expected == seen
+    assert expected == configs
 
 
 @pytest.mark.parametrize("backend", ["memory", "file", "postgres"])
@@ -209,15 +211,15 @@ def test_saver_can_be_awaited_while_iterating_alist(backend: str, tmp_path: Path
     """Several iterations at once do not cause a deadlock."""
 
     async def iterate_and_write(saver: SQLiteCheckpointer) -> list[RunnableConfig]:
-        seen = []
-        async for found in saver.alist(config_of(), filter={"source": "loop"}):
-            again = await saver.aget_tuple(found.config)
-            assert again is not None
-            assert found.checkpoint == again.checkpoint
-            await saver.aput(found.config, make_checkpoint(), {"source": "fork"}, {})
-            await saver.aput_writes(found.config, [("x", 1)], "task")
-            seen.append(found.config)
-        return seen
+        configs = []
+        async for checkpoint_tuple in saver.alist(config_of(), filter={"source": "loop"}):
+            read_tuple = await saver.aget_tuple(checkpoint_tuple.config)
+            assert read_tuple is not None
+            assert checkpoint_tuple.checkpoint == read_tuple.checkpoint
+            await saver.aput(checkpoint_tuple.config, make_checkpoint(), {"source": "fork"}, {})
+            await saver.aput_writes(checkpoint_tuple.config, [("x", 1)], "task")
+            configs.append(checkpoint_tuple.config)
+        return configs
 
     async def iterate_concurrently(saver: SQLiteCheckpointer) -> list[list[RunnableConfig]]:
         looks = asyncio.gather(*(iterate_and_write(saver) for _ in range(RUNS)))
@@ -225,9 +227,9 @@ def test_saver_can_be_awaited_while_iterating_alist(backend: str, tmp_path: Path
 
     with BACKENDS[backend](tmp_path) as saver:
         expected = put_five_checkpoints(saver)
-        seen = asyncio.run(iterate_concurrently(saver))
+        configs = asyncio.run(iterate_concurrently(saver))
 
-    assert [expected] * RUNS == seen
+    assert [expected] * RUNS == configs
 
 
 @pytest.mark.parametrize("backend", ["memory", "file", "postgres"])
@@ -239,10 +241,10 @@ def test_blocking_calls_of_saver_return_on_an_event_loop(backend: str, tmp_path:
         await asyncio.sleep(0)
         stored = saver.put(config_of(), make_checkpoint(), {"source": "loop"}, {})
         saver.put_writes(stored, [("x", 1)], "task")
-        found = saver.get_tuple(stored)
+        read_tuple = saver.get_tuple(stored)
         await asyncio.gather(*others)
-        assert found is not None
-        return found.config, found.pending_writes, stored
+        assert read_tuple is not None
+        return read_tuple.config, read_tuple.pending_writes, stored
 
     with BACKENDS[backend](tmp_path) as saver:
         actual, writes, expected = asyncio.run(call_blocking_methods(saver))

@@ -20,10 +20,10 @@ SECRET = "the safe opens at nine"
 
 
 def make_input(token: str = "a", *, is_accepted: bool | None = True, **fields: Any) -> Input:
-    made = Input(token, SECRET, "run", 1.0, 2.0, is_accepted, f"run {token}")
+    accepted_input = Input(token, SECRET, "run", 1.0, 2.0, is_accepted, f"run {token}")
     for name, value in fields.items():
-        setattr(made, name, value)
-    return made
+        setattr(accepted_input, name, value)
+    return accepted_input
 
 
 def make_findings(
@@ -38,8 +38,8 @@ def make_findings(
 ) -> Found:
     rows = [Row("run a", "a", status, error)] if status else []
     checkpoints = [Checkpoint("run a", False, heard, text)] if heard or text else []
-    said = [f"to {token}" for token in heard]
-    return Found(rows, [*heard], said, None, checkpoints, [streamed], stored.encode(), kills)
+    answers = [f"to {token}" for token in heard]
+    return Found(rows, [*heard], answers, None, checkpoints, [streamed], stored.encode(), kills)
 
 
 def find_problem_kinds(conversation: Conversation, findings: Found) -> set[str]:
@@ -101,14 +101,14 @@ def test_model_finds_remains_of_deleted_thread(where: str) -> None:
 
 
 def test_model_allows_overtaken_run_only_for_write_after_a_kill() -> None:
-    there = make_findings("interrupted", ["a"], "RunOvertaken", kills=[2.5])
+    findings = make_findings("interrupted", ["a"], "RunOvertaken", kills=[2.5])
 
     assert (
-        find_problem_kinds(Conversation("t", inputs=[make_input()], writes=[(2.4, 3.0)]), there)
+        find_problem_kinds(Conversation("t", inputs=[make_input()], writes=[(2.4, 3.0)]), findings)
         == set()
     )
     assert find_problem_kinds(
-        Conversation("t", inputs=[make_input()], writes=[(2.1, 2.2)]), there
+        Conversation("t", inputs=[make_input()], writes=[(2.1, 2.2)]), findings
     ) == {"lost"}
 
 
@@ -124,10 +124,10 @@ def test_model_counts_accepted_answers(question: int, expected: set[str]) -> Non
         make_input("d", cancels=[("rollback", True)]),
     ]
     rows = [Row(f"run {token}", token, "interrupted", None) for token in "ab"]
-    there = Found(rows, ["q"], [], question, [], [], b"", [])
+    findings = Found(rows, ["q"], [], question, [], [], b"", [])
 
     assert question < QUESTIONS
-    assert find_problem_kinds(Conversation("t", "ask", answers=answers), there) == expected
+    assert find_problem_kinds(Conversation("t", "ask", answers=answers), findings) == expected
 
 
 @pytest.mark.parametrize(("kills", "expected"), [([0.5, 1.0, 1.5], set()), ([0.5], {"lost"})])
@@ -137,6 +137,6 @@ def test_model_allows_first_answer_to_ask_if_asking_run_was_abandoned(
     answers = [make_input("a"), make_input("b")]
     rows = [Row(f"run {token}", token, "interrupted", None) for token in "ab"]
     rows.append(Row("run", "", "error", "RunAbandoned"))
-    there = Found(rows, ["q"], [], 1, [], [], b"", kills)
+    findings = Found(rows, ["q"], [], 1, [], [], b"", kills)
 
-    assert find_problem_kinds(Conversation("t", "ask", answers=answers), there) == expected
+    assert find_problem_kinds(Conversation("t", "ask", answers=answers), findings) == expected

@@ -101,7 +101,7 @@ def test_reader_can_resume_stream_after_its_server_was_killed(
             db = stack.enter_context(database(postgres_server.dsn()))
         process, url = stack.enter_context(served(db, tmp_path))
         if replacement == "another":
-            _, other = stack.enter_context(served(db, tmp_path))
+            _, other_url = stack.enter_context(served(db, tmp_path))
         # not the SDK's reader, which retries a dead server for many seconds
         client = stack.enter_context(httpx.Client(base_url=url, timeout=60))
         client.post("/threads", json={"thread_id": "t"})
@@ -125,8 +125,8 @@ def test_reader_can_resume_stream_after_its_server_was_killed(
             kill_at_20()
         process.wait()
         if replacement == "restarted":
-            _, other = stack.enter_context(served(db, tmp_path))
-        late = stack.enter_context(get_sync_client(url=other))
+            _, other_url = stack.enter_context(served(db, tmp_path))
+        late = stack.enter_context(get_sync_client(url=other_url))
         last = read[len(read) // 2][0]
         resumed_events: list[Any] = [
             (part.id, part.data) for part in late.runs.join_stream("t", run, last_event_id=last)

@@ -120,14 +120,14 @@ def dump(path: Path, work: Work) -> Any:
     """Return everything in a file, and the results of some searches."""
     with open_store_with_embedder(path, work.embedder(), read_only=True) as store:
         modes: list[Any] = ["text", "semantic"]
-        found = [
+        results = [
             [(i.namespace, i.key, i.score) for i in store.search((), query=query, mode=mode)]
             for mode in modes
             for query in (SECRET, "automobile", "tea")
         ]
         stats = store.stats()
         counts = stats.items, stats.versions, stats.pending, stats.value_bytes, stats.namespaces
-        return list(store.export()), found, counts
+        return list(store.export()), results, counts
 
 
 def is_secret_erased(path: Path) -> bool:
@@ -155,7 +155,7 @@ def test_failed_operation_stops_between_transactions_and_can_be_completed(
     work, (make, expected, stride) = WORKS[name], FAULTS[kind]
     after = run_without_fault(template, tmp_path, work)
     fault = make()
-    seen = set()
+    progress_values = set()
     for call in itertools.count(1, stride):
         path = tmp_path / f"{call}.db"
         shutil.copy(template, path)
@@ -165,21 +165,21 @@ def test_failed_operation_stops_between_transactions_and_can_be_completed(
             fault.arm(call)
             error = catch_error(lambda: work.run(store))
             fault.disarm()
-            reached = read_progress(path, work)
-            assert reached in work.steps
+            progress = read_progress(path, work)
+            assert progress in work.steps
             if error is None:
-                assert work.steps[-1] == reached
+                assert work.steps[-1] == progress
             else:
                 assert isinstance(error, expected)
                 assert error.__cause__ is fault.error
-                seen.add(reached)
+                progress_values.add(progress)
             work.run(store)
             assert ("forget" in name) <= is_secret_erased(path)
         assert after == dump(path, work)
         if not fault.fired:
             break
 
-    assert seen >= set(work.steps[:-1] if kind == "io" else work.steps[:1])
+    assert progress_values >= set(work.steps[:-1] if kind == "io" else work.steps[:1])
 
 
 def work_until_killed(path: Path, name: str, statement: int) -> None:
@@ -213,10 +213,10 @@ def test_killed_operation_can_be_completed_after_reopening(
         process.join()
         codes.append(process.exitcode)
         process.close()
-        reached = read_progress(path, work)
-        assert reached in work.steps
+        progress = read_progress(path, work)
+        assert progress in work.steps
         with open_store_with_embedder(path, work.embedder()) as store:
-            assert is_secret_erased(path) is (name == "forget" and reached == work.steps[-1])
+            assert is_secret_erased(path) is (name == "forget" and progress == work.steps[-1])
             work.run(store)
             assert is_secret_erased(path) is (name == "forget")
         assert after == dump(path, work)

@@ -84,13 +84,13 @@ def dump(path: Path) -> Any:
             place: [(v.version, v.value, v.valid_from, v.valid_to) for v in store.history(*place)]
             for place in sorted(places)
         }
-        found = [
+        results = [
             [(item.namespace, item.key, item.score) for item in store.search((), query="tea car")]
             for _ in range(2)
         ]
         stats = store.stats()
         counts = (stats.items, stats.versions, stats.pending, stats.value_bytes, stats.indexes)
-        return spaces, history, found, counts, store.pending_embeddings()
+        return spaces, history, results, counts, store.pending_embeddings()
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -167,11 +167,11 @@ def test_read_after_a_failed_read_returns_correct_result(
             fault.arm(call)
             error = catch_error(lambda: READS[read](store))
             fault.disarm()
-            again, found = READS[read](store), store.search((), query="tea", limit=100)
+            second_result, results = READS[read](store), store.search((), query="tea", limit=100)
 
         failed += error is not None
-        assert expected == again
-        assert len(found) == len({(item.namespace, item.key) for item in found})
+        assert expected == second_result
+        assert len(results) == len({(item.namespace, item.key) for item in results})
         if not fault.fired:
             break
 

@@ -77,15 +77,15 @@ def test_kill_loses_no_acknowledged_put_or_delete(door: str, tmp_path: Path) -> 
             reports = run_and_kill(
                 write_until_killed, (path, door, 1000 * kill), chance, early_share=0.3, max_acks=40
             )
-            batches = [each[1] for each in reports if each[0] == "begun"]
-            done_count = sum(each[0] == "done" for each in reports)
+            batches = [report[1] for report in reports if report[0] == "begun"]
+            done_count = sum(report[0] == "done" for report in reports)
             for ops in batches[:done_count]:
                 state = apply_batch(state, ops)
             allowed = [state, *(apply_batch(state, ops) for ops in batches[done_count:])]
             with open_store(path) as store:
-                found = {item.key: item.value for item in store.search(A, limit=100)}
-                assert found in allowed
-                state = found
+                stored_values = {item.key: item.value for item in store.search(A, limit=100)}
+                assert stored_values in allowed
+                state = stored_values
                 check_store(store, state)
             acknowledged_count += done_count
 

@@ -73,13 +73,13 @@ def test_concurrent_processes_on_one_store_lose_nothing(place: Place) -> None:
     run_in_processes(PROCESSES, use_store_in_process, place)
     with store_at(place) as store:
         counter = store.get(A, "counter")
-        found = {space: len(store.search(space, limit=100)) for space in store.list_namespaces()}
+        counts = {space: len(store.search(space, limit=100)) for space in store.list_namespaces()}
         by_words = len(store.search((), query="tea", mode="text", limit=1000))
         sound = place.dsn or store.database.read(run_integrity_check)
 
     assert counter is not None
     assert (counter.value["n"], counter.version) == (PROCESSES * TURNS,) * 2
-    assert {A: 1, **{(f"p{n}",): TURNS for n in range(PROCESSES)}} == found
+    assert {A: 1, **{(f"p{n}",): TURNS for n in range(PROCESSES)}} == counts
     assert by_words == PROCESSES * TURNS
     assert sound in (place.dsn, [("ok",)])
 
@@ -146,8 +146,8 @@ def test_concurrent_searches_find_each_item_once_beside_a_writer(place: Place) -
         def search_repeatedly(number: int) -> bool:
             for _ in range(rounds(60)):
                 filter = {"n": {"$gte": 0}} if number % 2 else None
-                every = keys(store.search(A, query="tea", filter=filter, limit=100))
-                if len(every) != len(set(every)):
+                found_keys = keys(store.search(A, query="tea", filter=filter, limit=100))
+                if len(found_keys) != len(set(found_keys)):
                     return False
             return True
 
@@ -156,11 +156,11 @@ def test_concurrent_searches_find_each_item_once_beside_a_writer(place: Place) -
             sound = list(pool.map(search_repeatedly, range(6)))
             stop.set()
             turns = writer.result(PATIENCE_S)
-        found = keys(store.search(A, query="tea", limit=100))
+        found_keys = keys(store.search(A, query="tea", limit=100))
 
     assert sound == [True] * 6
     assert turns > 0
-    assert sorted(f"k{n}" for n in range(50)) == sorted(found)
+    assert sorted(f"k{n}" for n in range(50)) == sorted(found_keys)
 
 
 @pytest.mark.repeats
@@ -197,13 +197,13 @@ def test_many_cancelled_calls_leave_no_task_thread_or_partial_write(
         for begin in range(0, count, 250):
             await asyncio.gather(*(call_and_cancel(store, n) for n in range(begin, begin + 250)))
         await store.aput(A, "last", {"text": "zebra"})
-        found = await asyncio.wait_for(store.asearch(A, query="zebra", limit=1), PATIENCE_S)
-        return len(asyncio.all_tasks()), found
+        results = await asyncio.wait_for(store.asearch(A, query="zebra", limit=1), PATIENCE_S)
+        return len(asyncio.all_tasks()), results
 
     with BACKENDS[backend](tmp_path, clock=Clock()) as store:
         store.search(A, query="tea")
         threads = threading.active_count()
-        tasks, found = asyncio.run(cancel_many_calls(store))
+        tasks, results = asyncio.run(cancel_many_calls(store))
         threads_after = threading.active_count()
         pairs = [
             {item.key[1:] for item in store.search(A, limit=100_000) if item.key[0] == letter}
@@ -211,7 +211,7 @@ def test_many_cancelled_calls_leave_no_task_thread_or_partial_write(
         ]
 
     assert tasks == 1
-    assert keys(found) == ["last"]
+    assert keys(results) == ["last"]
     assert threads_after <= threads + 8  # threads for reads are started by the first call
     assert pairs[0] == pairs[1]
 
@@ -230,7 +230,7 @@ class GatedWords(Words):
 
 
 def test_cancelled_search_does_not_call_the_embedder(tmp_path: Path) -> None:
-    """This holds for a call that already waits in a thread."""
+    """A cancelled search that already waits in a thread does not call the embedder either."""
     words = GatedWords()
 
     async def search_and_cancel(store: SQLiteStore) -> None:
@@ -254,10 +254,10 @@ def test_get_does_not_wait_while_a_put_is_embedding(tmp_path: Path) -> None:
 
     async def put_and_get(store: SQLiteStore) -> Any:
         put = asyncio.create_task(store.aput(A, "k", {"text": "tea"}))
-        got = await asyncio.wait_for(asyncio.gather(store.aget(A, "k")), PATIENCE_S / 2)
+        items = await asyncio.wait_for(asyncio.gather(store.aget(A, "k")), PATIENCE_S / 2)
         words.released.set()
         await put
-        return got
+        return items
 
     with BACKENDS["file"](tmp_path, index={"embed": words}) as store:
         assert asyncio.run(put_and_get(store)) == [None]
@@ -272,9 +272,9 @@ def test_blocking_calls_of_store_return_on_an_event_loop(tmp_path: Path) -> None
         others = [asyncio.create_task(store.aput(A, f"k{n}", {"text": "tea"})) for n in range(8)]
         await asyncio.sleep(0)
         store.put(A, "k", {"text": "zebra"})
-        found = store.search(A, query="zebra", limit=1)
+        results = store.search(A, query="zebra", limit=1)
         await asyncio.gather(*others)
-        return keys(found)
+        return keys(results)
 
     for backend in ("memory", "file", "postgres"):
         with BACKENDS[backend](tmp_path) as store:

@@ -64,11 +64,11 @@ def _open_store(name: str, folder: Path, clock: Clock) -> Iterator[SQLiteStore]:
         opened = like_langgraph(folder)
     else:
         opened = BACKENDS[backend](folder, clock=clock)
-    seen = through(door, opened)
+    store = through(door, opened)
     try:
-        yield seen
+        yield store
     finally:
-        if isinstance(seen, Awaited):
-            seen.end()
+        if isinstance(store, Awaited):
+            store.end()
         if backend != "langgraph":
             opened.close()

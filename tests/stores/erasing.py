@@ -117,6 +117,6 @@ def collect_traces(path: Path, namespace: Sequence[str]) -> list[bytes]:
             ids = [row for (row,) in db.execute(rows.format("id", table), bound)]
             marks = ", ".join("?" * len(ids))
             cells += db.execute(f"SELECT vectors FROM store_search_data WHERE id IN ({marks})", ids)
-    found = [cell for row in cells for cell in row if cell is not None and len(cell) > 8]
+    long_cells = [cell for row in cells for cell in row if cell is not None and len(cell) > 8]
     words = [*SECRETS, *(token for secret in SECRETS for token in tokenize(secret))]
-    return [text.encode() if isinstance(text, str) else text for text in [*found, *words]]
+    return [text.encode() if isinstance(text, str) else text for text in [*long_cells, *words]]

@@ -11,15 +11,15 @@ NOTHING = object()
 
 def matches_filter(filter: dict[str, Any], document: dict[str, Any]) -> bool:
     """Return whether a document matches a filter."""
-    for key, asked in filter.items():
+    for key, condition in filter.items():
         if key == "$and":
-            met = all(matches_filter(part, document) for part in asked)
+            met = all(matches_filter(part, document) for part in condition)
         elif key == "$or":
-            met = any(matches_filter(part, document) for part in asked)
+            met = any(matches_filter(part, document) for part in condition)
         elif key == "$not":
-            met = not matches_filter(asked, document)
+            met = not matches_filter(condition, document)
         else:
-            met = any(meets_condition(value, asked) for value in reached_values(document, key))
+            met = any(meets_condition(value, condition) for value in reached_values(document, key))
         if not met:
             return False
     return True
@@ -35,23 +35,26 @@ def reached_values(document: dict[str, Any], key: str) -> list[Any]:
     return values
 
 
-def meets_condition(value: Any, asked: Any) -> bool:
+def meets_condition(value: Any, condition: Any) -> bool:
     """Return whether a value meets the condition on a field."""
-    if isinstance(asked, list):
+    if isinstance(condition, list):
         return (
             isinstance(value, list)
-            and len(value) == len(asked)
-            and all(meets_condition(one, part) for one, part in zip(value, asked, strict=True))
+            and len(value) == len(condition)
+            and all(
+                meets_condition(element, part)
+                for element, part in zip(value, condition, strict=True)
+            )
         )
-    if isinstance(asked, dict) and any(name.startswith("$") for name in asked):
-        return all(_meets_operator(value, name, operand) for name, operand in asked.items())
-    if isinstance(asked, dict):
-        return isinstance(value, dict) and matches_filter(asked, value)
-    return _comparable_form(value) == _comparable_form(asked)
+    if isinstance(condition, dict) and any(name.startswith("$") for name in condition):
+        return all(_meets_operator(value, name, operand) for name, operand in condition.items())
+    if isinstance(condition, dict):
+        return isinstance(value, dict) and matches_filter(condition, value)
+    return _comparable_form(value) == _comparable_form(condition)
 
 
 def _meets_operator(value: Any, name: str, operand: Any) -> bool:
-    forms = [_comparable_form(one) for one in value] if isinstance(value, list) else []
+    forms = [_comparable_form(element) for element in value] if isinstance(value, list) else []
     match name:
         case "$and":
             return all(meets_condition(value, part) for part in operand)
@@ -64,7 +67,7 @@ def _meets_operator(value: Any, name: str, operand: Any) -> bool:
         case "$ne" | "$nin":
             return not _meets_operator(value, {"$ne": "$eq", "$nin": "$in"}[name], operand)
         case "$in":
-            return _comparable_form(value) in [_comparable_form(one) for one in operand]
+            return _comparable_form(value) in [_comparable_form(element) for element in operand]
         case "$exists":
             return bool((value is not NOTHING) == operand)
         case "$contains":

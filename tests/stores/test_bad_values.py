@@ -75,9 +75,9 @@ def test_values_of_json_subclasses_are_stored_as_plain_types(store: SQLiteStore)
     store.put(
         A, "k", {"text": TextSubclass("green tea"), "more": OrderedDict(b=1), "n": Level.HIGH}
     )
-    found = store.search(A, query="tea")
+    results = store.search(A, query="tea")
 
-    assert [item.value for item in found] == [{"text": "green tea", "more": {"b": 1}, "n": 3}]
+    assert [item.value for item in results] == [{"text": "green tea", "more": {"b": 1}, "n": 3}]
 
 
 @FEWER

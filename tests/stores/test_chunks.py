@@ -24,27 +24,29 @@ def test_every_word_is_in_a_chunk(text: str, limit: int, overlap: int) -> None:
     """Words stay whole and in order, and a chunk has at most `limit` words."""
     words = text.split()
     pieces = split_into_chunks(text, limit, overlap)
-    at = 0
+    position = 0
     for piece in pieces:
-        found = piece.split()
-        start = next(i for i in range(at, -1, -1) if words[i : i + len(found)] == found)
-        at = start + len(found)
+        chunk_words = piece.split()
+        start = next(
+            i for i in range(position, -1, -1) if words[i : i + len(chunk_words)] == chunk_words
+        )
+        position = start + len(chunk_words)
 
-        assert 1 <= len(found) <= limit
+        assert 1 <= len(chunk_words) <= limit
 
-    assert len(words) == at
+    assert len(words) == position
 
 
 @given(MIXED, st.integers(1, 50))
 def test_chunking_loses_no_character_in_any_script(text: str, limit: int) -> None:
     """Chunks are substrings that together cover the text, except for white space between them."""
-    reached = 0
+    position = 0
     for piece in split_into_chunks(text, limit):
-        blank = len(text[reached:]) - len(text[reached:].lstrip())
-        start = text.rindex(piece, 0, reached + blank + len(piece))
-        reached = max(reached, start + len(piece))
+        blank = len(text[position:]) - len(text[position:].lstrip())
+        start = text.rindex(piece, 0, position + blank + len(piece))
+        position = max(position, start + len(piece))
 
-    assert text[reached:].strip() == ""
+    assert text[position:].strip() == ""
 
 
 @given(PROSE, st.integers(1, 60))

@@ -41,15 +41,15 @@ def test_put_writes_no_search_row_unless_index_paths_are_given(
     with open_offline_store(tmp_path / "x.db", key=key) as store:
         fill_store(store)
         store.put(A, "own", {"title": "an automobile", "text": "tea"}, index=["title"])
-        found = keys(store.search(A, query="automobile", mode="semantic"))
+        found_keys = keys(store.search(A, query="automobile", mode="semantic"))
     with open_offline_store(tmp_path / "words.db", index=None, key=key) as store:
         fill_store(store)
         by_words = keys(store.search(A, query="car"))
 
     assert read_search_data(tmp_path / "x.db") == [(5, 1, '["title"]')]
     assert read_search_data(tmp_path / "words.db") == []
-    assert set(found[:2]) == {"own", "car"}
-    assert "hidden" not in found
+    assert set(found_keys[:2]) == {"own", "car"}
+    assert "hidden" not in found_keys
     assert by_words == ["car"]
 
 
@@ -64,20 +64,22 @@ def test_index_without_vectors_is_rebuilt_when_embedder_is_added(tmp_path: Path)
         ("offline", 40),
     ):
         with open_offline_store(tmp_path / "x.db", index=index) as store:
-            found = store.search(A, query="automobile", limit=50)
-            assert len(found) == count
+            results = store.search(A, query="automobile", limit=50)
+            assert len(results) == count
 
 
 def test_search_of_the_past_embeds_closed_versions(tmp_path: Path) -> None:
     """Closed versions are embedded on demand, except those that were put with index=False."""
     with open_offline_store(tmp_path / "x.db") as store:
         fill_store(store)
-        at = store.get(A, "hidden")
-        assert at is not None
+        last_put = store.get(A, "hidden")
+        assert last_put is not None
         for key in ("car", "hidden"):
             store.put(A, key, TEA)
         now = keys(store.search(A, query="automobile", mode="semantic", limit=1))
-        past = store.search(A, query="automobile", mode="semantic", as_of=at.valid_from, limit=9)
+        past = store.search(
+            A, query="automobile", mode="semantic", as_of=last_put.valid_from, limit=9
+        )
 
     assert now != []
     assert keys(past) == ["car", "tea"]
@@ -135,11 +137,11 @@ def test_put_continues_versions_of_existing_and_deleted_keys(tmp_path: Path) -> 
             + [PutOp(B, "new", {"n": 2}), PutOp(A, "absent", None)]
         )
         versions = {item.key: item.version for item in store.search(A)}
-        held = store.stats()
+        stats = store.stats()
         lengths = [len(store.history(A, key)) for key in ("new", "there", "deleted")]
 
     assert versions == {"new": 1, "there": 2, "deleted": 2}
-    assert (held.items, held.versions, held.value_bytes) == (4, 2, 4 * len('{"n":2}'))
+    assert (stats.items, stats.versions, stats.value_bytes) == (4, 2, 4 * len('{"n":2}'))
     assert lengths == [1, 2, 2]
 
 

@@ -24,8 +24,8 @@ MOMENTS = {
 
 def put_items_at_each_moment(store: SQLiteStore) -> None:
     """Put one item with the same text at each moment, and one without a time."""
-    for key, at in MOMENTS.items():
-        store.put(A, key, {"text": "tea"}, provenance=Provenance(at=at))
+    for key, moment in MOMENTS.items():
+        store.put(A, key, {"text": "tea"}, provenance=Provenance(at=moment))
     store.put(A, "unknown", {"text": "tea"})
 
 
@@ -34,10 +34,10 @@ def test_search_ranks_items_from_the_span_first(store: SQLiteStore) -> None:
     put_items_at_each_moment(store)
     modes: list[Any] = ["hybrid", "text", "semantic"]
     for mode in modes:
-        found = keys(store.search(A, query="tea", mode=mode, during=WEEK))
+        found_keys = keys(store.search(A, query="tea", mode=mode, during=WEEK))
 
-        assert found[:2] == ["last", "first"]
-        assert found[2:] == ["unknown", "after", "before"]
+        assert found_keys[:2] == ["last", "first"]
+        assert found_keys[2:] == ["unknown", "after", "before"]
 
 
 @FEWER
@@ -45,8 +45,8 @@ def test_span_contributes_date_part_of_score(store: SQLiteStore) -> None:
     """With a span, `date` weighs the span, and a date in the query's text is ignored."""
     put_items_at_each_moment(store)
     parts = {
-        found.key: found.parts and found.parts["date"]
-        for found in store.search(A, query="tea on 13 May 2024", during=WEEK, explain=True)
+        result.key: result.parts and result.parts["date"]
+        for result in store.search(A, query="tea on 13 May 2024", during=WEEK, explain=True)
     }
     why = store.why_not(A, "before", query="tea", during=WEEK)
 
@@ -64,9 +64,11 @@ def test_span_has_no_effect_without_context_or_query(store: SQLiteStore) -> None
     """Without context each item is ranked by itself; without a query there is no ranking."""
     put_items_at_each_moment(store)
     plain = store.search(A, query="tea", context=False, explain=True)
-    found = store.search(A, query="tea", context=False, during=WEEK, explain=True)
+    results = store.search(A, query="tea", context=False, during=WEEK, explain=True)
 
-    assert [(each.key, each.parts) for each in plain] == [(each.key, each.parts) for each in found]
+    assert [(result.key, result.parts) for result in plain] == [
+        (result.key, result.parts) for result in results
+    ]
     assert keys(store.search(A)) == keys(store.search(A, during=WEEK))
 
 

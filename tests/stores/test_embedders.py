@@ -62,7 +62,7 @@ def test_item_put_while_embedder_fails_is_pending_and_embedded_later(
 
     assert stored is not None
     assert by_words == ["k"]
-    assert [(each.namespace, each.key, each.attempts) for each in pending] == [(A, "k", 1)]
+    assert [(item.namespace, item.key, item.attempts) for item in pending] == [(A, "k", 1)]
     assert "the model is away" in pending[0].error
     assert elsewhere == []
     assert done == 1
@@ -79,10 +79,10 @@ def test_next_put_embeds_pending_items(tmp_path: Path) -> None:
         words.failing = False
         write(store, A, d="a house")
         pending = store.pending_embeddings()
-        found = keys(store.search(A, query="automobile", mode="semantic", limit=1))
+        found_keys = keys(store.search(A, query="automobile", mode="semantic", limit=1))
 
     assert pending == []
-    assert found == ["a"]
+    assert found_keys == ["a"]
 
 
 class HookedWords(Words):
@@ -130,11 +130,11 @@ def test_pending_items_are_remembered_after_reopening(tmp_path: Path) -> None:
     with store:
         waiting = store.pending_embeddings()
         done = store.embed_pending()
-        found = keys(store.search(A, query="automobile", mode="semantic"))
+        found_keys = keys(store.search(A, query="automobile", mode="semantic"))
 
-    assert [(each.key, each.attempts) for each in waiting] == [("a", 1)]
+    assert [(item.key, item.attempts) for item in waiting] == [("a", 1)]
     assert done == 1
-    assert found == ["a"]
+    assert found_keys == ["a"]
 
 
 WRONG_ANSWERS: dict[str, Any] = {
@@ -155,12 +155,12 @@ def test_invalid_vectors_from_embedder_are_not_stored(answer: str, tmp_path: Pat
     with open_store_with_embedder(tmp_path / "x.db", WRONG_ANSWERS[answer], 2) as store:
         store.put(A, "k", {"text": "tea", "more": ["milk"]}, index=["text", "more[*]"])
         pending = store.pending_embeddings()
-        found = keys(store.search(A, query="tea", mode="text"))
+        found_keys = keys(store.search(A, query="tea", mode="text"))
         if answer != "ragged":  # a single vector is never ragged
             with pytest.raises(EmbeddingFailed):
                 store.search(A, query="tea", mode="semantic")
 
-    assert ["k"] == found == keys(pending)
+    assert ["k"] == found_keys == keys(pending)
     assert "returned" in pending[0].error
 
 
@@ -194,11 +194,11 @@ def test_other_model_is_refused_until_reembed(
         with pytest.raises(EmbedderMismatch):
             store.put(A, "c", {"text": "new"})
         text = keys(store.search(A, query="car", mode="text"))
-        seen: list[tuple[int, int | None]] = []
-        done = store.reembed(lambda now, of: seen.append((now, of)))
+        progress_calls: list[tuple[int, int | None]] = []
+        done = store.reembed(lambda now, of: progress_calls.append((now, of)))
         store.put(A, "c", {"text": "new"})
-        found = keys(store.search(A, query="automobile", mode="semantic", limit=1))
-        again = store.reembed()
+        found_keys = keys(store.search(A, query="automobile", mode="semantic", limit=1))
+        second_count = store.reembed()
     with (
         BACKENDS[backend](tmp_path) as store,
         pytest.raises(EmbedderMismatch),
@@ -207,9 +207,9 @@ def test_other_model_is_refused_until_reembed(
 
     assert text == ["a"]
     assert done == 2
-    assert seen == [(2, 2)]
-    assert found == ["a"]
-    assert again == 0
+    assert progress_calls == [(2, 2)]
+    assert found_keys == ["a"]
+    assert second_count == 0
 
 
 def test_other_vector_encoding_is_refused_with_option_name(tmp_path: Path) -> None:
@@ -243,15 +243,15 @@ def test_reembed_continues_after_failure(tmp_path: Path) -> None:
         meanwhile = len(store.search(A, query="tea", mode="text", limit=1000))
         other.failing = False
         half = len(other.calls)
-        seen: list[tuple[int, int | None]] = []
-        rest = asyncio.run(store.areembed(lambda done, of: seen.append((done, of))))
-        found = store.search(A, query="word7", mode="semantic", limit=1)
+        progress_calls: list[tuple[int, int | None]] = []
+        rest = asyncio.run(store.areembed(lambda done, of: progress_calls.append((done, of))))
+        results = store.search(A, query="word7", mode="semantic", limit=1)
 
     assert meanwhile == 600
     assert 0 < rest < 600
-    assert seen[-1] == (rest, rest)
+    assert progress_calls[-1] == (rest, rest)
     assert len(other.calls) > half
-    assert found[0].score is not None
+    assert results[0].score is not None
 
 
 @pytest.mark.parametrize("backend", ["file", "sealed"])
@@ -279,12 +279,12 @@ def test_items_not_yet_reembedded_are_found_by_words_only(
         other.failing = False
         pending = store.stats().pending
         for n in (299, 7):  # without a vector, with one
-            found = store.search(A, query=f"word{n}", mode="semantic", limit=301)
-            assert {f"k{n}" for n in range(256, 300)} == set(keys(found[-pending:]))
-            assert [0] * pending == [item.score for item in found[-pending:]]
+            results = store.search(A, query=f"word{n}", mode="semantic", limit=301)
+            assert {f"k{n}" for n in range(256, 300)} == set(keys(results[-pending:]))
+            assert [0] * pending == [item.score for item in results[-pending:]]
         by_words = keys(store.search(A, query="word299", limit=1))
         warnings = [r.getMessage() for r in caplog.records if "their words only" in r.getMessage()]
-        past = store.search(A, query="tea", as_of=found[0].valid_from)
+        past = store.search(A, query="tea", as_of=results[0].valid_from)
         done, pending_after = store.reembed(), store.stats().pending
         first = keys(store.search(A, query="word299", mode="semantic", limit=1))
 
@@ -310,11 +310,11 @@ def test_writes_during_reembed_are_kept(tmp_path: Path) -> None:
             store.search(A, query="tea")
 
         store.reembed(write_between_batches)
-        found = store.search(A, query="automobile", mode="semantic", limit=1)
-        every = keys(store.search(A, query="tea", mode="semantic", limit=1000))
+        results = store.search(A, query="automobile", mode="semantic", limit=1)
+        all_keys = keys(store.search(A, query="tea", mode="semantic", limit=1000))
 
-    assert keys(found) == ["k598"]
-    assert sorted(f"k{n}" for n in range(599)) == sorted(every)
+    assert keys(results) == ["k598"]
+    assert sorted(f"k{n}" for n in range(599)) == sorted(all_keys)
 
 
 class CountingConnection(sqlite3.Connection):
@@ -338,16 +338,16 @@ def test_search_loads_vectors_of_other_process_in_few_statements(
         words.failing = True
         store.batch([PutOp(A, f"k{n}", {"text": f"word{n}"}) for n in range(800)])
         options = of_words(read_only=True, connections=CountingConnection)
-        with open_store(tmp_path / "plain.db", **options) as other:
-            other.search(A, query="milk")
+        with open_store(tmp_path / "plain.db", **options) as other_store:
+            other_store.search(A, query="milk")
             words.failing = False
             done = store.embed_pending()
             before = CountingConnection.count
-            found = other.search(A, query="word7", mode="semantic", limit=1000)
-            used = CountingConnection.count - before - len(found)  # each result is read by itself
+            results = other_store.search(A, query="word7", mode="semantic", limit=1000)
+            used = CountingConnection.count - before - len(results)  # each result is read by itself
 
     assert done == 800
-    assert "k7" in keys(found[:3])  # some words share an axis
+    assert "k7" in keys(results[:3])  # some words share an axis
     assert used <= 30
 
 

@@ -71,7 +71,7 @@ async def embed_async(texts: list[str]) -> list[list[float]]:
 
 @pytest.mark.parametrize("embed", [embed_blocking, embed_async])
 def test_blocking_and_async_functions_work_as_embedders(embed: Any, tmp_path: Path) -> None:
-    """Both kinds of functions serve blocking and async calls."""
+    """Blocking and async functions serve both blocking and async calls of the store."""
 
     async def put_and_search(store: SQLiteStore) -> list[str]:
         await store.aput(A, "a", {"text": "my car"})

@@ -96,8 +96,8 @@ def operands(draw: st.DrawFn, name: str, value: Any) -> Any:
         return draw(st.permutations([value, *draw(st.lists(scalars, max_size=3))]))
     if name == "$contains":
         inside = value if isinstance(value, list) and value else [value]
-        found = draw(st.sampled_from(inside))
-        return found[:1] if isinstance(found, str) and draw(st.booleans()) else found
+        element = draw(st.sampled_from(inside))
+        return element[:1] if isinstance(element, str) and draw(st.booleans()) else element
     if name in ("$eq", "$ne"):
         return value
     ordered = isinstance(value, int | float | str) and not isinstance(value, bool)
@@ -109,18 +109,18 @@ def operands(draw: st.DrawFn, name: str, value: Any) -> Any:
 @st.composite
 def filters(draw: st.DrawFn, pool: list[dict[str, Any]], depth: int = 2) -> dict[str, Any]:
     """Draw a filter that may match some of the documents."""
-    found: dict[str, Any] = {}
-    known = [place for document in pool for place in iter_paths(document)]
+    filter: dict[str, Any] = {}
+    paths = [place for document in pool for place in iter_paths(document)]
     for _ in range(draw(st.integers(1, 2))):
         kind = draw(st.sampled_from(["field"] * 4 + (["$and", "$or", "$not"] if depth else [])))
         if kind == "field":
-            path, near = draw(st.sampled_from([*known, ("a.b", 1), ("none", None)]))
-            found[path] = draw(conditions(near))
+            path, near = draw(st.sampled_from([*paths, ("a.b", 1), ("none", None)]))
+            filter[path] = draw(conditions(near))
         elif kind == "$not":
-            found[kind] = draw(filters(pool, depth - 1))
+            filter[kind] = draw(filters(pool, depth - 1))
         else:
-            found[kind] = draw(st.lists(filters(pool, depth - 1), min_size=1, max_size=3))
-    return found
+            filter[kind] = draw(st.lists(filters(pool, depth - 1), min_size=1, max_size=3))
+    return filter
 
 
 @st.composite
@@ -139,7 +139,9 @@ def test_filter_matches_same_documents_as_oracle(question: tuple[Any, Any]) -> N
     pool, filter = question
     parsed = parse_filter(filter)
 
-    assert [matches_filter(filter, one) for one in pool] == [parsed.matches(one) for one in pool]
+    assert [matches_filter(filter, document) for document in pool] == [
+        parsed.matches(document) for document in pool
+    ]
 
 
 @given(documents_with_filter(), st.booleans(), st.sets(st.sampled_from(["a", "b", "a.b", "tags"])))
@@ -149,7 +151,7 @@ def test_sqlite_condition_selects_all_matching_rows(
     """No matching row is left out, with and without indexes, with and without ASCII escapes."""
     pool, filter = question
     parsed = parse_filter(filter)
-    matching = {number for number, one in enumerate(pool) if parsed.matches(one)}
+    matching = {number for number, document in enumerate(pool) if parsed.matches(document)}
 
     assert set() == matching - sqlite_matching_ids(
         pool, parsed, ascii_only=ascii_only, indexed=indexed
@@ -163,7 +165,7 @@ def test_postgres_condition_selects_all_matching_rows(
     """No matching row is left out in Postgres either."""
     pool, filter = question
     parsed = parse_filter(filter)
-    matching = {number for number, one in enumerate(pool) if parsed.matches(one)}
+    matching = {number for number, document in enumerate(pool) if parsed.matches(document)}
 
     assert set() == matching - postgres_matching_ids(pool, parsed, ascii_only=ascii_only)
 
@@ -181,15 +183,14 @@ plain = st.recursive(
 
 @st.composite
 def documents_with_simple_filter(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Draw documents and a filter that InMemoryStore supports.
-
-    There are no nulls and no booleans, and only numbers are ordered.
-    """
+    """Draw documents and a filter that InMemoryStore supports, without nulls and booleans."""
     full = st.fixed_dictionaries({"n": numbers}, optional=dict.fromkeys(NAMES, plain))
     pool = draw(st.lists(full, min_size=1, max_size=6))
     filter: dict[str, Any] = {}
     for _ in range(draw(st.integers(1, 3))):
-        key, near = draw(st.sampled_from([place for one in pool for place in one.items()]))
+        key, near = draw(
+            st.sampled_from([place for document in pool for place in document.items()])
+        )
         name = draw(st.sampled_from(["plain", "$eq", "$ne", "$gt", "$gte", "$lt", "$lte"]))
         if name == "plain":
             filter[key] = draw(st.sampled_from([near, take_first_entries(near)]))
@@ -208,7 +209,7 @@ def test_filter_finds_same_documents_as_in_memory_store(question: tuple[Any, Any
     for number, document in enumerate(pool):
         store.put(("n",), str(number), document)
 
-    found = {int(item.key) for item in store.search(("n",), filter=filter, limit=100)}
+    found_ids = {int(item.key) for item in store.search(("n",), filter=filter, limit=100)}
     parsed = parse_filter(filter)
 
-    assert found == {number for number, one in enumerate(pool) if parsed.matches(one)}
+    assert found_ids == {number for number, one in enumerate(pool) if parsed.matches(one)}

@@ -140,13 +140,13 @@ def test_sqlite_uses_path_index_for_filter(filter: dict[str, Any], path: str) ->
     condition = build_condition(parsed, JSONLocation("i.value"), [path])
     query = f"EXPLAIN QUERY PLAN SELECT * FROM items AS i WHERE {condition.text}"
     plan = [row[3] for row in connection.execute(query, condition.params)]
-    found = matching_ids(connection, parsed, [path])
+    found_ids = matching_ids(connection, parsed, [path])
     connection.close()
 
     assert path in find_indexable_paths(parsed)
     assert "SEARCH i USING INDEX by_path" in plan[0]
-    assert {number for number, one in enumerate(pool) if parsed.matches(one)} <= found
-    assert len(found) < len(pool)
+    assert {number for number, document in enumerate(pool) if parsed.matches(document)} <= found_ids
+    assert len(found_ids) < len(pool)
 
 
 def test_indexable_paths_list_equalities_before_ranges() -> None:
@@ -167,9 +167,9 @@ def test_indexable_paths_list_equalities_before_ranges() -> None:
         "$and": [{"e": {"$gt": 1, "$ne": 2}}],
     }
 
-    found = find_indexable_paths(parse_filter(filter))
+    paths = find_indexable_paths(parse_filter(filter))
 
-    assert found == ["kind", "a.b", "late", "e"]
+    assert paths == ["kind", "a.b", "late", "e"]
 
 
 @pytest.mark.parametrize("path", ["", "a b", "a.", "a'b", "1a", "a[0]", "é", "a-b", None, "a\n", 3])

@@ -203,7 +203,7 @@ def test_invalid_filter_is_refused_with_path_and_expectation(
 
 
 def test_too_deep_too_long_or_circular_filter_is_refused() -> None:
-    """Such a filter is refused before anything recurses into it."""
+    """The filter is refused before anything recurses into it."""
     circle: list[Any] = []
     circle += [circle, circle]
     logical: dict[str, Any] = {"a": 1}

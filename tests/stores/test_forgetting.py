@@ -128,7 +128,7 @@ def test_forget_erases_matching_keys_and_keeps_others(
         remaining_keys = sorted(
             {(tuple(line["namespace"]), line["key"]) for line in store.export()}
         )
-        again = store.forget(**arguments)
+        second_receipt = store.forget(**arguments)
 
     assert (sorted(gone), counts[:2]) == (
         list(receipt.keys),
@@ -149,7 +149,12 @@ def test_forget_erases_matching_keys_and_keeps_others(
     assert (dry_run_receipt.clean, receipt.clean) == (False, True)
     assert before == after_dry_run == after
     assert [place for place in EVERYTHING if place not in gone] == remaining_keys
-    assert (again.items, again.versions, again.keys, again.hashes) == (0, 0, (), ())
+    assert (
+        second_receipt.items,
+        second_receipt.versions,
+        second_receipt.keys,
+        second_receipt.hashes,
+    ) == (0, 0, (), ())
 
 
 @FEWER
@@ -167,7 +172,10 @@ def test_forget_receipt_lists_keys_threads_time_and_hashes(
 
 
 def test_no_read_finds_forgotten_items(store: SQLiteStore, clock: Clock) -> None:
-    """No search, past search, history or listing returns them. Other items keep their scores."""
+    """No search, past search, history or listing returns an erased item.
+
+    Other items keep their scores.
+    """
     moments = [clock.at()]
     fill_store(store, clock)
     moments += [clock.at(seconds) for seconds in (0, 60, 121, 122, 123)]
@@ -182,7 +190,7 @@ def test_no_read_finds_forgotten_items(store: SQLiteStore, clock: Clock) -> None
     before = search_bob()
     store.search((), query=" ".join(SECRETS))
     store.forget(ALICE)
-    found = [
+    results = [
         item
         for mode in modes
         for query in (*SECRETS, "horse", None)
@@ -195,7 +203,7 @@ def test_no_read_finds_forgotten_items(store: SQLiteStore, clock: Clock) -> None
         for item in store.search((), query=query, as_of=when, limit=99)
     ]
 
-    assert {BOB, NEAR} == {item.namespace for item in found}
+    assert {BOB, NEAR} == {item.namespace for item in results}
     assert {BOB} == {item.namespace for item in past} - {NEAR}
     assert before == search_bob()
     assert [v for place in KEYS_OF_ALICE for v in store.history(*place)] == []
@@ -217,9 +225,9 @@ def test_forgotten_key_starts_again_at_version_one(store: SQLiteStore, clock: Cl
     store.forget(ALICE)
     clock.forward()
     store.put(ALICE, "versions", {"text": "an otter"}, if_version=0)
-    found = store.search(ALICE, query="otter")
+    results = store.search(ALICE, query="otter")
 
-    assert [("versions", 1, clock.at())] == [(i.key, i.version, i.created_at) for i in found]
+    assert [("versions", 1, clock.at())] == [(i.key, i.version, i.created_at) for i in results]
     assert store.get(ALICE, "versions", as_of=before) is None
 
 
@@ -288,13 +296,13 @@ def test_forget_clears_cached_query_vectors(tmp_path: Path, clock: Clock) -> Non
         store.put(BOB, "k", {"text": "tea"})
         store.put(ALICE, "k", {"text": "zorbaxing"})
         store.search((), query="zorbaxing")
-        known = embedder.calls.count("zorbaxing")
+        first_count = embedder.calls.count("zorbaxing")
         store.search((), query="zorbaxing")
-        same = embedder.calls.count("zorbaxing")
+        second_count = embedder.calls.count("zorbaxing")
         store.forget(ALICE)
         store.search((), query="zorbaxing")
 
-    assert (known, known + 1) == (same, embedder.calls.count("zorbaxing"))
+    assert (first_count, first_count + 1) == (second_count, embedder.calls.count("zorbaxing"))
 
 
 def test_dry_run_of_forget_does_not_cache_the_filter(file_store: SQLiteStore) -> None:

@@ -62,13 +62,13 @@ def test_forget_leaves_no_byte_of_erased_items_in_the_file(
         before = [part for part in traces if part in read_all_bytes(tmp_path)]
         receipt = store.forget(ALICE)
         during = [part for part in traces if part in read_all_bytes(tmp_path)]
-        found = keys(store.search((), query="horse"))
+        found_keys = keys(store.search((), query="horse"))
     after = [part for part in traces if part in read_all_bytes(tmp_path)]
 
     assert receipt.clean
     assert len(before) > 15
     assert [] == during == after
-    assert "near" in found
+    assert "near" in found_keys
 
 
 class ForgettingEmbedder(Dense):
@@ -112,9 +112,9 @@ def test_past_search_omits_item_forgotten_while_query_is_embedded(
         store.put(ALICE, "k", {"text": SECRETS[0]})
         store.put(BOB, "k", {"text": SECRETS[0]})
         embedder.store = store
-        found = store.search((), query=SECRETS[0], as_of=clock.at())
+        results = store.search((), query=SECRETS[0], as_of=clock.at())
 
-    assert [item.namespace for item in found] == [BOB]
+    assert [item.namespace for item in results] == [BOB]
 
 
 @pytest.mark.parametrize("backend", FILES)
@@ -137,7 +137,7 @@ def test_forget_leaves_no_byte_of_closed_swept_or_large_values(
         during = [part[:40] for part in traces if part in read_all_bytes(tmp_path)]
 
     assert during == []
-    assert [each.clean for each in receipts] == [True, True]
+    assert [receipt.clean for receipt in receipts] == [True, True]
 
 
 def put_messages(saver: SQLiteCheckpointer, thread: str, *ids: str) -> None:
@@ -187,7 +187,7 @@ def test_forget_erases_messages_named_by_provenance_of_items(
         threads = {info.thread_id for info in saver.threads()}
         bytes_ = read_all_bytes(tmp_path)
 
-    assert [len(each) for each in texts_before] == [4, 1, 2]
+    assert [len(texts) for texts in texts_before] == [4, 1, 2]
     assert texts_after == (["t m1 zorbaxing", "t m3 zorbaxing"], ["b m0 zorbaxing"])
     assert {"t", "b"} == threads
     assert ("no such thread", "t", "whole") == receipt.threads == dry_run_receipt.threads
@@ -223,8 +223,8 @@ def answer_queries(path: Path, pipe: Connection) -> None:
     with SQLiteStore.open(path, **of_words()) as store:
         for query in iter(pipe.recv, None):
             modes: list[Any] = ["hybrid", "text", "semantic"]
-            found = [store.search((), query=query, mode=mode, limit=99) for mode in modes]
-            pipe.send([sorted(item.key for item in each if item.score) for each in found])
+            results = [store.search((), query=query, mode=mode, limit=99) for mode in modes]
+            pipe.send([sorted(item.key for item in items if item.score) for items in results])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")

@@ -69,16 +69,16 @@ def test_import_of_langgraph_file_keeps_times_and_ttl(
     with SQLiteStore.open(tmp_path / "ours.db", **of_words()) as target:
         progress = list[tuple[int, int | None]]()
         report = target.import_from(path, progress=lambda done, of: progress.append((done, of)))
-        again = target.import_from(path)
+        second_report = target.import_from(path)
         with SqliteStore.from_conn_string(path) as store:
             theirs = list_comparable_items(store)
         ours = list_comparable_items(target)
-        found = keys(target.search(("users",), query="coffee"))
+        found_keys = keys(target.search(("users",), query="coffee"))
         mortal = target.get(("mortal",), "m", refresh_ttl=False)
 
     count = len(SPACES) + with_ttl
-    assert (TransferReport(count), TransferReport(skipped=count)) == (report, again)
-    assert (theirs, [(count, None)], ["k"]) == (ours, progress, found)
+    assert (TransferReport(count), TransferReport(skipped=count)) == (report, second_report)
+    assert (theirs, [(count, None)], ["k"]) == (ours, progress, found_keys)
     assert before == Path(path).read_bytes()
     assert (mortal is not None) is with_ttl
     if mortal is not None:
@@ -93,13 +93,13 @@ def test_import_of_in_memory_store_keeps_times_and_adds_changes_as_versions(
     source = InMemoryStore()
     write_langgraph_items(source)
     report = file_store.import_from(source)
-    again = file_store.import_from(source)
+    second_report = file_store.import_from(source)
     times = {tuple(i.namespace): (i.created_at, i.updated_at) for i in source.search((), limit=99)}
     ours = {i.namespace: (i.created_at, i.updated_at) for i in file_store.search((), limit=99)}
     source.put(("a",), "k", {"text": "changed"})
     changed = asyncio.run(file_store.aimport_from(source))
 
-    assert (TransferReport(3), TransferReport(skipped=3)) == (report, again)
+    assert (TransferReport(3), TransferReport(skipped=3)) == (report, second_report)
     assert times == ours
     assert TransferReport(1, 0, 2) == changed
     assert [item.version for item in file_store.history(("a",), "k")] == [1, 2]
@@ -118,11 +118,11 @@ def test_import_of_unsuitable_value_fails_or_skips_it(
         file_store.import_from(source)
     imported_count = len(file_store.search(()))
     report = file_store.import_from(source, on_unsuitable="skip")
-    again = asyncio.run(file_store.aimport_from(source, on_unsuitable="skip"))
+    second_report = asyncio.run(file_store.aimport_from(source, on_unsuitable="skip"))
 
     assert imported_count == 2
     assert TransferReport(2, 0, 2, 1) == report
-    assert TransferReport(0, 0, 4, 1) == again
+    assert TransferReport(0, 0, 4, 1) == second_report
     assert "skipped: 'k2' in ('a',)" in caplog.text
     wrong: Any = "ignore"
     with pytest.raises(ConfigurationError, match="on_unsuitable is 'ignore'; expected one of"):
@@ -139,7 +139,7 @@ def test_import_keeps_labels_that_langgraph_put_refuses(file_store: SQLiteStore)
 
 
 def test_import_of_more_than_one_page_is_complete(file_store: SQLiteStore) -> None:
-    """Both nested namespaces and namespaces larger than a page are imported completely."""
+    """Nested namespaces, and namespaces larger than a page, are imported completely."""
     source = InMemoryStore()
     many = [PutOp(("a", f"n{n}"), "k", {"n": n}) for n in range(PAGE + 3)]
     source.batch([*many, *(PutOp(("a",), f"k{n}", {"n": n}) for n in range(PAGE + 3))])
@@ -160,11 +160,11 @@ def test_import_from_perdure_store_keeps_versions_times_and_scores(
     ):
         fill_store(source, clock)
         lines = list(source.export())
-        report, again = target.import_from(source), target.import_from(source)
+        report, second_report = target.import_from(source), target.import_from(source)
 
         assert lines == list(target.export())
         assert TransferReport(8, 6) == report  # an expired item is imported as a closed version
-        assert TransferReport(skipped=14) == again
+        assert TransferReport(skipped=14) == second_report
         modes: list[Any] = ["text", "semantic", "hybrid"]
         for mode in modes:
             ours, theirs = (

@@ -65,7 +65,7 @@ def read_saved_indexes(path: Path) -> dict[str, bytes]:
     """Return the saved indexes in a file, by namespace."""
     rows = "SELECT path, body FROM store_search_indexes JOIN store_namespaces USING (namespace_key)"
     with closing(sqlite3.connect(path)) as db:
-        return {at.decode(): body for at, body in db.execute(rows)}
+        return {namespace.decode(): body for namespace, body in db.execute(rows)}
 
 
 # -- an index alone
@@ -95,9 +95,9 @@ steps = st.lists(
 )
 
 
-def describe_view(found: NamespaceIndex, now: int) -> list[Any]:
+def describe_view(index: NamespaceIndex, now: int) -> list[Any]:
     """Return everything that a view of an index contains, sorted by item."""
-    view = found.get_view(now)
+    view = index.get_view(now)
     rows = view.candidates.rows
     cosines = np.nan_to_num(view.compute_cosines(np.ones(8, np.float32), 1 << 30), nan=-9)
     words: list[dict[str, float]] = [{} for _ in range(len(rows))]
@@ -105,7 +105,7 @@ def describe_view(found: NamespaceIndex, now: int) -> list[Any]:
         for row, count in zip(*view.find_word(word), strict=True):
             assert word not in words[row]
             words[row][word] = float(count)
-    threads = [list(found.threads)[code] if code >= 0 else None for code in rows["thread"]]
+    threads = [list(index.threads)[code] if code >= 0 else None for code in rows["thread"]]
     actors = [view.actors[code] if code >= 0 else None for code in rows["actor"]]
     described_rows = zip(
         rows["id"], threads, actors, words, rows["length"], rows["asks"], cosines, strict=True
@@ -124,7 +124,9 @@ def test_changed_index_equals_fresh_index_of_remaining_items(steps: list[Any], n
             if step is None:
                 changed.compact()
             elif isinstance(step, set):
-                remaining = {at: entry for at, entry in remaining.items() if at not in step}
+                remaining = {
+                    item_id: entry for item_id, entry in remaining.items() if item_id not in step
+                }
                 changed.remove_items(np.setdiff1d(changed.rows["id"], list(remaining)))
             else:
                 new = [entry._replace(id=number + n) for n, entry in enumerate(step, 1)]
@@ -222,8 +224,8 @@ class Handles(RuleBasedStateMachine):
     ) -> None:
         """Put an item, with vectors or, if the embedder fails, without."""
         self.embedder.failing = failing
-        said = Provenance(thread, actor="Ann" if failing else "Bo", position=len(text))
-        self.handles[by].put(space, name, {"text": text}, searched, ttl=ttl, provenance=said)
+        provenance = Provenance(thread, actor="Ann" if failing else "Bo", position=len(text))
+        self.handles[by].put(space, name, {"text": text}, searched, ttl=ttl, provenance=provenance)
         self.embedder.failing = False
 
     @rule(by=st.integers(0, 1), space=spaces, name=names)
@@ -273,12 +275,12 @@ class Handles(RuleBasedStateMachine):
         with self.open(read_only=True) as fresh:
             expected = fresh.search(prefix, **arguments)
         for handle in self.handles:
-            found = handle.search(prefix, **arguments)
+            results = handle.search(prefix, **arguments)
             assert [(i.namespace, i.key, i.value) for i in expected] == [
-                (i.namespace, i.key, i.value) for i in found
+                (i.namespace, i.key, i.value) for i in results
             ]
             assert np.allclose(
-                [i.score or 0.0 for i in expected], [i.score or 0.0 for i in found], atol=1e-5
+                [i.score or 0.0 for i in expected], [i.score or 0.0 for i in results], atol=1e-5
             )
 
 
@@ -308,8 +310,8 @@ def test_search_finds_each_put_during_concurrent_writes(tmp_path: Path) -> None:
                 name = f"w{number}n{n}"
                 store.put(A if n % 2 else (f"own{number}",), name, {"text": f"word{name} tea"})
                 for handle in (store, other):
-                    found = keys(handle.search((), query=f"word{name}", mode="text", limit=1))
-                    if found != [name]:
+                    found_keys = keys(handle.search((), query=f"word{name}", mode="text", limit=1))
+                    if found_keys != [name]:
                         missed.append(name)
                 if n % 5 == 4:
                     store.delete(A, f"w{number}n{n - 1}")
@@ -328,7 +330,7 @@ def test_search_finds_each_put_during_concurrent_writes(tmp_path: Path) -> None:
 
 
 def test_recreated_namespace_is_not_confused_with_deleted_one(tmp_path: Path) -> None:
-    """Other handles drop their index of a namespace that was emptied and created again."""
+    """A store drops its index of a namespace that was emptied and created again elsewhere."""
     with (
         open_store_in_folder(tmp_path) as store,
         open_store_in_folder(tmp_path, read_only=True) as other,
@@ -336,8 +338,10 @@ def test_recreated_namespace_is_not_confused_with_deleted_one(tmp_path: Path) ->
         for texts in (["tea"], ["milk", "milk"], ["tea", "tea"]):
             for n, text in enumerate(texts):
                 store.put(A, f"{text}{n}", {"text": text})
-            found = [keys(each.search(A, query="tea milk", mode="text")) for each in (store, other)]
-            assert sorted(found[0]) == sorted(found[1]) == sorted(list_keys(store))
+            found_keys = [
+                keys(handle.search(A, query="tea milk", mode="text")) for handle in (store, other)
+            ]
+            assert sorted(found_keys[0]) == sorted(found_keys[1]) == sorted(list_keys(store))
             for key in list_keys(store):
                 store.delete(A, key)
             store.retain(VersionRetention(last=0))
@@ -375,22 +379,22 @@ def test_reopened_store_loads_saved_index_and_analyses_only_newer_items(
         fill(store, A, 300)
         fill(store, B, 5)
         first = store.search(A, query="number7", explain=True)
-    made = len(analysed_texts)
+    count_of_first_store = len(analysed_texts)
     with open_store_in_folder(tmp_path) as store:
         again = store.search(A, query="number7", explain=True)
-        untouched = len(analysed_texts)
+        count_after_reopening = len(analysed_texts)
         store.put(A, "new", {"text": "tea number7"})
         store.delete(A, "k8")
-        found = keys(store.search(A, query="number7", mode="text"))
-        gone = store.search(A, query="number8", mode="text")
-        few = len(analysed_texts)
+        found_keys = keys(store.search(A, query="number7", mode="text"))
+        results_of_deleted = store.search(A, query="number8", mode="text")
+        count_after_put = len(analysed_texts)
     with open_store_in_folder(tmp_path, read_only=True) as store:
         store.search((), query="number7")
 
-    assert (made, untouched, few) == (300, 300, 301)
+    assert (count_of_first_store, count_after_reopening, count_after_put) == (300, 300, 301)
     assert first == again
-    assert set(found) == {"k7", "new"}
-    assert gone == []
+    assert set(found_keys) == {"k7", "new"}
+    assert results_of_deleted == []
     assert (
         len(analysed_texts) == 301 + 6
     )  # the index of B was too small to be saved, and `new` too small a change
@@ -419,17 +423,17 @@ def test_damaged_saved_index_is_rebuilt_and_rewritten(
     """The texts are analysed again, and the index is saved again."""
     with open_store_in_folder(tmp_path, key=key) as store:
         fill(store, A, 40)
-        whole = store.search(A, query="number7 tea", limit=99)
+        expected = store.search(A, query="number7 tea", limit=99)
     path = tmp_path / "x.db"
     body = DAMAGES[damage](read_saved_indexes(path)["a\0"])
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE store_search_indexes SET body = ?", (body,))
     with open_store_in_folder(tmp_path, key=key) as store:
-        found = store.search(A, query="number7 tea", limit=99)
+        results = store.search(A, query="number7 tea", limit=99)
         store.put(A, "more", {"text": "milk"})
         store.search(A, query="milk")
 
-    assert whole == found
+    assert expected == results
     assert "search index of ('a',) is damaged" in caplog.text
     assert read_saved_indexes(path)["a\0"] != body
 
@@ -493,19 +497,19 @@ def test_saved_index_contains_no_forgotten_or_dropped_words(
         ]
         store.forget(A, key="secret")
         remaining_bytes = read_all_bytes(tmp_path)
-        found = len(store.search((), query="tea", mode="text", limit=99))
+        result_count = len(store.search((), query="tea", mode="text", limit=99))
 
     assert in_clear_text == [key is None] * 3
     assert words_after_retain == [key is None, False]
     assert b"zorbax" not in remaining_bytes
-    assert found == 60
+    assert result_count == 60
 
 
 @pytest.mark.parametrize("index_saved", [False, True])
 def test_index_reads_only_closed_versions_to_find_removed_items(
     index_saved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both an index in memory and a loaded one need no list of all present ids."""
+    """Neither a cached nor a loaded index reads the list of all present ids."""
     monkeypatch.setattr(
         indexes, "_is_worth_saving", lambda unsaved, items: index_saved and unsaved > 0
     )
@@ -519,9 +523,9 @@ def test_index_reads_only_closed_versions_to_find_removed_items(
         store.put(A, "k4", {"text": "milk"})
         other.put(A, "k5", {"text": "tea, at last"})
         other.delete(A, "k5")
-        found = keys(searcher.search(A, query="tea milk", limit=99))
+        found_keys = keys(searcher.search(A, query="tea milk", limit=99))
 
-    assert sorted(found) == sorted({f"k{n}" for n in range(20)} - {"k3", "k5"})
+    assert sorted(found_keys) == sorted({f"k{n}" for n in range(20)} - {"k3", "k5"})
 
 
 def test_search_omits_deleted_item_whose_closed_version_was_dropped(tmp_path: Path) -> None:
@@ -532,23 +536,25 @@ def test_search_omits_deleted_item_whose_closed_version_was_dropped(tmp_path: Pa
         store.delete(A, "k3")
         store.retain(VersionRetention(last=0))
         store.delete(A, "k4")
-        found = keys(store.search(A, query="tea", limit=99))
+        found_keys = keys(store.search(A, query="tea", limit=99))
 
-    assert sorted(found) == sorted({f"k{n}" for n in range(20)} - {"k3", "k4"})
+    assert sorted(found_keys) == sorted({f"k{n}" for n in range(20)} - {"k3", "k4"})
 
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_forgotten_words_are_removed_from_cached_indexes(
     closed: bool, tmp_path: Path, analysed_texts: list[str]
 ) -> None:
-    """They are gone here at once, and in another handle after its next search.
+    """Erased words leave memory at once here, and after the next search elsewhere.
 
     Nothing else is analysed again.
     """
 
     def list_cached_words(store: SQLiteStore) -> set[str]:
-        every = store._parts.indexes._cached.values()
-        return {word for held in every if held.index for word in held.index.vocabulary}
+        cached_indexes = store._parts.indexes._cached.values()
+        return {
+            word for cached in cached_indexes if cached.index for word in cached.index.vocabulary
+        }
 
     with (
         open_store_in_folder(tmp_path) as store,
@@ -557,23 +563,23 @@ def test_forgotten_words_are_removed_from_cached_indexes(
         fill(store, A, 30)
         fill(store, B, 30, "milk")
         store.put(A, "secret", {"text": "zorbaxing"})
-        for each in (store, other):
-            each.search((), query="tea")
+        for handle in (store, other):
+            handle.search((), query="tea")
         if closed:
             store.delete(A, "secret")
-        before = [list_cached_words(each) for each in (store, other)]
+        before = [list_cached_words(handle) for handle in (store, other)]
         store.forget(A, key="secret")
-        here, there = list_cached_words(store), list_cached_words(other)
+        own_words, other_words = list_cached_words(store), list_cached_words(other)
         other.search(B, query="milk")
         after = list_cached_words(other)
         del analysed_texts[:]
-        found = [len(each.search((), query="tea", limit=99)) for each in (store, other)]
+        result_counts = [len(handle.search((), query="tea", limit=99)) for handle in (store, other)]
 
-    assert all("zorbax" in words for words in [*before, there])
-    assert "zorbax" not in here | after
-    assert {"tea", "milk", "number7"} <= here & after
+    assert all("zorbax" in words for words in [*before, other_words])
+    assert "zorbax" not in own_words | after
+    assert {"tea", "milk", "number7"} <= own_words & after
     assert analysed_texts == []
-    assert found[0] == found[1] > 0
+    assert result_counts[0] == result_counts[1] > 0
 
 
 def test_purge_of_erased_words_ends_when_another_forget_overtakes_it(tmp_path: Path) -> None:
@@ -655,10 +661,10 @@ def test_search_of_all_namespaces_stays_within_index_budget(tmp_path: Path) -> N
     with open_store_in_folder(tmp_path, index_bytes=1_000_000) as store:
         for n in range(20):
             fill(store, (f"n{n}",), 100)
-        found = store.search((), query="tea", limit=3_000)
+        results = store.search((), query="tea", limit=3_000)
         indexes = store._parts.indexes
         cached_count, cached_bytes = len(indexes._cached), indexes._nbytes
 
-    assert len(found) == 2_000
+    assert len(results) == 2_000
     assert 0 < cached_count < 20
     assert cached_bytes <= 1_000_000

@@ -116,8 +116,8 @@ def test_hostile_filter_field_matches_only_that_field(store_with_secret: SQLiteS
     for number, text in enumerate(STORABLE):
         if text.startswith("$") or text == "a[*]":
             continue  # operators and paths, not names
-        found = store_with_secret.search(("fields",), filter={text: number}, limit=200)
-        assert f"k{number}" in keys(found), text
+        results = store_with_secret.search(("fields",), filter={text: number}, limit=200)
+        assert f"k{number}" in keys(results), text
     for text in CORPUS:
         for filter in (
             {text: 1},
@@ -135,8 +135,8 @@ def test_hostile_filter_field_matches_only_that_field(store_with_secret: SQLiteS
 def test_hostile_filter_operand_is_only_compared(store_with_secret: SQLiteStore) -> None:
     for text in CORPUS:
         for operator in ("$eq", "$gt", "$lte", "$contains"):
-            found = store_with_secret.search(PLAIN, filter={"a": {operator: text}})
-            assert found == []
+            results = store_with_secret.search(PLAIN, filter={"a": {operator: text}})
+            assert results == []
         assert store_with_secret.search(PLAIN, filter={"text": {"$in": [text]}}) == []
         assert store_with_secret.search(PLAIN, provenance={"actor": text}) == []
 
@@ -149,9 +149,9 @@ def test_hostile_provenance_comes_back_unchanged(store_with_secret: SQLiteStore)
         store_with_secret.put(("said",), f"k{number}", {"text": "tea"}, provenance=provenance)
 
     for number, text in enumerate(STORABLE):
-        found = store_with_secret.search(("said",), provenance={"actor": text}, limit=200)
-        assert [f"k{number}"] == keys(found)
-        assert [Provenance(text, text, (text,), text, text)] == [i.provenance for i in found]
+        results = store_with_secret.search(("said",), provenance={"actor": text}, limit=200)
+        assert [f"k{number}"] == keys(results)
+        assert [Provenance(text, text, (text,), text, text)] == [i.provenance for i in results]
     assert len(store_with_secret.search(("said",), query="tea", limit=1000)) == len(STORABLE)
 
 

@@ -80,9 +80,9 @@ def test_similar_keys_are_different_items(any_store: SQLiteStore) -> None:
 
 def test_changing_a_returned_value_does_not_change_the_store(store: SQLiteStore) -> None:
     store.put(A, "k", {"list": [1]})
-    for found in (store.get(A, "k"), store.search(A)[0], store.search(A, as_of=None)[0]):
-        assert found is not None
-        found.value["list"].append(2)
+    for returned in (store.get(A, "k"), store.search(A)[0], store.search(A, as_of=None)[0]):
+        assert returned is not None
+        returned.value["list"].append(2)
     item = store.get(A, "k")
 
     assert item is not None
@@ -101,14 +101,14 @@ def test_changing_a_value_after_put_does_not_change_the_store(store: SQLiteStore
 
 @given(value=st.dictionaries(st.text(), JSON, max_size=5))
 def test_any_json_value_comes_back_equal(value: dict[str, Any]) -> None:
-    """Both get and search return the value with the same types."""
+    """The value has the same types in the results of get and of search."""
     with SQLiteStore.open(":memory:", index=None) as store:
         store.put(A, "k", value)
         item = store.get(A, "k")
-        found = store.search(A)
+        results = store.search(A)
 
     assert item is not None
-    assert repr(value) == repr(item.value) == repr(found[0].value)
+    assert repr(value) == repr(item.value) == repr(results[0].value)
 
 
 def test_integer_and_uuid_keys_are_stored_as_text(any_store: SQLiteStore) -> None:
@@ -126,7 +126,7 @@ def test_integer_and_uuid_keys_are_stored_as_text(any_store: SQLiteStore) -> Non
 
 def test_batch_returns_results_in_order_of_operations(any_store: SQLiteStore) -> None:
     write(any_store, A, a="tea")
-    got, put, found, spaces = any_store.batch(
+    got, put, results, spaces = any_store.batch(
         [
             GetOp(A, "a"),
             PutOp(A, "b", {"text": "milk"}),
@@ -138,7 +138,7 @@ def test_batch_returns_results_in_order_of_operations(any_store: SQLiteStore) ->
     assert got is not None
     assert got.key == "a"  # type: ignore[union-attr]
     assert put is None
-    assert keys(found) == ["a"]  # type: ignore[arg-type]
+    assert keys(results) == ["a"]  # type: ignore[arg-type]
     assert spaces == [A]
 
 
@@ -167,9 +167,9 @@ def test_last_put_or_delete_of_a_key_in_a_batch_wins(any_store: SQLiteStore) -> 
             PutOp(A, "c", {"text": "3"}),
         ]
     )
-    found = {item.key: item.value["text"] for item in any_store.search(A)}
+    values = {item.key: item.value["text"] for item in any_store.search(A)}
 
-    assert found == {"a": "2", "c": "3"}
+    assert values == {"a": "2", "c": "3"}
 
 
 def test_empty_batch_returns_empty_list(any_store: SQLiteStore) -> None:
@@ -229,5 +229,5 @@ def test_bad_concurrent_call_does_not_affect_other_calls(backend: str, tmp_path:
     for number in range(20):
         good, *bad, batch = answers[6 * number : 6 * number + 6]
         assert good is None
-        assert all(isinstance(each, PerdureError) for each in bad)
+        assert all(isinstance(error, PerdureError) for error in bad)
         assert batch == [None, None]

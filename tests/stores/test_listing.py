@@ -70,15 +70,15 @@ def test_filter_finds_strings_of_any_length_and_characters(store: SQLiteStore) -
 def test_past_listing_keeps_order_of_creation(store: SQLiteStore, clock: Clock) -> None:
     """Items that were replaced or deleted since are listed at their former place."""
     store.batch([PutOp(A, key, {"n": 1}) for key in "cba"])
-    then = clock.forward()
+    moment = clock.forward()
     clock.forward()
     store.put(A, "c", {"n": 2})
     store.delete(A, "b")
     store.put(A, "d", {"n": 1})
-    pages = [keys(store.search(A, limit=2, offset=offset, as_of=then)) for offset in (0, 2, 4)]
+    pages = [keys(store.search(A, limit=2, offset=offset, as_of=moment)) for offset in (0, 2, 4)]
 
     assert pages == [["c", "b"], ["a"], []]
-    assert keys(store.search(A, filter={"n": 1}, as_of=then)) == ["c", "b", "a"]
+    assert keys(store.search(A, filter={"n": 1}, as_of=moment)) == ["c", "b", "a"]
 
 
 @contextmanager
@@ -135,10 +135,10 @@ def test_pages_contain_each_item_once_during_concurrent_puts(tmp_path: Path) -> 
         store.batch([PutOp(A, key, {"n": 0}) for key in present])
         with concurrent_writers(path, present, deleting=False):
             for _ in range(5):
-                found = list_all_pages(store)
+                found_keys = list_all_pages(store)
 
-                assert found[: len(present)] == present
-                assert len(set(found)) == len(found)
+                assert found_keys[: len(present)] == present
+                assert len(set(found_keys)) == len(found_keys)
 
 
 def test_pages_as_of_a_moment_are_exact_during_concurrent_writes(tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ def test_pages_as_of_a_moment_are_exact_during_concurrent_writes(tmp_path: Path)
     path, present = tmp_path / "x.db", [f"{number:03}" for number in range(100)]
     with SQLiteStore.open(path, index=None) as store:
         store.batch([PutOp(A, key, {"n": 0}) for key in present])
-        then = datetime.now(UTC)
+        moment = datetime.now(UTC)
         with concurrent_writers(path, present, deleting=True):
             for _ in range(5):
-                assert list_all_pages(store, as_of=then) == present
-                assert list_all_pages(store, as_of=then, filter={"n": 0}) == present
+                assert list_all_pages(store, as_of=moment) == present
+                assert list_all_pages(store, as_of=moment, filter={"n": 0}) == present

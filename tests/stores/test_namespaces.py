@@ -52,7 +52,7 @@ def test_similar_labels_are_different_namespaces(store: SQLiteStore) -> None:
         assert item is not None
         assert label == item.value["label"]
         assert [("k", (label,)), ("k2", (label, "under"))] == [
-            (found.key, found.namespace) for found in store.search((label,))
+            (result.key, result.namespace) for result in store.search((label,))
         ]
         assert [(label,), (label, "under")] == store.list_namespaces(prefix=(label,))
         assert {label} == {i.value["label"] for i in store.search((label,), query="tea")}
@@ -75,10 +75,10 @@ def use_store_in_node(state: GraphState, runtime: Runtime[None]) -> GraphState:
     answers: list[Any] = store.batch(
         [GetOp(namespace, "by put"), SearchOp(namespace), ListNamespacesOp()]
     )
-    got, found, spaces = answers
+    got, results, spaces = answers
     assert got == store.get(namespace, "by put")
     assert spaces == store.list_namespaces(prefix=namespace) == [namespace]
-    return {"found": [item.key for item in [*store.search(namespace, query="tea"), *found]]}
+    return {"found": [item.key for item in [*store.search(namespace, query="tea"), *results]]}
 
 
 async def ause_store_in_node(state: GraphState, runtime: Runtime[None]) -> GraphState:
@@ -90,10 +90,12 @@ async def ause_store_in_node(state: GraphState, runtime: Runtime[None]) -> Graph
     answers: list[Any] = await store.abatch(
         [GetOp(namespace, "by put"), SearchOp(namespace), ListNamespacesOp()]
     )
-    got, found, spaces = answers
+    got, results, spaces = answers
     assert got == await store.aget(namespace, "by put")
     assert spaces == await store.alist_namespaces(prefix=namespace) == [namespace]
-    return {"found": [item.key for item in [*await store.asearch(namespace, query="tea"), *found]]}
+    return {
+        "found": [item.key for item in [*await store.asearch(namespace, query="tea"), *results]]
+    }
 
 
 @pytest.mark.parametrize("label", ["ann@example.com", "a.b", ".", "*", "%", "a b", "é", "🦊", '"'])
@@ -178,17 +180,17 @@ def test_namespace_listing_equals_that_of_in_memory_store(
     offset: int,
 ) -> None:
     """Any namespaces, conditions, depth and page give the same list in both stores."""
-    other = InMemoryStore()
+    in_memory = InMemoryStore()
     with SQLiteStore.open(":memory:", index=None) as store:
-        for each in (store, other):
-            each.batch([PutOp(namespace, "k", {}) for namespace in spaces])
+        for target in (store, in_memory):
+            target.batch([PutOp(namespace, "k", {}) for namespace in spaces])
         op = ListNamespacesOp(tuple(wanted) or None, max_depth, limit, offset)
 
-        assert other.batch([op]) == store.batch([op])
+        assert in_memory.batch([op]) == store.batch([op])
 
 
 def test_pages_of_namespace_listing_contain_each_namespace_once(store: SQLiteStore) -> None:
-    """This also holds with a max_depth at which hundreds of namespaces become one."""
+    """With max_depth, hundreds of namespaces become one entry, and the pages stay correct."""
     spaces = [("u", f"{n:03}", part) for n in range(150) for part in "abcd"]
     store.batch([PutOp(namespace, "k", {}) for namespace in spaces])
 
@@ -206,7 +208,7 @@ def test_pages_of_namespace_listing_contain_each_namespace_once(store: SQLiteSto
 
 
 def test_pages_of_search_contain_each_item_once(store: SQLiteStore) -> None:
-    """This holds with and without a query and a filter."""
+    """The search is repeated with and without a query and a filter."""
     store.batch(
         [
             PutOp((f"n{n % 7}",), f"k{n}", {"text": f"tea {n % 3}", "odd": n % 2, "n": n})
@@ -222,9 +224,9 @@ def test_pages_of_search_contain_each_item_once(store: SQLiteStore) -> None:
         return out
 
     for options in ({}, {"query": "tea 1"}, {"query": "tea", "mode": "semantic"}):
-        found = search_all_pages(13, **options)
-        assert len(all_keys) == len(found)
-        assert all_keys == set(found)
+        found_keys = search_all_pages(13, **options)
+        assert len(all_keys) == len(found_keys)
+        assert all_keys == set(found_keys)
     odd = search_all_pages(7, filter={"odd": 1})
     assert {f"k{n}" for n in range(1, 90, 2)} == set(odd)
     assert len(odd) == len(set(odd))

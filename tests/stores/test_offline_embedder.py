@@ -115,7 +115,7 @@ def make_tokenizer() -> WordPieceTokenizer:
 
 @pytest.mark.parametrize(("text", "ids"), GOLDEN_IDS)
 def test_token_ids_equal_those_of_original_tokenizer(text: str, ids: list[int]) -> None:
-    """This holds for case, accents, CJK, punctuation, control characters, long words and emoji."""
+    """The texts cover case, accents, CJK, punctuation, control characters, long words and emoji."""
     tokeniser = make_tokenizer()
 
     assert ids == tokeniser.token_ids(text)
@@ -124,7 +124,9 @@ def test_token_ids_equal_those_of_original_tokenizer(text: str, ids: list[int]) 
 
 @given(TEXTS)
 def test_token_ids_of_any_text_equal_those_of_tokenizers_package(text: str) -> None:
-    vocabulary = {token: at for at, token in enumerate(VOCABULARY.read_text("utf-8").split("\n"))}
+    vocabulary = {
+        token: token_id for token_id, token in enumerate(VOCABULARY.read_text("utf-8").split("\n"))
+    }
     reference = tokenizers.Tokenizer(
         tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
     )
@@ -211,7 +213,7 @@ def test_query_of_unknown_words_has_zero_vector(text: str) -> None:
 
 @pytest.mark.parametrize("text", [*SENTENCES, "sourdough", "1969", "a b"])
 def test_query_has_same_vector_as_stored_text(text: str) -> None:
-    """This holds for known words, long word pieces and numbers."""
+    """The texts have known words, long word pieces and numbers."""
     embedder = StaticEmbedder()
 
     assert (embedder.embed([text])[0] == embedder.embed_query(text)).all()
@@ -227,7 +229,7 @@ def test_long_text_is_embedded_completely() -> None:
 
 
 def test_async_embed_returns_same_vectors() -> None:
-    """This holds for short texts and long ones."""
+    """The async method returns the same vectors for short and for long texts."""
     embedder = StaticEmbedder()
     for texts in (SENTENCES, [*SENTENCES, "lake " * 1000]):
         assert (embedder.embed(texts) == asyncio.run(embedder.aembed(texts))).all()
@@ -245,10 +247,10 @@ def test_threads_load_weights_only_once(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(offline, "_cached_weights", None)
     monkeypatch.setattr(offline, "_read_table_tokenizer_and_foreign_ids", count_and_read)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(StaticEmbedder().embed, [SENTENCES] * 32))
+        vectors = list(pool.map(StaticEmbedder().embed, [SENTENCES] * 32))
 
     assert reads == [1]
-    assert all((found[0] == other).all() for other in found)
+    assert all((vectors[0] == other).all() for other in vectors)
 
 
 def test_weights_match_hashes_in_notice_and_model_name() -> None:
@@ -278,8 +280,10 @@ def test_damaged_or_missing_weights_raise_error_with_advice(
     folder = tmp_path / "weights"
     if damage != "no folder":
         folder.mkdir()
-        whole = TABLE.read_bytes()
-        (folder / TABLE.name).write_bytes(whole[:1000] if damage == "cut short" else whole)
+        table_bytes = TABLE.read_bytes()
+        (folder / TABLE.name).write_bytes(
+            table_bytes[:1000] if damage == "cut short" else table_bytes
+        )
     if damage in ("cut short", "other shape"):
         (folder / VOCABULARY.name).write_text("a\nb", "utf-8")
     monkeypatch.setattr(offline, "_cached_weights", None)

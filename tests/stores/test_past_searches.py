@@ -73,9 +73,9 @@ def test_past_search_returns_items_order_and_scores_of_that_moment(
             store.sweep_ttl()
     moments.append((clock.at(), run_searches(store)))
 
-    for at, expected in moments[::-1]:
+    for moment, expected in moments[::-1]:
         assert expected
-        assert run_searches(store, as_of=at) == expected
+        assert run_searches(store, as_of=moment) == expected
     run_searches(store, as_of=clock.at() + timedelta(days=9))
     assert run_searches(store) == moments[-1][1]
 
@@ -87,7 +87,7 @@ def test_past_search_does_not_find_forgotten_versions(store: SQLiteStore, clock:
         store.put(space, "k", {"text": text})
         clock.forward()
     past = clock.at(5)
-    assert [each.namespace for each in store.search((), query="car", as_of=past)] == [SPACES[0]]
+    assert [item.namespace for item in store.search((), query="car", as_of=past)] == [SPACES[0]]
     store.forget(SPACES[0])
     assert store.search((), query="car", as_of=past) == []
 

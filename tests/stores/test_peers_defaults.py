@@ -124,7 +124,7 @@ def test_pages_of_namespace_listing_are_full_despite_many_notes(store: SQLiteSto
 
 
 def test_import_from_other_store_includes_notes(store: SQLiteStore, tmp_path: Path) -> None:
-    """This holds for a scope and for langgraph's in-memory store."""
+    """Imports from a scope and from langgraph's in-memory store include the namespaces of notes."""
     memory: Any = InMemoryStore()
     with BACKENDS["file"](tmp_path) as other:
         scope = other.scoped(("tenant",))

@@ -45,7 +45,7 @@ def test_provenance_is_returned_with_each_version(store: SQLiteStore, clock: Clo
 
 
 def test_search_filters_by_any_provenance_field(store: SQLiteStore, clock: Clock) -> None:
-    """This works with and without a query, and for the present and the past."""
+    """Provenance filters work with and without a query, for the present and for the past."""
     store.put(A, "whole", {"text": "tea"}, provenance=WHOLE)
     store.put(A, "other", {"text": "tea"}, provenance=Provenance(actor="Bob", position=7))
     store.put(A, "none", {"text": "tea"})
@@ -61,8 +61,8 @@ def test_search_filters_by_any_provenance_field(store: SQLiteStore, clock: Clock
     ]
     for provenance, expected in filters:
         for options in ({}, {"query": "tea"}, {"as_of": clock.at()}, {"filter": {"text": "tea"}}):
-            found = store.search(A, provenance=provenance, **options)
-            assert expected == set(keys(found)), (provenance, options)
+            results = store.search(A, provenance=provenance, **options)
+            assert expected == set(keys(results)), (provenance, options)
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,13 @@ def make_floats(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-def make_arrangement(
+def make_row_contexts(
     thread: np.ndarray,
     lengths: np.ndarray,
     asks: np.ndarray | None = None,
     at: np.ndarray | None = None,
 ) -> RowContexts:
-    """Build an arrangement in which, by default, no row is a question and all times are unknown."""
+    """Compute contexts of rows of which, by default, none is a question or has a known time."""
     n = len(thread)
     asks = np.zeros(n, bool) if asks is None else asks
     return compute_row_contexts(thread, lengths, asks, np.full(n, math.nan) if at is None else at)
@@ -65,7 +65,10 @@ def compute_bm25(terms: list[Term], lengths: np.ndarray, weights: Weights = DEFA
 
 
 def test_idf_of_rare_and_common_words_equals_formula() -> None:
-    """One row in three gives ln(1 + 2.5/1.5). A word of all rows still has a positive idf."""
+    """A word in one of three rows has the idf ln(1 + 2.5/1.5).
+
+    The idf of a word in all rows is positive.
+    """
     assert inverse_document_frequency(1, 3) == pytest.approx(math.log(1 + 2.5 / 1.5))
     assert inverse_document_frequency(3, 3) == pytest.approx(math.log(1 + 0.5 / 3.5))
 
@@ -126,62 +129,69 @@ def test_missing_word_is_as_rare_as_its_synonyms() -> None:
     assert scores.tolist() == compute_bm25([make_term([1])], make_floats(5, 5)).tolist()
 
 
-def test_arrangement_groups_rows_by_thread() -> None:
+def test_row_contexts_group_rows_by_thread() -> None:
     """Neighbours are rows of one thread. Rows without a thread have no neighbours."""
-    made = make_arrangement(np.array([-1, -1, 7, 7, 7, 2]), np.ones(6))
+    row_contexts = make_row_contexts(np.array([-1, -1, 7, 7, 7, 2]), np.ones(6))
 
-    assert made.run_of_row.tolist() == [0, 0, 1, 1, 1, 2]
-    assert made.run_starts.tolist() == [0, 2, 5]
-    assert made.is_thread.tolist() == [False, True, True]
-    for shares in (made.share_from_previous, made.share_from_next):
-        assert [each.tolist() for each in shares] == [[0, 0, 1, 1, 0], [0, 0, 1, 0], [0, 0, 0]]
+    assert row_contexts.run_of_row.tolist() == [0, 0, 1, 1, 1, 2]
+    assert row_contexts.run_starts.tolist() == [0, 2, 5]
+    assert row_contexts.is_thread.tolist() == [False, True, True]
+    for shares in (row_contexts.share_from_previous, row_contexts.share_from_next):
+        assert [share.tolist() for share in shares] == [[0, 0, 1, 1, 0], [0, 0, 1, 0], [0, 0, 0]]
 
 
 def test_long_row_takes_smaller_share_from_neighbours() -> None:
     """In a thread of 10, 100 and 400 words, the long rows take a half and an eighth."""
-    made = make_arrangement(np.zeros(3, np.int64), make_floats(10, 100, 400))
+    row_contexts = make_row_contexts(np.zeros(3, np.int64), make_floats(10, 100, 400))
 
-    assert made.share_from_previous[0].tolist() == pytest.approx([0.5, 0.125])
-    assert made.share_from_next[0].tolist() == pytest.approx([1, 0.5])
-    assert made.thread_share.tolist() == pytest.approx([1, 1, 0.5])
+    assert row_contexts.share_from_previous[0].tolist() == pytest.approx([0.5, 0.125])
+    assert row_contexts.share_from_next[0].tolist() == pytest.approx([1, 0.5])
+    assert row_contexts.thread_share.tolist() == pytest.approx([1, 1, 0.5])
 
 
 def test_only_short_row_with_question_counts_as_question() -> None:
     """A row of more than 25 words that ends with a question is not treated as a mere question."""
-    made = make_arrangement(
+    row_contexts = make_row_contexts(
         np.zeros(3, np.int64), make_floats(25, 26, 3), np.array([True, True, False])
     )
 
-    assert made.is_only_question.tolist() == [True, False, False]
+    assert row_contexts.is_only_question.tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize("codes", [[], [-1], [3], [3, 3]])
 def test_fewer_rows_than_neighbour_distance_are_ranked(codes: list[int]) -> None:
     n = len(codes)
-    made = make_arrangement(np.array(codes, np.int64), np.ones(n))
+    row_contexts = make_row_contexts(np.array(codes, np.int64), np.ones(n))
     rows = list(range(n))[:1]
-    found = rank_rows(np.ones(n), terms=[make_term(rows)], cosines=np.ones(n), row_contexts=made)
+    ranked = rank_rows(
+        np.ones(n), terms=[make_term(rows)], cosines=np.ones(n), row_contexts=row_contexts
+    )
 
-    assert len(found.scores) == n
-    assert np.isfinite(found.scores).all()
+    assert len(ranked.scores) == n
+    assert np.isfinite(ranked.scores).all()
 
 
 def test_match_adds_share_to_neighbours_in_its_thread() -> None:
     """Rows one, two and three steps away gain 0.6, 0.4 and 0.2 of the score."""
-    made = make_arrangement(np.array([0, 0, 0, 0, 0, 1]), np.ones(6))
-    found = rank_rows(np.ones(6), terms=[make_term([4])], row_contexts=made)
+    row_contexts = make_row_contexts(np.array([0, 0, 0, 0, 0, 1]), np.ones(6))
+    ranked = rank_rows(np.ones(6), terms=[make_term([4])], row_contexts=row_contexts)
 
-    assert found.parts["text"].tolist() == [0, 0, 0, 0, 1, 0]
-    assert found.parts["neighbours"].tolist() == pytest.approx([0, 0.2, 0.4, 0.6, 0, 0])
+    assert ranked.parts["text"].tolist() == [0, 0, 0, 0, 1, 0]
+    assert ranked.parts["neighbours"].tolist() == pytest.approx([0, 0.2, 0.4, 0.6, 0, 0])
 
 
-def test_neighbours_share_of_one_word_counts_once_and_of_two_words_adds_up() -> None:
-    """A row between two matches gains once if both match the same word, otherwise twice."""
-    made = make_arrangement(np.zeros(3, np.int64), np.ones(3))
+def test_row_gains_once_per_word_that_its_neighbours_match() -> None:
+    """A row between two matches gains once if both match the same word, and twice otherwise."""
+    row_contexts = make_row_contexts(np.zeros(3, np.int64), np.ones(3))
     weights = Weights(thread=0.0)
-    same = rank_rows(np.ones(3), terms=[make_term([0, 2])], row_contexts=made, weights=weights)
+    same = rank_rows(
+        np.ones(3), terms=[make_term([0, 2])], row_contexts=row_contexts, weights=weights
+    )
     two = rank_rows(
-        np.ones(3), terms=[make_term([0]), make_term([2])], row_contexts=made, weights=weights
+        np.ones(3),
+        terms=[make_term([0]), make_term([2])],
+        row_contexts=row_contexts,
+        weights=weights,
     )
 
     assert same.scores.tolist() == pytest.approx([1, 0.6, 1])
@@ -189,18 +199,20 @@ def test_neighbours_share_of_one_word_counts_once_and_of_two_words_adds_up() -> 
 
 
 def test_neighbours_gain_from_vector_in_semantic_search() -> None:
-    made = make_arrangement(np.zeros(4, np.int64), np.ones(4))
-    found = rank_rows(np.ones(4), cosines=make_floats(-0.5, -0.5, -0.5, 0.5), row_contexts=made)
+    row_contexts = make_row_contexts(np.zeros(4, np.int64), np.ones(4))
+    ranked = rank_rows(
+        np.ones(4), cosines=make_floats(-0.5, -0.5, -0.5, 0.5), row_contexts=row_contexts
+    )
 
-    assert found.scores.tolist() == pytest.approx([0.2, 0.4, 0.6, 1])
+    assert ranked.scores.tolist() == pytest.approx([0.2, 0.4, 0.6, 1])
 
 
 def test_rows_of_best_matching_thread_gain() -> None:
     """Rows of a thread with fewer matches gain less, and rows without a thread nothing."""
-    made = make_arrangement(np.array([0] * 4 + [1] * 4 + [-1]), np.ones(9))
+    row_contexts = make_row_contexts(np.array([0] * 4 + [1] * 4 + [-1]), np.ones(9))
     words = [make_term([0, 3, 4, 8]), make_term([3])]
-    found = rank_rows(np.ones(9), terms=words, row_contexts=made)
-    thread = found.parts["thread"].tolist()
+    ranked = rank_rows(np.ones(9), terms=words, row_contexts=row_contexts)
+    thread = ranked.parts["thread"].tolist()
 
     assert thread[:4] == pytest.approx([Weights().thread] * 4)
     assert 0 < thread[4] == thread[7] < thread[0]
@@ -210,26 +222,26 @@ def test_rows_of_best_matching_thread_gain() -> None:
 def test_hybrid_score_splits_between_text_and_vector_by_weight() -> None:
     """Each part is relative to the best row of that part."""
     weights = Weights(vector=0.25)
-    found = rank_rows(
+    ranked = rank_rows(
         np.ones(2), terms=[make_term([0])], cosines=make_floats(0.1, 0.3), weights=weights
     )
 
-    assert found.parts["text"].tolist() == pytest.approx([0.75, 0])
-    assert found.parts["vector"].tolist() == pytest.approx([0, 0.25])
+    assert ranked.parts["text"].tolist() == pytest.approx([0.75, 0])
+    assert ranked.parts["vector"].tolist() == pytest.approx([0, 0.25])
 
 
 def test_row_without_vector_is_ranked_by_its_words() -> None:
     """NaN as a cosine means that the item has no vector yet."""
     cosines = make_floats(math.nan, 0.2, 0.4)
-    found = rank_rows(np.ones(3), terms=[make_term([0])], cosines=cosines)
+    ranked = rank_rows(np.ones(3), terms=[make_term([0])], cosines=cosines)
 
-    assert np.isfinite(found.scores).all()
-    assert found.scores.argmax() == 0
+    assert np.isfinite(ranked.scores).all()
+    assert ranked.scores.argmax() == 0
     assert rank_rows(np.ones(2), cosines=make_floats(math.nan, math.nan)).scores.tolist() == [0, 0]
 
 
 def test_scale_above_mean_keeps_cosines_of_equal_rows() -> None:
-    """One row, or equal rows, keep their cosine; negative cosines become zero."""
+    """A single row, or equal rows, keep their cosine. Negative cosines become zero."""
     assert scale_mean_to_0_and_best_to_1(make_floats(0.5)).tolist() == [0.5]
     assert scale_mean_to_0_and_best_to_1(make_floats(0.25, 0.25)).tolist() == [0.25, 0.25]
     assert scale_mean_to_0_and_best_to_1(make_floats(-0.5, -0.5)).tolist() == [0, 0]
@@ -239,25 +251,27 @@ def test_scale_above_mean_keeps_cosines_of_equal_rows() -> None:
 
 def test_actor_and_date_raise_score_and_question_lowers_it() -> None:
     """A question loses its share of the whole score."""
-    made = make_arrangement(np.array([-1, -1]), np.ones(2), np.array([False, True]))
+    row_contexts = make_row_contexts(np.array([-1, -1]), np.ones(2), np.array([False, True]))
     actor, date = np.array([True, True]), np.array([False, True])
     weights = Weights(actor=0.1, date=0.3, question=0.5)
-    found = rank_rows(np.ones(2), row_contexts=made, actor=actor, date=date, weights=weights)
+    ranked = rank_rows(
+        np.ones(2), row_contexts=row_contexts, actor=actor, date=date, weights=weights
+    )
 
-    assert found.scores.tolist() == pytest.approx([0.1, 0.2])
-    assert found.parts["question"].tolist() == pytest.approx([0, -0.2])
+    assert ranked.scores.tolist() == pytest.approx([0.1, 0.2])
+    assert ranked.parts["question"].tolist() == pytest.approx([0, -0.2])
 
 
 def test_newest_row_gains_most_from_recency() -> None:
     """The gain halves with each fifth of the rows. A row of unknown time gains nothing."""
-    at = make_floats(*range(10), math.nan).astype(np.float64)
-    made = make_arrangement(np.zeros(11, np.int64), np.ones(11), at=at)
+    times = make_floats(*range(10), math.nan).astype(np.float64)
+    row_contexts = make_row_contexts(np.zeros(11, np.int64), np.ones(11), at=times)
     weights = Weights(recency=0.5, neighbours=(), thread=0.0)
-    found = rank_rows(
-        np.ones(11), terms=[make_term(list(range(11)))], row_contexts=made, weights=weights
+    ranked = rank_rows(
+        np.ones(11), terms=[make_term(list(range(11)))], row_contexts=row_contexts, weights=weights
     )
 
-    assert found.scores[[9, 7, 5, 10]].tolist() == pytest.approx([1.5, 1.25, 1.125, 1])
+    assert ranked.scores[[9, 7, 5, 10]].tolist() == pytest.approx([1.5, 1.25, 1.125, 1])
 
 
 def test_word_information_is_minus_log_of_message_frequency() -> None:
@@ -289,10 +303,10 @@ def test_unlisted_word_of_few_rows_passes_min_score() -> None:
 
     def best_score(rows: list[int], asks: list[int] | None = None) -> float:
         asking = np.isin(np.arange(40), asks or [])
-        made = make_arrangement(np.arange(40), lengths, asking)
+        row_contexts = make_row_contexts(np.arange(40), lengths, asking)
         words = [make_term(rows)._replace(message_frequency=0)]
         return float(
-            rank_rows(lengths, terms=words, row_contexts=made)
+            rank_rows(lengths, terms=words, row_contexts=row_contexts)
             .with_scores_comparable_between_searches()
             .scores[0]
         )
@@ -304,7 +318,7 @@ def test_unlisted_word_of_few_rows_passes_min_score() -> None:
 
 
 def test_word_of_nearly_all_rows_counts_only_if_alone_in_query() -> None:
-    """An example is the name of a person in facts about that person."""
+    """The name of a person in facts about that person, for example, tells nothing."""
     lengths = np.ones(20)
     name = make_term(list(range(19)))._replace(message_frequency=math.exp(-8))
     other, absent = (
@@ -363,17 +377,17 @@ def test_score_is_limited_by_evidence_of_its_own_row() -> None:
     kin = ((np.array([1, 2]), 0.1),)
     word = Term(np.array([0]), make_floats(1), kin, message_frequency=math.exp(-10))
     weights = Weights(kin=1.0)
-    found = rank_rows(
+    ranked = rank_rows(
         np.ones(n), terms=[word], weights=weights
     ).with_scores_comparable_between_searches()
     tf = 0.1 * (1 + 1.2) / (0.1 + 1.2)  # a tenth of an occurrence; one occurrence counts 1
     limit = 10 * tf * tf**0.35 - math.log(n) / 4
 
-    assert float(found.scores[0]) == pytest.approx(
+    assert float(ranked.scores[0]) == pytest.approx(
         1 / (1 + math.exp(-(10 - math.log(n)) / 4)), abs=1e-5
     )
-    assert float(found.scores[1]) == pytest.approx(1 / (1 + math.exp(-limit / 4)), abs=1e-5)
-    assert found.scores[1] < MIN_SCORE < found.scores[0]
+    assert float(ranked.scores[1]) == pytest.approx(1 / (1 + math.exp(-limit / 4)), abs=1e-5)
+    assert ranked.scores[1] < MIN_SCORE < ranked.scores[0]
 
 
 @pytest.mark.parametrize("n", [3, 12, 40, 600])
@@ -384,24 +398,24 @@ def test_matching_row_does_not_lift_other_rows_over_min_score(n: int, has_match:
     cosines[1] = 0.3
     words = [make_term([0] if has_match else [])._replace(message_frequency=math.exp(-12))]
     cosines[0] = 0.9 if has_match else 0.1
-    found = rank_rows(
+    ranked = rank_rows(
         np.ones(n), terms=words, cosines=cosines
     ).with_scores_comparable_between_searches()
 
-    assert (found.scores[0] >= MIN_SCORE) == has_match
-    assert found.scores[1:].max() < MIN_SCORE
+    assert (ranked.scores[0] >= MIN_SCORE) == has_match
+    assert ranked.scores[1:].max() < MIN_SCORE
 
 
 def test_neighbours_of_match_pass_min_score() -> None:
-    """The same rows in another thread do not."""
-    made = make_arrangement(np.array([0] * 5 + [1] * 5), np.ones(10))
+    """Rows beside a match pass the minimum score, and rows of another thread do not."""
+    row_contexts = make_row_contexts(np.array([0] * 5 + [1] * 5), np.ones(10))
     words = [make_term([2])._replace(message_frequency=math.exp(-12))]
     cosines = np.full(10, 0.1, np.float32)
-    found = rank_rows(
-        np.ones(10), terms=words, cosines=cosines, row_contexts=made
+    ranked = rank_rows(
+        np.ones(10), terms=words, cosines=cosines, row_contexts=row_contexts
     ).with_scores_comparable_between_searches()
 
-    assert (found.scores >= MIN_SCORE).tolist() == [True] * 5 + [False] * 5
+    assert (ranked.scores >= MIN_SCORE).tolist() == [True] * 5 + [False] * 5
 
 
 def test_row_with_matching_word_ranks_before_row_with_other_gains() -> None:
@@ -414,10 +428,10 @@ def test_row_with_matching_word_ranks_before_row_with_other_gains() -> None:
     bonus = np.arange(40) == 2
     weights = Weights(actor=0.5, date=0.5)
     cues = {"actor": bonus, "date": bonus, "weights": weights}
-    found = rank_rows(np.ones(40), terms=words, cosines=cosines, **cues)
-    after = found.with_scores_comparable_between_searches()
+    ranked = rank_rows(np.ones(40), terms=words, cosines=cosines, **cues)
+    after = ranked.with_scores_comparable_between_searches()
 
-    assert found.scores[2] > found.scores[1]
+    assert ranked.scores[2] > ranked.scores[1]
     assert np.argsort(-after.values_to_rank_by, kind="stable")[:3].tolist() == [0, 1, 2]
     assert after.scores[1] >= MIN_SCORE > after.scores[2]
 
@@ -425,11 +439,11 @@ def test_row_with_matching_word_ranks_before_row_with_other_gains() -> None:
 @pytest.mark.parametrize("n", [2, 30, 5_000])
 def test_match_that_is_expected_by_chance_scores_one_half(n: int) -> None:
     """A word of one in n messages that occurs in one of n rows has even odds, for every n."""
-    found = rank_rows(
+    ranked = rank_rows(
         np.ones(n), terms=[make_term([0])._replace(message_frequency=1 / n)]
     ).with_scores_comparable_between_searches()
 
-    assert found.scores.max() == pytest.approx(0.5, abs=1e-5)
+    assert ranked.scores.max() == pytest.approx(0.5, abs=1e-5)
 
 
 @st.composite
@@ -452,20 +466,22 @@ def test_scores_are_finite_sums_of_their_parts(
     search: tuple[int, list[Term], np.ndarray, np.ndarray, list[int]], vectors: bool, context: bool
 ) -> None:
     n, words, lengths, cosines, codes = search
-    made = make_arrangement(np.array(codes), lengths, np.arange(n) % 2 == 0) if context else None
-    found = rank_rows(
+    row_contexts = (
+        make_row_contexts(np.array(codes), lengths, np.arange(n) % 2 == 0) if context else None
+    )
+    ranked = rank_rows(
         lengths,
         terms=words,
         cosines=cosines if vectors else None,
-        row_contexts=made,
+        row_contexts=row_contexts,
     )
-    total = sum(found.parts.values(), np.zeros(n, np.float32))
+    total = sum(ranked.parts.values(), np.zeros(n, np.float32))
 
-    assert found.scores.shape == (n,)
-    assert found.scores.dtype == np.float32
-    assert np.isfinite(found.scores).all()
-    assert (found.scores >= -1e-6).all()
-    np.testing.assert_allclose(found.scores, total, atol=1e-6)
+    assert ranked.scores.shape == (n,)
+    assert ranked.scores.dtype == np.float32
+    assert np.isfinite(ranked.scores).all()
+    assert (ranked.scores >= -1e-6).all()
+    np.testing.assert_allclose(ranked.scores, total, atol=1e-6)
 
 
 @given(random_searches(), st.sampled_from(["cosine", "semantic", "hybrid", "text"]), st.booleans())
@@ -474,27 +490,27 @@ def test_scores_of_a_search_lie_between_0_and_1(
 ) -> None:
     """Scores fall in the order of the results, and rows without a vector have no semantic score."""
     _, words, lengths, cosines, codes = search
-    made = make_arrangement(np.array(codes), lengths) if context else None
+    row_contexts = make_row_contexts(np.array(codes), lengths) if context else None
     near = cosines * np.float32(1.0007)  # int8 vectors can give a cosine above 1
     if mode == "cosine":
-        found = Ranked.from_cosines(near)
+        ranked = Ranked.from_cosines(near)
     else:
-        found = rank_rows(
+        ranked = rank_rows(
             lengths,
             terms=[] if mode == "semantic" else words,
             cosines=None if mode == "text" else near,
-            row_contexts=made,
+            row_contexts=row_contexts,
         ).with_scores_comparable_between_searches()
-        found = found.with_rows_lacking_vectors_last(near) if mode == "semantic" else found
-    in_order = np.argsort(-found.values_to_rank_by, kind="stable")
+        ranked = ranked.with_rows_lacking_vectors_last(near) if mode == "semantic" else ranked
+    in_order = np.argsort(-ranked.values_to_rank_by, kind="stable")
     lacking = np.isnan(cosines)
 
-    assert ((found.scores >= 0) & (found.scores <= 1)).all()
-    assert (np.diff(found.scores[in_order]) <= 0).all()
-    shown = [sum(found.explain_row(row).values()) for row in range(len(lengths))]
-    np.testing.assert_allclose(found.scores, shown, atol=1e-5)
+    assert ((ranked.scores >= 0) & (ranked.scores <= 1)).all()
+    assert (np.diff(ranked.scores[in_order]) <= 0).all()
+    shown = [sum(ranked.explain_row(row).values()) for row in range(len(lengths))]
+    np.testing.assert_allclose(ranked.scores, shown, atol=1e-5)
     if mode in ("cosine", "semantic"):
-        assert not found.scores[lacking].any()
+        assert not ranked.scores[lacking].any()
         assert lacking[in_order].tolist() == sorted(lacking.tolist())
 
 
@@ -510,7 +526,7 @@ def test_order_of_unthreaded_rows_does_not_matter(
     moved = [Term(place[word.rows], word.tf) for word in words]
 
     def rank(terms: list[Term], sizes: np.ndarray, near: np.ndarray) -> Ranked:
-        nobody = make_arrangement(np.full(n, -1), sizes)
+        nobody = make_row_contexts(np.full(n, -1), sizes)
         return rank_rows(sizes, terms=terms, cosines=near, row_contexts=nobody)
 
     before = rank(words, lengths, cosines).scores
@@ -529,9 +545,9 @@ def test_order_of_threads_does_not_matter(
     moved = [Term(place[word.rows], word.tf) for word in words]
 
     def compute_scores(made: RowContexts, terms: list[Term], at: np.ndarray) -> np.ndarray:
-        found = rank_rows(lengths[at], terms=terms, cosines=cosines[at], row_contexts=made)
-        return found.scores
+        ranked = rank_rows(lengths[at], terms=terms, cosines=cosines[at], row_contexts=made)
+        return ranked.scores
 
-    before = compute_scores(make_arrangement(np.array(codes), lengths), words, np.arange(n))
-    after = compute_scores(make_arrangement(np.array(codes)[order], lengths[order]), moved, order)
+    before = compute_scores(make_row_contexts(np.array(codes), lengths), words, np.arange(n))
+    after = compute_scores(make_row_contexts(np.array(codes)[order], lengths[order]), moved, order)
     np.testing.assert_allclose(after, before[order], atol=1e-6)

@@ -59,11 +59,11 @@ def iter_search_results(store: Any, clock: Clock) -> Iterator[tuple[str, list[tu
     for prefix in ((), ("talks",)):
         for name, options in searches.items():
             for query in QUERIES:
-                found = store.search(prefix, query=query, limit=20, **options)
-                results = [(item.namespace, item.key, item.value, item.score) for item in found]
+                items = store.search(prefix, query=query, limit=20, **options)
+                results = [(item.namespace, item.key, item.value, item.score) for item in items]
                 yield f"{prefix} {name} {query}", results
-        found = store.search(prefix, filter={"n": {"$lt": 100}}, limit=30, offset=5)
-        yield f"{prefix} listed", [(item.namespace, item.key, item.value) for item in found]
+        items = store.search(prefix, filter={"n": {"$lt": 100}}, limit=30, offset=5)
+        yield f"{prefix} listed", [(item.namespace, item.key, item.value) for item in items]
 
 
 @pytest.mark.postgres
@@ -81,4 +81,4 @@ def test_sqlite_and_postgres_return_same_ranks_and_scores(tmp_path: Path) -> Non
     for others in results[1:]:
         for one, other in zip(results[0], others, strict=True):
             assert one == other
-    assert sum(len(found) > 0 for _, found in results[0]) > 40
+    assert sum(len(items) > 0 for _, items in results[0]) > 40

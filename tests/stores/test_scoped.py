@@ -43,17 +43,17 @@ def visible_namespaces(scope: ScopedStore, namespaces: list[Space], root: Space)
     """Return the full namespaces of all items that any read method of the scope returns."""
     names = {tuple(namespaces[0]), *namespaces, (), root}
     names |= {space[len(root) :] for space in namespaces}
-    found: list[Any] = [*scope.search((), limit=999), *scope.search((), query="tea", limit=999)]
-    found += [item for name in names for item in scope.search(name, filter={"text": "tea"})]
-    found += [item for name in names for item in [scope.get(name, "k")] if item]
-    found += [item for name in names for item in scope.history(name, "k")]
-    found += [item for name in names for item in scope.batch([GetOp(name, "k")]) if item]
-    for item in found:
+    items: list[Any] = [*scope.search((), limit=999), *scope.search((), query="tea", limit=999)]
+    items += [item for name in names for item in scope.search(name, filter={"text": "tea"})]
+    items += [item for name in names for item in [scope.get(name, "k")] if item]
+    items += [item for name in names for item in scope.history(name, "k")]
+    items += [item for name in names for item in scope.batch([GetOp(name, "k")]) if item]
+    for item in items:
         assert (*root, *item.namespace) == tuple(item.value["space"])
     for name in names:
         explanation = scope.why_not(name, "k", query="tea")
         assert (explanation.rank is not None) is ((*root, *name) in namespaces)
-    return {tuple(item.value["space"]) for item in found} | {
+    return {tuple(item.value["space"]) for item in items} | {
         (*root, *space) for space in scope.list_namespaces(limit=999)
     }
 
@@ -164,9 +164,9 @@ def test_scope_methods_behave_like_those_of_a_store(store: SQLiteStore, clock: C
         for mine, whole in zip(*histories, strict=True):
             assert ((*root, *mine.namespace), mine.value) == (whole.namespace, whole.value)
         for mode, filter in product(MODES, (None, {"n": 2})):
-            found = scope.search((), query="boat", mode=mode, filter=filter)
-            assert (found[0].namespace, found[0].key) == (("m",), "k")
-            assert {(), ("m",), ("m", "deep")} >= {item.namespace for item in found}
+            results = scope.search((), query="boat", mode=mode, filter=filter)
+            assert (results[0].namespace, results[0].key) == (("m",), "k")
+            assert {(), ("m",), ("m", "deep")} >= {item.namespace for item in results}
         listed: Any = scope.batch([ListNamespacesOp(), SearchOp((), query="tea")])
         assert (listed[0], listed[1][0].namespace) == ([(), ("m",), ("m", "deep")], ("m", "deep"))
         assert scope.pending_embeddings() == []
@@ -181,13 +181,13 @@ def test_pending_embeddings_of_scope_are_its_own(tmp_path: Path) -> None:
         for root in ("a", "ab", "*"):
             store.put((root, "m"), root, {"text": "tea"})
         scope = store.scoped(("a",))
-        waiting = [(each.namespace, each.key) for each in scope.pending_embeddings()]
+        waiting = [(item.namespace, item.key) for item in scope.pending_embeddings()]
         options["index"]["embed"].failing = False
         done = scope.embed_pending()
-        left = {each.namespace for each in store.pending_embeddings()}
+        remaining = {item.namespace for item in store.pending_embeddings()}
 
     assert waiting == [(("m",), "a")]
-    assert (1, {("ab", "m"), ("*", "m")}) == (done, left)
+    assert (1, {("ab", "m"), ("*", "m")}) == (done, remaining)
 
 
 def test_scoped_refuses_invalid_prefix(file_store: SQLiteStore) -> None:

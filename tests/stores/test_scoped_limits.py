@@ -101,7 +101,7 @@ def test_scope_over_its_limit_allows_deletes_and_smaller_values(file_store: SQLi
 
 @FEWER
 def test_expired_items_do_not_count_towards_limits(store: SQLiteStore, clock: Clock) -> None:
-    """This holds before and after a sweep."""
+    """An expired item makes room before and after a sweep."""
     scope = store.scoped(A, max_items=2, max_bytes=200)
     scope.put(M, "mortal", value_of_size(150), ttl=1)
     scope.put(M, "stays", value_of_size(50))

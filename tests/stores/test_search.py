@@ -85,25 +85,25 @@ def test_text_search_corrects_misspelt_word(backend: str, tmp_path: Path) -> Non
 def test_semantic_search_finds_item_without_common_word(store: SQLiteStore) -> None:
     """Scores fall with the distance of the vectors."""
     write(store, A, car="my car is red", dog="the dog sleeps", both="the dog in the car")
-    found = store.search(A, query="automobile", mode="semantic")
+    results = store.search(A, query="automobile", mode="semantic")
 
-    assert {"car", "both"} == set(keys(found[:2]))
-    assert found[1].score is not None
-    assert found[2].score is not None
-    assert found[1].score > found[2].score
+    assert {"car", "both"} == set(keys(results[:2]))
+    assert results[1].score is not None
+    assert results[2].score is not None
+    assert results[1].score > results[2].score
 
 
 def test_hybrid_search_finds_matches_by_word_and_by_vector(store: SQLiteStore) -> None:
     """An item may match by its words only or by its vector only."""
     write(store, A, vector="my car", neither="nothing at all here")
     store.put(A, "words", {"text": "automobiles are loud", "n": 1})
-    found = keys(store.search(A, query="automobile", limit=2))
+    found_keys = keys(store.search(A, query="automobile", limit=2))
 
-    assert {"vector", "words"} == set(found)
+    assert {"vector", "words"} == set(found_keys)
 
 
 def test_item_put_with_index_false_is_not_found_by_query(store: SQLiteStore) -> None:
-    """Such an item is returned by get and found by a filter."""
+    """An item with index=False is returned by get and found by a filter, but not by a query."""
     store.put(A, "shown", {"text": "tea"})
     store.put(A, "hidden", {"text": "tea"}, index=False)
     store.put(A, "none", {"text": "tea"}, index=[])
@@ -140,7 +140,7 @@ def test_search_covers_only_index_paths_of_the_put(store: SQLiteStore) -> None:
     for field in wanted:
         store.put(A, field, value, index=[field])
 
-    for field, found in wanted.items():
+    for field, expected_words in wanted.items():
         for mode in ("text", "semantic"):
             hits = {
                 word
@@ -148,7 +148,7 @@ def test_search_covers_only_index_paths_of_the_put(store: SQLiteStore) -> None:
                 for item in store.search(A, query=word, mode=mode, limit=20)
                 if item.key == field and (item.score or 0) > 0
             }
-            assert set(found) == hits, (field, mode)
+            assert set(expected_words) == hits, (field, mode)
 
 
 def test_fields_option_applies_to_puts_without_index_paths(tmp_path: Path) -> None:
@@ -158,13 +158,13 @@ def test_fields_option_applies_to_puts_without_index_paths(tmp_path: Path) -> No
     with SQLiteStore.open(tmp_path / "x.db", **options) as store:
         store.put(A, "k", {"text": "alpha", "tags": ["beta", "gamma"], "other": "delta"})
         store.put(A, "own", {"text": "alpha", "other": "delta"}, index=["other"])
-        found = {
+        keys_by_word = {
             word: keys(store.search(A, query=word, mode="text"))
             for word in ("alpha", "beta", "gamma", "delta")
         }
         embedded_calls = options["index"]["embed"].calls
 
-    assert found == {"alpha": ["k"], "beta": ["k"], "gamma": ["k"], "delta": ["own"]}
+    assert keys_by_word == {"alpha": ["k"], "beta": ["k"], "gamma": ["k"], "delta": ["own"]}
     assert {"alpha", "beta", "gamma", "delta"} == {
         text for call in embedded_calls for text in call[:3]
     } & {*("alpha", "beta", "gamma", "delta", "alpha\nbeta\ngamma\ndelta")}
@@ -176,8 +176,8 @@ def test_search_limit_counts_items_that_match_the_filter(store: SQLiteStore) -> 
         [PutOp(A, f"k{n}", {"text": "tea " * (60 - n), "n": n, "odd": n % 2}) for n in range(60)]
     )
     for mode in MODES:
-        found = store.search(A, query="tea", mode=mode, filter={"n": {"$gte": 57}}, limit=3)
-        assert {"k57", "k58", "k59"} == set(keys(found)), mode
+        results = store.search(A, query="tea", mode=mode, filter={"n": {"$gte": 57}}, limit=3)
+        assert {"k57", "k58", "k59"} == set(keys(results)), mode
     assert store.search(A, query="tea", filter={"n": 1000}) == []
     with pytest.raises(InvalidFilter):
         store.search(A, query="tea", filter={"n": {"$near": 1}})
@@ -278,8 +278,8 @@ def test_search_is_correct_after_many_changes(store: SQLiteStore, clock: Clock) 
             if not gone:
                 living[key] = turn
         store.batch(ops)
-        found = store.search(A, query="tea", limit=1000, mode=MODES[turn % 3])
-        assert sorted(living) == sorted(keys(found))
+        results = store.search(A, query="tea", limit=1000, mode=MODES[turn % 3])
+        assert sorted(living) == sorted(keys(results))
         here = {key for key, at in living.items() if at == turn}
         fresh = store.search(A, query=f"turn{turn}", mode="text", limit=1000)
         assert here == set(keys(fresh))
@@ -325,9 +325,9 @@ def test_reopened_store_returns_same_results_and_scores(tmp_path: Path) -> None:
         with BACKENDS[backend](tmp_path) as store:
             after = [store.search(A, query="an automobile, tea", mode=mode) for mode in MODES]
 
-        assert [keys(found) for found in before] == [keys(found) for found in after]
-        assert [[i.score for i in found] for found in before] == [
-            [i.score for i in found] for found in after
+        assert [keys(results) for results in before] == [keys(results) for results in after]
+        assert [[i.score for i in results] for results in before] == [
+            [i.score for i in results] for results in after
         ]
 
 
@@ -338,9 +338,9 @@ def test_misspelt_word_is_corrected_among_filtered_items_only(
         file_store.put(A, letter, {"text": f"server{letter}", "who": "ann"})
     file_store.put(A, "mine", {"text": "sarver", "who": "bob"})
 
-    found = file_store.search(A, query="server", filter={"who": "bob"}, mode="text")
+    results = file_store.search(A, query="server", filter={"who": "bob"}, mode="text")
 
-    assert keys(found) == ["mine"]
+    assert keys(results) == ["mine"]
 
 
 def test_query_is_not_embedded_if_store_is_empty(tmp_path: Path) -> None:

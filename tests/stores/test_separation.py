@@ -29,7 +29,7 @@ from perdure.stores.separation import (
 )
 from perdure.stores.vectors import Model, encode_vectors, normalize_rows
 from tests.store_backends import BACKENDS
-from tests.stores.test_ranking import make_arrangement, make_floats, make_term
+from tests.stores.test_ranking import make_floats, make_row_contexts, make_term
 
 DIMS, TALKS, TURNS, LONG, SHORT = 48, 30, 8, 120, 12
 NAMESPACE = ("talks",)
@@ -94,14 +94,14 @@ def fill_store(store: Any, words: int = LONG, talks: int = TALKS) -> None:
 
 
 def search_scores(store: Any, query: str, **options: Any) -> list[tuple[str, float]]:
-    found = store.search(NAMESPACE, query=query, limit=20, **options)
-    return [(item.key, item.score) for item in found]
+    results = store.search(NAMESPACE, query=query, limit=20, **options)
+    return [(item.key, item.score) for item in results]
 
 
 def read_thread_parts(store: Any) -> list[float]:
     """Return the thread parts of the scores of talk 3 for the query `q3`."""
-    found = store.search(NAMESPACE, query="q3", limit=TALKS * TURNS, explain=True)
-    return [item.parts["thread"] for item in found if item.key.startswith("3-")]
+    results = store.search(NAMESPACE, query="q3", limit=TALKS * TURNS, explain=True)
+    return [item.parts["thread"] for item in results if item.key.startswith("3-")]
 
 
 @pytest.mark.parametrize("backend", ALL_BACKENDS)
@@ -124,7 +124,7 @@ def test_well_separating_vectors_raise_scores_of_their_thread(backend: str, tmp_
 
 
 def test_vectors_of_short_rows_do_not_raise_scores_of_their_thread(tmp_path: Path) -> None:
-    """This holds however well the vectors separate, because short turns say little."""
+    """Short turns say little about their thread, however well their vectors separate."""
     with open_store_with_vectors("memory", tmp_path, topic_vector) as store:
         fill_store(store, SHORT)
         assert max(read_thread_parts(store)) == 0
@@ -148,8 +148,8 @@ def test_vectors_of_few_rows_have_default_weight(tmp_path: Path) -> None:
     """Separation is not measured for a few rows."""
     with open_store_with_vectors("memory", tmp_path, random_vector) as store:
         fill_store(store, talks=1)
-        found = store.search(NAMESPACE, query="w17", explain=True)
-        assert max(item.parts["vector"] for item in found) > 0
+        results = store.search(NAMESPACE, query="w17", explain=True)
+        assert max(item.parts["vector"] for item in results) > 0
 
 
 @pytest.mark.parametrize("vector", [random_vector, topic_vector, shifted_topic_vector])
@@ -227,7 +227,7 @@ def test_open_store_has_same_scores_as_reopened_one_after_changes(tmp_path: Path
 def test_query_without_known_words_ranks_items_by_untrusted_vectors(
     backend: str, tmp_path: Path
 ) -> None:
-    """There is nothing else to rank the items by."""
+    """If no word of the query is known, only the vectors can rank the items."""
     with open_store_with_vectors(
         backend, tmp_path, lambda text: random_vector(text.replace("zebra", "milk"))
     ) as store:
@@ -334,11 +334,11 @@ def test_separation_without_threads_uses_rows_with_common_words() -> None:
     random = normalize_rows(draw.standard_normal((n, DIMS)))
     related = normalize_rows(np.repeat(draw.standard_normal((n // 2, DIMS)), 2, axis=0) + random)
     for vectors, trust in ((related, 1), (random, 0)):
-        found = measure_separation_of_related_rows(
+        separation = measure_separation_of_related_rows(
             vectors, none, np.zeros(n), np.full(n, 9), partial(np.copy, pairs)
         )
-        assert found.neighbours.size == 0
-        assert found.calibration.trust == trust
+        assert separation.neighbours.size == 0
+        assert separation.calibration.trust == trust
 
 
 def test_separation_does_not_depend_on_numbering_of_threads() -> None:
@@ -366,9 +366,11 @@ def test_separation_ignores_pairs_of_equal_rows() -> None:
     vectors[1::2] = vectors[1]  # every other row is the same reply
     pairs = np.column_stack([np.arange(0, n, 4), np.arange(2, n, 4)])
     thread, rows = np.arange(n) // 2, np.arange(n, dtype=np.float64)
-    found = measure_separation_of_related_rows(vectors, thread, rows, rows, partial(np.copy, pairs))
-    assert found.calibration.trust == 1
-    assert found.random.mean < 0.2
+    separation = measure_separation_of_related_rows(
+        vectors, thread, rows, rows, partial(np.copy, pairs)
+    )
+    assert separation.calibration.trust == 1
+    assert separation.random.mean < 0.2
     same = np.repeat(vectors[:1], n, axis=0)
     nothing = measure_separation_of_related_rows(same, thread, rows, rows, partial(np.copy, pairs))
     assert nothing.calibration == VectorCalibration(trust=0)
@@ -387,23 +389,23 @@ def test_calibration_changes_weight_of_vector_score() -> None:
         (VectorCalibration(trust=0.5), weights.vector / 2),
         (VectorCalibration(gain=1), 1.6 * weights.vector),
     ):
-        found = rank_rows(np.ones(3), calibration=calibration, **args)
-        assert found.scores.tolist() == pytest.approx([share, 1 - share, 0], abs=1e-6)
+        ranked = rank_rows(np.ones(3), calibration=calibration, **args)
+        assert ranked.scores.tolist() == pytest.approx([share, 1 - share, 0], abs=1e-6)
 
 
 def test_three_nearest_rows_determine_thread_score() -> None:
     """Rows 0 to 3 and rows 4 to 5 are the threads; the mean of the cosines is 0.35."""
     cosines = make_floats(0.75, 0.75, 0.75, 0.75, -0.9, 0)
-    made = make_arrangement(np.array([0, 0, 0, 0, 1, 1]), np.ones(6))
-    found = rank_rows(
+    row_contexts = make_row_contexts(np.array([0, 0, 0, 0, 1, 1]), np.ones(6))
+    ranked = rank_rows(
         np.ones(6),
         terms=[make_term([5])],
         cosines=cosines,
-        row_contexts=made,
+        row_contexts=row_contexts,
         calibration=VectorCalibration(gain=1),
         weights=Weights(thread=0),
     )
-    assert found.parts["thread"].tolist() == pytest.approx([0.21] * 4 + [0, 0])
+    assert ranked.parts["thread"].tolist() == pytest.approx([0.21] * 4 + [0, 0])
 
 
 def test_cosine_evidence_is_relative_to_cosine_of_random_rows() -> None:

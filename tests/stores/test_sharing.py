@@ -29,17 +29,17 @@ class State(TypedDict, total=False):
 def search_and_put_in_node(state: State, runtime: Runtime[None]) -> State:
     store = runtime.store
     assert store is not None
-    found = store.search(A, query=state["said"], limit=1)
+    results = store.search(A, query=state["said"], limit=1)
     store.put(A, state["said"], {"text": state["said"]})
-    return {"known": found[0].value["text"] if found else ""}
+    return {"known": results[0].value["text"] if results else ""}
 
 
 async def asearch_and_put_in_node(state: State, runtime: Runtime[None]) -> State:
     store = runtime.store
     assert store is not None
-    found = await store.asearch(A, query=state["said"], limit=1)
+    results = await store.asearch(A, query=state["said"], limit=1)
     await store.aput(A, state["said"], {"text": state["said"]})
-    return {"known": found[0].value["text"] if found else ""}
+    return {"known": results[0].value["text"] if results else ""}
 
 
 @pytest.mark.parametrize("key", [None, KEY])

@@ -56,8 +56,8 @@ def test_item_with_symbol_of_query_ranks_first(sealed: bool) -> None:
         for number, text in enumerate(FILLERS):
             store.put(("notes",), f"filler{number}", {"text": text})
         for query, expected in QUERIES:
-            found = [item.key for item in store.search(("notes",), query=query)]
-            assert found[:1] == [expected], query
+            found_keys = [item.key for item in store.search(("notes",), query=query)]
+            assert found_keys[:1] == [expected], query
 
 
 def test_recall_finds_memory_by_its_emoji() -> None:

@@ -211,7 +211,7 @@ class StoreRules(RuleBasedStateMachine):
     @rule(prefix=prefixes, n=st.none() | st.integers(0, 3))
     def search(self, prefix: Any, n: int | None) -> None:
         """Search all items under a prefix, with or without a filter."""
-        found = self.store.search(
+        results = self.store.search(
             prefix, filter=None if n is None else {"n": n}, limit=100, refresh_ttl=False
         )
         wanted = {
@@ -219,19 +219,19 @@ class StoreRules(RuleBasedStateMachine):
             for place, version in self.present_versions(prefix).items()
             if n is None or version.value["n"] == n
         }
-        assert wanted == {(item.namespace, item.key): describe_item(item) for item in found}
-        assert [item.namespace for item in found] == sorted(item.namespace for item in found)
+        assert wanted == {(item.namespace, item.key): describe_item(item) for item in results}
+        assert [item.namespace for item in results] == sorted(item.namespace for item in results)
 
     @rule(prefix=prefixes, word=words)
     def query(self, prefix: Any, word: str) -> None:
         """Search for a word, which finds searchable items with that word."""
-        found = self.store.search(prefix, query=word, limit=100, refresh_ttl=False)
+        results = self.store.search(prefix, query=word, limit=100, refresh_ttl=False)
         wanted = [
             place
             for place, version in self.present_versions(prefix).items()
             if version.index and word in version.value["text"]
         ]
-        assert sorted(wanted) == sorted((item.namespace, item.key) for item in found)
+        assert sorted(wanted) == sorted((item.namespace, item.key) for item in results)
 
     @rule(prefix=prefixes, ago=st.integers(0, 5), word=words)
     def look_back(self, prefix: Any, ago: int, word: str) -> None:
@@ -241,10 +241,10 @@ class StoreRules(RuleBasedStateMachine):
         when = self.moments[ago]
         moment = Clock(when / TICK).at()
         then = self.versions_at(when, prefix)
-        found = self.store.search(prefix, as_of=moment, limit=100)
+        results = self.store.search(prefix, as_of=moment, limit=100)
         asked = self.store.search(prefix, query=word, as_of=moment, limit=100)
         assert {place: version.shape() for place, version in then.items()} == {
-            (item.namespace, item.key): describe_item(item) for item in found
+            (item.namespace, item.key): describe_item(item) for item in results
         }
         assert sorted(k for (_, k), v in then.items() if v.index and word in v.value["text"]) == (
             sorted(keys(asked))

@@ -111,11 +111,11 @@ FOREIGN = st.lists(st.sampled_from(PIECES.split())).map(" ".join)
 
 @given(st.text() | FOREIGN)
 def test_every_query_word_has_a_token_in_the_same_text(text: str) -> None:
-    """This holds in every language."""
-    found = set(tokenize(text))
+    """Each query word or its stem is among the tokens of the same text, in every language."""
+    tokens = set(tokenize(text))
 
     assert [
-        pair for pair in extract_query_words_with_stems(text).items() if found.isdisjoint(pair)
+        pair for pair in extract_query_words_with_stems(text).items() if tokens.isdisjoint(pair)
     ] == []
 
 
@@ -133,10 +133,10 @@ def test_text_of_two_languages_keeps_tokens_of_both_parts(one: str, other: str) 
 @given(st.text())
 def test_no_token_is_empty_or_contains_a_space(text: str) -> None:
     """No token contains a control character either."""
-    found = tokenize(text)
+    tokens = tokenize(text)
 
-    assert found == " ".join(found).split()
-    assert not [c for token in found for c in token if unicodedata.category(c) in ("Cc", "Zs")]
+    assert tokens == " ".join(tokens).split()
+    assert not [c for token in tokens for c in token if unicodedata.category(c) in ("Cc", "Zs")]
 
 
 @given(st.text())
@@ -169,9 +169,9 @@ def test_tokens_of_chinese_text_contain_its_characters_and_pairs() -> None:
 def test_concurrent_stemming_gives_correct_stems() -> None:
     words = [f"{a}{b}{c}ings" for a in "bcdfgh" for b in "aiou" for c in ("rn", "mp", "nk", "lt")]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(tokenize, words))
+        tokens = list(pool.map(tokenize, words))
 
-    assert [[word.removesuffix("ings")] for word in words] == found
+    assert [[word.removesuffix("ings")] for word in words] == tokens
 
 
 def test_english_stop_words_are_lower_case_ascii() -> None:
@@ -277,10 +277,10 @@ def test_nearest_words_are_ordered_by_distance_and_limited() -> None:
 
 @given(st.text("abc", max_size=7), st.lists(st.text("abc", max_size=7), max_size=4))
 def test_edit_distance_is_symmetric_and_zero_for_equal_words(one: str, others: list[str]) -> None:
-    found = compute_edit_distances(one, others).tolist()
+    distances = compute_edit_distances(one, others).tolist()
 
-    assert found == [int(compute_edit_distances(other, [one])[0]) for other in others]
-    assert [one == other for other in others] == [count == 0 for count in found]
+    assert distances == [int(compute_edit_distances(other, [one])[0]) for other in others]
+    assert [one == other for other in others] == [count == 0 for count in distances]
 
 
 def test_numbers_short_words_and_character_pairs_are_not_misspellable() -> None:

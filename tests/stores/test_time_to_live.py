@@ -32,10 +32,10 @@ def list_successful_reads(store: SQLiteStore, clock: Clock, key: str) -> set[str
         "query as_of": store.search(A, query="tea", as_of=clock.at()),
         "list": store.list_namespaces(),
         "list as_of": store.list_namespaces(as_of=clock.at()),
-        "batch": [found for found in store.batch([GetOp(A, key, False)]) if found],
+        "batch": [result for result in store.batch([GetOp(A, key, False)]) if result],
         "batch search": store.batch([SearchOp(A, refresh_ttl=False)])[0],
     }
-    return {name for name, found in results.items() if found}
+    return {name for name, result in results.items() if result}
 
 
 def test_expired_item_is_not_returned_by_any_read(store: SQLiteStore, clock: Clock) -> None:
@@ -88,7 +88,10 @@ def test_get_and_search_refresh_ttl_by_default(
 def test_without_refresh_returns_store_whose_reads_do_not_refresh(
     store: SQLiteStore, clock: Clock
 ) -> None:
-    """It is a view of the same store. A read with `refresh_ttl=True` still refreshes."""
+    """The returned object is a view of the same store.
+
+    A read with `refresh_ttl=True` still refreshes.
+    """
     store.put(A, "k", {"text": "tea"}, ttl=1)
     store.put(A, "told", {"text": "milk"}, ttl=1)
     clock.forward(MINUTE / 2)
@@ -255,8 +258,8 @@ def test_ttl_sweeper_sweeps_until_stopped(file_store: SQLiteStore, clock: Clock)
     assert not thread.is_alive()
 
 
-def test_async_sweep_and_async_stop_of_sweeper(tmp_path: Path, clock: Clock) -> None:
-    """Both can be awaited, and closing the store stops the sweeper."""
+def test_sweep_and_stop_of_sweeper_can_be_awaited(tmp_path: Path, clock: Clock) -> None:
+    """Sweeping and stopping the sweeper can be awaited. Closing the store stops the sweeper."""
 
     async def course() -> tuple[Any, ...]:
         async with BACKENDS["file"](tmp_path, clock=clock) as store:
@@ -276,7 +279,7 @@ def test_async_sweep_and_async_stop_of_sweeper(tmp_path: Path, clock: Clock) -> 
 
 
 def test_start_after_stop_starts_another_sweeper(file_store: SQLiteStore) -> None:
-    """This holds even while the thread of the first sweeper still runs."""
+    """Another sweeper is started even while the thread of the first one still runs."""
     first = file_store.start_ttl_sweeper(60)
     file_store.stop_ttl_sweeper(0)
     second = file_store.start_ttl_sweeper(60)

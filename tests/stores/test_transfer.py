@@ -202,13 +202,13 @@ def test_imported_items_are_found_by_words_and_vectors(tmp_path: Path) -> None:
     unsearched = '{"namespace": ["a"], "key": "no", "value": {"text": "tea"}, "index": false}'
     with SQLiteStore.open(tmp_path / "x.db", **options) as store:
         store.import_lines([*lines, unsearched])
-        found = keys(store.search(A, query="automobile", limit=1, mode="semantic"))
+        found_keys = keys(store.search(A, query="automobile", limit=1, mode="semantic"))
         options["index"]["embed"].failing = True
         store.import_lines(['{"namespace": ["a"], "key": "new", "value": {"text": "herb tea"}}'])
         waiting = [each.key for each in store.pending_embeddings()]
         by_text = keys(store.search(A, query="tea", mode="text"))
 
-    assert (found, waiting, sorted(by_text)) == (["k0"], ["new"], ["k1", "new"])
+    assert (found_keys, waiting, sorted(by_text)) == (["k0"], ["new"], ["k1", "new"])
 
 
 def test_import_of_bare_values_uses_namespace_and_content_key(file_store: SQLiteStore) -> None:
@@ -221,12 +221,12 @@ def test_import_of_bare_values_uses_namespace_and_content_key(file_store: SQLite
     report = file_store.import_lines([*lines, addressed, '{"value": {"n": 1}}'], namespace=A)
     again = file_store.import_lines([*lines, '{"value": {"n": 1}}'], namespace=A)
     changed = file_store.import_lines(['{"key": "named", "text": "cream"}'], namespace=A)
-    found = {item.key: item.value for item in file_store.search(A)}
+    values = {item.key: item.value for item in file_store.search(A)}
 
     assert (TransferReport(5), TransferReport(skipped=4)) == (report, again)
     assert TransferReport(1) == changed
-    assert found["named"] == {"key": "named", "text": "cream"}
-    assert sorted((value for key, value in found.items() if len(key) == 24), key=str) == [
+    assert values["named"] == {"key": "named", "text": "cream"}
+    assert sorted((value for key, value in values.items() if len(key) == 24), key=str) == [
         {"key": None},
         {"n": 1},
         {"text": "tea"},

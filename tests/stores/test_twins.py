@@ -17,8 +17,8 @@ ALONE = {
 
 
 def list_paired_methods(store: type) -> list[str]:
-    found = [name for name, _ in inspect.getmembers(store, callable) if not name.startswith("_")]
-    return [name for name in found if name not in ALONE]
+    names = [name for name, _ in inspect.getmembers(store, callable) if not name.startswith("_")]
+    return [name for name in names if name not in ALONE]
 
 
 @pytest.mark.parametrize("store", [SQLiteStore, ScopedStore])

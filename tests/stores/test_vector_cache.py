@@ -60,7 +60,7 @@ def test_finished_batches_are_not_embedded_again_after_failure() -> None:
 
 
 def test_clear_cache_forgets_queries_and_documents() -> None:
-    """Until then, a query is embedded once, separately from documents."""
+    """Before the cache is cleared, a query is embedded once, separately from documents."""
     model = RecordingModel()
     embedder = embedder_from(model)
     for _ in range(2):

@@ -105,12 +105,12 @@ class ComparedStore:
         for living, filter in ((self.living, None), (odd, {"odd": 1})):
             wanted = find_nearest_keys(self.embedder, query, living, len(living))
             for count in (1, 10, 1000):
-                found = self.store.search(
+                results = self.store.search(
                     A, query=query, mode="semantic", limit=count, filter=filter
                 )
-                above = sum((item.score or 0) > 0 for item in found)
-                assert wanted[:above] == keys(found[:above])
-                assert set(wanted[: len(found)]) == set(keys(found)) or count < len(living)
+                above = sum((item.score or 0) > 0 for item in results)
+                assert wanted[:above] == keys(results[:above])
+                assert set(wanted[: len(results)]) == set(keys(results)) or count < len(living)
                 assert above >= min(count, len(living)) // 3
 
 
@@ -148,15 +148,15 @@ def test_search_with_smaller_vector_encoding_finds_nearly_the_same(
         right = 0
         for n in range(20):
             query = embedder.assign_vector(f"query {n}")
-            found = keys(store.search(A, query=query, mode="semantic", limit=10))
-            right += len(set(found) & set(find_nearest_keys(embedder, query, texts, 10)))
+            found_keys = keys(store.search(A, query=query, mode="semantic", limit=10))
+            right += len(set(found_keys) & set(find_nearest_keys(embedder, query, texts, 10)))
 
     assert right >= 180
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "int8"])
 def test_scores_lie_between_0_and_1_and_fall_in_order(kind: Any, tmp_path: Path) -> None:
-    """This holds in every mode, for an identical vector and for an opposite one."""
+    """Scores of an identical and of an opposite vector are valid in every mode."""
     embedder = FixedEmbedder(3)
     texts = [embedder.assign_vector(f"text {n}") for n in range(60)]
     embedder.vectors["away"] = -embedder.vectors["text 0"]
@@ -165,10 +165,10 @@ def test_scores_lie_between_0_and_1_and_fall_in_order(kind: Any, tmp_path: Path)
             store.put(A, text, {"texts": [text]})
         for text in texts:
             for mode, context in product(get_args(Mode), (False, True)):
-                found = store.search(A, query=text, mode=mode, context=context, limit=99)
-                scores = [item.score or 0 for item in found]
+                results = store.search(A, query=text, mode=mode, context=context, limit=99)
+                scores = [item.score or 0 for item in results]
 
-                assert keys(found)[0] == text
+                assert keys(results)[0] == text
                 assert scores == sorted(scores, reverse=True)
                 assert 0 <= scores[-1] <= scores[0] <= 1
 
@@ -190,8 +190,8 @@ def test_approximate_search_finds_nearest_items(kind: Any, tmp_path: Path) -> No
         right = 0
         for n in range(20):
             query = embedder.assign_vector(f"query {n}", centres[n * 3])
-            found = keys(store.search(A, query=query, mode="semantic", limit=10))
-            right += len(set(found) & set(find_nearest_keys(embedder, query, texts, 10)))
+            found_keys = keys(store.search(A, query=query, mode="semantic", limit=10))
+            right += len(set(found_keys) & set(find_nearest_keys(embedder, query, texts, 10)))
         in_few = keys(store.search(("few",), query=query, mode="semantic", limit=5))
 
     assert right >= 190
@@ -242,7 +242,7 @@ def test_rows_selected_by_filter_are_scored_exactly() -> None:
 
 @pytest.mark.parametrize(("kind", "error"), [("float32", 1e-6), ("float16", 2e-3), ("int8", 2e-2)])
 def test_vector_matrix_scores_equal_exact_cosines_within_rounding(kind: Any, error: float) -> None:
-    """This holds for any range of rows."""
+    """Scores of any range of rows equal the float64 cosines except for rounding."""
     random = np.random.default_rng(3)
     rows = random.standard_normal((5000, 37))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
@@ -262,6 +262,6 @@ def test_item_with_zero_vector_ranks_last(tmp_path: Path) -> None:
     with open_store_with_vectors(tmp_path / "x.db", embedder) as store:
         store.put(A, "zero", {"texts": ["zero"]})
         store.put(A, "near", {"texts": [embedder.assign_vector("query")]})
-        found = keys(store.search(A, query="query", mode="semantic"))
+        found_keys = keys(store.search(A, query="query", mode="semantic"))
 
-    assert found == ["near", "zero"]
+    assert found_keys == ["near", "zero"]

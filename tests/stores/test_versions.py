@@ -37,7 +37,7 @@ def test_history_contains_every_version_with_its_times(store: SQLiteStore, clock
 
 
 def test_reads_as_of_a_moment_show_state_of_that_moment(store: SQLiteStore, clock: Clock) -> None:
-    """This holds for get, search, queries and listings, and for items deleted since."""
+    """Get, search, queries and listings return the state of that moment."""
     before = clock.at(1)
     store.put(A, "k", {"n": 1, "text": "green tea"})
     first = clock.at()
@@ -199,12 +199,12 @@ def test_retain_drops_closed_versions_that_no_rule_keeps(
     """The present version always stays."""
     fill_store(store, clock)
     dropped = store.retain(rule)
-    found = keys(store.search(A, query="tea"))
+    found_keys = keys(store.search(A, query="tea"))
 
     assert expected == [n for _, n in list_versions(store)]
     assert expected_of_deleted_key == [n for _, n in list_versions(store, "gone")]
     assert 10 - len(expected) - len(expected_of_deleted_key) == dropped
-    assert found == ["k"]
+    assert found_keys == ["k"]
     assert store.retain(rule) == 0
 
 
